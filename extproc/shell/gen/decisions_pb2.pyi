@@ -1,0 +1,102 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WatchRequest(_message.Message):
+    __slots__ = ("models", "endpoint", "only_rejections", "replay_last", "after_sequence")
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    ONLY_REJECTIONS_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_LAST_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedScalarFieldContainer[str]
+    endpoint: str
+    only_rejections: bool
+    replay_last: int
+    after_sequence: int
+    def __init__(self, models: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., only_rejections: _Optional[bool] = ..., replay_last: _Optional[int] = ..., after_sequence: _Optional[int] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("sequence", "time", "decision_seconds", "pick", "rejection")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    DECISION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PICK_FIELD_NUMBER: _ClassVar[int]
+    REJECTION_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    time: _timestamp_pb2.Timestamp
+    decision_seconds: float
+    pick: Pick
+    rejection: Rejection
+    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decision_seconds: _Optional[float] = ..., pick: _Optional[_Union[Pick, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ...) -> None: ...
+
+class Pick(_message.Message):
+    __slots__ = ("id", "request_id", "model", "adapter", "path", "body_bytes", "endpoints", "policy", "reason", "candidates")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    request_id: str
+    model: str
+    adapter: str
+    path: str
+    body_bytes: int
+    endpoints: _containers.RepeatedScalarFieldContainer[str]
+    policy: str
+    reason: str
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., path: _Optional[str] = ..., body_bytes: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("address", "name", "num_pending", "num_adapter_pending", "num_active_adapters", "has_loaded", "is_gpu_resident", "is_known", "kv_usage_ratio")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_PENDING_FIELD_NUMBER: _ClassVar[int]
+    NUM_ADAPTER_PENDING_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACTIVE_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    HAS_LOADED_FIELD_NUMBER: _ClassVar[int]
+    IS_GPU_RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    IS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    name: str
+    num_pending: int
+    num_adapter_pending: int
+    num_active_adapters: int
+    has_loaded: bool
+    is_gpu_resident: bool
+    is_known: bool
+    kv_usage_ratio: float
+    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., num_pending: _Optional[int] = ..., num_adapter_pending: _Optional[int] = ..., num_active_adapters: _Optional[int] = ..., has_loaded: _Optional[bool] = ..., is_gpu_resident: _Optional[bool] = ..., is_known: _Optional[bool] = ..., kv_usage_ratio: _Optional[float] = ...) -> None: ...
+
+class Rejection(_message.Message):
+    __slots__ = ("status", "reason", "message", "model", "retry_after_seconds", "request_id", "path")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    status: int
+    reason: str
+    message: str
+    model: str
+    retry_after_seconds: int
+    request_id: str
+    path: str
+    def __init__(self, status: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., model: _Optional[str] = ..., retry_after_seconds: _Optional[int] = ..., request_id: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,163 @@
+"""`grpc.health.v1.Health`: liveness and readiness, for Envoy and Kubernetes.
+
+The names are those of the endpoint picker protocol. `liveness` is serving as long as the process
+answers; every other name follows readiness, so a draining or unsynced process is taken out of
+rotation without being killed.
+
+Source: github.com/grpc/grpc/blob/master/doc/health-checking.md: an unknown name is NOT_FOUND for
+`Check`, but for `Watch` it is a message SERVICE_UNKNOWN on a stream that stays open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from extproc.shell.rpc import Call, Code, Metadata, Method, Session
+
+SERVICE = "grpc.health.v1.Health"
+LIVENESS = "liveness"
+READINESS = "readiness"
+EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
+FOLLOWERS_OF_READINESS = ("", READINESS, EXT_PROC)
+
+_Response = health_pb2.HealthCheckResponse
+
+
+class HealthService:
+    """Statuses by name. Not ready until `set_ready` says so."""
+
+    def __init__(self) -> None:
+        self._is_serving: dict[str, bool] = {LIVENESS: True}
+        self._watches: list[_Watch] = []
+        self.set_ready(False)
+
+    def set_ready(self, is_ready: bool) -> None:
+        """Set every name that follows readiness, and tell who watches them."""
+        for name in FOLLOWERS_OF_READINESS:
+            self.set_status(name, is_ready)
+
+    def set_status(self, name: str, is_serving: bool) -> None:
+        """Set one name, new or known, and tell who watches it.
+
+        Raises:
+            ValueError: `liveness` cannot be unset: end the process instead.
+        """
+        if name == LIVENESS and not is_serving:
+            raise ValueError("liveness is serving as long as the process answers")
+        self._is_serving[name] = is_serving
+        for watch in tuple(self._watches):
+            watch.refresh()
+
+    def methods(self) -> tuple[Method, ...]:
+        """Check, List and Watch."""
+        return (
+            Method(f"/{SERVICE}/Check", lambda call, _: _Unary(call, self._check)),
+            Method(f"/{SERVICE}/List", lambda call, _: _Unary(call, self._list)),
+            Method(f"/{SERVICE}/Watch", self._watch, is_long_lived=True),
+        )
+
+    def status(self, name: str) -> int | None:
+        """The `ServingStatus` of `name`; None for an unknown name."""
+        is_serving = self._is_serving.get(name)
+        if is_serving is None:
+            return None
+        return int(_Response.SERVING if is_serving else _Response.NOT_SERVING)
+
+    def _check(self, message: bytes) -> bytes | None:
+        status = self.status(_service_name(message))
+        return None if status is None else _encode(status)
+
+    def _list(self, message: bytes) -> bytes | None:
+        health_pb2.HealthListRequest.FromString(message)
+        answer = health_pb2.HealthListResponse()
+        for name in self._is_serving:
+            answer.statuses[name].status = self.status(name)
+        encoded: bytes = answer.SerializeToString()
+        return encoded
+
+    def _watch(self, call: Call, metadata: Metadata) -> Session:
+        return _Watch(call, self.status, self._watches)
+
+
+class _Unary:
+    """One message in, one out, or NOT_FOUND for the answer None."""
+
+    def __init__(self, call: Call, answer: Callable[[bytes], bytes | None]) -> None:
+        self._call = call
+        self._answer = answer
+
+    def receive(self, message: bytes) -> None:
+        try:
+            answer = self._answer(message)
+        except DecodeError:
+            self._call.end(Code.INVALID_ARGUMENT, "not a health request")
+            return
+        if answer is None:
+            self._call.end(Code.NOT_FOUND, "unknown service")
+            return
+        self._call.send(answer)
+        self._call.end()
+
+    def half_close(self) -> None:
+        """Without effect after an answer, since `end` counts once."""
+        self._call.end(Code.INVALID_ARGUMENT, "no request message")
+
+    def closed(self) -> None:
+        pass
+
+
+class _Watch:
+    """Sends the status of one name now and on each change, as long as the peer stays."""
+
+    def __init__(
+        self, call: Call, status: Callable[[str], int | None], watches: list[_Watch]
+    ) -> None:
+        self._call = call
+        self._status = status
+        self._watches = watches
+        self._name: str | None = None
+        self._sent: int | None = None
+
+    def receive(self, message: bytes) -> None:
+        try:
+            name = _service_name(message)
+        except DecodeError:
+            self._call.end(Code.INVALID_ARGUMENT, "not a health request")
+            return
+        if self._name is not None:
+            self._call.end(Code.INVALID_ARGUMENT, "a second request message")
+            return
+        self._name = name
+        self._watches.append(self)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Send the status if it is not the one sent last."""
+        assert self._name is not None
+        status = self._status(self._name)
+        if status is None:
+            status = int(_Response.SERVICE_UNKNOWN)
+        if status != self._sent:
+            self._sent = status
+            self._call.send(_encode(status))
+
+    def half_close(self) -> None:
+        if self._name is None:
+            self._call.end(Code.INVALID_ARGUMENT, "no request message")
+
+    def closed(self) -> None:
+        if self in self._watches:
+            self._watches.remove(self)
+
+
+def _service_name(message: bytes) -> str:
+    name: str = health_pb2.HealthCheckRequest.FromString(message).service
+    return name
+
+
+def _encode(status: int) -> bytes:
+    encoded: bytes = _Response(status=status).SerializeToString()
+    return encoded

@@ -1,0 +1,37 @@
+"""A transport for tests: keeps what a service sends, delivers what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from extproc.shell.rpc import Code, Method, Session
+
+
+@dataclass
+class FakeCall:
+    """The way back of one RPC. Fails the test on a message after the end."""
+
+    sent: list[bytes] = field(default_factory=list)
+    ended: tuple[Code, str] | None = None
+
+    def send(self, message: bytes) -> None:
+        assert self.ended is None, "a message after the end"
+        self.sent.append(message)
+
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
+        if self.ended is None:
+            self.ended = (code, details)
+
+    @property
+    def code(self) -> Code | None:
+        return None if self.ended is None else self.ended[0]
+
+
+def begin(methods: Iterable[Method], name: str) -> tuple[FakeCall, Session]:
+    """Begin an RPC of the method whose path ends with `/name`."""
+    call = FakeCall()
+    for method in methods:
+        if method.path.endswith(f"/{name}"):
+            return call, method.open(call, {})
+    raise AssertionError(f"no method {name}")
