@@ -1,0 +1,136 @@
+"""From a snapshot and a request to a pick or a named rejection.
+
+The pipeline, said aloud: ready endpoints in the subset where the model is registered; of those, the
+known before the unknown; admission; a session's own endpoint if it has one; the rule; fallbacks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from extproc.core.admission import AdmissionSettings, admit
+from extproc.core.policies import Policy
+from extproc.core.rejections import no_endpoints
+from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class PickerSettings:
+    """What the picker is configured with.
+
+    Attributes:
+        num_fallbacks: Further addresses after the primary one. An original-destination cluster
+            takes none.
+        max_sessions: Sessions remembered; the least recently used is forgotten first.
+    """
+
+    num_fallbacks: int = 0
+    max_sessions: int = 10_000
+
+
+class Picker:
+    """Holds the rule in force and the sessions' endpoints; everything else is handed in."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        policy_name: str,
+        *,
+        rng: random.Random,
+        next_id: Callable[[], str],
+        settings: PickerSettings | None = None,
+        admission: AdmissionSettings | None = None,
+    ) -> None:
+        self._rng = rng
+        self._next_id = next_id
+        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self.configure(policy, policy_name, settings, admission)
+
+    def configure(
+        self,
+        policy: Policy,
+        policy_name: str,
+        settings: PickerSettings | None = None,
+        admission: AdmissionSettings | None = None,
+    ) -> None:
+        """Take another rule and other thresholds from the next request on."""
+        self._policy, self._policy_name = policy, policy_name
+        self._settings = settings or PickerSettings()
+        self._admission = admission or AdmissionSettings()
+
+    def pick(self, snapshot: Snapshot, request: RequestInfo) -> Pick | Rejection:
+        """Choose an endpoint for `request`.
+
+        Raises:
+            ValueError: The rule chose nothing, or an endpoint that was not among its candidates.
+        """
+        candidates = self._candidates(snapshot.endpoints, request)
+        if not candidates:
+            return no_endpoints(request.model)
+        admitted = admit(candidates, request, self._admission)
+        if isinstance(admitted, Rejection):
+            return admitted
+        chosen, reason = self._choose(tuple(admitted), snapshot.now, request)
+        if request.session is not None:
+            self._remember(request.session, chosen[0].address)
+        return Pick(
+            id=self._next_id(),
+            request=request,
+            endpoints=tuple(view.address for view in chosen),
+            policy=self._policy_name,
+            reason=reason,
+            candidates=tuple(admitted),
+            picked_at_s=snapshot.now,
+        )
+
+    def _candidates(
+        self, endpoints: Iterable[EndpointView], request: RequestInfo
+    ) -> list[EndpointView]:
+        usable = [view for view in endpoints if view.is_ready]
+        if request.model:
+            usable = [view for view in usable if view.has_registered(request.model)]
+        if request.subset is not None:
+            usable = [view for view in usable if _is_in(view.address, request.subset)]
+        return [view for view in usable if view.is_known] or usable
+
+    def _choose(
+        self, admitted: tuple[EndpointView, ...], now: float, request: RequestInfo
+    ) -> tuple[list[EndpointView], str]:
+        own = self._sessions.get(request.session) if request.session is not None else None
+        stays = [view for view in admitted if view.address == own]
+        if stays:
+            chosen, reason = stays, "session"
+        else:
+            choice = self._policy.choose(Snapshot(admitted, now), request, rng=self._rng)
+            chosen, reason = list(choice.endpoints), choice.reason
+            if not chosen or any(view not in admitted for view in chosen):
+                raise ValueError(f"policy {self._policy_name} chose outside its candidates")
+        return self._with_fallbacks(chosen, admitted, request), reason
+
+    def _with_fallbacks(
+        self, chosen: list[EndpointView], admitted: tuple[EndpointView, ...], request: RequestInfo
+    ) -> list[EndpointView]:
+        """Fill up to the number of fallbacks: where the adapter is loaded, then least pending."""
+        wanted = 1 + self._settings.num_fallbacks
+        if len(chosen) < wanted:
+            rest = [view for view in admitted if view not in chosen]
+            adapter = request.adapter
+            rest.sort(
+                key=lambda v: (adapter is not None and not v.has_loaded(adapter), v.num_pending)
+            )
+            chosen = chosen + rest
+        return chosen[:wanted]
+
+    def _remember(self, session: str, address: str) -> None:
+        self._sessions[session] = address
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > self._settings.max_sessions:
+            self._sessions.popitem(last=False)
+
+
+def _is_in(address: str, subset: frozenset[str]) -> bool:
+    """Whether the data plane allows `address`: by `ip:port`, or by a bare `ip` for every port."""
+    return address in subset or address.rpartition(":")[0] in subset

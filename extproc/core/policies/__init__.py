@@ -1,0 +1,32 @@
+"""Rules that choose an endpoint, each a small class over an immutable snapshot.
+
+A rule is any object with `choose`. It gets the endpoints that may be chosen at all (ready, inside
+the subset, the model registered) and never an empty set. It must not keep the snapshot.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+from extproc.core.policies.controls import LeastPending, RandomChoice, RoundRobin
+from extproc.core.policies.founding import Founding
+from extproc.core.types import Choice, RequestInfo, Snapshot
+
+__all__ = ["BUILT_IN", "Founding", "LeastPending", "Policy", "RandomChoice", "RoundRobin"]
+
+
+class Policy(Protocol):
+    """A rule. Its parameters are the keyword arguments of its constructor."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+        """Choose among `snapshot.endpoints` (never empty); break ties with `rng`."""
+        ...
+
+
+BUILT_IN: dict[str, type[Policy]] = {
+    "founding": Founding,
+    "least_pending": LeastPending,
+    "random": RandomChoice,
+    "round_robin": RoundRobin,
+}

@@ -1,0 +1,60 @@
+"""Pool and picker together: the whole decision for one request, and its accounting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from extproc.core.picker import Picker
+from extproc.core.pool import Pool
+from extproc.core.rejections import model_not_found, no_endpoints
+from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo
+
+
+@dataclass(slots=True)
+class Router:
+    """Answers a stream's questions from a pool and a picker.
+
+    Attributes:
+        pool: The state.
+        picker: The rule in force.
+    """
+
+    pool: Pool
+    picker: Picker
+
+    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection:
+        """Choose an endpoint and count the request there, or say why not.
+
+        `request.adapter` is filled in here: only the pool knows which names are adapters. An empty
+        model (a stored response) goes to the session's endpoint.
+        """
+        snapshot = self.pool.snapshot(now=now)
+        if request.model:
+            card = self.pool.model(request.model)
+            if card is None:
+                learned = any(v.registered is not None for v in snapshot.endpoints if v.is_ready)
+                return model_not_found(request.model) if learned else no_endpoints(request.model)
+            if card.parent is not None:
+                request = _for_adapter(request)
+        result = self.picker.pick(snapshot, request)
+        if isinstance(result, Pick):
+            self.pool.start(result, now=now)
+        return result
+
+    def models(self) -> Sequence[ModelCard]:
+        """Everything registered on any endpoint."""
+        return self.pool.models()
+
+
+def _for_adapter(request: RequestInfo) -> RequestInfo:
+    # Written out: dataclasses.replace costs several times as much on the hot path.
+    return RequestInfo(
+        request.model,
+        request.model,
+        request.path,
+        request.body_bytes,
+        request.request_id,
+        request.session,
+        request.subset,
+    )

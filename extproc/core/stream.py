@@ -1,0 +1,343 @@
+"""One HTTP request's life as ext_proc tells it: events in, commands out.
+
+Rules:
+1. All transitions live in `_TRANSITIONS`; an event that has none there breaks the protocol.
+2. A stream makes at most one pick, and `Router.route` is asked at most once.
+3. Every delivered event is answered once, in order. Nothing is ever answered unasked.
+4. `End` comes right after the last needed answer and never before one: Envoy takes an RPC that
+   ends with OK unanswered for "carry on without me".
+5. With the response phases in use, the pick is finished here, once, when the stream ends.
+
+States: HEADERS (nothing seen) -> BODY (the model is not known yet) -> REST (routed; the data plane
+still sends parts of the request) -> RESPONSE (request answered; response phases may come) -> DONE.
+
+A headers answer is held back where the body comes early (STREAMED with
+`send_body_without_waiting_for_header_response`, FULL_DUPLEX_STREAMED) and given at once where the
+body waits for it (BUFFERED, BUFFERED_PARTIAL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from extproc.core import messages as m
+from extproc.core import rejections
+from extproc.core.body import BodyReader, pieces
+from extproc.core.errors import ProtocolError, RequestError
+from extproc.core.messages import BodyMode
+from extproc.core.openai import error_body, model_body, models_body
+from extproc.core.routes import DEFAULT_INFERENCE_PATHS, Route, RouteKind, RouteTable
+from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
+
+
+class Dispatcher(Protocol):
+    """What a stream asks of the rest of the core."""
+
+    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection:
+        """Choose an endpoint and count the request there, or say why not."""
+
+    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
+        """End the pick's accounting. Called at most once per pick by a stream."""
+
+    def models(self) -> Sequence[ModelCard]:
+        """Every base model and adapter registered anywhere in the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """What a stream is configured with.
+
+    Attributes:
+        routes: The paths that are served.
+        max_body_bytes: Larger request bodies get 413.
+        early_decision_bytes: A streamed body's prefix of this size may decide, so that a body that
+            is longer than the data plane buffers does not wait for its end.
+        allow_mode_override: The data plane lets us ask for the body (`allow_mode_override`).
+        uses_response_phases: Keep the RPC open for the response phases; they end the pick.
+        assumed_body_mode: For data planes that do not send `protocol_config`.
+        session_header: Header whose value keeps a client on one endpoint; None for none.
+    """
+
+    routes: RouteTable = field(default_factory=lambda: RouteTable(DEFAULT_INFERENCE_PATHS))
+    max_body_bytes: int = 16 * 1024 * 1024
+    early_decision_bytes: int = 256 * 1024
+    allow_mode_override: bool = False
+    uses_response_phases: bool = False
+    assumed_body_mode: BodyMode = BodyMode.BUFFERED
+    session_header: str | None = None
+
+
+class State(Enum):
+    """Where a stream is."""
+
+    HEADERS = "headers"
+    BODY = "body"
+    REST = "rest"
+    RESPONSE = "response"
+    DONE = "done"
+
+
+class Stream:
+    """The machine for one request. Not reusable."""
+
+    __slots__ = (
+        "_body",
+        "_dispatcher",
+        "_headers",
+        "_mode",
+        "_response_status",
+        "_route",
+        "_settings",
+        "pick",
+        "state",
+    )
+
+    _headers: m.RequestHeaders
+    _route: Route
+    _body: BodyReader
+
+    def __init__(self, dispatcher: Dispatcher, settings: StreamSettings) -> None:
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._mode = BodyMode.NONE
+        self._response_status = 0
+        self.state = State.HEADERS
+        self.pick: Pick | None = None
+
+    def handle(self, event: m.Event, *, now: float) -> list[m.Command]:
+        """Take one event; answer the commands to carry out, in order.
+
+        Raises:
+            ProtocolError: The event may not come here. End the RPC with a non-OK status.
+        """
+        handler = _TRANSITIONS.get((self.state, type(event)))
+        if handler is None:
+            raise ProtocolError(f"{type(event).__name__} in state {self.state.value}")
+        try:
+            return handler(self, event, now)
+        except RequestError as error:
+            return self._reject(error.rejection)
+
+    # --- request headers ---------------------------------------------------------------------
+
+    def _on_request_headers(self, event: m.RequestHeaders, now: float) -> list[m.Command]:
+        headers = event.headers
+        route = self._settings.routes.match(headers.get(":method", ""), headers.get(":path", ""))
+        if isinstance(route, Rejection):
+            return self._reject(route)
+        if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
+            return self._answer_models(route)
+        self._headers, self._route = event, route
+        self._body = BodyReader(
+            route,
+            headers.get("content-type", ""),
+            max_bytes=self._settings.max_body_bytes,
+            allows_stored=self._session() is not None,
+            first_look_bytes=self._settings.early_decision_bytes,
+        )
+        self._check_length(headers.get("content-length", ""))
+        if route.kind is RouteKind.STORED_RESPONSE:
+            return self._on_stored_response(event, now)
+        if headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+            raise RequestError(rejections.encoded_body())
+        if event.end_of_stream:
+            raise RequestError(rejections.empty_body())
+        if event.body_mode is BodyMode.NONE and event.model is not None:
+            return self._on_metadata(event.model, now)
+        return self._await_body(event)
+
+    def _check_length(self, content_length: str) -> None:
+        limit = self._settings.max_body_bytes
+        # The count of digits first: int() refuses thousands of them with a ValueError.
+        if content_length.isdecimal() and (len(content_length) > 18 or int(content_length) > limit):
+            raise RequestError(rejections.too_large(limit))
+
+    def _await_body(self, event: m.RequestHeaders) -> list[m.Command]:
+        mode = event.body_mode or self._settings.assumed_body_mode
+        waits = mode is BodyMode.STREAMED and not event.sends_body_early
+        if mode is BodyMode.NONE or waits:
+            return self._ask_for_body()
+        self._mode, self.state = mode, State.BODY
+        if mode in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
+            return [m.ContinueHeaders()]
+        return []
+
+    def _ask_for_body(self) -> list[m.Command]:
+        if not self._settings.allow_mode_override:
+            raise RequestError(rejections.body_not_sent())
+        self._mode, self.state = BodyMode.BUFFERED, State.BODY
+        return [m.ContinueHeaders(ask_for_body=True)]
+
+    def _on_metadata(self, model: str, now: float) -> list[m.Command]:
+        """The data plane has read the model itself; "" says that it found none."""
+        if not model:
+            raise RequestError(rejections.missing_model())
+        return [m.ContinueHeaders(self._choose(model, now)), *self._request_over()]
+
+    def _on_stored_response(self, event: m.RequestHeaders, now: float) -> list[m.Command]:
+        if self._session() is None:
+            raise RequestError(rejections.stored_response())
+        if event.end_of_stream or event.body_mode is BodyMode.NONE:
+            return [m.ContinueHeaders(self._choose("", now)), *self._request_over()]
+        return self._await_body(event)
+
+    def _answer_models(self, route: Route) -> list[m.Command]:
+        cards = self._dispatcher.models()
+        if route.kind is RouteKind.LIST_MODELS:
+            return self._reply(200, models_body(cards))
+        for card in cards:
+            if card.id == route.resource:
+                return self._reply(200, model_body(card))
+        return self._reject(rejections.model_not_found(route.resource))
+
+    # --- request body ------------------------------------------------------------------------
+
+    def _on_request_body(self, event: m.RequestBody, now: float) -> list[m.Command]:
+        body = self._body
+        body.add(event.data)
+        if self._mode is BodyMode.BUFFERED:
+            # With trailers end_of_stream is unset; the one message is complete all the same.
+            return [m.ContinueBody(self._choose(body.model(), now)), *self._request_over()]
+        if self._mode is BodyMode.BUFFERED_PARTIAL:
+            model = body.model() if event.end_of_stream else body.model_of_part()
+            return [m.ContinueBody(self._choose(model, now)), *self._request_over()]
+        if self._mode is BodyMode.STREAMED:
+            return self._on_streamed_body(event, now)
+        return self._release_duplex(now, is_complete=True) if event.end_of_stream else []
+
+    def _on_streamed_body(self, event: m.RequestBody, now: float) -> list[m.Command]:
+        if event.end_of_stream:
+            return self._release_streamed(self._body.model(), now) + self._request_over()
+        model = self._body.model_so_far()
+        return [] if model is None else self._release_streamed(model, now)
+
+    def _release_streamed(self, model: str, now: float) -> list[m.Command]:
+        commands: list[m.Command] = [m.ContinueHeaders(self._choose(model, now))]
+        commands += [m.ContinueBody() for _ in self._body.chunks]
+        self._body.clear()
+        self.state = State.REST
+        return commands
+
+    def _release_duplex(self, now: float, *, is_complete: bool) -> list[m.Command]:
+        pick = self._choose(self._body.model(), now)
+        echo = [m.EchoBody(data, last and is_complete) for data, last in self._body.pieces()]
+        commands: list[m.Command] = [m.ContinueHeaders(pick), *echo]
+        return commands + self._request_over() if is_complete else commands
+
+    def _on_body_trailers(self, _event: m.RequestTrailers, now: float) -> list[m.Command]:
+        """Trailers before a decision: what came of the body is all of it."""
+        if self._mode is BodyMode.FULL_DUPLEX_STREAMED:
+            commands = self._release_duplex(now, is_complete=False)
+        elif self._mode is BodyMode.STREAMED:
+            commands = self._release_streamed(self._body.model(), now)
+        else:
+            # A buffered body is delivered before the trailers: there is none.
+            raise RequestError(rejections.empty_body())
+        return [*commands, m.ContinueTrailers(), *self._request_over()]
+
+    def _on_rest_body(self, event: m.RequestBody, _now: float) -> list[m.Command]:
+        answer: list[m.Command] = [m.ContinueBody()]
+        return answer + self._request_over() if event.end_of_stream else answer
+
+    def _on_rest_trailers(self, _event: m.RequestTrailers, _now: float) -> list[m.Command]:
+        return [m.ContinueTrailers(), *self._request_over()]
+
+    # --- response phases ---------------------------------------------------------------------
+
+    def _on_response_headers(self, event: m.ResponseHeaders, _now: float) -> list[m.Command]:
+        self.state = State.RESPONSE
+        self._response_status = event.status
+        return [m.ContinueResponseHeaders()]
+
+    def _on_response_body(self, event: m.ResponseBody, _now: float) -> list[m.Command]:
+        if self._headers.response_body_mode is not BodyMode.FULL_DUPLEX_STREAMED:
+            return [m.ContinueResponseBody()]
+        return [
+            m.EchoResponseBody(data, last and event.end_of_stream)
+            for data, last in pieces(event.data)
+        ]
+
+    def _on_response_trailers(self, _event: m.ResponseTrailers, _now: float) -> list[m.Command]:
+        return [m.ContinueResponseTrailers()]
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def _on_ended(self, _event: m.Ended, now: float) -> list[m.Command]:
+        self.state = State.DONE
+        if self.pick is not None and self._settings.uses_response_phases:
+            self._dispatcher.finish(self.pick, self._outcome(), now=now)
+        return []
+
+    def _outcome(self) -> Outcome:
+        if self._response_status == 0:
+            return Outcome.CANCELLED
+        return Outcome.FAILED if self._response_status >= 500 else Outcome.COMPLETED
+
+    def _request_over(self) -> list[m.Command]:
+        self._body.clear()
+        if self._settings.uses_response_phases:
+            self.state = State.RESPONSE
+            return []
+        self.state = State.DONE
+        return [m.End()]
+
+    # --- helpers -----------------------------------------------------------------------------
+
+    def _choose(self, model: str, now: float) -> Pick:
+        headers = self._headers
+        request = RequestInfo(
+            model=model,
+            path=self._route.path,
+            body_bytes=self._body.num_bytes,
+            request_id=headers.headers.get("x-request-id", ""),
+            session=self._session(),
+            subset=headers.subset,
+        )
+        result = self._dispatcher.route(request, now=now)
+        if isinstance(result, Rejection):
+            raise RequestError(result)
+        self.pick = result
+        return result
+
+    def _session(self) -> str | None:
+        name = self._settings.session_header
+        return None if name is None else self._headers.headers.get(name) or None
+
+    def _reject(self, rejection: Rejection) -> list[m.Command]:
+        headers = {}
+        if rejection.retry_after_s is not None:
+            headers["retry-after"] = str(rejection.retry_after_s)
+        return self._reply(rejection.status, error_body(rejection), headers, rejection.reason.value)
+
+    def _reply(
+        self, status: int, body: bytes, headers: dict[str, str] | None = None, details: str = ""
+    ) -> list[m.Command]:
+        self.state = State.DONE
+        return [m.Reply(status, body, headers or {}, details), m.End()]
+
+
+def _ignore(_stream: Stream, _event: Any, _now: float) -> list[m.Command]:
+    """What was under way when we ended the RPC needs no answer."""
+    return []
+
+
+_Handler = Callable[[Stream, Any, float], list[m.Command]]
+_TRANSITIONS: dict[tuple[State, type], _Handler] = {
+    (State.HEADERS, m.RequestHeaders): Stream._on_request_headers,
+    (State.BODY, m.RequestBody): Stream._on_request_body,
+    (State.BODY, m.RequestTrailers): Stream._on_body_trailers,
+    (State.REST, m.RequestBody): Stream._on_rest_body,
+    (State.REST, m.RequestTrailers): Stream._on_rest_trailers,
+    # A response may begin while the endpoint still reads the request.
+    (State.REST, m.ResponseHeaders): Stream._on_response_headers,
+    (State.RESPONSE, m.RequestBody): Stream._on_rest_body,
+    (State.RESPONSE, m.RequestTrailers): Stream._on_rest_trailers,
+    (State.RESPONSE, m.ResponseHeaders): Stream._on_response_headers,
+    (State.RESPONSE, m.ResponseBody): Stream._on_response_body,
+    (State.RESPONSE, m.ResponseTrailers): Stream._on_response_trailers,
+}
+_TRANSITIONS |= {(state, m.Ended): Stream._on_ended for state in State}
+_TRANSITIONS |= {(State.DONE, event): _ignore for event in m.EVENT_TYPES}
