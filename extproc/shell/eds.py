@@ -1,0 +1,178 @@
+"""Endpoint discovery for Envoy: the pool's endpoints as an EDS cluster.
+
+With it Envoy can fail over between pods, and goes on serving them while we are away. State of the
+world only: `StreamEndpoints`; the incremental variant is not offered.
+
+1. Nothing is answered before discovery has synced: an early empty answer would make Envoy refuse
+   every request, where silence makes it wait or go on with what it has.
+2. At most one response per stream is unacknowledged. Changes meanwhile wait for the answer and go
+   out as one.
+3. A version is a hash of the content, so it is the same over replicas and restarts. What a stream
+   was sent is never sent to it again, neither after an ACK nor after a NACK, unless its
+   subscription changes.
+
+Source: envoyproxy.io/docs/envoy/latest/api-docs/xds_protocol.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Callable, Iterable
+
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
+
+from envoy.config.core.v3 import health_check_pb2
+from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
+from envoy.service.discovery.v3 import discovery_pb2
+from extproc.core.types import Endpoint
+from extproc.shell.rpc import Call, Code, Metadata, Method, Session
+
+METHOD = "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints"
+TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+
+
+class EdsService:
+    """One EDS cluster, kept current on every open stream.
+
+    Args:
+        cluster_name: The name under which Envoy subscribes (`service_name` of its
+            `eds_cluster_config`, or the cluster's own name).
+        on_nack: Called with Envoy's message for each answer that it refused.
+        on_unusable: Called with the address of each endpoint left out of an update because
+            Envoy would refuse the whole update for it: not an `ip:port`.
+    """
+
+    def __init__(
+        self,
+        cluster_name: str = "pods",
+        *,
+        on_nack: Callable[[str], None] = lambda message: None,
+        on_unusable: Callable[[str], None] = lambda address: None,
+    ) -> None:
+        self.cluster_name = cluster_name
+        self.on_nack = on_nack
+        self.version = ""
+        self._on_unusable = on_unusable
+        self._resource = AnyMessage()
+        self._streams: list[_Stream] = []
+
+    @property
+    def num_streams(self) -> int:
+        """Open streams."""
+        return len(self._streams)
+
+    def methods(self) -> tuple[Method, ...]:
+        """StreamEndpoints."""
+        return (Method(METHOD, self._open, is_long_lived=True),)
+
+    def set_endpoints(self, endpoints: Iterable[Endpoint] | None) -> None:
+        """Publish the endpoints that discovery knows now, in the order of their addresses.
+
+        None means "not known" and changes nothing; an empty iterable is a pool that is known to
+        be empty, and empties the cluster.
+        """
+        if endpoints is None:
+            return
+        assignment = endpoint_pb2.ClusterLoadAssignment(cluster_name=self.cluster_name)
+        usable = assignment.endpoints.add().lb_endpoints
+        for address, endpoint in sorted({each.address: each for each in endpoints}.items()):
+            lb_endpoint = _lb_endpoint(endpoint)
+            if lb_endpoint is None:
+                self._on_unusable(address)
+            else:
+                usable.append(lb_endpoint)
+        value = assignment.SerializeToString(deterministic=True)
+        self._resource = AnyMessage(type_url=TYPE_URL, value=value)
+        self.version = hashlib.blake2b(value, digest_size=8).hexdigest()
+        for stream in tuple(self._streams):
+            stream.refresh()
+
+    def response(self, names: frozenset[str], nonce: str) -> bytes:
+        """The current answer to a subscription; without resources where the names are not ours."""
+        response = discovery_pb2.DiscoveryResponse(
+            version_info=self.version, type_url=TYPE_URL, nonce=nonce
+        )
+        if self.cluster_name in names:
+            response.resources.append(self._resource)
+        encoded: bytes = response.SerializeToString()
+        return encoded
+
+    def _open(self, call: Call, metadata: Metadata) -> Session:
+        stream = _Stream(self, call, self._streams.remove)
+        self._streams.append(stream)
+        return stream
+
+
+class _Stream:
+    """One Envoy's subscription."""
+
+    def __init__(self, service: EdsService, call: Call, on_closed: Callable[[_Stream], None]):
+        self._service = service
+        self._call = call
+        self._on_closed = on_closed
+        self._names: frozenset[str] = frozenset()
+        self._sent_names: frozenset[str] = frozenset()
+        self._sent_version = ""
+        self._num_sent = 0
+        self._is_acknowledged = True
+
+    def receive(self, message: bytes) -> None:
+        try:
+            request = discovery_pb2.DiscoveryRequest.FromString(message)
+        except DecodeError:
+            self._call.end(Code.INVALID_ARGUMENT, "not a discovery request")
+            return
+        if request.type_url not in ("", TYPE_URL):
+            self._call.end(Code.INVALID_ARGUMENT, f"only {TYPE_URL} is served here")
+            return
+        if self._num_sent and request.response_nonce:
+            if request.response_nonce != str(self._num_sent):
+                return  # stale by the protocol: the answer to the newer response is on its way
+            self._is_acknowledged = True
+            if request.HasField("error_detail"):
+                self._service.on_nack(request.error_detail.message)
+        self._names = frozenset(request.resource_names)
+        self._sent_names &= self._names  # what it leaves and asks for again, it wants again
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Send what the peer does not have yet, if it may get it now."""
+        version = self._service.version
+        is_news = version != self._sent_version or not self._names <= self._sent_names
+        if self._names and version and is_news and self._is_acknowledged:
+            self._num_sent += 1
+            self._is_acknowledged = False
+            self._sent_version = version
+            self._sent_names = self._names
+            self._call.send(self._service.response(self._names, str(self._num_sent)))
+
+    def half_close(self) -> None:
+        self._call.end()
+
+    def closed(self) -> None:
+        self._on_closed(self)
+
+
+def _lb_endpoint(endpoint: Endpoint) -> endpoint_components_pb2.LbEndpoint | None:
+    """Envoy's form of `endpoint`; None where the address is not a plain `ip:port`.
+
+    Scoped IPv6 (`fe80::1%eth0`) is refused too: some versions of Envoy crash on it
+    (CVE-2026-73549).
+    """
+    host, _, port = endpoint.address.rpartition(":")
+    try:
+        ip = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        port_value = int(port)
+    except ValueError:
+        return None
+    if "%" in host or not 0 < port_value < 65536 or (ip.version == 6) != host.startswith("["):
+        return None
+    lb_endpoint = endpoint_components_pb2.LbEndpoint(
+        health_status=health_check_pb2.HEALTHY if endpoint.is_ready else health_check_pb2.DRAINING
+    )
+    socket_address = lb_endpoint.endpoint.address.socket_address
+    socket_address.address = str(ip)
+    socket_address.port_value = port_value
+    return lb_endpoint
