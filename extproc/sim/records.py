@@ -1,0 +1,117 @@
+"""What goes into the engine model and what comes out of it, as values.
+
+Times are the caller's seconds, virtual or real.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from extproc.sim.lru import AdapterLoad
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request as the engine sees it.
+
+    Attributes:
+        id: Unique among unfinished requests.
+        prompt_tokens: At least 1.
+        output_tokens: Tokens to generate; 0 for a request that ends with its prefill (embeddings).
+        adapter: None for the base model.
+    """
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What happened to a request when, in the caller's seconds.
+
+    Attributes:
+        request: The request.
+        submitted_s: When it came.
+        scheduled_s: Start of the first step that ran it.
+        first_token_s: End of the step that produced its first token; for a request without output
+            the end of its prefill.
+        finished_s: End of its last step; None while it runs.
+        num_preemptions: How often it lost its KV.
+    """
+
+    request: EngineRequest
+    submitted_s: float
+    scheduled_s: float
+    first_token_s: float
+    finished_s: float | None
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges at the end of a step, as the engine's scheduler counts them.
+
+    Attributes:
+        num_running: Requests in the running batch.
+        num_waiting: Requests in the queue, deferred ones included.
+        num_deferred: Queued requests that were skipped for want of an adapter slot.
+        kv_usage_ratio: Part of the KV blocks in use, 0 to 1.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_deferred: int = 0
+    kv_usage_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: what it took and what it produced. It counts from `started_s + duration_s` on.
+
+    Attributes:
+        started_s: The `now` it was called with.
+        duration_s: How long it takes, adapter loads included.
+        tokens: Requests that got a token.
+        first_tokens: Those of them that got their first one, and finished prefills without output.
+        finished: Requests that are done.
+        admitted: Requests that came from the queue.
+        preempted: Requests that lost their KV and went back to the queue.
+        adapters: Distinct adapters of the batch, in its order.
+        loads: Adapters that had to be moved for it.
+        prefill_tokens: Prompt tokens computed.
+        num_decoding: Sequences that computed one token after their prefill.
+        stats: The gauges after the step.
+    """
+
+    started_s: float
+    duration_s: float
+    tokens: tuple[EngineRequest, ...]
+    first_tokens: tuple[Timeline, ...]
+    finished: tuple[Timeline, ...]
+    admitted: tuple[EngineRequest, ...]
+    preempted: tuple[EngineRequest, ...]
+    adapters: tuple[str, ...]
+    loads: tuple[AdapterLoad, ...]
+    prefill_tokens: int
+    num_decoding: int
+    stats: EngineStats
+
+    @property
+    def ended_s(self) -> float:
+        """When its results count."""
+        return self.started_s + self.duration_s
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Totals since the engine was made (or since `Engine.counters` was replaced)."""
+
+    num_submitted: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_disk_loads: int = 0
+    num_gpu_loads: int = 0
