@@ -1,0 +1,146 @@
+"""What each inference engine calls its metrics: the profiles that `exposition` reads pages by.
+
+Names change between versions of an engine, so most entries are tuples: the first name that has
+series on the page is the one that counts. Nothing here parses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class LoraInfo:
+    """A family whose labels name the active adapters and whose value is a wall time.
+
+    Attributes:
+        family: The family's name.
+        running_label: Label with the adapters of running requests.
+        waiting_label: Label with the adapters of waiting requests.
+        max_label: Label with the number of adapter slots on the GPU.
+        separator: What stands between two names in a label.
+    """
+
+    family: str
+    running_label: str
+    waiting_label: str
+    max_label: str
+    separator: str = ","
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """A family with one series per adapter and level that the adapter is loaded at.
+
+    Attributes:
+        family: The family's name.
+        adapter_label: Label with the adapter's name.
+        level_label: Label with the level.
+        gpu_level: The level that means a GPU slot.
+        cpu_level: The level that means the CPU cache.
+    """
+
+    family: str
+    adapter_label: str
+    level_label: str
+    gpu_level: str
+    cpu_level: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledFamily:
+    """The part of a family that has one value in one label.
+
+    Attributes:
+        family: The family's name.
+        label: The label that tells the parts apart.
+        value: The wanted part.
+    """
+
+    family: str
+    label: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProfile:
+    """How one engine says what a load report holds.
+
+    Attributes:
+        name: For configuration, e.g. `vllm`.
+        engine_label: Series that agree in this label count the same requests (ranks of one
+            engine); series that differ in it are separate engines, whose requests add up.
+        running: Names of the gauge of running requests.
+        waiting: Names of the gauge of waiting requests.
+        kv_usage: Names of the gauge of KV cache use, 0 to 1.
+        lora_slots: Names of the gauge of adapter slots on the GPU, where there is one.
+        deferred: Requests held back by adapter slots alone; None where the engine does not say.
+        lora_info: Active adapters; None where the engine does not say.
+        residency: Loaded adapters; None where the engine does not say.
+        process_start: Name of the start time of the server's process, wall seconds.
+    """
+
+    name: str
+    engine_label: str
+    running: tuple[str, ...]
+    waiting: tuple[str, ...]
+    kv_usage: tuple[str, ...]
+    lora_slots: tuple[str, ...] = ()
+    deferred: LabelledFamily | None = None
+    lora_info: LoraInfo | None = None
+    residency: Residency | None = None
+    process_start: str = "process_start_time_seconds"
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Every name worth asking a server for, each once."""
+        optional = (self.deferred, self.lora_info, self.residency)
+        return (
+            *self.running,
+            *self.waiting,
+            *self.kv_usage,
+            *self.lora_slots,
+            *(part.family for part in optional if part is not None),
+            self.process_start,
+        )
+
+
+_VLLM = EngineProfile(
+    name="vllm",
+    engine_label="engine",  # data-parallel rank; absent before 0.8
+    running=("vllm:num_requests_running",),
+    waiting=("vllm:num_requests_waiting",),
+    # The second name is the one up to 0.11; versions 0.9 to 0.11 have both.
+    kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    # Proposed together with `lora_adapter_loaded` (vllm-project/vllm pull request 54830).
+    lora_slots=("vllm:max_gpu_lora_adapters",),
+    deferred=LabelledFamily("vllm:num_requests_waiting_by_reason", "reason", "deferred"),
+    lora_info=LoraInfo(
+        family="vllm:lora_requests_info",
+        running_label="running_lora_adapters",
+        waiting_label="waiting_lora_adapters",
+        max_label="max_lora",
+    ),
+    residency=Residency(
+        family="vllm:lora_adapter_loaded",
+        adapter_label="adapter_name",
+        level_label="level",
+        gpu_level="gpu",
+        cpu_level="cpu",
+    ),
+)
+
+# SGLang does not say which adapters are active or loaded: they are known from our dispatches
+# alone. Its newer versions say how many slots there are (`--max-loras-per-batch`).
+_SGLANG = EngineProfile(
+    name="sglang",
+    engine_label="dp_rank",
+    running=("sglang:num_running_reqs",),
+    waiting=("sglang:num_queue_reqs",),
+    kv_usage=("sglang:token_usage",),
+    lora_slots=("sglang:lora_pool_slots_total",),
+)
+
+PROFILES: Mapping[str, EngineProfile] = MappingProxyType({p.name: p for p in (_VLLM, _SGLANG)})

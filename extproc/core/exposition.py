@@ -1,0 +1,266 @@
+"""From a page of metrics in the Prometheus text format to a `LoadReport`.
+
+A server's page has hundreds of lines and is read many times a second, so only the lines of the
+families in the engine's profile are touched. A page without them is a report of an engine that has
+said nothing yet, not an error; garbage is an error.
+
+Four things about vLLM's `lora_requests_info` that the format does not tell:
+
+1. Its value is a wall time: when the engine last was in the state that the labels describe.
+2. Series are never removed. The newest one is the present state; all of them together are a log of
+   which adapter was last active when.
+3. Versions 0.11.1 and later write the same set into both labels, earlier ones tell running from
+   waiting; the union is right for both.
+4. With several API server processes a series of more than one of them carries the sum of their
+   times, which must not pass for the newest.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+
+from extproc.core.engines import EngineProfile, LabelledFamily, LoraInfo, Residency
+from extproc.core.errors import ExpositionError
+from extproc.core.types import LoadReport
+
+_FIRST_LINE = re.compile(rb"\s*([^\n]*)")
+_NAME = re.compile(rb"[a-zA-Z_:][\w:]*(?=[{ \t])")
+_OPENING = re.compile(rb"[ \t]*\{[ \t]*")
+_LABEL = re.compile(
+    rb'[ \t]*([a-zA-Z_]\w*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(?:,[ \t]*|\Z)'
+)
+_ESCAPE = re.compile(r'\\([\\n"])')
+
+# A single wall time stays below this until the year 2065, and the sum of any two taken since the
+# middle of 2017, when vLLM did not exist yet, is above it.
+_MAX_WALL_S = 3.0e9
+
+# Series are never removed, so a server with many adapters may have tens of thousands. Those beyond
+# the newest few thousand name adapters that left every cache long ago.
+_MAX_LORA_SERIES = 2_048
+
+# A series once written comes again in every scrape: to read its labels costs 5 us, to look them up
+# 0.3 us. Some 500 bytes each.
+_MAX_REMEMBERED = 16_384
+
+_LINE_FEED = 10
+
+# A line quoted in an error message is cut here.
+_MAX_QUOTED_BYTES = 120
+
+
+def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
+    """Read what `profile` names from `page`.
+
+    Counts of several engines behind one server are added, their KV cache use is averaged. Values
+    that cannot be (NaN, infinite, negative, times summed over processes) are left out.
+
+    Raises:
+        ExpositionError: The page is not in the text format, is cut off, or a wanted line cannot
+            be read. Count a failed scrape and keep the last report.
+    """
+    _require_text_format(page)
+    active, log, max_loras = _read_lora_info(page, profile.lora_info)
+    gpu, cpu = _read_residency(page, profile.residency)
+    kv_usages = _values_by_engine(page, profile.kv_usage, profile)
+    starts_s = _values_by_engine(page, (profile.process_start,), profile)
+    return LoadReport(
+        num_running=int(sum(_values_by_engine(page, profile.running, profile))),
+        num_waiting=int(sum(_values_by_engine(page, profile.waiting, profile))),
+        num_deferred=_read_deferred(page, profile.deferred, profile),
+        kv_usage_ratio=min(1.0, sum(kv_usages) / len(kv_usages)) if kv_usages else None,
+        max_loras=max_loras or _read_lora_slots(page, profile),
+        active_adapters=active,
+        adapter_log=log,
+        gpu_adapters=gpu,
+        cpu_adapters=cpu,
+        process_start_wall_s=max(starts_s) if starts_s else None,
+    )
+
+
+def _require_text_format(page: bytes) -> None:
+    """Raise unless the page looks like the text format: its first line, its end, no NUL."""
+    if b"\0" in page:
+        raise ExpositionError("binary data instead of a metrics page")
+    first_line = _FIRST_LINE.match(page)
+    line = first_line[1] if first_line else b""
+    if line and not line.startswith(b"#"):
+        name = _NAME.match(line)
+        if name is None:
+            raise ExpositionError(f"not a metrics page: it begins with {_quote(line)}")
+        _split_line(line[name.end() :])
+    if line and not page.endswith(b"\n"):
+        raise ExpositionError("the metrics page is cut off: no line feed at its end")
+
+
+def _read_deferred(page: bytes, part: LabelledFamily | None, profile: EngineProfile) -> int | None:
+    if part is None:
+        return None
+    values = _values_by_engine(page, (part.family,), profile, where=part)
+    return int(sum(values)) if values else None
+
+
+def _read_lora_slots(page: bytes, profile: EngineProfile) -> int | None:
+    # Every engine behind one server has the same number of slots.
+    return int(max(_values_by_engine(page, profile.lora_slots, profile), default=0)) or None
+
+
+def _values_by_engine(
+    page: bytes,
+    names: tuple[str, ...],
+    profile: EngineProfile,
+    where: LabelledFamily | None = None,
+) -> list[float]:
+    """One value per engine, of the first of `names` that has any.
+
+    Ranks of one engine count the same requests and may lag behind each other: the highest is it.
+    """
+    for name in names:
+        values: dict[str, float] = {}
+        for block, value in _series(page, name):
+            labels = _read_labels(block)
+            if where is not None and labels.get(where.label) != where.value:
+                continue
+            if 0 <= value < math.inf:
+                engine = labels.get(profile.engine_label, "")
+                values[engine] = max(value, values.get(engine, 0.0))
+        if values:
+            return list(values.values())
+    return []
+
+
+def _read_lora_info(
+    page: bytes, info: LoraInfo | None
+) -> tuple[frozenset[str], tuple[tuple[str, float], ...], int | None]:
+    """Answer the active adapters, the log and the number of slots."""
+    if info is None:
+        return frozenset(), (), None
+    series = [(at_s, block) for block, at_s in _series(page, info.family) if 0 < at_s < _MAX_WALL_S]
+    newest = heapq.nlargest(_MAX_LORA_SERIES, series)
+    last_seen_s: dict[str, float] = {}
+    active, max_loras = frozenset[str](), 0
+    for at_s, block in newest:
+        labels = _read_labels(block)
+        max_loras = max(max_loras, _parse_slots(labels.get(info.max_label, "")))
+        adapters = _split_adapters(
+            labels.get(info.running_label, ""), labels.get(info.waiting_label, ""), info.separator
+        )
+        if at_s == newest[0][0]:  # several: servers that write whole seconds
+            active |= adapters
+        for adapter in adapters:
+            last_seen_s.setdefault(adapter, at_s)
+    log = sorted(last_seen_s.items(), key=lambda seen: (-seen[1], seen[0]))
+    return active, tuple(log), max_loras or None
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED)
+def _split_adapters(running: str, waiting: str, separator: str) -> frozenset[str]:
+    names = running.split(separator) + waiting.split(separator)
+    return frozenset(filter(None, map(str.strip, names)))
+
+
+def _parse_slots(text: str) -> int:
+    """Slots as a label says it; 0 where it says none, as a server without LoRA does."""
+    try:
+        return int(text)
+    except ValueError:
+        return 0
+
+
+def _read_residency(
+    page: bytes, residency: Residency | None
+) -> tuple[frozenset[str] | None, frozenset[str] | None]:
+    """Answer the adapters in GPU slots and those in the CPU cache; None, None without the family.
+
+    A family that is declared but has no series says that nothing is loaded.
+    """
+    if residency is None or residency.family.encode() not in page:
+        return None, None
+    is_known = f"# TYPE {residency.family} ".encode() in page
+    loaded: dict[str, set[str]] = {residency.gpu_level: set(), residency.cpu_level: set()}
+    for block, value in _series(page, residency.family):
+        is_known = True
+        labels = _read_labels(block)
+        adapter, level = labels.get(residency.adapter_label), labels.get(residency.level_label)
+        if adapter and level in loaded and value > 0:
+            loaded[level].add(adapter)
+    if not is_known:
+        return None, None
+    return frozenset(loaded[residency.gpu_level]), frozenset(loaded[residency.cpu_level])
+
+
+def _series(page: bytes, family: str) -> Iterator[tuple[bytes, float]]:
+    """Label block and value of each series of `family`. The page ends with a line feed.
+
+    Ends with the first group of lines: "All lines for a given metric must be provided as one
+    single group" (Prometheus, "Exposition formats"), and to search the rest costs 9 us.
+    """
+    name = family.encode()
+    at, in_group = page.find(name), False
+    while at >= 0:
+        rest, end = at + len(name), page.find(b"\n", at)
+        # Else a comment, a label's value or a longer name that has this one in it.
+        if page[rest] in b"{ \t" and (in_group or _begins_line(page, at)):
+            yield _split_line(page[rest:end])
+            at = end + 1
+            in_group = page.startswith(name, at)
+            if not in_group:
+                return
+        else:
+            at, in_group = page.find(name, end), False
+
+
+def _begins_line(page: bytes, at: int) -> bool:
+    while at and page[at - 1] in b" \t":
+        at -= 1
+    return at == 0 or page[at - 1] == _LINE_FEED
+
+
+def _split_line(rest: bytes) -> tuple[bytes, float]:
+    """Split what follows a metric's name into the label block, without its last brace, and value.
+
+    A timestamp after the value is left out.
+    """
+    # A value or a timestamp has no brace in it, so the last one closes the labels.
+    block, _, after = rest.rpartition(b"}")
+    numbers = after.split()
+    if not 1 <= len(numbers) <= 2 or b"_" in numbers[0]:  # float() takes 1_000, Prometheus not
+        raise ExpositionError(f"no value in {_quote(rest)}")
+    try:
+        return block, float(numbers[0])
+    except ValueError:
+        raise ExpositionError(f"not a number in {_quote(rest)}") from None
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED)
+def _read_labels(block: bytes) -> Mapping[str, str]:
+    """Read labels from their opening brace on; the closing one is taken off."""
+    labels: dict[str, str] = {}
+    opening = _OPENING.match(block)
+    if block and opening is None:
+        raise ExpositionError(f"labels do not begin: {_quote(block)}")
+    at = opening.end() if opening else 0
+    while at < len(block):
+        label = _LABEL.match(block, at)
+        if label is None:
+            raise ExpositionError(f"labels cannot be read: {_quote(block)}")
+        try:
+            value = label[2].decode()
+        except UnicodeDecodeError:
+            raise ExpositionError(f"labels are not UTF-8: {_quote(block)}") from None
+        labels[label[1].decode()] = _ESCAPE.sub(_unescape, value) if "\\" in value else value
+        at = label.end()
+    return MappingProxyType(labels)
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    return "\n" if escape[1] == "n" else escape[1]
+
+
+def _quote(text: bytes) -> str:
+    return repr(text[:_MAX_QUOTED_BYTES].decode(errors="replace"))

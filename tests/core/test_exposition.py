@@ -1,0 +1,448 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from extproc.core.engines import PROFILES, EngineProfile
+from extproc.core.errors import ExpositionError
+from extproc.core.exposition import parse_report
+from extproc.core.types import LoadReport
+
+GOLDEN = (Path(__file__).parents[1] / "golden" / "vllm-0.32-metrics.txt").read_bytes()
+VLLM = PROFILES["vllm"]
+SGLANG = PROFILES["sglang"]
+
+START_S = 1.7952585e9
+
+
+def info_line(running: str, waiting: str, at_s: float, slots: str = "4") -> str:
+    return (
+        f'vllm:lora_requests_info{{max_lora="{slots}",running_lora_adapters="{running}",'
+        f'waiting_lora_adapters="{waiting}"}} {at_s!r}\n'
+    )
+
+
+def read(*lines: str, profile: EngineProfile = VLLM) -> LoadReport:
+    return parse_report("".join(lines).encode(), profile)
+
+
+# --- the real page ------------------------------------------------------------------------------
+
+
+def test_the_real_page_is_read_as_its_lines_say() -> None:
+    report = parse_report(GOLDEN, VLLM)
+
+    assert report == LoadReport(
+        num_running=0,
+        num_waiting=0,
+        num_deferred=0,
+        kv_usage_ratio=0.0,
+        max_loras=2,
+        active_adapters=frozenset(),
+        adapter_log=(
+            ("a1", 1.7952585587086234e9),
+            ("a2", 1.7952585583948927e9),
+            ("a0", 1.7952585575363722e9),
+            ("a3", 1.7952585567302058e9),
+        ),
+        process_start_wall_s=1.79525852154e9,
+    )
+
+
+def test_a_page_filtered_to_the_families_says_the_same_as_the_whole_page() -> None:
+    lines = GOLDEN.decode().splitlines(keepends=True)
+    wanted = [line for line in lines if any(family in line for family in VLLM.families)]
+
+    assert parse_report("".join(wanted).encode(), VLLM) == parse_report(GOLDEN, VLLM)
+
+
+# --- counts and ratios --------------------------------------------------------------------------
+
+
+def test_counts_of_several_engines_add_up_and_their_cache_use_is_averaged() -> None:
+    report = read(
+        'vllm:num_requests_running{engine="0",model_name="m"} 3\n',
+        'vllm:num_requests_running{engine="1",model_name="m"} 4\n',
+        'vllm:num_requests_waiting{engine="0"} 1\n',
+        'vllm:num_requests_waiting{engine="1"} 2\n',
+        'vllm:kv_cache_usage_perc{engine="0"} 0.2\n',
+        'vllm:kv_cache_usage_perc{engine="1"} 0.6\n',
+    )
+
+    assert (report.num_running, report.num_waiting) == (7, 3)
+    assert report.kv_usage_ratio == pytest.approx(0.4)
+
+
+def test_ranks_of_one_engine_are_counted_once() -> None:
+    report = read(
+        'sglang:num_running_reqs{dp_rank="0",tp_rank="0"} 5\n',
+        'sglang:num_running_reqs{dp_rank="0",tp_rank="1"} 4\n',
+        'sglang:num_running_reqs{dp_rank="1",tp_rank="0"} 2\n',
+        profile=SGLANG,
+    )
+
+    assert report.num_running == 7
+
+
+def test_only_deferred_requests_count_as_deferred() -> None:
+    report = read(
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9\n',
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 5\n',
+    )
+
+    assert (report.num_deferred, report.num_waiting) == (5, 0)
+
+
+def test_the_older_name_of_the_cache_gauge_is_read_where_the_newer_is_missing() -> None:
+    assert read("vllm:gpu_cache_usage_perc 0.25\n").kv_usage_ratio == 0.25
+
+
+def test_the_newer_name_of_the_cache_gauge_wins_where_both_are_there() -> None:
+    report = read("vllm:gpu_cache_usage_perc 0.25\n", "vllm:kv_cache_usage_perc 0.5\n")
+
+    assert report.kv_usage_ratio == 0.5
+
+
+def test_cache_use_above_one_counts_as_full() -> None:
+    assert read("vllm:kv_cache_usage_perc 1.02\n").kv_usage_ratio == 1.0
+
+
+@pytest.mark.parametrize("absurd", ["NaN", "+Inf", "-Inf", "-1"])
+def test_absurd_values_are_left_out(absurd: str) -> None:
+    report = read(
+        f"vllm:num_requests_running {absurd}\n",
+        f"vllm:kv_cache_usage_perc {absurd}\n",
+        f"process_start_time_seconds {absurd}\n",
+        info_line("a", "a", 5.0).replace("5.0", absurd),
+    )
+
+    assert report == LoadReport()
+
+
+def test_a_page_of_an_engine_that_has_said_nothing_yet_is_an_empty_report() -> None:
+    assert read("# HELP python_info x\n# TYPE python_info gauge\npython_info 1\n") == LoadReport()
+    assert parse_report(b"", VLLM) == parse_report(b"\n\n", VLLM) == LoadReport()
+
+
+def test_sglang_has_its_own_names() -> None:
+    report = read(
+        'sglang:num_running_reqs{model_name="m"} 8.0\n',
+        'sglang:num_queue_reqs{model_name="m"} 4.0\n',
+        'sglang:token_usage{model_name="m"} 0.52\n',
+        'sglang:lora_pool_slots_total{model_name="m"} 8.0\n',
+        'vllm:num_requests_running{model_name="m"} 99\n',
+        profile=SGLANG,
+    )
+
+    assert report == LoadReport(num_running=8, num_waiting=4, kv_usage_ratio=0.52, max_loras=8)
+
+
+# --- adapters -----------------------------------------------------------------------------------
+
+
+def test_the_newest_series_says_what_is_active_and_all_together_are_the_log() -> None:
+    report = read(
+        info_line("a,b", "a,b", START_S + 1),
+        info_line("c", "c", START_S + 3),
+        info_line("b", "b", START_S + 2),
+    )
+
+    assert report.active_adapters == {"c"}
+    assert report.adapter_log == (("c", START_S + 3), ("b", START_S + 2), ("a", START_S + 1))
+    assert report.max_loras == 4
+
+
+def test_an_idle_engine_has_a_log_but_nothing_active() -> None:
+    report = read(info_line("a", "a", START_S + 1), info_line("", "", START_S + 2))
+
+    assert report.active_adapters == frozenset()
+    assert report.adapter_log == (("a", START_S + 1),)
+
+
+def test_running_and_waiting_adapters_are_both_active() -> None:
+    """Versions up to 0.11.0 tell the two apart."""
+    assert read(info_line("a,b", "c", START_S)).active_adapters == {"a", "b", "c"}
+
+
+def test_equally_new_series_are_taken_together_and_the_log_orders_them_by_name() -> None:
+    report = read(info_line("b", "", START_S), info_line("", "a", START_S))
+
+    assert report.active_adapters == {"a", "b"}
+    assert report.adapter_log == (("a", START_S), ("b", START_S))
+
+
+def test_times_summed_over_processes_do_not_pass_for_the_newest() -> None:
+    report = read(
+        info_line("old", "old", 2 * START_S),
+        info_line("new", "new", START_S),
+    )
+
+    assert report.active_adapters == {"new"}
+    assert report.adapter_log == (("new", START_S),)
+
+
+@pytest.mark.parametrize("slots", ["0", "", "many"])
+def test_slots_that_the_page_does_not_say_are_unknown(slots: str) -> None:
+    assert read(info_line("", "", START_S, slots)).max_loras is None
+
+
+def test_slots_come_from_their_own_gauge_where_no_series_says_them() -> None:
+    assert read('vllm:max_gpu_lora_adapters{engine="0"} 6\n').max_loras == 6
+
+
+def test_blanks_and_empty_names_in_a_label_are_no_adapters() -> None:
+    assert read(info_line("a, b,", ",", START_S)).active_adapters == {"a", "b"}
+
+
+def test_escapes_in_a_label_are_undone() -> None:
+    report = read(info_line(r"a\"b}\\n,c\nd", "", START_S))
+
+    assert report.active_adapters == {'a"b}\\n', "c\nd"}
+
+
+def test_an_adapter_that_is_named_like_a_metric_changes_nothing() -> None:
+    name = r"x\nvllm:num_requests_running 7"
+    report = read(info_line(name, "", START_S), "vllm:num_requests_running 2\n")
+
+    assert report.num_running == 2
+
+
+def test_only_the_newest_thousands_of_series_make_the_log() -> None:
+    lines = [info_line(f"a{i}", f"a{i}", START_S + i) for i in range(3000)]
+
+    log = read(*lines).adapter_log
+
+    assert log[:2] == (("a2999", START_S + 2999), ("a2998", START_S + 2998))
+    assert len(log) == 2048
+
+
+# --- residency ----------------------------------------------------------------------------------
+
+
+def test_residency_is_read_where_the_engine_says_it() -> None:
+    report = read(
+        'vllm:lora_adapter_loaded{adapter_name="a",engine="0",level="gpu"} 1\n',
+        'vllm:lora_adapter_loaded{adapter_name="a",engine="0",level="cpu"} 1\n',
+        'vllm:lora_adapter_loaded{adapter_name="b",engine="0",level="cpu"} 1\n',
+        'vllm:lora_adapter_loaded{adapter_name="c",engine="0",level="gpu"} 0\n',
+        'vllm:lora_adapter_loaded{adapter_name="d",engine="0",level="disk"} 1\n',
+        'vllm:lora_adapter_loaded{engine="0",level="gpu"} 1\n',
+    )
+
+    assert report.gpu_adapters == frozenset("a")
+    assert report.cpu_adapters == frozenset("ab")
+
+
+def test_a_residency_family_without_series_says_that_nothing_is_loaded() -> None:
+    report = read("# TYPE vllm:lora_adapter_loaded gauge\n")
+
+    assert (report.gpu_adapters, report.cpu_adapters) == (frozenset(), frozenset())
+
+
+def test_a_mere_mention_of_the_residency_family_says_nothing() -> None:
+    report = read("# HELP x Replaced by vllm:lora_adapter_loaded.\n", "x 1\n")
+
+    assert (report.gpu_adapters, report.cpu_adapters) == (None, None)
+
+
+# --- the format ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm:num_requests_running 3\n",
+        "vllm:num_requests_running\t3\r\n",
+        " \tvllm:num_requests_running 3 \n",
+        "vllm:num_requests_running 3 1795258552000\n",
+        "vllm:num_requests_running{} 3\n",
+        'vllm:num_requests_running { engine = "0" , } 3e0\n',
+    ],
+)
+def test_blanks_timestamps_and_trailing_commas_are_part_of_the_format(line: str) -> None:
+    assert read("# HELP x y\n", line).num_running == 3
+
+
+def test_longer_names_and_comments_are_not_mistaken_for_the_metric() -> None:
+    report = read(
+        "# HELP vllm:num_requests_running about vllm:num_requests_running 5\n",
+        "x_vllm:num_requests_running 6\n",
+        "vllm:num_requests_running_total 7\n",
+        "vllm:num_requests_running 1\n",
+        "vllm:num_requests_running_max 8\n",
+    )
+
+    assert report.num_running == 1
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"<!DOCTYPE html>\n<html></html>\n",
+        b'{"detail":"Not Found"}\n',
+        b"Not Found\n",
+        b"upstream connect error or disconnect/reset before headers\n",
+        b"# HELP x y\n\x00\x01\n",
+        b"\x1f\x8b\x08gzip\n",
+        b"# HELP vllm:num_requests_running x\nvllm:num_requests_running 1",
+        b"vllm:num_requests_running \n",
+        b"vllm:num_requests_running one\n",
+        b"vllm:num_requests_running 1_0\n",
+        b"vllm:num_requests_running 1 2 3\n",
+        b'vllm:num_requests_running{engine="0" 1\n',
+        b'vllm:num_requests_running{engine="0"} \n',
+        b'vllm:num_requests_running engine="0"} 1\n',
+        b'vllm:num_requests_running{engine="0} 1\n',
+        b"vllm:num_requests_running{engine=0} 1\n",
+        b'vllm:num_requests_running{engine="\xff"} 1\n',
+    ],
+)
+def test_garbage_is_an_error(page: bytes) -> None:
+    with pytest.raises(ExpositionError):
+        parse_report(page, VLLM)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(page: bytes) -> None:
+    """No other exception than the documented one, whatever a server sends."""
+    for text in (page, b"vllm:lora_requests_info" + page + b"\n"):
+        try:
+            report = parse_report(text, VLLM)
+        except ExpositionError:
+            continue
+        assert report.num_running >= 0
+
+
+# --- against another parser ---------------------------------------------------------------------
+
+Sample = tuple[str, dict[str, str], float]
+
+
+def escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def write_page(samples: Iterable[Sample]) -> str:
+    """The samples as a server writes them: one group per family."""
+    groups: dict[str, list[str]] = {}
+    for name, labels, value in samples:
+        pairs = ",".join(f'{key}="{escape(text)}"' for key, text in labels.items())
+        groups.setdefault(name, []).append(f"{name}{{{pairs}}} {value!r}\n")
+    return "".join(
+        f"# HELP {name} See vllm:num_requests_running.\n# TYPE {name} gauge\n{''.join(lines)}"
+        for name, lines in groups.items()
+    )
+
+
+def oracle_samples(page: str) -> list[Sample]:
+    return [
+        (sample.name, sample.labels, float(sample.value))
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    ]
+
+
+def per_engine(samples: Sequence[Sample], name: str, **where: str) -> list[float]:
+    engines: dict[str, list[float]] = {}
+    for family, labels, value in samples:
+        if family == name and where.items() <= labels.items() and 0 <= value < math.inf:
+            engines.setdefault(labels.get("engine", ""), []).append(value)
+    return [max(values) for values in engines.values()]
+
+
+def oracle_report(page: str) -> LoadReport:
+    """The same report by the official client's parser and plain set operations."""
+    samples = oracle_samples(page)
+    infos = [
+        (
+            value,
+            {
+                name.strip()
+                for key in ("running_lora_adapters", "waiting_lora_adapters")
+                for name in labels.get(key, "").split(",")
+                if name.strip()
+            },
+            labels.get("max_lora", ""),
+        )
+        for family, labels, value in samples
+        if family == "vllm:lora_requests_info" and 0 < value < 3e9
+    ]
+    newest = max((at_s for at_s, _, _ in infos), default=0)
+    names = set[str]().union(*(adapters for _, adapters, _ in infos))
+    last = {name: max(at for at, adapters, _ in infos if name in adapters) for name in names}
+    kv = per_engine(samples, "vllm:kv_cache_usage_perc")
+    deferred = per_engine(samples, "vllm:num_requests_waiting_by_reason", reason="deferred")
+    starts = per_engine(samples, "process_start_time_seconds")
+    return LoadReport(
+        num_running=int(sum(per_engine(samples, "vllm:num_requests_running"))),
+        num_waiting=int(sum(per_engine(samples, "vllm:num_requests_waiting"))),
+        num_deferred=int(sum(deferred)) if deferred else None,
+        kv_usage_ratio=min(1.0, sum(kv) / len(kv)) if kv else None,
+        max_loras=max((int(slots) for _, _, slots in infos if slots.isdecimal()), default=0)
+        or None,
+        active_adapters=frozenset().union(*(who for at_s, who, _ in infos if at_s == newest)),
+        adapter_log=tuple(sorted(last.items(), key=lambda item: (-item[1], item[0]))),
+        process_start_wall_s=starts[0] if starts else None,
+    )
+
+
+adapter_names = st.text(st.sampled_from('ab1-_/. \\"n{}=é\n'), min_size=1, max_size=5)
+adapter_lists = st.lists(adapter_names, max_size=4).map(",".join)
+counts = st.one_of(st.integers(0, 500).map(float), st.just(math.nan), st.just(math.inf))
+wall_times = st.one_of(
+    st.floats(START_S, START_S + 100, allow_nan=False),
+    st.integers(int(START_S), int(START_S) + 2).map(float),  # ties
+    st.just(2 * START_S),
+    st.just(math.nan),
+)
+engine_labels = st.fixed_dictionaries(
+    {"engine": st.sampled_from("012"), "model_name": adapter_names}
+)
+gauges = st.tuples(
+    st.sampled_from(
+        [
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "vllm:kv_cache_usage_perc",
+            "vllm:num_requests_running_total",
+            "other:metric",
+        ]
+    ),
+    engine_labels,
+    counts,
+)
+by_reason = st.tuples(
+    st.just("vllm:num_requests_waiting_by_reason"),
+    st.fixed_dictionaries({"reason": st.sampled_from(["capacity", "deferred"])}),
+    counts,
+)
+lora_infos = st.tuples(
+    st.just("vllm:lora_requests_info"),
+    st.fixed_dictionaries(
+        {
+            "max_lora": st.sampled_from(["0", "2", "4", ""]),
+            "running_lora_adapters": adapter_lists,
+            "waiting_lora_adapters": adapter_lists,
+        }
+    ),
+    wall_times,
+)
+starts = st.tuples(
+    st.just("process_start_time_seconds"), st.just(dict[str, str]()), st.just(START_S)
+)
+pages = st.lists(st.one_of(gauges, by_reason, lora_infos, starts), max_size=25).map(write_page)
+
+
+@given(pages)
+def test_agrees_with_the_official_parser_on_generated_pages(page: str) -> None:
+    assert parse_report(page.encode(), VLLM) == oracle_report(page)
+
+
+def test_agrees_with_the_official_parser_on_the_real_page() -> None:
+    assert parse_report(GOLDEN, VLLM) == oracle_report(GOLDEN.decode())
