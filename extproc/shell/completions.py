@@ -1,0 +1,221 @@
+"""Envoy's gRPC access log: which requests finished, how, and how fast.
+
+One message carries many entries, so this is the cheap way to learn how a pick ended, and no running
+response depends on us. The entry names its pick by an id that the pick put into Envoy's dynamic
+metadata; `x-request-id` is there too, for a request whose metadata was lost to a reset.
+
+Envoy opens a log stream with the first entry it has to send, not when it starts: no open stream
+says "nothing was logged yet" as well as "no access log is configured".
+
+Source: envoyproxy.io/docs/envoy/latest/api-v3/data/accesslog/v3/accesslog.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from envoy.data.accesslog.v3 import accesslog_pb2
+from envoy.service.accesslog.v3 import als_pb2
+from extproc.core.types import Outcome
+from extproc.shell.rpc import Call, Code, Metadata, Method, Session
+
+METHOD = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
+METADATA_NAMESPACE = "envoy.lb"
+PICK_ID_KEY = "x-extproc-pick-id"
+ORCA_HEADER = "endpoint-load-metrics"
+
+# Entries without a type come from an Envoy older than the field. All types but these report on
+# a request that goes on, or on one upstream attempt of it.
+_FINAL_TYPES = (accesslog_pb2.NotSet, accesslog_pb2.DownstreamEnd)
+
+# Response flags with which the endpoint, or the way to it, failed the request; the response's
+# status may still be 200 if it broke off after its headers.
+_FAILURE_FLAGS = (
+    "failed_local_healthcheck",
+    "no_healthy_upstream",
+    "upstream_request_timeout",
+    "local_reset",
+    "upstream_remote_reset",
+    "upstream_connection_failure",
+    "upstream_connection_termination",
+    "upstream_overflow",
+    "upstream_retry_limit_exceeded",
+    "stream_idle_timeout",
+    "upstream_max_stream_duration_reached",
+    "duration_timeout",
+    "upstream_protocol_error",
+    "no_cluster_found",
+    "dns_resolution_failure",
+)
+_CLIENT_LEFT_FLAGS = ("downstream_connection_termination", "downstream_remote_reset")
+_CLIENT_LEFT_STATUSES = (0, 499)
+
+
+class Completion(NamedTuple):
+    """How one request ended, by Envoy's account.
+
+    Attributes:
+        pick_id: The id that the pick put into the metadata; "" for a request without a pick, or
+            one whose metadata was lost.
+        request_id: `x-request-id`, or "".
+        address: `ip:port` (`[v6]:port`) of the endpoint that served it last; "" if none did.
+        status: HTTP status for the client; 0 if it left before there was one.
+        outcome: Never EXPIRED.
+        is_from_endpoint: The response is the endpoint's own, not one that Envoy made. With
+            status 404 it says that the endpoint does not know the model.
+        first_byte_s: From the request's arrival to the first byte of the endpoint's answer.
+        duration_s: From the request's arrival to the last byte of the response.
+        attempts: Upstream attempts, retries included.
+        lag_s: From the end of the request to the arrival of this entry; 0 where the clocks of
+            Envoy and this host disagree by more than that.
+        orca: The load report in the response's header, unread; "" where there is none.
+    """
+
+    pick_id: str
+    request_id: str
+    address: str
+    status: int
+    outcome: Outcome
+    is_from_endpoint: bool
+    first_byte_s: float | None
+    duration_s: float | None
+    attempts: int
+    lag_s: float
+    orca: str
+
+
+class CompletionService:
+    """Hands every finished request to a callable.
+
+    Args:
+        on_completion: Called once per finished request, picked by us or not.
+        wall_clock: Wall seconds, for the lag.
+        on_garbage: Called once per message that is not an access log.
+    """
+
+    def __init__(
+        self,
+        on_completion: Callable[[Completion], None],
+        *,
+        wall_clock: Callable[[], float],
+        on_garbage: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_completion = on_completion
+        self._wall_clock = wall_clock
+        self._on_garbage = on_garbage
+        self.num_streams = 0
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether some Envoy has an access log open to us."""
+        return self.num_streams > 0
+
+    def methods(self) -> tuple[Method, ...]:
+        """StreamAccessLogs."""
+        return (Method(METHOD, self._open, is_long_lived=True),)
+
+    def take(self, message: bytes) -> None:
+        """Hand on the finished requests of one message.
+
+        Raises:
+            DecodeError: `message` is not an access log message; end the stream.
+        """
+        entries = als_pb2.StreamAccessLogsMessage.FromString(message).http_logs.log_entry
+        now_wall_s = self._wall_clock()
+        for entry in entries:
+            common = entry.common_properties
+            if common.access_log_type in _FINAL_TYPES and not common.intermediate_log_entry:
+                self._on_completion(_completion(entry, common, now_wall_s))
+
+    def _open(self, call: Call, metadata: Metadata) -> Session:
+        self.num_streams += 1
+        return _Stream(self, call, self._on_garbage)
+
+
+class _Stream:
+    """One worker thread of one Envoy."""
+
+    def __init__(
+        self, service: CompletionService, call: Call, on_garbage: Callable[[], None]
+    ) -> None:
+        self._service = service
+        self._call = call
+        self._on_garbage = on_garbage
+
+    def receive(self, message: bytes) -> None:
+        try:
+            self._service.take(message)
+        except DecodeError:
+            self._on_garbage()
+            self._call.end(Code.INVALID_ARGUMENT, "not an access log message")
+
+    def half_close(self) -> None:
+        self._call.send(als_pb2.StreamAccessLogsResponse().SerializeToString())
+        self._call.end()
+
+    def closed(self) -> None:
+        self._service.num_streams -= 1
+
+
+def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
+    response = entry.response
+    status = response.response_code.value
+    duration_s = _duration_s(common)
+    start = common.start_time
+    ended_wall_s = start.seconds + start.nanos * 1e-9 + (duration_s or 0.0)
+    return Completion(
+        pick_id=_pick_id(common),
+        request_id=entry.request.request_id,
+        address=_address(common.upstream_remote_address.socket_address),
+        status=status,
+        outcome=_outcome(common, status),
+        is_from_endpoint=response.response_code_details == "via_upstream",
+        first_byte_s=_seconds(common, "time_to_first_upstream_rx_byte"),
+        duration_s=duration_s,
+        attempts=common.upstream_request_attempt_count,
+        lag_s=max(0.0, now_wall_s - ended_wall_s),
+        orca=response.response_headers.get(ORCA_HEADER, ""),
+    )
+
+
+def _pick_id(common: Any) -> str:
+    namespaces = common.metadata.filter_metadata
+    if METADATA_NAMESPACE not in namespaces:  # reading a missing key would create it
+        return ""
+    fields = namespaces[METADATA_NAMESPACE].fields
+    return str(fields[PICK_ID_KEY].string_value) if PICK_ID_KEY in fields else ""
+
+
+def _outcome(common: Any, status: int) -> Outcome:
+    if common.HasField("response_flags"):
+        flags = common.response_flags
+        if flags.ByteSize():
+            if any(getattr(flags, name) for name in _CLIENT_LEFT_FLAGS):
+                return Outcome.CANCELLED
+            if any(getattr(flags, name) for name in _FAILURE_FLAGS):
+                return Outcome.FAILED
+    if status in _CLIENT_LEFT_STATUSES:
+        return Outcome.CANCELLED
+    return Outcome.FAILED if status >= 500 else Outcome.COMPLETED
+
+
+def _address(socket_address: Any) -> str:
+    host, port = socket_address.address, socket_address.port_value
+    if not host:
+        return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _duration_s(common: Any) -> float | None:
+    duration_s = _seconds(common, "duration")
+    return _seconds(common, "time_to_last_downstream_tx_byte") if duration_s is None else duration_s
+
+
+def _seconds(common: Any, name: str) -> float | None:
+    if not common.HasField(name):
+        return None
+    duration = getattr(common, name)
+    return float(duration.seconds + duration.nanos * 1e-9)

@@ -1,0 +1,238 @@
+"""Access log entries become completions. Entries as Envoy 1.40 writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envoy.data.accesslog.v3 import accesslog_pb2
+from envoy.service.accesslog.v3 import als_pb2
+from extproc.core.types import Outcome
+from extproc.shell.completions import Completion, CompletionService
+from extproc.shell.rpc import Code
+from tests.shell.fake_call import begin
+
+START_WALL_S = 1_700_000_000
+NOW_WALL_S = START_WALL_S + 3.0
+
+
+def entry(
+    *,
+    status: int | None = 200,
+    flags: Sequence[str] = (),
+    pick_id: str | None = "pick-1",
+    address: str = "10.0.0.1",
+    details: str = "via_upstream",
+    log_type: int = accesslog_pb2.DownstreamEnd,
+) -> Any:
+    made = accesslog_pb2.HTTPAccessLogEntry()
+    common = made.common_properties
+    common.access_log_type = log_type
+    common.start_time.FromSeconds(START_WALL_S)
+    common.time_to_first_upstream_rx_byte.FromMilliseconds(250)
+    common.duration.FromMilliseconds(2500)
+    common.upstream_request_attempt_count = 2
+    common.response_flags.SetInParent()
+    for flag in flags:
+        setattr(common.response_flags, flag, True)
+    if address:
+        socket_address = common.upstream_remote_address.socket_address
+        socket_address.address, socket_address.port_value = address, 8000
+    if pick_id is not None:
+        fields = common.metadata.filter_metadata["envoy.lb"].fields
+        fields["x-gateway-destination-endpoint"].string_value = "10.0.0.1:8000"
+        fields["x-extproc-pick-id"].string_value = pick_id
+    made.request.request_id = "request-1"
+    if status is not None:
+        made.response.response_code.value = status
+    made.response.response_code_details = details
+    return made
+
+
+def encode(*entries: Any) -> bytes:
+    message = als_pb2.StreamAccessLogsMessage()
+    message.http_logs.log_entry.extend(entries)
+    encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+def completions(*entries: Any) -> list[Completion]:
+    seen: list[Completion] = []
+    CompletionService(seen.append, wall_clock=lambda: NOW_WALL_S).take(encode(*entries))
+    return seen
+
+
+def completion(**changes: Any) -> Completion:
+    (only,) = completions(entry(**changes))
+    return only
+
+
+def test_an_entry_is_read_whole() -> None:
+    logged = entry()
+    logged.response.response_headers["endpoint-load-metrics"] = "TEXT x=1"
+
+    assert completions(logged) == [
+        Completion(
+            pick_id="pick-1",
+            request_id="request-1",
+            address="10.0.0.1:8000",
+            status=200,
+            outcome=Outcome.COMPLETED,
+            is_from_endpoint=True,
+            first_byte_s=0.25,
+            duration_s=2.5,
+            attempts=2,
+            lag_s=0.5,
+            orca="TEXT x=1",
+        )
+    ]
+
+
+@pytest.mark.parametrize("status", [200, 206, 400, 404, 429])
+def test_an_answer_below_500_is_completed(status: int) -> None:
+    assert completion(status=status).outcome is Outcome.COMPLETED
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_a_5xx_is_failed(status: int) -> None:
+    assert completion(status=status).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["upstream_connection_termination", "upstream_remote_reset", "upstream_connection_failure",
+     "upstream_request_timeout", "local_reset", "upstream_protocol_error", "stream_idle_timeout"],
+)  # fmt: skip
+def test_a_response_that_breaks_off_after_its_headers_is_failed(flag: str) -> None:
+    assert completion(status=200, flags=[flag]).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("flag", ["downstream_connection_termination", "downstream_remote_reset"])
+@pytest.mark.parametrize("status", [None, 0, 200])
+def test_a_client_that_leaves_is_cancelled(status: int | None, flag: str) -> None:
+    assert completion(status=status, flags=[flag]).outcome is Outcome.CANCELLED
+
+
+def test_a_client_that_leaves_is_cancelled_whatever_the_endpoint_does_then() -> None:
+    flags = ["downstream_connection_termination", "upstream_remote_reset"]
+
+    assert completion(flags=flags).outcome is Outcome.CANCELLED
+
+
+@pytest.mark.parametrize("status", [None, 0, 499])
+def test_an_end_without_a_response_is_cancelled(status: int | None) -> None:
+    assert completion(status=status).outcome is Outcome.CANCELLED
+
+
+def test_other_flags_do_not_change_the_outcome() -> None:
+    assert completion(flags=["delay_injected", "no_route_found"]).outcome is Outcome.COMPLETED
+
+
+def test_a_404_of_envoys_own_is_told_from_the_endpoints() -> None:
+    assert completion(status=404).is_from_endpoint
+    assert not completion(status=404, details="route_not_found", address="").is_from_endpoint
+
+
+def test_entries_without_a_pick_are_handed_on_too() -> None:
+    bare = accesslog_pb2.HTTPAccessLogEntry()
+    bare.common_properties.metadata.filter_metadata["other"].fields["a"].string_value = "b"
+    seen = completions(bare, entry(pick_id=None), entry(pick_id="pick-2"))
+
+    assert [each.pick_id for each in seen] == ["", "", "pick-2"]
+    assert (seen[0].address, seen[0].first_byte_s, seen[0].duration_s) == ("", None, None)
+    assert seen[1].request_id == "request-1"
+
+
+def test_the_namespace_without_our_key_names_no_pick() -> None:
+    logged = entry(pick_id=None)
+    logged.common_properties.metadata.filter_metadata["envoy.lb"].fields["other"].bool_value = True
+
+    assert completions(logged)[0].pick_id == ""
+
+
+def test_ipv6_is_bracketed() -> None:
+    assert completion(address="2001:db8::1").address == "[2001:db8::1]:8000"
+
+
+def test_duration_falls_back_to_the_last_byte_sent() -> None:
+    logged = entry()
+    logged.common_properties.ClearField("duration")
+    logged.common_properties.time_to_last_downstream_tx_byte.FromMilliseconds(1500)
+
+    assert completions(logged)[0].duration_s == 1.5
+
+
+def test_lag_is_not_negative_when_clocks_disagree() -> None:
+    logged = entry()
+    logged.common_properties.start_time.FromSeconds(START_WALL_S + 3600)
+
+    assert completions(logged)[0].lag_s == 0.0
+
+
+@pytest.mark.parametrize(
+    "log_type",
+    [accesslog_pb2.DownstreamStart, accesslog_pb2.DownstreamPeriodic, accesslog_pb2.UpstreamEnd,
+     accesslog_pb2.UpstreamPoolReady],
+)  # fmt: skip
+def test_entries_about_running_requests_are_passed_over(log_type: int) -> None:
+    assert completions(entry(log_type=log_type), entry(log_type=accesslog_pb2.NotSet)) == [
+        completion()
+    ]
+
+
+def test_intermediate_entries_are_passed_over() -> None:
+    logged = entry()
+    logged.common_properties.intermediate_log_entry = True
+
+    assert completions(logged) == []
+
+
+def test_the_service_knows_whether_a_log_is_open() -> None:
+    service = CompletionService(lambda _: None, wall_clock=lambda: NOW_WALL_S)
+    seen = [(service.is_connected, service.num_streams)]
+    sessions = [begin(service.methods(), "StreamAccessLogs")[1] for _ in range(2)]
+    seen.append((service.is_connected, service.num_streams))
+    for session in sessions:
+        session.closed()
+        seen.append((service.is_connected, service.num_streams))
+
+    assert seen == [(False, 0), (True, 2), (True, 1), (False, 0)]
+
+
+def test_a_stream_hands_on_its_messages_and_ends_with_its_peer() -> None:
+    seen: list[Completion] = []
+    service = CompletionService(seen.append, wall_clock=lambda: NOW_WALL_S)
+    call, session = begin(service.methods(), "StreamAccessLogs")
+    session.receive(als_pb2.StreamAccessLogsMessage().SerializeToString())
+    session.receive(encode(entry(pick_id="a"), entry(pick_id="b")))
+    session.receive(encode(entry(pick_id="c")))
+    session.half_close()
+
+    assert [each.pick_id for each in seen] == ["a", "b", "c"]
+    assert (call.sent, call.code) == ([b""], Code.OK)
+
+
+def test_garbage_ends_the_stream_as_an_invalid_argument() -> None:
+    garbage: list[str] = []
+    service = CompletionService(
+        lambda _: None,
+        wall_clock=lambda: NOW_WALL_S,
+        on_garbage=lambda: garbage.append("once"),
+    )
+    call, session = begin(service.methods(), "StreamAccessLogs")
+    session.receive(b"\xff\xff\xff")
+
+    assert (call.code, garbage) == (Code.INVALID_ARGUMENT, ["once"])
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda part: encode(entry()) + part))
+def test_no_message_raises(message: bytes) -> None:
+    service = CompletionService(lambda _: None, wall_clock=lambda: NOW_WALL_S)
+    call, session = begin(service.methods(), "StreamAccessLogs")
+    session.receive(message)
+
+    assert call.code in (None, Code.INVALID_ARGUMENT)
