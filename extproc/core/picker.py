@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from extproc.core.admission import AdmissionSettings, admit
 from extproc.core.policies import Policy
-from extproc.core.rejections import no_endpoints
+from extproc.core.rejections import no_endpoints, stored_response
 from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Snapshot
 
 
@@ -73,9 +73,15 @@ class Picker:
         admitted = admit(candidates, request, self._admission)
         if isinstance(admitted, Rejection):
             return admitted
-        chosen, reason = self._choose(tuple(admitted), snapshot.now, request)
+        chosen = self._stay(admitted, request.session)
+        reason = "session"
+        if chosen is None:
+            if not request.model:
+                return stored_response()
+            chosen, reason = self._ask_policy(Snapshot(tuple(admitted), snapshot.now), request)
         if request.session is not None:
             self._remember(request.session, chosen[0].address)
+        chosen = self._with_fallbacks(chosen, admitted, request)
         return Pick(
             id=self._next_id(),
             request=request,
@@ -96,22 +102,24 @@ class Picker:
             usable = [view for view in usable if _is_in(view.address, request.subset)]
         return [view for view in usable if view.is_known] or usable
 
-    def _choose(
-        self, admitted: tuple[EndpointView, ...], now: float, request: RequestInfo
+    def _stay(
+        self, admitted: Sequence[EndpointView], session: str | None
+    ) -> list[EndpointView] | None:
+        """The endpoint that this session was sent to before, if it may be chosen."""
+        own = self._sessions.get(session) if session is not None else None
+        return [view for view in admitted if view.address == own] or None
+
+    def _ask_policy(
+        self, snapshot: Snapshot, request: RequestInfo
     ) -> tuple[list[EndpointView], str]:
-        own = self._sessions.get(request.session) if request.session is not None else None
-        stays = [view for view in admitted if view.address == own]
-        if stays:
-            chosen, reason = stays, "session"
-        else:
-            choice = self._policy.choose(Snapshot(admitted, now), request, rng=self._rng)
-            chosen, reason = list(choice.endpoints), choice.reason
-            if not chosen or any(view not in admitted for view in chosen):
-                raise ValueError(f"policy {self._policy_name} chose outside its candidates")
-        return self._with_fallbacks(chosen, admitted, request), reason
+        choice = self._policy.choose(snapshot, request, rng=self._rng)
+        chosen = list(choice.endpoints)
+        if not chosen or any(view not in snapshot.endpoints for view in chosen):
+            raise ValueError(f"policy {self._policy_name} chose outside its candidates")
+        return chosen, choice.reason
 
     def _with_fallbacks(
-        self, chosen: list[EndpointView], admitted: tuple[EndpointView, ...], request: RequestInfo
+        self, chosen: list[EndpointView], admitted: Sequence[EndpointView], request: RequestInfo
     ) -> list[EndpointView]:
         """Fill up to the number of fallbacks: where the adapter is loaded, then least pending."""
         wanted = 1 + self._settings.num_fallbacks

@@ -121,6 +121,17 @@ class Stream:
         except RequestError as error:
             return self._reject(error.rejection)
 
+    @property
+    def is_answered(self) -> bool:
+        """Nothing that the data plane still waits for is unanswered."""
+        return self.state not in (State.HEADERS, State.BODY)
+
+    def abandon(self, *, now: float) -> None:
+        """The answer could not be given: the request will not reach the pick's endpoint."""
+        pick, self.pick, self.state = self.pick, None, State.DONE
+        if pick is not None:
+            self._dispatcher.finish(pick, Outcome.FAILED, now=now)
+
     # --- request headers ---------------------------------------------------------------------
 
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> list[m.Command]:

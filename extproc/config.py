@@ -1,0 +1,354 @@
+"""The configuration: one YAML file, checked before anything starts.
+
+Every field has a unit in its name or description, a default, a range and a line that says what it
+is for; `docs/configuration.md` is generated from here. Fields marked *live* are taken over while
+the service runs, as soon as the file changes and is valid; the others need a restart.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from extproc.core.engines import PROFILES
+from extproc.core.routes import DEFAULT_INFERENCE_PATHS
+
+Address = Annotated[
+    str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:/]+):\d{1,5}$", examples=["127.0.0.1:9002"])
+]
+"""`host:port` or `[v6]:port`."""
+
+
+class ConfigError(Exception):
+    """The file cannot be used; the message says where and what is allowed, a line per mistake."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class TlsConfig(_Section):
+    """TLS of a listener; files are read again when they change."""
+
+    cert_file: Path = Field(description="PEM file with our certificate chain.")
+    key_file: Path = Field(description="PEM file with its private key.")
+    client_ca_file: Path | None = Field(
+        None, description="PEM file with the CAs of client certificates; set means mutual TLS."
+    )
+
+
+class ServerConfig(_Section):
+    """Where Envoy reaches us."""
+
+    address: str = Field(
+        "127.0.0.1:9002",
+        pattern=r"^(unix:.+|(\[[0-9A-Fa-f:.]+\]|[^\s:/]+):\d{1,5})$",
+        description="`host:port` or `unix:PATH` of the gRPC services.",
+    )
+    tls: TlsConfig | None = Field(None, description="TLS for the gRPC services; none means plain.")
+    drain_timeout_s: float = Field(
+        30.0, ge=0, le=3600, description="Seconds that requests under way may take after SIGTERM."
+    )
+    drain_delay_s: float = Field(
+        0.0,
+        ge=0,
+        le=600,
+        description="Seconds between not being ready and taking no more requests, so that load "
+        "balancers can notice.",
+    )
+    max_concurrent_streams: int = Field(
+        100_000, ge=1, le=2**31 - 1, description="Requests under decision per Envoy connection."
+    )
+
+
+class AdminConfig(_Section):
+    """The HTTP port for people and Prometheus."""
+
+    address: Address = Field("127.0.0.1:9090", description="`host:port`; loopback by default.")
+    max_decisions: int = Field(
+        1000, ge=0, le=1_000_000, description="Decisions kept for /debug/decisions and watchers."
+    )
+    max_adapter_labels: int = Field(
+        200,
+        ge=0,
+        le=100_000,
+        description="Adapters with a metric label of their own; the rest count as `other`.",
+    )
+
+
+class StaticEndpoint(_Section):
+    """One pod, written down."""
+
+    address: Address = Field(description="`ip:port` as Envoy dials it.")
+    name: str = Field("", description="For people; the address if empty.")
+
+
+class DiscoveryConfig(_Section):
+    """Which pods exist: exactly one of the sources."""
+
+    static: tuple[StaticEndpoint | Address, ...] | None = Field(
+        None, description="The pods, written down here."
+    )
+    file: Path | None = Field(
+        None, description="YAML file with a list of pods (as in `static`), watched for change."
+    )
+    file_interval_s: float = Field(
+        0.5, gt=0, le=60, description="Seconds between looks at the file."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DiscoveryConfig:
+        if (self.static is None) == (self.file is None):
+            raise ValueError("give exactly one of: static, file")
+        return self
+
+
+class PodsConfig(_Section):
+    """What all pods have in common."""
+
+    engine: Literal["vllm", "sglang"] = Field(
+        "vllm", description="Engine profile: which metrics are read, by which names."
+    )
+    tls: bool = Field(False, description="Pods speak HTTPS.")
+    ca_file: Path | None = Field(None, description="PEM file with the CAs of the pods.")
+    tls_verify: bool = Field(True, description="Check the pods' certificates.")
+    api_key_file: Path | None = Field(
+        None, description="File with the API key that pods ask for, for our own calls alone."
+    )
+    max_loras: int | None = Field(
+        None, ge=1, le=100_000, description="GPU adapter slots a pod, where its metrics do not say."
+    )
+    max_cpu_loras: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="Adapters in a pod's CPU cache (--max-cpu-loras); none means as GPU slots.",
+    )
+    max_lora_rank: int | None = Field(
+        None, ge=1, le=512, description="Largest adapter rank (--max-lora-rank); for people."
+    )
+    orca: bool = Field(
+        False,
+        description="Ask for ORCA load reports with each request and read them from the access "
+        "log. vLLM gives them on non-streaming answers only and pays for each, hence off.",
+    )
+
+    @field_validator("engine")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in PROFILES:
+            raise ValueError(f"allowed: {', '.join(sorted(PROFILES))}")
+        return value
+
+
+class ScrapeConfig(_Section):
+    """How often pods are asked."""
+
+    interval_s: float = Field(
+        0.05, ge=0.01, le=60, description="Seconds between two scrapes of a pod."
+    )
+    timeout_s: float = Field(1.0, gt=0, le=60, description="Seconds that a scrape may take.")
+    expiry_s: float = Field(
+        2.0,
+        gt=0,
+        le=600,
+        description="Seconds after which a pod's last report is not trusted. Live.",
+    )
+    max_page_bytes: int = Field(
+        16 * 1024 * 1024, ge=1024, le=2**30, description="Bytes of the largest metrics page read."
+    )
+    models_interval_s: float = Field(
+        1.0, ge=0.05, le=600, description="Seconds between two looks at a pod's /v1/models."
+    )
+
+
+class PolicyConfig(_Section):
+    """The rule that chooses."""
+
+    name: str = Field(
+        "founding",
+        description="`founding`, `least_pending`, `round_robin`, `random`, the name of an entry "
+        "point in the group `extproc.policies`, or `module:attribute`. Live.",
+    )
+    args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Keyword arguments of the rule, e.g. `threshold` (requests of one adapter on "
+        "one pod) for `founding`. Live.",
+    )
+
+
+class AdmissionConfig(_Section):
+    """When requests are shed with 429."""
+
+    max_pending_per_endpoint: int | None = Field(
+        None,
+        ge=1,
+        le=10_000_000,
+        description="Unfinished requests per pod; none means no cap. Live.",
+    )
+    retry_after_s: int = Field(
+        1, ge=0, le=3600, description="Seconds in the Retry-After of a 429. Live."
+    )
+
+
+class RequestConfig(_Section):
+    """How requests are read."""
+
+    max_body_bytes: int = Field(
+        16 * 1024 * 1024,
+        ge=1,
+        le=2**30,
+        description="Bytes of the largest request body; the gRPC receive limit follows it.",
+    )
+    early_decision_bytes: int = Field(
+        256 * 1024,
+        ge=1,
+        le=2**30,
+        description="Bytes of a streamed body from which on its prefix may decide.",
+    )
+    paths: tuple[str, ...] = Field(
+        tuple(DEFAULT_INFERENCE_PATHS), min_length=1, description="Inference paths that are served."
+    )
+    session_header: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9-]+$",
+        description="Header (lower case) whose value keeps a client on one pod; allows stored "
+        "responses.",
+    )
+    max_sessions: int = Field(
+        10_000, ge=1, le=10_000_000, description="Sessions remembered, least recently used go."
+    )
+    allow_mode_override: bool = Field(
+        False, description="Envoy's filter has allow_mode_override: we may ask for the body."
+    )
+    assumed_body_mode: Literal[
+        "none", "streamed", "buffered", "buffered-partial", "full-duplex-streamed"
+    ] = Field("buffered", description="For data planes that do not send protocol_config.")
+    model_namespace: str = Field(
+        "extproc.request", description="Metadata namespace of a model that Envoy read itself."
+    )
+    model_key: str = Field("model", description="Metadata key of it.")
+
+
+class DestinationConfig(_Section):
+    """What Envoy is told."""
+
+    num_fallbacks: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="Addresses after the first; only override-host clusters take any. Live.",
+    )
+    eds_cluster: str = Field("pods", description="Resource name that endpoint discovery answers.")
+
+
+class CompletionsConfig(_Section):
+    """How we learn that a request has ended."""
+
+    source: Literal["auto", "access_log", "response_phases", "scrape"] = Field(
+        "auto",
+        description="`access_log`: Envoy's gRPC access log; `response_phases`: the ext_proc stream "
+        "stays open to the end; `scrape`: the pods' own counts; `auto`: the access log once one "
+        "has connected, the pods' counts before.",
+    )
+    scrape_grace_s: float = Field(
+        0.5,
+        ge=0,
+        le=600,
+        description="Seconds that a pick is given to reach its pod before the pod's counts may "
+        "end it, where they are the only source.",
+    )
+    lost_after_s: float = Field(
+        10.0, ge=0, le=86_400, description="The same where another source is in use."
+    )
+    max_age_s: float = Field(
+        3600.0, gt=0, le=604_800, description="Seconds after which an unfinished pick is given up."
+    )
+
+
+class LogConfig(_Section):
+    """What is written to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level.")
+    json_lines: bool = Field(True, description="One JSON object a line; else plain text.")
+
+
+class Config(_Section):
+    """The whole file."""
+
+    preset: Literal["founding"] | None = Field(
+        None,
+        description="`founding`: the founding rule, one destination, bodies assumed BUFFERED; "
+        "fits the Envoy configuration `original-dst`.",
+    )
+    server: ServerConfig = Field(default_factory=ServerConfig, description="gRPC services.")
+    admin: AdminConfig = Field(default_factory=AdminConfig, description="HTTP for people.")
+    discovery: DiscoveryConfig = Field(description="Which pods exist.")
+    pods: PodsConfig = Field(default_factory=PodsConfig, description="What pods have in common.")
+    scrape: ScrapeConfig = Field(default_factory=ScrapeConfig, description="Asking the pods.")
+    policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The rule. Live.")
+    admission: AdmissionConfig = Field(
+        default_factory=AdmissionConfig, description="Shedding. Live."
+    )
+    request: RequestConfig = Field(default_factory=RequestConfig, description="Reading requests.")
+    destination: DestinationConfig = Field(
+        default_factory=DestinationConfig, description="What Envoy is told."
+    )
+    completions: CompletionsConfig = Field(
+        default_factory=CompletionsConfig, description="How requests end."
+    )
+    log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
+
+    @model_validator(mode="after")
+    def _preset_holds(self) -> Config:
+        if self.preset == "founding":
+            if self.policy.name != "founding":
+                raise ValueError("preset founding: policy.name must be founding or left out")
+            if self.destination.num_fallbacks:
+                raise ValueError("preset founding: destination.num_fallbacks must be 0")
+            if self.request.assumed_body_mode != "buffered":
+                raise ValueError("preset founding: request.assumed_body_mode must be buffered")
+        return self
+
+
+def parse_config(text: str, *, source: str = "configuration") -> Config:
+    """Read a configuration.
+
+    Raises:
+        ConfigError: A line for each mistake: path, value and what is allowed.
+    """
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source}: must be a mapping of sections, got {type(data).__name__}")
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{source}: {_describe(item)}" for item in error.errors()]
+        raise ConfigError("\n".join(lines)) from error
+
+
+def load_config(path: Path) -> Config:
+    """Read a configuration file.
+
+    Raises:
+        ConfigError: It cannot be read, or as `parse_config`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return parse_config(text, source=str(path))
+
+
+def _describe(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"]) or "(top level)"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] in ("missing", "extra_forbidden") or not item["loc"]:
+        return f"{where}: {message}"
+    return f"{where}: {item['input']!r}: {message}"

@@ -1,0 +1,211 @@
+"""Between Envoy's ext_proc messages and the core's events and commands. Nothing is decided here.
+
+Header values are read from and written to `raw_value` alone: Envoy leaves `value` empty, and a
+mutation with both set is an error. `append_action` is set because other data planes and later
+Envoys heed it; Envoy itself overwrites by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from envoy.config.core.v3 import base_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+
+from extproc.core import messages as m
+from extproc.core.errors import ProtocolError
+from extproc.core.messages import BodyMode
+from extproc.core.types import Pick
+
+DESTINATION_KEY = "x-gateway-destination-endpoint"
+"""Header and metadata key of the chosen endpoint (Endpoint Picker Protocol, proposal 004)."""
+DESTINATION_NAMESPACE = "envoy.lb"
+PICK_ID_KEY = "x-extproc-pick-id"
+"""Metadata key of the pick's id; it comes back in the access log."""
+SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+SUBSET_KEY = "x-gateway-destination-endpoint-subset"
+SERVED_KEY = "x-gateway-destination-endpoint-served"
+
+_OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_MODES = {mode.value: mode for mode in BodyMode}
+
+
+class Codec:
+    """Translates both ways.
+
+    Args:
+        model_namespace: Metadata namespace where Envoy's `json_to_metadata` puts the model.
+        model_key: The key in it.
+    """
+
+    def __init__(self, *, model_namespace: str = "extproc.request", model_key: str = "model"):
+        self._model_namespace = model_namespace
+        self._model_key = model_key
+        self._encoders: dict[type, Callable[[Any], pb.ProcessingResponse]] = {
+            m.ContinueHeaders: _continue_headers,
+            m.ContinueBody: _continue_body,
+            m.EchoBody: _echo_body,
+            m.ContinueTrailers: _constant("request_trailers"),
+            m.ContinueResponseHeaders: _constant("response_headers"),
+            m.ContinueResponseBody: _constant("response_body"),
+            m.EchoResponseBody: _echo_response_body,
+            m.ContinueResponseTrailers: _constant("response_trailers"),
+            m.Reply: _reply,
+        }
+
+    def decode(self, message: bytes) -> m.Event:
+        """Read one message of the data plane.
+
+        Raises:
+            ProtocolError: Not a ProcessingRequest, or one without a phase.
+        """
+        try:
+            request = pb.ProcessingRequest.FromString(message)
+        except Exception as error:  # upb's DecodeError; never let garbage pass as a bug of ours
+            raise ProtocolError("not a ProcessingRequest") from error
+        kind = request.WhichOneof("request")
+        if kind == "request_body":
+            return m.RequestBody(request.request_body.body, request.request_body.end_of_stream)
+        if kind == "request_headers":
+            return self._request_headers(request)
+        if kind == "request_trailers":
+            return m.RequestTrailers()
+        if kind == "response_headers":
+            return _response_headers(request)
+        if kind == "response_body":
+            return m.ResponseBody(request.response_body.body, request.response_body.end_of_stream)
+        if kind == "response_trailers":
+            return m.ResponseTrailers()
+        raise ProtocolError("a ProcessingRequest without a phase")
+
+    def encode(self, command: m.Command) -> bytes:
+        """Write one answer. `End` has none."""
+        response = self._encoders[type(command)](command)
+        return response if isinstance(response, bytes) else response.SerializeToString()
+
+    def _request_headers(self, request: pb.ProcessingRequest) -> m.RequestHeaders:
+        http = request.request_headers
+        mode, early, response_mode = None, False, BodyMode.NONE
+        if request.HasField("protocol_config"):
+            config = request.protocol_config
+            mode = _MODES.get(config.request_body_mode)
+            early = config.send_body_without_waiting_for_header_response
+            response_mode = _MODES.get(config.response_body_mode, BodyMode.NONE)
+        model = subset = None
+        if request.HasField("metadata_context"):
+            metadata = request.metadata_context.filter_metadata
+            model = self._model(metadata)
+            subset = _subset(metadata)
+        return m.RequestHeaders(
+            {h.key: h.raw_value.decode("latin-1") for h in http.headers.headers},
+            http.end_of_stream,
+            mode,
+            early,
+            response_mode,
+            model,
+            subset,
+        )
+
+    def _model(self, metadata: Any) -> str | None:
+        if self._model_namespace not in metadata:
+            return None
+        fields = metadata[self._model_namespace].fields
+        return fields[self._model_key].string_value if self._model_key in fields else ""
+
+
+def _subset(metadata: Any) -> frozenset[str] | None:
+    """The subset hint: a list of addresses, or one string with commas. Empty allows nothing."""
+    if SUBSET_NAMESPACE not in metadata:
+        return None
+    fields = metadata[SUBSET_NAMESPACE].fields
+    if SUBSET_KEY not in fields:
+        return None
+    value = fields[SUBSET_KEY]
+    if value.WhichOneof("kind") == "list_value":
+        names = [item.string_value for item in value.list_value.values]
+    else:
+        names = value.string_value.split(",")
+    return frozenset(name.strip() for name in names if name.strip())
+
+
+def _response_headers(request: pb.ProcessingRequest) -> m.ResponseHeaders:
+    http, status, served = request.response_headers, 0, None
+    for header in http.headers.headers:
+        if header.key == ":status" and header.raw_value.isdigit():
+            status = int(header.raw_value)
+    metadata = request.metadata_context.filter_metadata
+    if DESTINATION_NAMESPACE in metadata:
+        fields = metadata[DESTINATION_NAMESPACE].fields
+        if SERVED_KEY in fields:
+            served = fields[SERVED_KEY].string_value
+    return m.ResponseHeaders(status, http.end_of_stream, served)
+
+
+def _route(response: pb.ProcessingResponse, common: pb.CommonResponse, pick: Pick) -> None:
+    """Set the destination, as header and as metadata, always equal."""
+    destination = ",".join(pick.endpoints)
+    option = common.header_mutation.set_headers.add()
+    option.header.key = DESTINATION_KEY
+    option.header.raw_value = destination.encode()
+    option.append_action = _OVERWRITE
+    fields = response.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value.fields
+    fields[DESTINATION_KEY].string_value = destination
+    fields[PICK_ID_KEY].string_value = pick.id
+
+
+def _continue_headers(command: m.ContinueHeaders) -> pb.ProcessingResponse:
+    response = pb.ProcessingResponse()
+    response.request_headers.SetInParent()
+    if command.pick is not None:
+        _route(response, response.request_headers.response, command.pick)
+    if command.ask_for_body:
+        mode = response.mode_override
+        mode.request_body_mode = processing_mode_pb2.ProcessingMode.BUFFERED
+        # An override replaces the whole mode, and unset means "send" for response headers.
+        mode.response_header_mode = processing_mode_pb2.ProcessingMode.SKIP
+    return response
+
+
+def _continue_body(command: m.ContinueBody) -> pb.ProcessingResponse:
+    response = pb.ProcessingResponse()
+    response.request_body.SetInParent()
+    if command.pick is not None:
+        _route(response, response.request_body.response, command.pick)
+    return response
+
+
+def _echo_body(command: m.EchoBody) -> pb.ProcessingResponse:
+    response = pb.ProcessingResponse()
+    chunk = response.request_body.response.body_mutation.streamed_response
+    chunk.body, chunk.end_of_stream = command.data, command.end_of_stream
+    return response
+
+
+def _echo_response_body(command: m.EchoResponseBody) -> pb.ProcessingResponse:
+    response = pb.ProcessingResponse()
+    chunk = response.response_body.response.body_mutation.streamed_response
+    chunk.body, chunk.end_of_stream = command.data, command.end_of_stream
+    return response
+
+
+def _reply(command: m.Reply) -> pb.ProcessingResponse:
+    response = pb.ProcessingResponse()
+    immediate = response.immediate_response
+    immediate.status.code = command.status
+    immediate.body = command.body
+    immediate.details = command.details
+    for key, value in {"content-type": "application/json", **command.headers}.items():
+        option = immediate.headers.set_headers.add()
+        option.header.key, option.header.raw_value = key, value.encode("latin-1")
+        option.append_action = _OVERWRITE
+    return response
+
+
+def _constant(phase: str) -> Callable[[Any], Any]:
+    """An answer without content is always the same bytes."""
+    response = pb.ProcessingResponse()
+    getattr(response, phase).SetInParent()
+    encoded = response.SerializeToString()
+    return lambda _command: encoded

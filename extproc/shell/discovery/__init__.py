@@ -1,0 +1,1 @@
+"""Sources that say which endpoints exist, one per file."""

@@ -1,0 +1,205 @@
+"""Carries services over grpc.aio: the reference transport.
+
+One coroutine per RPC reads, hands each message to the session and writes what it answered; the
+pass between has no `await`. A service that speaks unasked (a watch) wakes a writer of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from extproc.shell.rpc import Code, Method, Session
+
+log = logging.getLogger(__name__)
+
+_EOF: Any = getattr(aio, "EOF")  # noqa: B009 - the stubs do not know it
+_STATUS = {status.value[0]: status for status in grpc.StatusCode}
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcioSettings:
+    """Limits of the transport.
+
+    Attributes:
+        max_message_bytes: Largest message in either direction.
+        max_concurrent_streams: RPCs per connection.
+        keepalive_min_interval_s: Pings closer than this are tolerated no more (GOAWAY).
+    """
+
+    max_message_bytes: int
+    max_concurrent_streams: int = 100_000
+    keepalive_min_interval_s: float = 5.0
+
+    def options(self) -> list[tuple[str, int]]:
+        """As grpc's core takes them."""
+        return [
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.max_send_message_length", self.max_message_bytes),
+            ("grpc.max_concurrent_streams", self.max_concurrent_streams),
+            (
+                "grpc.http2.min_ping_interval_without_data_ms",
+                int(self.keepalive_min_interval_s * 1000),
+            ),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.so_reuseport", 0),
+        ]
+
+
+class GrpcioServer:
+    """Serves methods over grpc.aio."""
+
+    def __init__(self, methods: Iterable[Method], settings: GrpcioSettings) -> None:
+        self._calls: set[_Call] = set()
+        self._server = aio.server(options=settings.options())
+        self._server.add_generic_rpc_handlers((_Handlers(methods, self._calls),))
+
+    async def start(self, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
+        """Listen on `host:port` or `unix:PATH`; answer the address with the port that was bound.
+
+        Raises:
+            OSError: The address cannot be bound.
+        """
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}") from error
+        await self._server.start()
+        if address.startswith("unix:"):
+            return address
+        return f"{address.rpartition(':')[0]}:{port}"
+
+    def end_long_lived(self) -> None:
+        """End the streams that outlive requests, so that their peers reconnect elsewhere."""
+        for call in list(self._calls):
+            if call.is_long_lived:
+                call.end(Code.UNAVAILABLE, "draining")
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more RPCs, let those under way end for `grace_s`, then cut them off."""
+        await self._server.stop(grace_s)
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg] # not generic at run time
+    """Looks methods up by path; messages stay bytes."""
+
+    def __init__(self, methods: Iterable[Method], calls: set[_Call]) -> None:
+        self._handlers = {method.path: _handler(method, calls) for method in methods}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The handler of a path, None for UNIMPLEMENTED."""
+        return self._handlers.get(handler_call_details.method)
+
+
+def _handler(method: Method, calls: set[_Call]) -> grpc.RpcMethodHandler[Any, Any]:
+    async def behaviour(_requests: Any, context: Any) -> None:
+        await _serve(method, context, calls)
+
+    handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(behaviour)
+    return handler
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """The way back of one RPC.
+
+    What a session says while it handles a message is written by the RPC's own coroutine right
+    after; what it says at any other time is written by a task of its own, one at a time.
+    """
+
+    context: Any
+    is_long_lived: bool
+    task: asyncio.Task[None]
+    outbox: deque[bytes] = field(default_factory=deque)
+    ended: tuple[Code, str] | None = None
+    in_pass: bool = True
+    is_interrupted: bool = False
+    pusher: asyncio.Task[None] | None = None
+
+    def send(self, message: bytes) -> None:
+        if self.ended is None:
+            self.outbox.append(message)
+            self._wake()
+
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
+        if self.ended is None:
+            self.ended = (code, details)
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self.in_pass and self.pusher is None:
+            self.pusher = asyncio.get_running_loop().create_task(self._push())
+
+    async def _push(self) -> None:
+        try:
+            await self._write()
+        except (aio.UsageError, asyncio.InvalidStateError, grpc.RpcError):
+            log.debug("the peer left before it was told")
+        finally:
+            self.pusher = None
+        if self.ended is not None:
+            # The coroutine sleeps in a read; only it can end the RPC.
+            self.is_interrupted = True
+            self.task.cancel()
+
+    async def _write(self) -> None:
+        while self.outbox:
+            await self.context.write(self.outbox.popleft())
+
+    async def flush(self) -> None:
+        if self.pusher is not None:
+            await asyncio.wait([self.pusher])
+        await self._write()
+
+
+async def _serve(method: Method, context: Any, calls: set[_Call]) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    call = _Call(context, method.is_long_lived, task)
+    session = method.open(call, dict(context.invocation_metadata() or ()))
+    calls.add(call)
+    try:
+        try:
+            await _read(session, call)
+        except asyncio.CancelledError:
+            if not call.is_interrupted:
+                raise
+            task.uncancel()
+        assert call.ended is not None
+        code, details = call.ended
+        if code is not Code.OK:
+            await context.abort(_STATUS[code], details)
+    finally:
+        calls.discard(call)
+        session.closed()
+
+
+async def _read(session: Session, call: _Call) -> None:
+    """Pass messages on until the session ends the RPC."""
+    while True:
+        await call.flush()
+        if call.ended is not None:
+            return
+        call.in_pass = False
+        message = await call.context.read()
+        call.in_pass = True
+        if message is not _EOF:
+            session.receive(message)
+            continue
+        session.half_close()
+        await call.flush()
+        if call.ended is None:
+            call.in_pass = False
+            # The session may go on alone (a watch), until it ends the RPC or the peer leaves.
+            await asyncio.get_running_loop().create_future()
+        return
