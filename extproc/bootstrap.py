@@ -1,0 +1,313 @@
+"""Print a complete Envoy bootstrap for given options.
+
+The three files in `envoy/` are the source: each runs as it stands. Options change values in them
+and nothing else, so what is tested is what is printed. With no option set, the file is printed
+with its comments.
+
+It knows Envoy's configuration and no other part of this package.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MODEL_NAMESPACE = "extproc.request"
+"""Dynamic metadata namespace in which Envoy's `json_to_metadata` filter leaves the model."""
+MODEL_KEY = "model"
+"""The key in `MODEL_NAMESPACE`; an empty string where the body has no `model`."""
+
+_TYPE = "type.googleapis.com/envoy."
+_EXT_PROC = "envoy.filters.http.ext_proc"
+_HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+
+class Mode(StrEnum):
+    """How Envoy reaches the pods: the name of a file in `envoy/`."""
+
+    ORIGINAL_DST = "original-dst"
+    OVERRIDE_HOST = "override-host"
+    FULL_DUPLEX = "full-duplex"
+
+
+class RequestBody(StrEnum):
+    """How the picker learns the request's body."""
+
+    BUFFERED = "buffered"
+    BUFFERED_PARTIAL = "buffered-partial"
+    STREAMED = "streamed"  # before the answer to the headers
+    STREAMED_STRICT = "streamed-strict"  # only after it: routes late bodies by mode override alone
+    FULL_DUPLEX = "full-duplex"
+    HEADERS_ONLY = "headers-only"  # Envoy reads `model` itself, the body is not sent
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """TLS from Envoy to the picker. Paths are Envoy's.
+
+    Attributes:
+        ca: Certificates that the picker's must be signed by.
+        cert: Client certificate chain for mutual TLS; "" for none.
+        key: Private key of `cert`.
+        server_name: Name expected in the picker's certificate; "" accepts any that `ca` signed.
+    """
+
+    ca: str
+    cert: str = ""
+    key: str = ""
+    server_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapOptions:
+    """What a bootstrap can be asked for. None keeps what the mode's file says.
+
+    Attributes:
+        mode: Which file to start from.
+        request_body: How bodies are sent to the picker.
+        response_phases: Whether the response's headers and trailers (and, in full duplex, its
+            body) are sent to the picker. A picker that dies then cuts running responses, unless
+            `failure_mode_allow`.
+        listen: `host:port` for clients.
+        admin: `host:port` of Envoy's admin interface. It has no password: keep it on loopback.
+        pickers: `host:port` of each picker. Names are resolved by DNS. Name each of several
+            pickers, so that all of them hear of finished requests.
+        picker_tls: TLS to the picker; None for plain text.
+        static_pods: `ip:port` of each pod, instead of endpoint discovery; `override-host` only.
+        max_body_bytes: Largest request body; more is a 413. The picker's `max_body_bytes`.
+        message_timeout_s: Time for one answer of the picker.
+        max_message_timeout_s: Longest time for which the picker may ask to hold a request.
+        access_log: Whether finished requests are told to the picker.
+        access_log_flush_interval_s: Longest delay of that.
+        failure_mode_allow: Whether requests go on without the picker.
+        allow_mode_override: Whether the picker may ask for the body.
+    """
+
+    mode: Mode = Mode.ORIGINAL_DST
+    request_body: RequestBody | None = None
+    response_phases: bool | None = None
+    listen: str = "127.0.0.1:8080"
+    admin: str = "127.0.0.1:9901"
+    pickers: tuple[str, ...] = ("127.0.0.1:9002",)
+    picker_tls: TlsFiles | None = None
+    static_pods: tuple[str, ...] = ()
+    max_body_bytes: int = 16 * 1024 * 1024
+    message_timeout_s: float = 10.0
+    max_message_timeout_s: float = 120.0
+    access_log: bool = True
+    access_log_flush_interval_s: float = 0.05
+    failure_mode_allow: bool | None = None
+    allow_mode_override: bool = False
+
+
+def render(options: BootstrapOptions) -> str:
+    """Give the bootstrap as YAML.
+
+    Raises:
+        ValueError: An address is not `host:port`, or `static_pods` is given for a mode in which
+            Envoy does not know the pods.
+    """
+    text = (_folder() / f"{options.mode}.yaml").read_text(encoding="utf-8")
+    document = yaml.safe_load(text)
+    _patch(document, options)
+    if document == yaml.safe_load(text):
+        return text
+    dumped: str = yaml.dump(document, Dumper=_PlainDumper, sort_keys=False, width=120)
+    return f"# envoy/{options.mode}.yaml with other options; the comments are there.\n{dumped}"
+
+
+def _folder() -> Traversable:
+    """The configurations: package data in a wheel, the repository's folder beside the sources."""
+    packaged = resources.files("extproc") / "data" / "envoy"
+    return packaged if packaged.is_dir() else Path(__file__).parents[1] / "envoy"
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Writes shared parts out instead of referring to them."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
+    static = document["static_resources"]
+    listener = static["listeners"][0]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    clusters = {cluster["name"]: cluster for cluster in static["clusters"]}
+
+    _set_address(document["admin"]["address"], options.admin)
+    _set_address(listener["address"], options.listen)
+    _set_body_limit(manager, options.max_body_bytes)
+    _set_ext_proc(manager, options)
+    _set_pickers(clusters["picker"], options)
+    static["clusters"].extend(_access_log(manager, clusters["picker"], options))
+    if options.static_pods:
+        _set_static_pods(clusters["pods"], options)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{address!r} is not host:port")
+    return host, int(port)
+
+
+def _set_address(place: dict[str, Any], address: str) -> None:
+    host, port = _split(address)
+    place["socket_address"] = {"address": host, "port_value": port}
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _set_body_limit(manager: dict[str, Any], max_body_bytes: int) -> None:
+    for host in manager["route_config"]["virtual_hosts"]:
+        host["request_body_buffer_limit"] = max_body_bytes
+
+
+def _seconds(duration_s: float) -> str:
+    return f"{duration_s:g}s"
+
+
+def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:
+    filters = manager["http_filters"]
+    config = next(f for f in filters if f["name"] == _EXT_PROC)["typed_config"]
+    config["message_timeout"] = _seconds(options.message_timeout_s)
+    config["max_message_timeout"] = _seconds(options.max_message_timeout_s)
+    if options.failure_mode_allow is not None:
+        config["failure_mode_allow"] = options.failure_mode_allow
+    if options.allow_mode_override:
+        config["allow_mode_override"] = True
+
+    mode = config["processing_mode"]
+    if options.request_body is not None:
+        _set_request_body(config, options.request_body)
+    if options.response_phases is not None:
+        phase = "SEND" if options.response_phases else "SKIP"
+        mode.update(response_header_mode=phase, response_trailer_mode=phase)
+    is_duplex = mode["request_body_mode"] == "FULL_DUPLEX_STREAMED"
+    sends_responses = mode["response_header_mode"] == "SEND"
+    mode["response_body_mode"] = "FULL_DUPLEX_STREAMED" if is_duplex and sends_responses else "NONE"
+    if options.request_body is RequestBody.HEADERS_ONLY:
+        filters.insert(0, _model_to_metadata())
+
+
+def _set_request_body(config: dict[str, Any], body: RequestBody) -> None:
+    config["processing_mode"]["request_body_mode"] = {
+        RequestBody.BUFFERED: "BUFFERED",
+        RequestBody.BUFFERED_PARTIAL: "BUFFERED_PARTIAL",
+        RequestBody.STREAMED: "STREAMED",
+        RequestBody.STREAMED_STRICT: "STREAMED",
+        RequestBody.FULL_DUPLEX: "FULL_DUPLEX_STREAMED",
+        RequestBody.HEADERS_ONLY: "NONE",
+    }[body]
+    if body is RequestBody.STREAMED:
+        config["send_body_without_waiting_for_header_response"] = True
+    if body is RequestBody.HEADERS_ONLY:
+        config["metadata_options"]["forwarding_namespaces"]["untyped"].append(MODEL_NAMESPACE)
+
+
+def _model_to_metadata() -> dict[str, Any]:
+    found = {"metadata_namespace": MODEL_NAMESPACE, "key": MODEL_KEY}
+    missing = {**found, "value": ""}
+    rule = {
+        "selectors": [{"key": "model"}],
+        "on_present": found,
+        "on_missing": missing,
+        "on_error": missing,
+    }
+    # By default Envoy reads `application/json` alone, not `application/json; charset=utf-8`.
+    types = {"regex": r"(?i)application/json\s*(;.*)?"}
+    return {
+        "name": "envoy.filters.http.json_to_metadata",
+        "typed_config": {
+            "@type": _TYPE + "extensions.filters.http.json_to_metadata.v3.JsonToMetadata",
+            "request_rules": {"rules": [rule], "allow_content_types_regex": types},
+        },
+    }
+
+
+def _endpoints(name: str, addresses: tuple[str, ...]) -> dict[str, Any]:
+    places: list[dict[str, Any]] = []
+    for address in addresses:
+        place: dict[str, Any] = {}
+        _set_address(place, address)
+        places.append({"endpoint": {"address": place}})
+    return {"cluster_name": name, "endpoints": [{"lb_endpoints": places}]}
+
+
+def _set_pickers(cluster: dict[str, Any], options: BootstrapOptions) -> None:
+    cluster["load_assignment"] = _endpoints(cluster["name"], options.pickers)
+    if not all(_is_ip(_split(address)[0]) for address in options.pickers):
+        cluster["type"] = "STRICT_DNS"
+    if options.picker_tls is not None:
+        cluster["transport_socket"] = _tls(options.picker_tls)
+
+
+def _tls(files: TlsFiles) -> dict[str, Any]:
+    trust: dict[str, Any] = {"trusted_ca": {"filename": files.ca}}
+    common: dict[str, Any] = {"alpn_protocols": ["h2"], "validation_context": trust}
+    context: dict[str, Any] = {
+        "@type": _TYPE + "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+        "common_tls_context": common,
+    }
+    if files.cert:
+        chain, key = {"filename": files.cert}, {"filename": files.key}
+        common["tls_certificates"] = [{"certificate_chain": chain, "private_key": key}]
+    if files.server_name:
+        context["sni"] = files.server_name
+        matcher = {"exact": files.server_name}
+        trust["match_typed_subject_alt_names"] = [{"san_type": "DNS", "matcher": matcher}]
+    return {"name": "envoy.transport_sockets.tls", "typed_config": context}
+
+
+def _access_log(
+    manager: dict[str, Any], picker: dict[str, Any], options: BootstrapOptions
+) -> Iterator[dict[str, Any]]:
+    """Set the access logs; gives the clusters that they need.
+
+    Envoy sends one log stream to one endpoint of a cluster, whichever picker chose. So each of
+    several pickers gets a log, and a cluster, of its own.
+    """
+    log = manager.pop("access_log")[0]
+    if not options.access_log:
+        return
+    log["typed_config"]["common_config"]["buffer_flush_interval"] = _seconds(
+        options.access_log_flush_interval_s
+    )
+    if len(options.pickers) == 1:
+        manager["access_log"] = [log]
+        return
+    manager["access_log"] = []
+    for number, address in enumerate(options.pickers):
+        name = f"picker-log-{number}"
+        yield {**picker, "name": name, "load_assignment": _endpoints(name, (address,))}
+        manager["access_log"].append(_log_to(log, name))
+
+
+def _log_to(log: dict[str, Any], cluster: str) -> dict[str, Any]:
+    typed = log["typed_config"]
+    common = {**typed["common_config"], "grpc_service": {"envoy_grpc": {"cluster_name": cluster}}}
+    return {**log, "typed_config": {**typed, "common_config": common}}
+
+
+def _set_static_pods(cluster: dict[str, Any], options: BootstrapOptions) -> None:
+    if options.mode is not Mode.OVERRIDE_HOST:
+        raise ValueError(f"static_pods: in {options.mode} mode Envoy does not know the pods")
+    del cluster["eds_cluster_config"]
+    cluster["type"] = "STATIC"
+    cluster["load_assignment"] = _endpoints("pods", options.static_pods)
