@@ -18,7 +18,7 @@ body waits for it (BUFFERED, BUFFERED_PARTIAL).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -41,6 +41,9 @@ class Dispatcher(Protocol):
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         """End the pick's accounting. Called at most once per pick by a stream."""
+
+    def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
+        """Take note of an error that the client of the request with `headers` gets."""
 
     def models(self) -> Sequence[ModelCard]:
         """Every base model and adapter registered anywhere in the pool."""
@@ -136,12 +139,13 @@ class Stream:
 
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> list[m.Command]:
         headers = event.headers
+        self._headers = event
         route = self._settings.routes.match(headers.get(":method", ""), headers.get(":path", ""))
         if isinstance(route, Rejection):
             return self._reject(route)
         if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
             return self._answer_models(route)
-        self._headers, self._route = event, route
+        self._route = route
         self._body = BodyReader(
             route,
             headers.get("content-type", ""),
@@ -318,6 +322,7 @@ class Stream:
         return None if name is None else self._headers.headers.get(name) or None
 
     def _reject(self, rejection: Rejection) -> list[m.Command]:
+        self._dispatcher.rejected(rejection, self._headers.headers)
         headers = {}
         if rejection.retry_after_s is not None:
             headers["retry-after"] = str(rejection.retry_after_s)

@@ -1,0 +1,111 @@
+"""The core's decisions, observed: measured, counted, published, and ended by completions.
+
+A part of `app`: the place where core objects and the shell's counters meet. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from extproc.core.orca import parse_orca
+from extproc.core.pool import InFlight
+from extproc.core.router import Router
+from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
+from extproc.shell.completions import Completion
+from extproc.shell.decisions import DecisionRecord, DecisionsService
+from extproc.shell.telemetry import Telemetry
+
+NOT_FOUND = 404
+MAX_PATH_CHARS = 200
+"""Of a rejected request's path, in what is published."""
+MAX_WORKED = 100_000
+"""(endpoint, path) pairs remembered as having worked; far above endpoints times paths."""
+
+
+@dataclass(slots=True)
+class ObservedDispatcher:
+    """What a stream asks, answered by the router and told to telemetry.
+
+    Attributes:
+        router: Decides.
+        telemetry: Counts.
+        decisions: Publishes.
+        clock: Monotonic seconds, of the finest kind there is.
+        wall_clock: Wall seconds, for people.
+        router_id: The first part of our picks' ids.
+        on_not_found: Called with an endpoint's address that answered 404 for a model.
+    """
+
+    router: Router
+    telemetry: Telemetry
+    decisions: DecisionsService
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+    router_id: str
+    on_not_found: Callable[[str], None]
+    _worked: set[tuple[str, str]] = field(default_factory=set)
+
+    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection:
+        """Choose an endpoint and count the request there, or say why not."""
+        started_s = self.clock()
+        result = self.router.route(request, now=now)
+        seconds = self.clock() - started_s
+        if isinstance(result, Pick):
+            self.telemetry.picked(result, seconds)
+            self.decisions.publish(DecisionRecord(result, self.wall_clock(), seconds))
+        return result
+
+    def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
+        """Count and publish an error that a client gets from us."""
+        self.telemetry.rejected(rejection)
+        path = headers.get(":path", "").partition("?")[0][:MAX_PATH_CHARS]
+        request_id = headers.get("x-request-id", "")
+        self.decisions.publish(DecisionRecord(rejection, self.wall_clock(), 0.0, request_id, path))
+
+    def models(self) -> Sequence[ModelCard]:
+        """Everything registered on any endpoint."""
+        return self.router.models()
+
+    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
+        """End a pick that its own stream saw the end of."""
+        if self.router.pool.finish(pick.id, now=now) is not None:
+            self.telemetry.finished(outcome)
+
+    def give_up(self, flights: Sequence[InFlight]) -> None:
+        """Count picks that the pool has finished because nobody said how they ended."""
+        for _ in flights:
+            self.telemetry.finished(Outcome.EXPIRED)
+
+    def complete(self, completion: Completion) -> None:
+        """Take an entry of Envoy's access log."""
+        pool, now = self.router.pool, self.clock()
+        pick_id = completion.pick_id or pool.pick_id_of(completion.request_id) or ""
+        flight = pool.finish(pick_id, now=now)
+        if flight is None:
+            if pick_id.startswith(self.router_id):
+                self.telemetry.unmatched()
+            return
+        self.telemetry.completed(completion)
+        address = completion.address or flight.pick.address
+        self._learn(address, flight.pick.request, completion)
+        load = parse_orca(completion.orca) if completion.orca else None
+        if load is not None:
+            pool.record_orca(address, load, now=now)
+
+    def _learn(self, address: str, request: RequestInfo, completion: Completion) -> None:
+        """Believe a 404 only about a path that has worked there: then it must be the model.
+
+        A server without the path answers 404 as well, and a client could make us forget any model
+        by asking for such a path.
+        """
+        if not completion.is_from_endpoint or not request.model:
+            return
+        key = (address, request.path)
+        if completion.status < 300:
+            if len(self._worked) < MAX_WORKED:
+                self._worked.add(key)
+        elif completion.status == NOT_FOUND:
+            if key in self._worked:
+                self.router.pool.unregister(address, request.model)
+            self.on_not_found(address)
