@@ -91,7 +91,7 @@ class ObservedDispatcher:
         self._learn(address, flight.pick.request, completion)
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
-            pool.record_orca(address, load, now=now)
+            pool.record_orca(address, load)
 
     def _learn(self, address: str, request: RequestInfo, completion: Completion) -> None:
         """Believe a 404 only about a path that has worked there: then it must be the model.

@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from extproc.core.residency import Residency
@@ -161,6 +161,17 @@ class Pool:
         tracked.models, tracked.view = models, None
         if models != before:
             self._index_models()
+
+    def record_orca(self, address: str, load: tuple[float, int]) -> None:
+        """Take (KV use, waiting requests) from a response header: newer than the last scrape."""
+        tracked = self._tracked.get(address)
+        if tracked is None or tracked.report is None:
+            return
+        kv_usage_ratio, num_waiting = load
+        tracked.report = replace(
+            tracked.report, kv_usage_ratio=kv_usage_ratio, num_waiting=num_waiting
+        )
+        tracked.view = None
 
     def unregister(self, address: str, model: str) -> bool:
         """Drop a name that an endpoint answered 404 for. True if it was registered there."""
