@@ -1,0 +1,342 @@
+"""Decisions, live and remembered, and the API that is generated for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo
+from extproc.shell.decisions import DecisionRecord, DecisionsService, describe, encode
+from extproc.shell.gen import decisions_pb2
+from extproc.shell.gen.client.extproc import v1
+from extproc.shell.rpc import Code, Session
+from tests.shell.fake_call import FakeCall, begin
+
+ROOT = Path(__file__).parents[2]
+WALL_S = 1_700_000_000.25
+VIEW = EndpointView(
+    "10.0.0.1:8000",
+    name="pod-1",
+    gpu_adapters=("a1",),
+    pending_by_adapter={"a1": 2, "a2": 1},
+    num_pending=4,
+    kv_usage_ratio=0.5,
+)
+
+
+def picked(
+    model: str = "a1", adapter: str | None = "a1", endpoint: str = "10.0.0.1:8000"
+) -> DecisionRecord:
+    request = RequestInfo(model, adapter, "/v1/completions", 308, "request-1")
+    pick = Pick("pick-1", request, (endpoint, "10.0.0.2:8000"), "founding", "affinity", (VIEW,))
+    return DecisionRecord(pick, WALL_S, 0.000_04)
+
+
+def rejected(model: str = "a1") -> DecisionRecord:
+    rejection = Rejection(429, Reason.SATURATED, "full", retry_after_s=2, model=model)
+    return DecisionRecord(rejection, WALL_S, 0.000_02, "request-2", "/v1/completions")
+
+
+def watch(service: DecisionsService, **filters: object) -> tuple[FakeCall, Session]:
+    call, session = begin(service.methods(), "Watch")
+    session.receive(decisions_pb2.WatchRequest(**filters).SerializeToString())  # type: ignore[arg-type]
+    return call, session
+
+
+def sequences(call: FakeCall) -> list[int]:
+    return [decisions_pb2.Decision.FromString(each).sequence for each in call.sent]
+
+
+def test_a_pick_is_described_with_its_candidates() -> None:
+    assert describe(7, picked()) == {
+        "sequence": 7,
+        "time": "2023-11-14T22:13:20.250Z",
+        "decision_seconds": 0.000_04,
+        "pick": {
+            "id": "pick-1",
+            "request_id": "request-1",
+            "model": "a1",
+            "adapter": "a1",
+            "path": "/v1/completions",
+            "body_bytes": 308,
+            "endpoints": ["10.0.0.1:8000", "10.0.0.2:8000"],
+            "policy": "founding",
+            "reason": "affinity",
+            "candidates": [
+                {
+                    "address": "10.0.0.1:8000",
+                    "name": "pod-1",
+                    "num_pending": 4,
+                    "num_adapter_pending": 2,
+                    "num_active_adapters": 2,
+                    "has_loaded": True,
+                    "is_gpu_resident": True,
+                    "is_known": True,
+                    "kv_usage_ratio": 0.5,
+                }
+            ],
+        },
+    }
+
+
+def test_a_rejection_is_described_with_its_reason() -> None:
+    assert describe(1, rejected())["rejection"] == {
+        "status": 429,
+        "reason": "saturated",
+        "message": "full",
+        "model": "a1",
+        "retry_after_seconds": 2,
+        "request_id": "request-2",
+        "path": "/v1/completions",
+    }
+
+
+def test_a_description_is_json() -> None:
+    described = [describe(1, picked()), describe(2, rejected())]
+
+    assert json.loads(json.dumps(described)) == described
+
+
+def test_a_base_model_is_no_adapter_of_a_candidate() -> None:
+    described = describe(1, picked("a1", adapter=None))["pick"]
+
+    assert described["adapter"] is None
+    assert [described["candidates"][0][name] for name in (
+        "num_adapter_pending", "has_loaded", "is_gpu_resident"
+    )] == [0, False, False]  # fmt: skip
+
+
+@pytest.mark.parametrize("record", [picked(), picked(adapter=None), rejected()])
+def test_the_clients_runtime_reads_what_the_servers_runtime_writes(record: DecisionRecord) -> None:
+    """betterproto2 on one side, protobuf on the other."""
+    described = describe(3, record)
+    decision = v1.Decision.parse(encode(3, record))
+    result = decision.pick or decision.rejection
+    expected = described.get("pick") or described["rejection"]
+
+    assert decision.time is not None
+    assert decision.time.timestamp() == WALL_S
+    assert (decision.sequence, decision.decision_seconds) == (3, record.seconds)
+    for name, value in expected.items():
+        if name != "candidates":
+            assert getattr(result, name) == value
+    if decision.pick is not None:
+        (candidate,) = decision.pick.candidates
+        for name, value in expected["candidates"][0].items():
+            assert getattr(candidate, name) == value
+
+
+def test_the_last_decisions_are_remembered_newest_first() -> None:
+    service = DecisionsService(num_kept=3)
+    for _ in range(5):
+        service.publish(picked())
+
+    assert [each["sequence"] for each in service.recent(10)] == [5, 4, 3]
+    assert [each["sequence"] for each in service.recent(1)] == [5]
+    assert service.recent(0) == []
+
+
+def test_a_watcher_gets_decisions_from_now_on() -> None:
+    service = DecisionsService()
+    service.publish(picked())
+    call, session = watch(service)
+    session.half_close()
+    service.publish(rejected())
+    service.publish(picked())
+
+    assert sequences(call) == [2, 3]
+    assert call.ended is None
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({}, [1, 2, 3, 4]),
+        ({"models": ["a1"]}, [1, 2]),
+        ({"models": ["a2", "nobody"]}, [3, 4]),
+        ({"only_rejections": True}, [2, 4]),
+        ({"only_rejections": True, "models": ["a1"]}, [2]),
+        ({"endpoint": "10.0.0.9:8000"}, [3]),
+        ({"endpoint": "10.0.0.2:8000"}, [1, 3]),
+        ({"endpoint": "10.0.0.9:8000", "models": ["a1"]}, []),
+        ({"endpoint": "10.0.0.2:8000", "only_rejections": True}, []),
+    ],
+)
+@pytest.mark.parametrize("is_replayed", [True, False])
+def test_filters_hold_live_and_in_replay(
+    filters: dict[str, object], expected: list[int], is_replayed: bool
+) -> None:
+    service = DecisionsService()
+    records = [picked(), rejected(), picked("a2", "a2", "10.0.0.9:8000"), rejected("a2")]
+    call, _ = watch(service, **filters)
+    for record in records:
+        service.publish(record)
+    if is_replayed:
+        call, _ = watch(service, replay_last=9, **filters)
+
+    assert sequences(call) == expected
+
+
+def test_a_replay_is_the_last_that_pass_the_filters_and_then_goes_live() -> None:
+    service = DecisionsService()
+    for record in (picked(), rejected(), picked(), rejected(), picked()):
+        service.publish(record)
+    call, _ = watch(service, replay_last=1, only_rejections=True)
+    service.publish(rejected())
+
+    assert sequences(call) == [4, 6]
+
+
+def test_a_call_ends_after_its_volume_and_can_be_resumed_without_loss() -> None:
+    volume = 2 * len(encode(1, picked()))
+    service = DecisionsService(max_watch_bytes=volume)
+    call, _ = watch(service)
+    for _ in range(5):
+        service.publish(picked())
+    assert (sequences(call), call.code, service.num_watchers) == ([1, 2], Code.OK, 0)
+    call, _ = watch(service, replay_last=2**32 - 1, after_sequence=2)
+    assert (sequences(call), call.code) == ([3, 4], Code.OK)
+
+    call, _ = watch(service, replay_last=2**32 - 1, after_sequence=4)
+
+    assert (sequences(call), call.code) == ([5], None)
+
+
+def test_watchers_beyond_the_limit_are_refused_until_one_leaves() -> None:
+    service = DecisionsService(max_watchers=1)
+    _, session = watch(service)
+    refused, other = watch(service)
+    other.closed()
+    assert (refused.code, service.num_watchers) == (Code.RESOURCE_EXHAUSTED, 1)
+    session.closed()
+
+    assert watch(service)[0].ended is None
+
+
+def test_a_watcher_that_left_gets_nothing_more() -> None:
+    service = DecisionsService()
+    call, session = watch(service)
+    session.closed()
+    service.publish(picked())
+
+    assert call.sent == []
+
+
+def test_an_ended_watcher_does_not_cost_the_others_a_decision() -> None:
+    size = len(encode(1, picked()))
+    service = DecisionsService(max_watch_bytes=2 * size)
+    early, _ = watch(service)
+    service.publish(picked())
+    late, _ = watch(service)
+    service.publish(picked())
+    service.publish(picked())
+
+    assert (sequences(early), sequences(late)) == ([1, 2], [2, 3])
+
+
+def test_garbage_is_an_invalid_argument() -> None:
+    call, session = begin(DecisionsService().methods(), "Watch")
+    session.receive(b"\xff\xff")
+
+    assert call.code is Code.INVALID_ARGUMENT
+
+
+def test_a_call_without_or_with_two_requests_is_ended() -> None:
+    service = DecisionsService()
+    empty, session = begin(service.methods(), "Watch")
+    session.half_close()
+    twice, session = watch(service)
+    session.receive(b"")
+
+    assert (empty.code, twice.code) == (Code.INVALID_ARGUMENT, Code.INVALID_ARGUMENT)
+    assert service.num_watchers == 0
+
+
+@given(st.lists(st.sampled_from(["publish", "watch", "leave"]), max_size=40), st.integers(1, 9))
+def test_no_watcher_ever_gets_more_than_its_volume_and_one_message(
+    steps: list[str], max_messages: int
+) -> None:
+    """And each gets consecutive decisions."""
+    size = len(encode(1, picked()))
+    service = DecisionsService(num_kept=4, max_watchers=3, max_watch_bytes=max_messages * size)
+    calls: list[tuple[FakeCall, Session]] = []
+    for step in steps:
+        if step == "publish":
+            service.publish(picked())
+        elif step == "watch":
+            calls.append(watch(service, replay_last=2))
+        elif calls:
+            calls[0][1].closed()
+
+    for call, _ in calls:
+        seen = sequences(call)
+        assert seen == list(range(seen[0], seen[0] + len(seen))) if seen else True
+        assert len(seen) <= max_messages
+    assert service.num_watchers <= 3
+
+
+def compiled(tmp_path: Path) -> FileDescriptorProto:
+    """What today's .proto file says, read by the compiler at hand."""
+    pytest.importorskip("grpc_tools.protoc", reason="needs grpcio-tools")
+    out = tmp_path / "set"
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}"]
+    source = "extproc/v1/decisions.proto"
+    subprocess.run([*command, f"--descriptor_set_out={out}", source], check=True)
+    return FileDescriptorSet.FromString(out.read_bytes()).file[0]
+
+
+def test_the_servers_code_is_up_to_date(tmp_path: Path) -> None:
+    checked_in = FileDescriptorProto()
+    decisions_pb2.DESCRIPTOR.CopyToProto(checked_in)
+    now = compiled(tmp_path)
+    for message in now.message_type:
+        for field in message.field:
+            field.ClearField("json_name")  # filled in by the compiler, absent from the code
+
+    assert checked_in == now
+
+
+def test_the_clients_code_is_up_to_date(tmp_path: Path) -> None:
+    for message in compiled(tmp_path).message_type:
+        fields = dataclasses.fields(getattr(v1, message.name))
+        numbers = {each.name: each.metadata["betterproto"].number for each in fields}
+
+        assert numbers == {each.name: each.number for each in message.field}
+
+
+def test_regenerating_gives_the_same_bytes(tmp_path: Path) -> None:
+    """With the compilers that made the files; others format differently."""
+    pytest.importorskip("grpc_tools.protoc", reason="needs grpcio-tools")
+    pytest.importorskip("betterproto2_compiler", reason="needs betterproto2-compiler")
+    made = tmp_path / "gen"
+    subprocess.run([sys.executable, ROOT / "scripts/gen-protos", made], check=True)
+    checked_in = ROOT / "extproc/shell/gen"
+    if (made / "__init__.py").read_text() != (checked_in / "__init__.py").read_text():
+        pytest.skip("other versions of the compilers are installed; see gen/__init__.py")
+
+    assert contents(made) == contents(checked_in)
+
+
+def test_generated_code_runs_on_the_oldest_protobuf_that_we_support() -> None:
+    """Its own check is against the compiler's version, which is newer."""
+    source = (ROOT / "extproc/shell/gen/decisions_pb2.py").read_text()
+
+    assert "Domain.PUBLIC,\n    6,\n    31,\n    1,\n" in source
+    assert ">=6.31.1,<8" in (ROOT / "pyproject.toml").read_text()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        os.fspath(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
