@@ -49,6 +49,11 @@ class Picker:
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self.configure(policy, policy_name, settings, admission)
 
+    @property
+    def policy(self) -> Policy:
+        """The rule in force."""
+        return self._policy
+
     def configure(
         self,
         policy: Policy,

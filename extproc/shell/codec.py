@@ -27,6 +27,8 @@ PICK_ID_KEY = "x-extproc-pick-id"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
+ORCA_REQUEST_HEADER = "endpoint-load-metrics-format"
+"""vLLM answers it with a load report in a header of its own, on non-streaming responses."""
 
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _MODES = {mode.value: mode for mode in BodyMode}
@@ -38,10 +40,18 @@ class Codec:
     Args:
         model_namespace: Metadata namespace where Envoy's `json_to_metadata` puts the model.
         model_key: The key in it.
+        asks_for_load: Also set the request header that asks the pod for an ORCA load report.
     """
 
-    def __init__(self, *, model_namespace: str = "extproc.request", model_key: str = "model"):
+    def __init__(
+        self,
+        *,
+        model_namespace: str = "extproc.request",
+        model_key: str = "model",
+        asks_for_load: bool = False,
+    ) -> None:
         self._model_namespace = model_namespace
+        self._asks_for_load = asks_for_load
         self._model_key = model_key
         self._encoders: dict[type, Callable[[Any], pb.ProcessingResponse]] = {
             m.ContinueHeaders: _continue_headers,
@@ -83,7 +93,11 @@ class Codec:
     def encode(self, command: m.Command) -> bytes:
         """Write one answer. `End` has none."""
         response = self._encoders[type(command)](command)
-        return response if isinstance(response, bytes) else response.SerializeToString()
+        if isinstance(response, bytes):
+            return response
+        if self._asks_for_load:
+            _ask_for_load(response)
+        return response.SerializeToString()
 
     def _request_headers(self, request: pb.ProcessingRequest) -> m.RequestHeaders:
         http = request.request_headers
@@ -153,6 +167,17 @@ def _route(response: pb.ProcessingResponse, common: pb.CommonResponse, pick: Pic
     fields = response.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value.fields
     fields[DESTINATION_KEY].string_value = destination
     fields[PICK_ID_KEY].string_value = pick.id
+
+
+def _ask_for_load(response: pb.ProcessingResponse) -> None:
+    """Where a destination is set, set the header that asks for an ORCA report beside it."""
+    kind = response.WhichOneof("response")
+    if kind in ("request_headers", "request_body"):
+        mutation = getattr(response, kind).response.header_mutation
+        if mutation.set_headers:
+            option = mutation.set_headers.add()
+            option.header.key, option.header.raw_value = ORCA_REQUEST_HEADER, b"JSON"
+            option.append_action = _OVERWRITE
 
 
 def _continue_headers(command: m.ContinueHeaders) -> pb.ProcessingResponse:

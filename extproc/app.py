@@ -1,0 +1,345 @@
+"""The composition root: the only place that knows clock, randomness, config, core and shell.
+
+Start: listen, then discover; ready once every endpoint known at first has been asked once.
+Stop: not ready, long-lived streams end so that Envoy reconnects elsewhere, what is under way
+finishes within `drain_timeout_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import secrets
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from extproc import settings
+from extproc.config import Config, ConfigError, parse_config
+from extproc.core.engines import PROFILES
+from extproc.core.picker import Picker
+from extproc.core.pool import Pool
+from extproc.core.router import Router
+from extproc.core.stream import Stream
+from extproc.core.types import Endpoint, LoadReport, ModelCard
+from extproc.dispatch import ObservedDispatcher
+from extproc.plugins import PolicyError, load_policy
+from extproc.shell.admin import AdminServer
+from extproc.shell.codec import Codec
+from extproc.shell.completions import CompletionService
+from extproc.shell.decisions import DecisionsService
+from extproc.shell.discovery.file import make_endpoints, parse_endpoints
+from extproc.shell.eds import EdsService
+from extproc.shell.filewatch import FileWatch
+from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.health import HealthService
+from extproc.shell.rpc import Method
+from extproc.shell.scraper import Scraper
+from extproc.shell.server import ExternalProcessor
+from extproc.shell.telemetry import Telemetry
+from extproc.shell.tls import server_credentials
+from extproc.shell.vllm import ModelsPoller
+
+log = logging.getLogger(__name__)
+
+CONFIG_INTERVAL_S = 1.0
+"""Between two looks at the configuration file."""
+UPKEEP_INTERVAL_S = 1.0
+"""Between two looks for picks that nobody will end."""
+FIRST_LOOK_S = 5.0
+"""An endpoint that does not answer keeps the service from being ready no longer than this."""
+MESSAGE_OVERHEAD_BYTES = 1024 * 1024
+"""Headers and framing of an ext_proc message beside the body it carries."""
+
+
+class App:
+    """One running service."""
+
+    def __init__(self, config: Config, *, path: Path | None = None, text: str = "") -> None:
+        """Put everything together; nothing runs before `run`.
+
+        Args:
+            config: Checked configuration.
+            path: Where it was read from; followed for changes.
+            text: What was read there.
+
+        Raises:
+            ConfigError: The rule, a certificate or a key file cannot be used.
+        """
+        self._config = config
+        self._path, self._text = path, text
+        self._stop = asyncio.Event()
+        self._synced = False
+        self._unasked: set[str] = set()
+        self._ready_by_s = float("inf")
+        self._rng = random.Random(secrets.randbits(64))
+        self._router_id = secrets.token_hex(4)
+        self.admin_address = ""
+        self.address = ""
+        self._pool = Pool(settings.pool_settings(config))
+        self._picker = self._make_picker()
+        self._make_services()
+        self._make_readers()
+
+    # --- composition -------------------------------------------------------------------------
+
+    def _make_picker(self) -> Picker:
+        config, ids = self._config, itertools.count()
+        try:
+            policy = load_policy(config.policy.name, config.policy.args)
+        except PolicyError as error:
+            raise ConfigError(str(error)) from error
+        return Picker(
+            policy,
+            config.policy.name,
+            rng=self._rng,
+            next_id=lambda: f"{self._router_id}-{next(ids)}",
+            settings=settings.picker_settings(config),
+            admission=settings.admission_settings(config),
+        )
+
+    def _make_services(self) -> None:
+        config = self._config
+        self._telemetry = Telemetry(
+            CollectorRegistry(),
+            snapshot=lambda: self._pool.snapshot(now=time.monotonic()),
+            max_adapter_labels=config.admin.max_adapter_labels,
+            clock=time.monotonic,
+        )
+        self._decisions = DecisionsService(config.admin.max_decisions)
+        self._dispatcher = ObservedDispatcher(
+            router=Router(self._pool, self._picker),
+            telemetry=self._telemetry,
+            decisions=self._decisions,
+            clock=time.monotonic,
+            wall_clock=time.time,
+            router_id=f"{self._router_id}-",
+            on_not_found=lambda address: self._models.poke(address),
+        )
+        stream_settings = settings.stream_settings(config)
+        codec = Codec(
+            model_namespace=config.request.model_namespace,
+            model_key=config.request.model_key,
+            asks_for_load=config.pods.orca,
+        )
+        self._processor = ExternalProcessor(
+            lambda: Stream(self._dispatcher, stream_settings), codec, time.monotonic
+        )
+        self._completions = CompletionService(self._dispatcher.complete, wall_clock=time.time)
+        self._eds = EdsService(config.destination.eds_cluster)
+        self._health = HealthService()
+        self._admin = AdminServer(
+            config.admin.address,
+            registry=self._telemetry.registry,
+            snapshot=lambda: self._pool.snapshot(now=time.monotonic()),
+            decisions=self._decisions.recent,
+            health=self._why_not_ready,
+        )
+
+    def _make_readers(self) -> None:
+        config, pods = self._config, self._config.pods
+        headers, context = settings.pod_access(config)
+        self._scraper = Scraper(
+            PROFILES[pods.engine],
+            on_report=self._on_report,
+            on_failure=self._telemetry.scrape_failed,
+            clock=time.monotonic,
+            rng=self._rng,
+            interval_s=config.scrape.interval_s,
+            timeout_s=config.scrape.timeout_s,
+            max_page_bytes=config.scrape.max_page_bytes,
+            headers=headers,
+            ssl=context,
+        )
+        self._models = ModelsPoller(
+            on_models=self._on_models,
+            on_failure=self._on_models_failure,
+            clock=time.monotonic,
+            rng=self._rng,
+            interval_s=config.scrape.models_interval_s,
+            timeout_s=config.scrape.timeout_s,
+            headers=headers,
+            ssl=context,
+        )
+
+    # --- what the outside says ---------------------------------------------------------------
+
+    def _on_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
+        if not self._synced:
+            self._unasked = {endpoint.address for endpoint in endpoints}
+            self._ready_by_s = time.monotonic() + FIRST_LOOK_S
+            self._synced = True
+        self._pool.set_endpoints(endpoints)
+        self._scraper.set_endpoints(endpoints)
+        self._models.set_endpoints(endpoints)
+        self._eds.set_endpoints(endpoints)
+        self._update_health()
+        log.info("endpoints: %d", len(endpoints))
+
+    def _on_report(
+        self, address: str, report: LoadReport, taken_at_s: float, duration_s: float
+    ) -> None:
+        self._telemetry.scraped(address, duration_s)
+        if self._pool.record_report(address, report, taken_at_s=taken_at_s):
+            log.info("endpoint %s has restarted", address)
+            self._models.poke(address)
+        lost = self._pool.reconcile(address, now=taken_at_s, grace_s=self._grace_s())
+        self._dispatcher.give_up(lost)
+
+    def _on_models(self, address: str, cards: tuple[ModelCard, ...], taken_at_s: float) -> None:
+        self._pool.record_models(address, cards, now=taken_at_s)
+        self._asked(address)
+
+    def _on_models_failure(self, address: str, error: str, _duration_s: float) -> None:
+        log.debug("endpoint %s: models: %s", address, error)
+        self._asked(address)
+
+    def _asked(self, address: str) -> None:
+        if self._unasked:
+            self._unasked.discard(address)
+            self._update_health()
+
+    def _grace_s(self) -> float:
+        """How long a pick is safe from the pods' own counts."""
+        config = self._config.completions
+        alone = config.source == "scrape" or (
+            config.source == "auto" and not self._completions.is_connected
+        )
+        return config.scrape_grace_s if alone else config.lost_after_s
+
+    # --- readiness ---------------------------------------------------------------------------
+
+    def _why_not_ready(self) -> list[str]:
+        """Reasons, none when ready."""
+        reasons = []
+        if self._stop.is_set():
+            reasons.append("draining")
+        if not self._synced:
+            reasons.append("discovery has not synced")
+        if self._unasked and time.monotonic() < self._ready_by_s:
+            reasons.append(f"endpoints not asked yet: {len(self._unasked)}")
+        return reasons
+
+    def _update_health(self) -> None:
+        self._health.set_ready(not self._why_not_ready())
+
+    # --- live configuration ------------------------------------------------------------------
+
+    def _on_config(self, text: str) -> None:
+        """Take over what may change while we run.
+
+        Raises:
+            ConfigError: Everything stays as it is.
+        """
+        fresh = parse_config(text, source=str(self._path))
+        old = self._config
+        policy, name = self._picker.policy, fresh.policy.name
+        if fresh.policy != old.policy:
+            try:
+                policy = load_policy(name, fresh.policy.args)
+            except PolicyError as error:
+                raise ConfigError(str(error)) from error
+        self._picker.configure(
+            policy, name, settings.picker_settings(fresh), settings.admission_settings(fresh)
+        )
+        self._pool.configure(settings.pool_settings(fresh))
+        self._config = fresh
+        changed = list(settings.needs_restart(old, fresh))
+        if changed:
+            log.warning("configuration: needs a restart to take effect: %s", ", ".join(changed))
+        log.info("configuration taken over: policy %s %s", name, fresh.policy.args)
+
+    # --- life --------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Begin to drain. May be called more than once."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until `stop` or a signal, then drain.
+
+        Raises:
+            OSError: An address cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self.stop)
+        config = self._config.server
+        server = GrpcioServer(self._methods(), self._transport_settings())
+        credentials = (
+            None if config.tls is None else server_credentials(settings.tls_files(self._config))
+        )
+        self.address = await server.start(config.address, credentials)
+        self.admin_address = await self._admin.start()
+        log.info("serving on %s, admin on %s", self.address, self.admin_address)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                background = [tasks.create_task(each) for each in self._background()]
+                await self._stop.wait()
+                await self._drain(server)
+                for task in background:
+                    task.cancel()
+        finally:
+            await self._scraper.aclose()
+            await self._models.aclose()
+            await self._admin.stop()
+
+    def _methods(self) -> list[Method]:
+        services = (self._processor, self._completions, self._eds, self._health, self._decisions)
+        return [method for service in services for method in service.methods()]
+
+    def _transport_settings(self) -> GrpcioSettings:
+        return GrpcioSettings(
+            max_message_bytes=self._config.request.max_body_bytes + MESSAGE_OVERHEAD_BYTES,
+            max_concurrent_streams=self._config.server.max_concurrent_streams,
+        )
+
+    def _background(self) -> Iterable[asyncio._CoroutineLike[None]]:
+        yield self._upkeep()
+        discovery = self._config.discovery
+        if discovery.file is not None:
+            watch = FileWatch(
+                discovery.file,
+                interval_s=discovery.file_interval_s,
+                on_change=self._on_endpoints_file,
+                on_failure=lambda trouble: log.error("endpoints: %s", trouble),
+            )
+            yield watch.run()
+        else:
+            entries = [e if isinstance(e, str) else e.model_dump() for e in discovery.static or ()]
+            self._on_endpoints(make_endpoints(entries, scheme=settings.scheme(self._config)))
+        if self._path is not None:
+            yield FileWatch(
+                self._path,
+                interval_s=CONFIG_INTERVAL_S,
+                on_change=self._on_config,
+                on_failure=self._on_config_failure,
+                initial=self._text,
+            ).run()
+
+    def _on_endpoints_file(self, text: str) -> None:
+        self._on_endpoints(parse_endpoints(text, scheme=settings.scheme(self._config)))
+
+    def _on_config_failure(self, trouble: str) -> None:
+        self._telemetry.config_failed()
+        log.error("configuration not taken over: %s", trouble)
+
+    async def _upkeep(self) -> None:
+        while True:
+            await asyncio.sleep(UPKEEP_INTERVAL_S)
+            now, max_age_s = time.monotonic(), self._config.completions.max_age_s
+            self._dispatcher.give_up(self._pool.expire(now=now, max_age_s=max_age_s))
+            self._update_health()
+
+    async def _drain(self, server: GrpcioServer) -> None:
+        config = self._config.server
+        log.info("draining: %d streams open", self._processor.num_open)
+        self._update_health()
+        await asyncio.sleep(config.drain_delay_s)
+        server.end_long_lived()
+        await server.stop(config.drain_timeout_s)

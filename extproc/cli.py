@@ -1,0 +1,223 @@
+"""The command `extproc`. Every command says what went wrong in one line and exits non-zero."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+app = typer.Typer(
+    name="extproc",
+    help="Route OpenAI-API requests to vLLM pods by LoRA adapter, as an Envoy external processor.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigOption = Annotated[
+    Path, typer.Option("--config", "-c", help="Configuration file (docs/configuration.md).")
+]
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@app.command()
+def serve(config: ConfigOption) -> None:
+    """Serve Envoy until SIGTERM."""
+    import uvloop
+
+    from extproc.app import App
+    from extproc.config import ConfigError, parse_config
+    from extproc.shell.telemetry import configure_logging
+
+    async def run() -> None:
+        text = config.read_text(encoding="utf-8")
+        checked = parse_config(text, source=str(config))
+        configure_logging(checked.log.level, json_lines=checked.log.json_lines)
+        await App(checked, path=config, text=text).run()
+
+    try:
+        uvloop.run(run())
+    except (ConfigError, OSError, UnicodeDecodeError) as error:
+        _fail(str(error))
+
+
+@app.command("check-config")
+def check_config(config: ConfigOption) -> None:
+    """Check a configuration file, its rule included, without serving."""
+    from extproc.config import ConfigError, load_config
+    from extproc.plugins import PolicyError, load_policy
+
+    try:
+        checked = load_config(config)
+        load_policy(checked.policy.name, checked.policy.args)
+    except (ConfigError, PolicyError) as error:
+        _fail(str(error))
+    typer.echo(f"{config}: ok (policy {checked.policy.name})")
+
+
+@app.command()
+def envoy(
+    mode: Annotated[
+        str, typer.Option(help="original-dst, override-host or full-duplex.")
+    ] = "original-dst",
+    preset: Annotated[
+        str, typer.Option(help="`founding`: original-dst, bodies BUFFERED; excludes the others.")
+    ] = "",
+    body: Annotated[
+        str,
+        typer.Option(
+            help="buffered, buffered-partial, streamed, streamed-strict, full-duplex, headers-only."
+        ),
+    ] = "",
+    listen: Annotated[str, typer.Option(help="host:port for clients.")] = "127.0.0.1:8080",
+    admin: Annotated[str, typer.Option(help="host:port of Envoy's admin.")] = "127.0.0.1:9901",
+    picker: Annotated[
+        list[str] | None, typer.Option(help="host:port or unix:PATH of a picker; may repeat.")
+    ] = None,
+    pod: Annotated[
+        list[str] | None, typer.Option(help="ip:port of a pod (override-host); may repeat.")
+    ] = None,
+    path: Annotated[
+        list[str] | None, typer.Option(help="Inference path to let through; may repeat.")
+    ] = None,
+    max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = 16 * 1024 * 1024,
+    message_timeout_s: Annotated[float, typer.Option(help="For one answer of the picker.")] = 10.0,
+    response_phases: Annotated[
+        bool | None, typer.Option(help="Send the response's phases to the picker, too.")
+    ] = None,
+    access_log: Annotated[bool, typer.Option(help="Tell the picker of finished requests.")] = True,
+    fail_open: Annotated[
+        bool | None, typer.Option(help="Requests go on when the picker is gone.")
+    ] = None,
+    allow_mode_override: Annotated[
+        bool, typer.Option(help="The picker may ask for the body.")
+    ] = False,
+    tls_ca: Annotated[str, typer.Option(help="CA file for TLS to the picker.")] = "",
+    tls_cert: Annotated[str, typer.Option(help="Client certificate for mutual TLS.")] = "",
+    tls_key: Annotated[str, typer.Option(help="Its private key.")] = "",
+    tls_name: Annotated[str, typer.Option(help="Name in the picker's certificate.")] = "",
+) -> None:
+    """Print a complete Envoy bootstrap."""
+    from extproc.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
+
+    if preset not in ("", "founding"):
+        _fail(f"--preset {preset}: allowed: founding")
+    if preset and (mode != "original-dst" or body not in ("", "buffered")):
+        _fail("--preset founding is original-dst with buffered bodies")
+    try:
+        options = BootstrapOptions(
+            mode=Mode(mode),
+            request_body=RequestBody(body) if body else None,
+            response_phases=response_phases,
+            listen=listen,
+            admin=admin,
+            pickers=tuple(picker or ("127.0.0.1:9002",)),
+            picker_tls=TlsFiles(tls_ca, tls_cert, tls_key, tls_name) if tls_ca else None,
+            static_pods=tuple(pod or ()),
+            inference_paths=tuple(path) if path else None,
+            max_body_bytes=max_body_bytes,
+            message_timeout_s=message_timeout_s,
+            access_log=access_log,
+            failure_mode_allow=fail_open,
+            allow_mode_override=allow_mode_override,
+        )
+        typer.echo(render(options), nl=False)
+    except ValueError as error:
+        _fail(str(error))
+
+
+@app.command("check-pod")
+def check_pod(
+    url: Annotated[str, typer.Argument(help="Base URL of the model server.")],
+    engine: Annotated[str, typer.Option(help="vllm or sglang.")] = "vllm",
+    adapter: Annotated[str, typer.Option(help="An adapter to try; else the first listed.")] = "",
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the key that the server asks for.")
+    ] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="CAs of the server's certificate.")] = None,
+) -> None:
+    """Check what a model server must offer, requirement by requirement (docs/model-server.md)."""
+    from extproc.core.engines import PROFILES
+    from extproc.shell import podcheck
+    from extproc.shell.tls import client_context
+
+    if engine not in PROFILES:
+        _fail(f"--engine {engine}: allowed: {', '.join(sorted(PROFILES))}")
+    try:
+        key = api_key_file.read_text(encoding="utf-8").strip() if api_key_file else ""
+        context = client_context(ca_file, verify=True) if url.startswith("https:") else None
+    except OSError as error:
+        _fail(str(error))
+    checks = asyncio.run(
+        podcheck.check_pod(
+            url,
+            profile=PROFILES[engine],
+            headers={"authorization": f"Bearer {key}"} if key else None,
+            ssl=context,
+            adapter=adapter or None,
+        )
+    )
+    for check in checks:
+        typer.echo(podcheck.render(check))
+    if any(check.passed is False and check.is_required for check in checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def watch(
+    target: Annotated[str, typer.Argument(help="host:port of the picker.")] = "127.0.0.1:9002",
+    model: Annotated[list[str] | None, typer.Option(help="Only this model; may repeat.")] = None,
+    endpoint: Annotated[str, typer.Option(help="Only decisions for this address.")] = "",
+    only_rejections: Annotated[bool, typer.Option(help="Only errors.")] = False,
+    last: Annotated[int, typer.Option(help="Begin with the last N decisions.")] = 0,
+    tls_ca: Annotated[Path | None, typer.Option(help="CA file for TLS.")] = None,
+) -> None:
+    """Follow decisions live."""
+    from rich.console import Console
+
+    from extproc.shell import watch as client
+
+    console = Console(highlight=False, soft_wrap=True)
+
+    async def run() -> None:
+        decisions = client.watch(
+            target,
+            models=model or (),
+            endpoint=endpoint,
+            only_rejections=only_rejections,
+            replay_last=last,
+            ca_file=tls_ca,
+        )
+        async for decision in decisions:
+            console.print(client.render(decision))
+
+    try:
+        asyncio.run(run())
+    except KeyboardInterrupt:
+        return
+    except client.WatchError as error:
+        _fail(str(error))
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option(help="Stay up afterwards, with a curl to try.")] = False,
+    seconds: Annotated[float, typer.Option(help="Length of each of the two runs.")] = 15.0,
+    requests_per_s: Annotated[float, typer.Option("--rate", help="Requests a second.")] = 24.0,
+) -> None:
+    """Show it: a real Envoy, four fake pods, a dozen adapters, against round robin."""
+    from extproc.demo import run_demo
+
+    raise typer.Exit(run_demo(keep=keep, seconds=seconds, rate=requests_per_s))
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"extproc: {message}", file=sys.stderr)
+    raise typer.Exit(2)
