@@ -10,7 +10,6 @@ It knows Envoy's configuration and no other part of this package.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
@@ -27,7 +26,6 @@ MODEL_KEY = "model"
 
 _TYPE = "type.googleapis.com/envoy."
 _EXT_PROC = "envoy.filters.http.ext_proc"
-_HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
 class Mode(StrEnum):
@@ -51,16 +49,16 @@ class RequestBody(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """TLS from Envoy to the picker. Paths are Envoy's.
+    """TLS from Envoy to the picker or to the pods. Paths are Envoy's.
 
     Attributes:
-        ca: Certificates that the picker's must be signed by.
+        ca: Certificates that the server's must be signed by; "" takes any.
         cert: Client certificate chain for mutual TLS; "" for none.
         key: Private key of `cert`.
-        server_name: Name expected in the picker's certificate; "" accepts any that `ca` signed.
+        server_name: Name expected in the server's certificate; "" accepts any that `ca` signed.
     """
 
-    ca: str
+    ca: str = ""
     cert: str = ""
     key: str = ""
     server_name: str = ""
@@ -78,10 +76,13 @@ class BootstrapOptions:
             `failure_mode_allow`.
         listen: `host:port` for clients.
         admin: `host:port` of Envoy's admin interface. It has no password: keep it on loopback.
-        pickers: `host:port` of each picker. Names are resolved by DNS. Name each of several
-            pickers, so that all of them hear of finished requests.
+        pickers: `host:port` or `unix:PATH` of each picker. Names are resolved by DNS. Name each of
+            several pickers, so that all of them hear of finished requests.
         picker_tls: TLS to the picker; None for plain text.
+        pod_tls: TLS to the pods; None for plain text.
         static_pods: `ip:port` of each pod, instead of endpoint discovery; `override-host` only.
+        inference_paths: The paths that go on to the pods, beside those that the picker answers
+            itself; None for the file's. The picker's `request.paths`.
         max_body_bytes: Largest request body; more is a 413. The picker's `max_body_bytes`.
         message_timeout_s: Time for one answer of the picker.
         max_message_timeout_s: Longest time for which the picker may ask to hold a request.
@@ -98,7 +99,9 @@ class BootstrapOptions:
     admin: str = "127.0.0.1:9901"
     pickers: tuple[str, ...] = ("127.0.0.1:9002",)
     picker_tls: TlsFiles | None = None
+    pod_tls: TlsFiles | None = None
     static_pods: tuple[str, ...] = ()
+    inference_paths: tuple[str, ...] | None = None
     max_body_bytes: int = 16 * 1024 * 1024
     message_timeout_s: float = 10.0
     max_message_timeout_s: float = 120.0
@@ -112,7 +115,7 @@ def render(options: BootstrapOptions) -> str:
     """Give the bootstrap as YAML.
 
     Raises:
-        ValueError: An address is not `host:port`, or `static_pods` is given for a mode in which
+        ValueError: An address is not as described, or `static_pods` is given for a mode in which
             Envoy does not know the pods.
     """
     text = (_folder() / f"{options.mode}.yaml").read_text(encoding="utf-8")
@@ -145,10 +148,12 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
 
     _set_address(document["admin"]["address"], options.admin)
     _set_address(listener["address"], options.listen)
-    _set_body_limit(manager, options.max_body_bytes)
+    _set_routes(manager["route_config"]["virtual_hosts"][0], options)
     _set_ext_proc(manager, options)
     _set_pickers(clusters["picker"], options)
-    static["clusters"].extend(_access_log(manager, clusters["picker"], options))
+    static["clusters"] += _set_access_log(manager, clusters["picker"], options)
+    if options.pod_tls is not None:
+        clusters["pods"]["transport_socket"] = _tls(options.pod_tls, "http/1.1")
     if options.static_pods:
         _set_static_pods(clusters["pods"], options)
 
@@ -166,17 +171,25 @@ def _set_address(place: dict[str, Any], address: str) -> None:
     place["socket_address"] = {"address": host, "port_value": port}
 
 
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
+def _is_name(address: str) -> bool:
+    if address.startswith("unix:"):
         return False
-    return True
+    try:
+        ipaddress.ip_address(_split(address)[0])
+    except ValueError:
+        return True
+    return False
 
 
-def _set_body_limit(manager: dict[str, Any], max_body_bytes: int) -> None:
-    for host in manager["route_config"]["virtual_hosts"]:
-        host["request_body_buffer_limit"] = max_body_bytes
+def _set_routes(host: dict[str, Any], options: BootstrapOptions) -> None:
+    host["request_body_buffer_limit"] = options.max_body_bytes
+    if options.inference_paths is None:
+        return
+    listed = [route for route in host["routes"] if "path" in route["match"]]
+    others = [route for route in host["routes"] if "path" not in route["match"]]
+    to_pods = listed[0]["route"]
+    paths = [{"match": {"path": path}, "route": to_pods} for path in options.inference_paths]
+    host["routes"] = paths + others
 
 
 def _seconds(duration_s: float) -> str:
@@ -245,58 +258,67 @@ def _endpoints(name: str, addresses: tuple[str, ...]) -> dict[str, Any]:
     places: list[dict[str, Any]] = []
     for address in addresses:
         place: dict[str, Any] = {}
-        _set_address(place, address)
+        if address.startswith("unix:"):
+            place["pipe"] = {"path": address.removeprefix("unix:")}
+        else:
+            _set_address(place, address)
         places.append({"endpoint": {"address": place}})
     return {"cluster_name": name, "endpoints": [{"lb_endpoints": places}]}
 
 
 def _set_pickers(cluster: dict[str, Any], options: BootstrapOptions) -> None:
     cluster["load_assignment"] = _endpoints(cluster["name"], options.pickers)
-    if not all(_is_ip(_split(address)[0]) for address in options.pickers):
+    if any(_is_name(address) for address in options.pickers):
         cluster["type"] = "STRICT_DNS"
     if options.picker_tls is not None:
-        cluster["transport_socket"] = _tls(options.picker_tls)
+        cluster["transport_socket"] = _tls(options.picker_tls, "h2")
 
 
-def _tls(files: TlsFiles) -> dict[str, Any]:
-    trust: dict[str, Any] = {"trusted_ca": {"filename": files.ca}}
-    common: dict[str, Any] = {"alpn_protocols": ["h2"], "validation_context": trust}
+def _tls(files: TlsFiles, protocol: str) -> dict[str, Any]:
+    common: dict[str, Any] = {"alpn_protocols": [protocol]}
     context: dict[str, Any] = {
         "@type": _TYPE + "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
         "common_tls_context": common,
     }
+    if files.ca:
+        common["validation_context"] = {"trusted_ca": {"filename": files.ca}}
     if files.cert:
         chain, key = {"filename": files.cert}, {"filename": files.key}
         common["tls_certificates"] = [{"certificate_chain": chain, "private_key": key}]
     if files.server_name:
         context["sni"] = files.server_name
+    if files.ca and files.server_name:
         matcher = {"exact": files.server_name}
-        trust["match_typed_subject_alt_names"] = [{"san_type": "DNS", "matcher": matcher}]
+        names = [{"san_type": "DNS", "matcher": matcher}]
+        common["validation_context"]["match_typed_subject_alt_names"] = names
     return {"name": "envoy.transport_sockets.tls", "typed_config": context}
 
 
-def _access_log(
+def _set_access_log(
     manager: dict[str, Any], picker: dict[str, Any], options: BootstrapOptions
-) -> Iterator[dict[str, Any]]:
-    """Set the access logs; gives the clusters that they need.
+) -> list[dict[str, Any]]:
+    """Set the access logs; gives the clusters that they need beside the picker's.
 
     Envoy sends one log stream to one endpoint of a cluster, whichever picker chose. So each of
     several pickers gets a log, and a cluster, of its own.
     """
     log = manager.pop("access_log")[0]
     if not options.access_log:
-        return
+        return []
     log["typed_config"]["common_config"]["buffer_flush_interval"] = _seconds(
         options.access_log_flush_interval_s
     )
     if len(options.pickers) == 1:
         manager["access_log"] = [log]
-        return
-    manager["access_log"] = []
-    for number, address in enumerate(options.pickers):
-        name = f"picker-log-{number}"
-        yield {**picker, "name": name, "load_assignment": _endpoints(name, (address,))}
-        manager["access_log"].append(_log_to(log, name))
+        return []
+    clusters = [_only(picker, number, address) for number, address in enumerate(options.pickers)]
+    manager["access_log"] = [_log_to(log, cluster["name"]) for cluster in clusters]
+    return clusters
+
+
+def _only(picker: dict[str, Any], number: int, address: str) -> dict[str, Any]:
+    name = f"picker-log-{number}"
+    return {**picker, "name": name, "load_assignment": _endpoints(name, (address,))}
 
 
 def _log_to(log: dict[str, Any], cluster: str) -> dict[str, Any]:

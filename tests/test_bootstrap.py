@@ -1,0 +1,345 @@
+"""The printed Envoy configurations: what options change, and that Envoy takes every result."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from extproc.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
+from extproc.core.routes import DEFAULT_INFERENCE_PATHS
+from tests.e2e.harness import envoy_binary
+
+FOLDER = Path(__file__).parents[1] / "envoy"
+ALL_MODES = pytest.mark.parametrize("mode", list(Mode))
+
+
+def rendered(**options: Any) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(render(BootstrapOptions(**options)))
+    return document
+
+
+def manager(document: dict[str, Any]) -> dict[str, Any]:
+    listener = document["static_resources"]["listeners"][0]
+    found: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    return found
+
+
+def ext_proc(document: dict[str, Any]) -> dict[str, Any]:
+    filters = manager(document)["http_filters"]
+    found: dict[str, Any] = next(f for f in filters if f["name"].endswith("ext_proc"))
+    return found["typed_config"]  # type: ignore[no-any-return]
+
+
+def cluster(document: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        each for each in document["static_resources"]["clusters"] if each["name"] == name
+    )
+    return found
+
+
+@ALL_MODES
+def test_without_options_the_file_itself_is_printed_with_its_comments(mode: Mode) -> None:
+    expected = (FOLDER / f"{mode}.yaml").read_text()
+
+    assert render(BootstrapOptions(mode=mode)) == expected
+
+
+@ALL_MODES
+def test_the_listed_paths_are_those_of_the_picker(mode: Mode) -> None:
+    """Otherwise one of the two refuses what the other serves."""
+    routes = manager(rendered(mode=mode))["route_config"]["virtual_hosts"][0]["routes"]
+
+    listed = tuple(route["match"]["path"] for route in routes if "path" in route["match"])
+    assert listed == tuple(DEFAULT_INFERENCE_PATHS)
+
+
+@ALL_MODES
+def test_everything_not_listed_is_answered_by_envoy(mode: Mode) -> None:
+    routes = manager(rendered(mode=mode))["route_config"]["virtual_hosts"][0]["routes"]
+
+    assert routes[-1]["match"] == {"prefix": "/"}
+    assert routes[-1]["direct_response"] == {"status": 404}
+
+
+def test_the_files_share_all_but_what_makes_them_different() -> None:
+    """A fix in one of them that is missing in another shows here."""
+    documents = [rendered(mode=mode) for mode in Mode]
+    for document in documents:
+        document["static_resources"]["clusters"].remove(cluster(document, "pods"))
+        filter_config = ext_proc(document)
+        del filter_config["processing_mode"]
+        del filter_config["failure_mode_allow"]
+        for route in manager(document)["route_config"]["virtual_hosts"][0]["routes"]:
+            route.get("route", {}).pop("retry_policy", None)
+
+    assert documents[0] == documents[1] == documents[2]
+
+
+def test_addresses_are_taken_over() -> None:
+    document = rendered(listen="0.0.0.0:80", admin="[::1]:1", pickers=("10.0.0.1:2",))
+
+    listener = document["static_resources"]["listeners"][0]["address"]
+    assert listener["socket_address"] == {"address": "0.0.0.0", "port_value": 80}
+    assert document["admin"]["address"]["socket_address"] == {"address": "::1", "port_value": 1}
+    picker = cluster(document, "picker")
+    assert picker["type"] == "STATIC"
+    assert picker["load_assignment"]["endpoints"][0]["lb_endpoints"] == [
+        {"endpoint": {"address": {"socket_address": {"address": "10.0.0.1", "port_value": 2}}}}
+    ]
+
+
+def test_a_picker_with_a_name_is_resolved_by_dns() -> None:
+    document = rendered(pickers=("picker.llm.svc:9002",))
+
+    assert cluster(document, "picker")["type"] == "STRICT_DNS"
+
+
+def test_a_picker_behind_a_unix_socket_is_reached_there() -> None:
+    document = rendered(pickers=("unix:/run/picker",))
+
+    endpoint = cluster(document, "picker")["load_assignment"]["endpoints"][0]["lb_endpoints"][0]
+    assert endpoint == {"endpoint": {"address": {"pipe": {"path": "/run/picker"}}}}
+
+
+@pytest.mark.parametrize("address", ["here", ":80", "a:b", "1.2.3.4:70000", "1.2.3.4:"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="is not host:port"):
+        render(BootstrapOptions(pickers=(address,)))
+
+
+def test_each_of_several_pickers_hears_of_every_finished_request() -> None:
+    document = rendered(pickers=("10.0.0.1:2", "10.0.0.2:2"))
+
+    logs = manager(document)["access_log"]
+    names = [
+        log["typed_config"]["common_config"]["grpc_service"]["envoy_grpc"]["cluster_name"]
+        for log in logs
+    ]
+    addresses = [
+        cluster(document, name)["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
+        for name in names
+    ]
+    assert [each["address"]["socket_address"]["address"] for each in addresses] == [
+        "10.0.0.1",
+        "10.0.0.2",
+    ]
+
+
+def test_the_access_log_can_be_slower_or_off() -> None:
+    log = manager(rendered(access_log_flush_interval_s=0.5))["access_log"][0]
+
+    assert log["typed_config"]["common_config"]["buffer_flush_interval"] == "0.5s"
+    assert "access_log" not in manager(rendered(access_log=False))
+
+
+def test_limits_times_and_failure_mode_are_taken_over() -> None:
+    document = rendered(
+        max_body_bytes=1000,
+        message_timeout_s=0.5,
+        max_message_timeout_s=7,
+        failure_mode_allow=True,
+        allow_mode_override=True,
+    )
+
+    host = manager(document)["route_config"]["virtual_hosts"][0]
+    assert host["request_body_buffer_limit"] == 1000
+    config = ext_proc(document)
+    assert config["message_timeout"] == "0.5s"
+    assert config["max_message_timeout"] == "7s"
+    assert config["failure_mode_allow"] is True
+    assert config["allow_mode_override"] is True
+
+
+def test_other_paths_replace_the_listed_ones_and_keep_the_rest() -> None:
+    routes = manager(rendered(inference_paths=("/generate",)))["route_config"]["virtual_hosts"][0][
+        "routes"
+    ]
+
+    assert [next(iter(route["match"].values())) for route in routes] == [
+        "/generate",
+        {"regex": "/v1/models(/.+)?"},
+        {"regex": "/v1/responses/[A-Za-z0-9_-]+(/cancel|/input_items)?"},
+        "/",
+    ]
+    assert routes[0]["route"]["cluster"] == "pods"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (RequestBody.BUFFERED, "BUFFERED"),
+        (RequestBody.BUFFERED_PARTIAL, "BUFFERED_PARTIAL"),
+        (RequestBody.STREAMED, "STREAMED"),
+        (RequestBody.STREAMED_STRICT, "STREAMED"),
+        (RequestBody.FULL_DUPLEX, "FULL_DUPLEX_STREAMED"),
+        (RequestBody.HEADERS_ONLY, "NONE"),
+    ],
+)
+@ALL_MODES
+def test_the_body_mode_is_an_option_of_every_file(
+    mode: Mode, body: RequestBody, expected: str
+) -> None:
+    config = ext_proc(rendered(mode=mode, request_body=body))
+
+    assert config["processing_mode"]["request_body_mode"] == expected
+    sends_early = config.get("send_body_without_waiting_for_header_response", False)
+    assert sends_early == (body is RequestBody.STREAMED)
+
+
+def test_with_headers_only_envoy_reads_the_model_and_passes_it_on() -> None:
+    document = rendered(request_body=RequestBody.HEADERS_ONLY)
+
+    first = manager(document)["http_filters"][0]
+    assert first["name"] == "envoy.filters.http.json_to_metadata"
+    forwarded = ext_proc(document)["metadata_options"]["forwarding_namespaces"]["untyped"]
+    assert "extproc.request" in forwarded
+
+
+@pytest.mark.parametrize(
+    ("body", "response_body"),
+    [(RequestBody.FULL_DUPLEX, "FULL_DUPLEX_STREAMED"), (RequestBody.BUFFERED, "NONE")],
+)
+def test_response_phases_bring_the_body_in_full_duplex_alone(
+    body: RequestBody, response_body: str
+) -> None:
+    mode = ext_proc(rendered(request_body=body, response_phases=True))["processing_mode"]
+
+    assert mode["response_header_mode"] == mode["response_trailer_mode"] == "SEND"
+    assert mode["response_body_mode"] == response_body
+
+
+@ALL_MODES
+def test_without_response_phases_nothing_of_a_response_is_sent(mode: Mode) -> None:
+    processing = ext_proc(rendered(mode=mode, response_phases=False))["processing_mode"]
+
+    assert processing["response_header_mode"] == processing["response_trailer_mode"] == "SKIP"
+    assert processing["response_body_mode"] == "NONE"
+
+
+def test_mutual_tls_to_the_picker_checks_its_name() -> None:
+    tls = TlsFiles(ca="/ca", cert="/cert", key="/key", server_name="picker")
+
+    socket = cluster(rendered(picker_tls=tls), "picker")["transport_socket"]["typed_config"]
+    assert socket["sni"] == "picker"
+    common = socket["common_tls_context"]
+    assert common["alpn_protocols"] == ["h2"]
+    assert common["validation_context"] == {
+        "trusted_ca": {"filename": "/ca"},
+        "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": "picker"}}],
+    }
+    assert common["tls_certificates"] == [
+        {"certificate_chain": {"filename": "/cert"}, "private_key": {"filename": "/key"}}
+    ]
+
+
+def test_tls_to_the_pods_without_a_ca_takes_any_certificate() -> None:
+    pods = cluster(rendered(pod_tls=TlsFiles()), "pods")
+
+    common = pods["transport_socket"]["typed_config"]["common_tls_context"]
+    assert common == {"alpn_protocols": ["http/1.1"]}
+
+
+def test_static_pods_replace_endpoint_discovery() -> None:
+    pods = cluster(rendered(mode=Mode.OVERRIDE_HOST, static_pods=("10.0.0.9:8000",)), "pods")
+
+    assert pods["type"] == "STATIC"
+    assert "eds_cluster_config" not in pods
+
+
+def test_static_pods_are_refused_where_envoy_does_not_know_the_pods() -> None:
+    with pytest.raises(ValueError, match="does not know the pods"):
+        render(BootstrapOptions(static_pods=("10.0.0.9:8000",)))
+
+
+def combinations() -> list[BootstrapOptions]:
+    """Every mode, body mode and response phase; each other option once per mode."""
+    crossed = [
+        BootstrapOptions(mode=mode, request_body=body, response_phases=phases)
+        for mode, body, phases in itertools.product(Mode, (None, *RequestBody), (None, True, False))
+    ]
+    others = [
+        BootstrapOptions(
+            mode=mode,
+            listen="[::]:8080",
+            pickers=("10.0.0.1:2", "picker.llm.svc:2", "unix:/run/picker"),
+            inference_paths=("/generate",),
+            access_log=access_log,
+            failure_mode_allow=failure_mode_allow,
+            allow_mode_override=allow_mode_override,
+        )
+        for mode, access_log, failure_mode_allow, allow_mode_override in itertools.product(
+            Mode, (True, False), (True, False), (True, False)
+        )
+    ]
+    static = BootstrapOptions(mode=Mode.OVERRIDE_HOST, static_pods=("10.0.0.9:8000",))
+    return [*crossed, *others, static]
+
+
+async def complaint(options: BootstrapOptions, path: Path, slots: asyncio.Semaphore) -> str | None:
+    path.write_text(render(options))
+    command = (envoy_binary(), "-c", str(path), "--mode", "validate", "--disable-hot-restart")
+    async with slots:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await process.communicate()
+    return None if process.returncode == 0 else f"{options}: {output.decode()[-1000:]}"
+
+
+@pytest.mark.e2e
+async def test_envoy_accepts_every_combination_of_options(tmp_path: Path) -> None:
+    slots = asyncio.Semaphore(2)
+    complaints = await asyncio.gather(
+        *(
+            complaint(options, tmp_path / f"{number}.yaml", slots)
+            for number, options in enumerate(combinations())
+        )
+    )
+
+    assert [each for each in complaints if each] == []
+
+
+@pytest.mark.e2e
+async def test_envoy_accepts_tls_to_the_picker_and_to_the_pods(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = (str(path) for path in certificate)
+    tls = TlsFiles(ca=cert, cert=cert, key=key, server_name="picker")
+
+    options = BootstrapOptions(picker_tls=tls, pod_tls=TlsFiles(ca=cert))
+    assert await complaint(options, tmp_path / "envoy.yaml", asyncio.Semaphore()) is None
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A self-signed certificate and its key."""
+    import datetime
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "picker")])
+    now = datetime.datetime.now(datetime.UTC)
+    built = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    cert_path, key_path = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert_path.write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return cert_path, key_path
