@@ -119,7 +119,8 @@ class Picker:
     ) -> tuple[list[EndpointView], str]:
         choice = self._policy.choose(snapshot, request, rng=self._rng)
         chosen = list(choice.endpoints)
-        if not chosen or any(view not in snapshot.endpoints for view in chosen):
+        addresses = {view.address for view in snapshot.endpoints}
+        if not chosen or any(view.address not in addresses for view in chosen):
             raise ValueError(f"policy {self._policy_name} chose outside its candidates")
         return chosen, choice.reason
 
