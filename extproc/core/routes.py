@@ -1,0 +1,173 @@
+"""Which requests pass: the listed inference paths and the few that we answer ourselves.
+
+A model server shows more than inference on its port (adapter loading, metrics, sleep, RPC into
+the workers), so everything that is not listed is refused. A path is compared in the form in which
+the engine's router will see it: without its query, percent-decoded once. The request travels on
+with the path that the client wrote, so a path that somebody on the way could read differently
+(dot segments, empty segments, double encoding) is not repaired but refused: resolved here and
+taken literally there, `/metrics/../v1/completions` would be answered with the metrics page.
+Envoy's own `normalize_path` and `merge_slashes` come before this and do not touch a normal path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from urllib.parse import unquote_to_bytes
+
+from extproc.core.types import Reason, Rejection
+
+DEFAULT_INFERENCE_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/pooling",
+    "/classify",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/audio/speech",
+)
+"""What vLLM 0.32 serves by the body's `model` (entrypoints/*/api_router.py), each by POST alone;
+`/v1/audio/speech` comes with vLLM-Omni only, elsewhere the pod answers 404."""
+
+FORM_PATHS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+"""Inference paths whose body is a multipart form; every other listed path takes JSON."""
+
+MODELS_PATH = "/v1/models"
+RESPONSES_PATH = "/v1/responses"
+
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_ABNORMAL = re.compile(r"[?#%\\]|/\.{0,2}(?:/|\Z)")
+"""In a decoded path: marks that another reader could take for a delimiter or decode once more,
+empty segments, dot segments."""
+
+_STORED_RESPONSE = re.compile(rf"{RESPONSES_PATH}/([^/]+)(/cancel|/input_items)?")
+_STORED_METHODS = {
+    None: ("GET", "HEAD", "DELETE"),
+    "/cancel": ("POST",),
+    "/input_items": ("GET", "HEAD"),
+}
+"""OpenAI's operations on a stored response; vLLM has those of GET {id} and POST {id}/cancel."""
+
+
+_UNKNOWN = Rejection(
+    404, Reason.UNKNOWN_PATH, "This path is not served; inference paths and /v1/models are."
+)
+
+
+class RouteKind(StrEnum):
+    """What a request asks for."""
+
+    INFERENCE_JSON = "inference_json"  # routed by the JSON body's `model`
+    INFERENCE_FORM = "inference_form"  # routed by the multipart form's `model`
+    LIST_MODELS = "list_models"  # answered by us
+    GET_MODEL = "get_model"  # answered by us
+    STORED_RESPONSE = "stored_response"  # lives on one endpoint; only a session key finds it
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A request that passes.
+
+    Attributes:
+        kind: What to do with it.
+        path: As `normalize_path` gives it.
+        resource: The model's or the response's id that the path names, else "".
+    """
+
+    kind: RouteKind
+    path: str
+    resource: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTable:
+    """The listed paths.
+
+    Attributes:
+        inference_paths: Paths that are routed by `model`, in normal form.
+
+    Raises:
+        ValueError: On construction, for a path that is not in normal form or is one of ours.
+    """
+
+    inference_paths: Sequence[str] = DEFAULT_INFERENCE_PATHS
+    _inference: dict[str, Route] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for path in self.inference_paths:
+            if normalize_path(path) != path:
+                raise ValueError(f"not an inference path in normal form: {path!r}")
+            if f"{path}/".startswith(f"{MODELS_PATH}/"):
+                raise ValueError(f"answered by this service, so not an inference path: {path!r}")
+        routes = {path: Route(_inference_kind(path), path) for path in self.inference_paths}
+        object.__setattr__(self, "_inference", routes)
+
+    def match(self, method: str, path: str) -> Route | Rejection:
+        """Answer where a request goes; `path` is the `:path` header, its query included.
+
+        A path that is not listed is 404 UNKNOWN_PATH, one that does not take `method` 405
+        METHOD_NOT_ALLOWED. HEAD is taken where GET is; OPTIONS nowhere: CORS is the gateway's.
+        """
+        normal = normalize_path(path)
+        if normal is None:
+            return _UNKNOWN
+        route = self._inference.get(normal)
+        if route is not None:
+            return _allow(route, method, ("POST",))
+        if normal == MODELS_PATH:
+            return _allow(Route(RouteKind.LIST_MODELS, normal), method, ("GET", "HEAD"))
+        if normal.startswith(f"{MODELS_PATH}/"):
+            model = normal.removeprefix(f"{MODELS_PATH}/")
+            return _allow(Route(RouteKind.GET_MODEL, normal, model), method, ("GET", "HEAD"))
+        return self._match_stored_response(method, normal)
+
+    def _match_stored_response(self, method: str, normal: str) -> Route | Rejection:
+        found = _STORED_RESPONSE.fullmatch(normal)
+        if found is None or RESPONSES_PATH not in self._inference:
+            return _UNKNOWN
+        route = Route(RouteKind.STORED_RESPONSE, normal, found[1])
+        return _allow(route, method, _STORED_METHODS[found[2]])
+
+
+def normalize_path(path: str) -> str | None:
+    """The path that an engine's router compares: no query, percent-decoded once.
+
+    None where readers could disagree about it: not starting with `/` (absolute form, `*`),
+    invalid escapes, not UTF-8, control characters, `?`, `#`, `%` or a backslash after decoding,
+    empty segments (so the root and a trailing slash too), dot segments. Idempotent.
+    """
+    normal = path.partition("?")[0]
+    if not normal.startswith("/") or "#" in normal:
+        return None
+    if "%" in normal:
+        if _BAD_ESCAPE.search(normal):
+            return None
+        try:
+            normal = unquote_to_bytes(normal).decode()
+        except UnicodeError:
+            return None
+    return None if not normal.isprintable() or _ABNORMAL.search(normal) else normal
+
+
+def _inference_kind(path: str) -> RouteKind:
+    return RouteKind.INFERENCE_FORM if path in FORM_PATHS else RouteKind.INFERENCE_JSON
+
+
+def _allow(route: Route, method: str, methods: tuple[str, ...]) -> Route | Rejection:
+    if method in methods:
+        return route
+    message = f"This path takes {' or '.join(methods)} only."
+    return Rejection(405, Reason.METHOD_NOT_ALLOWED, message)
