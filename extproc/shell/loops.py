@@ -1,0 +1,265 @@
+"""What the clients of a pod's HTTP share: one endless loop per endpoint, and a bounded GET.
+
+`scraper` and `vllm` ask every endpoint again and again, by the same rules, and may not import each
+other; so the rules are here, and what is asked is theirs. `podcheck` takes the GET.
+
+1. The first visit is at once, the following ones are spread by a random phase, so that many
+   endpoints are not asked in the same moment.
+2. Visits of one endpoint never overlap, and rest at least `_REST_RATIO` times as long as they
+   took: a server that needs long to answer is not kept busy by answering us.
+3. After failures visits become rarer, up to a limit; one success, and they are back to normal.
+4. Whatever goes wrong in a visit, the loop goes on, and so do the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from random import Random
+from ssl import SSLContext
+
+import aiohttp
+from yarl import URL
+
+from extproc.core.errors import ExtprocError
+from extproc.core.types import Endpoint
+
+logger = logging.getLogger(__name__)
+
+Visit = Callable[[], Awaitable[None]]
+Begin = Callable[[aiohttp.ClientSession, Endpoint], Visit]
+OnFailure = Callable[[str, str, float], None]
+
+# A page of vLLM with thousands of series takes it 100 ms of CPU; three times the rest keeps
+# that below a quarter of one core.
+_REST_RATIO = 3.0
+
+# A burst of pokes (every answer 404 is one) must not become a burst of visits.
+_MIN_REST_S = 0.05
+
+# Keeps 2**n finite; every sensible limit is reached long before.
+_MAX_DOUBLINGS = 30
+
+
+class ResponseError(ExtprocError):
+    """A server answered, but with a status or a body of no use. Count it, ask again later."""
+
+
+class TooLargeError(ResponseError):
+    """A server's answer is longer than the limit; the rest was not read."""
+
+
+# How a visit may fail without anything being wrong with us. OSError: timeouts too.
+FAILURES = (aiohttp.ClientError, OSError, ExtprocError)
+
+
+class EndpointLoops:
+    """Runs one loop of visits per endpoint. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        begin: Begin,
+        *,
+        on_failure: OnFailure,
+        clock: Callable[[], float],
+        rng: Random,
+        interval_s: float,
+        timeout_s: float,
+        max_backoff_s: float,
+        headers: Mapping[str, str] | None,
+        ssl: SSLContext | None,
+    ) -> None:
+        """Make it; nothing runs before `set_endpoints`.
+
+        Args:
+            begin: Called once for each loop; what it answers is called for each visit, and keeps
+                what the visits of one endpoint have to remember.
+            on_failure: Called with the address, what went wrong and the seconds it took.
+            clock: Monotonic seconds.
+            rng: For phases and backoff.
+            interval_s: From the start of one visit to the start of the next.
+            timeout_s: Longest visit.
+            max_backoff_s: Longest rest after failures.
+            headers: Sent with every request, e.g. `Authorization`.
+            ssl: For pods behind TLS; None trusts what the system trusts.
+        """
+        self._begin = begin
+        self._on_failure = on_failure
+        self._clock = clock
+        self._rng = rng
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._max_backoff_s = max_backoff_s
+        self._headers = headers
+        self._ssl = ssl
+        self._session: aiohttp.ClientSession | None = None  # opened within the event loop
+        self._loops: dict[str, _Loop] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Visit exactly these from now on. Call within the event loop.
+
+        Loops of endpoints that stay go on undisturbed; an endpoint with another URL is a new one.
+        """
+        wanted = {endpoint.address: endpoint for endpoint in endpoints}
+        for address, loop in list(self._loops.items()):
+            if address not in wanted or base_url(wanted[address]) != loop.url:
+                self._end(self._loops.pop(address).task)
+        for address, endpoint in wanted.items():
+            if address not in self._loops:
+                self._loops[address] = self._start(endpoint)
+
+    def poke(self, address: str) -> None:
+        """Visit this endpoint soon instead of at its time. Unknown addresses are ignored."""
+        if address in self._loops:
+            self._loops[address].wake.set()
+
+    async def aclose(self) -> None:
+        """End all loops and connections. No callback is called after this."""
+        self.set_endpoints(())
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def _start(self, endpoint: Endpoint) -> _Loop:
+        if self._session is None:
+            self._session = open_session(self._headers, self._ssl)
+        wake = asyncio.Event()
+        # Not in a TaskGroup: endpoints come and go, and one loop's end must not end the others.
+        task = asyncio.get_running_loop().create_task(
+            self._run(self._session, endpoint, wake), name=f"visits of {endpoint.address}"
+        )
+        return _Loop(base_url(endpoint), wake, task)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        task.cancel()
+
+    async def _run(
+        self, session: aiohttp.ClientSession, endpoint: Endpoint, wake: asyncio.Event
+    ) -> None:
+        now = asyncio.get_running_loop().time
+        try:
+            visit = self._begin(session, endpoint)
+        except ValueError as error:  # a URL that is none
+            self._tell(endpoint.address, describe(error), 0.0)
+            return
+        await self._try(endpoint.address, visit)
+        await _rest(wake, self._rng.uniform(0, self._interval_s))
+        num_failures = 0
+        while True:
+            began_s = now()
+            num_failures = 0 if await self._try(endpoint.address, visit) else num_failures + 1
+            await _rest(wake, self._rest_s(now() - began_s, num_failures))
+
+    async def _try(self, address: str, visit: Visit) -> bool:
+        began_s = self._clock()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await visit()
+            return True
+        except FAILURES as error:
+            message = describe(error)
+        except Exception as error:
+            logger.exception("visit of %s broke", address)
+            message = repr(error)
+        self._tell(address, message, self._clock() - began_s)
+        return False
+
+    def _tell(self, address: str, message: str, took_s: float) -> None:
+        try:
+            self._on_failure(address, message, took_s)
+        except Exception:
+            logger.exception("failure of %s could not be told", address)
+
+    def _rest_s(self, took_s: float, num_failures: int) -> float:
+        return choose_rest_s(
+            took_s,
+            num_failures,
+            interval_s=self._interval_s,
+            max_backoff_s=self._max_backoff_s,
+            rng=self._rng,
+        )
+
+
+def choose_rest_s(
+    took_s: float, num_failures: int, *, interval_s: float, max_backoff_s: float, rng: Random
+) -> float:
+    """Say how long to rest after a visit that took `took_s`, the last of `num_failures` in a row.
+
+    A rest after a failure is between a half and the whole of the doubled interval, so that
+    endpoints which failed together do not return together.
+    """
+    if num_failures:
+        backoff_s = interval_s * 2.0 ** min(num_failures, _MAX_DOUBLINGS)
+        return min(backoff_s, max_backoff_s) * rng.uniform(0.5, 1)
+    return max(interval_s - took_s, _REST_RATIO * took_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    url: str
+    wake: asyncio.Event
+    task: asyncio.Task[None]
+
+
+async def _rest(wake: asyncio.Event, rest_s: float) -> None:
+    """Wait until `rest_s` have passed, or less when woken."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    timer = loop.call_later(rest_s, wake.set)  # a tenth of what a timeout around `wait` costs
+    try:
+        await wake.wait()
+        await asyncio.sleep(min(rest_s, _MIN_REST_S) - (loop.time() - began_s))
+    finally:
+        timer.cancel()
+        wake.clear()
+
+
+def base_url(endpoint: Endpoint) -> str:
+    """Where our own calls to an endpoint go, without a trailing slash."""
+    return endpoint.url.rstrip("/") or f"http://{endpoint.address}"
+
+
+def open_session(
+    headers: Mapping[str, str] | None = None, ssl: SSLContext | None = None
+) -> aiohttp.ClientSession:
+    """Open a session for GETs of pods. Call within the event loop; close it in the end.
+
+    Timeouts are the caller's. Compression is refused: it would cost the pod more than the
+    network.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=ssl if ssl is not None else True),
+        headers={"Accept-Encoding": "identity", **(headers or {})},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+    )
+
+
+async def get(session: aiohttp.ClientSession, url: URL, *, max_bytes: int) -> tuple[int, bytes]:
+    """GET `url`; answer status and body. Redirects are not followed: a pod does not send us on.
+
+    Raises:
+        TooLargeError: The body is longer than `max_bytes`.
+        aiohttp.ClientError, OSError: As aiohttp raises them. Ask again later.
+    """
+    async with session.get(url, allow_redirects=False) as response:
+        chunks, num_bytes = [], 0
+        async for chunk in response.content.iter_any():
+            chunks.append(chunk)
+            num_bytes += len(chunk)
+            if num_bytes > max_bytes:
+                response.close()  # else aiohttp would read the rest to keep the connection
+                raise TooLargeError(f"answer longer than {max_bytes} bytes")
+        return response.status, b"".join(chunks)
+
+
+def describe(error: BaseException) -> str:
+    """One line for people: what a visit or a call failed of."""
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    return str(error) or type(error).__name__

@@ -1,0 +1,145 @@
+"""Asks model servers which models they have registered: `GET /v1/models`.
+
+The list is the registry: what a request may name without getting a 404. It says nothing about what
+is loaded. An adapter is an entry with a `parent`, the base model has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from random import Random
+from ssl import SSLContext
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from extproc.core.errors import ExtprocError
+from extproc.core.types import Endpoint, ModelCard
+from extproc.shell.loops import EndpointLoops, OnFailure, Visit, base_url, get
+
+OnModels = Callable[[str, tuple[ModelCard, ...], float], None]
+
+# 10,000 adapters with long paths are 3 MB.
+_MAX_BODY_BYTES = 16 * 1024 * 1024
+
+
+class ModelsError(ExtprocError):
+    """A server's answer is no list of models. Count it, keep the last list, ask again later."""
+
+
+class _Entry(msgspec.Struct):
+    id: str = ""
+    parent: str | None = None
+    root: str | None = None
+    created: float | None = None
+    max_model_len: int | None = None
+    owned_by: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    data: list[_Entry]
+
+
+_decoder = msgspec.json.Decoder(_Answer)
+
+
+def decode_models(body: bytes) -> tuple[ModelCard, ...]:
+    """Read the body of `/v1/models`, in its order. Entries without an `id` are left out.
+
+    Raises:
+        ModelsError: It is not JSON, or not a list of models.
+    """
+    try:
+        answer = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelsError(f"no list of models: {error}") from None
+    return tuple(
+        ModelCard(
+            id=entry.id,
+            parent=entry.parent or None,
+            root=entry.root or "",
+            created_wall_s=int(entry.created or 0),
+            max_model_len=entry.max_model_len,
+            owned_by=entry.owned_by or "",
+        )
+        for entry in answer.data
+        if entry.id
+    )
+
+
+async def fetch_models(session: aiohttp.ClientSession, url: str) -> tuple[ModelCard, ...]:
+    """Ask the server at `url` (no trailing slash) once, with the session's headers and timeout.
+
+    Raises:
+        ModelsError: It answered something else than a list of models.
+        aiohttp.ClientError, OSError: It did not answer.
+    """
+    status, body = await get(session, URL(f"{url}/v1/models"), max_bytes=_MAX_BODY_BYTES)
+    if status != HTTPStatus.OK:
+        raise ModelsError(f"HTTP {status} for the list of models")
+    return decode_models(body)
+
+
+class ModelsPoller:
+    """Polls endpoints for their models. `set_endpoints` starts it, `aclose` ends it."""
+
+    def __init__(
+        self,
+        *,
+        on_models: OnModels,
+        on_failure: OnFailure,
+        clock: Callable[[], float],
+        rng: Random,
+        interval_s: float = 1.0,
+        timeout_s: float = 5.0,
+        max_backoff_s: float = 5.0,
+        headers: Mapping[str, str] | None = None,
+        ssl: SSLContext | None = None,
+    ) -> None:
+        """Make it; nothing is asked before `set_endpoints`.
+
+        Args:
+            on_models: Called with address, models and when the answer had arrived.
+            on_failure: Called with address, what went wrong and how many seconds it took.
+            clock: Monotonic seconds.
+            rng: For phases and backoff.
+            interval_s: From the start of one poll to the start of the next.
+            timeout_s: Longest poll.
+            max_backoff_s: Longest rest after failures.
+            headers: Sent with every request, e.g. `Authorization`.
+            ssl: For pods behind TLS; None trusts what the system trusts.
+        """
+        self._on_models = on_models
+        self._clock = clock
+        self._loops = EndpointLoops(
+            self._begin,
+            on_failure=on_failure,
+            clock=clock,
+            rng=rng,
+            interval_s=interval_s,
+            timeout_s=timeout_s,
+            max_backoff_s=max_backoff_s,
+            headers=headers,
+            ssl=ssl,
+        )
+
+    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Poll exactly these from now on. Call within the event loop."""
+        self._loops.set_endpoints(endpoints)
+
+    def poke(self, address: str) -> None:
+        """Poll this endpoint soon: it restarted, or answered 404 for a model that it had."""
+        self._loops.poke(address)
+
+    async def aclose(self) -> None:
+        """End all polls. No callback is called after this."""
+        await self._loops.aclose()
+
+    def _begin(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
+        async def poll() -> None:
+            cards = await fetch_models(session, base_url(endpoint))
+            self._on_models(endpoint.address, cards, self._clock())
+
+        return poll

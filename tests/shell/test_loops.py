@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from random import Random
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
+from yarl import URL
+
+from extproc.core.types import Endpoint
+from extproc.shell.loops import (
+    EndpointLoops,
+    ResponseError,
+    TooLargeError,
+    Visit,
+    base_url,
+    choose_rest_s,
+    describe,
+    get,
+    open_session,
+)
+
+A = Endpoint("10.0.0.1:8000")
+B = Endpoint("10.0.0.2:8000")
+HOUR_S = 3600.0
+
+
+class Visits:
+    """Counts what the loops do. A visit ends when `behave` does."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.made: dict[str, int] = {}
+        self.failures: list[tuple[str, str]] = []
+        self.changed = asyncio.Event()
+        self.behave: dict[str, Callable[[], object]] = {}
+        self.num_now = 0
+        self.max_at_once = 0
+
+    def begin(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
+        address = endpoint.address
+        self.begun.append(base_url(endpoint))
+
+        async def visit() -> None:
+            self.num_now += 1
+            self.max_at_once = max(self.max_at_once, self.num_now)
+            self.made[address] = self.made.get(address, 0) + 1
+            self.changed.set()
+            try:
+                result = self.behave.get(address, lambda: None)()
+                if asyncio.iscoroutine(result):
+                    await result
+            finally:
+                self.num_now -= 1
+
+        return visit
+
+    def on_failure(self, address: str, error: str, took_s: float) -> None:
+        self.failures.append((address, error))
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@asynccontextmanager
+async def running(
+    visits: Visits, *, interval_s: float = 0.002, timeout_s: float = 5.0
+) -> AsyncIterator[EndpointLoops]:
+    loops = EndpointLoops(
+        visits.begin,
+        on_failure=visits.on_failure,
+        clock=asyncio.get_running_loop().time,
+        rng=Random(1),
+        interval_s=interval_s,
+        timeout_s=timeout_s,
+        max_backoff_s=0.01,
+        headers=None,
+        ssl=None,
+    )
+    try:
+        yield loops
+    finally:
+        await loops.aclose()
+
+
+async def test_every_endpoint_is_visited_again_and_again() -> None:
+    visits = Visits()
+    async with running(visits) as loops:
+        loops.set_endpoints([A, B])
+        await visits.until(lambda: min(visits.made.get(e.address, 0) for e in (A, B)) >= 3)
+
+    assert visits.failures == []
+
+
+async def test_an_endpoint_that_is_gone_is_not_visited_any_more() -> None:
+    visits = Visits()
+    async with running(visits) as loops:
+        loops.set_endpoints([A, B])
+        await visits.until(lambda: len(visits.made) == 2)
+        loops.set_endpoints([B])
+        made_by_a, made_by_b = visits.made[A.address], visits.made[B.address]
+        await visits.until(lambda: visits.made[B.address] >= made_by_b + 3)
+
+        assert visits.made[A.address] == made_by_a
+
+
+async def test_an_endpoint_that_stays_keeps_its_loop_and_one_with_another_url_gets_a_new_one() -> (
+    None
+):
+    visits = Visits()
+    async with running(visits) as loops:
+        loops.set_endpoints([A, B])
+        loops.set_endpoints(
+            [
+                Endpoint(A.address, name="renamed", is_ready=False),
+                Endpoint(B.address, url="https://10.0.0.2:8443/"),
+            ]
+        )
+        await visits.until(lambda: len(visits.made) == 2)
+
+    # B's first loop ended before it began.
+    assert sorted(visits.begun) == ["http://10.0.0.1:8000", "https://10.0.0.2:8443"]
+
+
+async def test_visits_of_one_endpoint_never_overlap() -> None:
+    visits = Visits()
+    visits.behave[A.address] = lambda: asyncio.sleep(0.01)
+    async with running(visits) as loops:
+        loops.set_endpoints([A])
+        await visits.until(lambda: visits.made.get(A.address, 0) >= 4)
+        loops.poke(A.address)
+        await visits.until(lambda: visits.made[A.address] >= 6)
+
+    assert visits.max_at_once == 1
+
+
+async def test_an_endpoint_that_hangs_times_out_again_and_again_and_holds_nobody_up() -> None:
+    visits = Visits()
+    visits.behave[A.address] = lambda: asyncio.sleep(HOUR_S)
+    async with running(visits, timeout_s=0.01) as loops:
+        loops.set_endpoints([A, B])
+        await visits.until(lambda: len(visits.failures) >= 2 and visits.made[B.address] >= 3)
+
+    assert set(visits.failures) == {(A.address, "timed out")}
+
+
+@pytest.mark.parametrize("error", [ResponseError("HTTP 503"), OSError("HTTP 503")])
+async def test_a_visit_that_fails_is_told_and_made_again(error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    visits = Visits()
+    visits.behave[A.address] = fail
+    async with running(visits) as loops:
+        loops.set_endpoints([A])
+        await visits.until(lambda: len(visits.failures) >= 3)
+
+    assert set(visits.failures) == {(A.address, "HTTP 503")}
+
+
+async def test_a_bug_in_a_visit_is_logged_and_told_and_ends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def break_down() -> None:
+        raise KeyError("bug")
+
+    visits = Visits()
+    visits.behave[A.address] = break_down
+    async with running(visits) as loops:
+        loops.set_endpoints([A, B])
+        await visits.until(lambda: len(visits.failures) >= 2 and visits.made[B.address] >= 3)
+
+    assert visits.failures[0] == (A.address, "KeyError('bug')")
+    assert (caplog.records[0].levelno, caplog.records[0].exc_info is None) == (logging.ERROR, False)
+
+
+async def test_a_callback_that_breaks_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Deaf(Visits):
+        def on_failure(self, address: str, error: str, took_s: float) -> None:
+            raise RuntimeError("cannot listen")
+
+    def fail() -> None:
+        raise ResponseError("HTTP 503")
+
+    visits = Deaf()
+    visits.behave[A.address] = fail
+    async with running(visits) as loops:
+        loops.set_endpoints([A])
+        await visits.until(lambda: visits.made.get(A.address, 0) >= 3)
+
+    assert "could not be told" in caplog.text
+
+
+async def test_a_poke_brings_one_visit_forward_and_a_burst_of_them_no_more_than_one() -> None:
+    visits = Visits()
+    async with running(visits, interval_s=HOUR_S) as loops:
+        loops.set_endpoints([A])
+        await visits.until(lambda: visits.made.get(A.address, 0) == 1)
+        for _ in range(100):
+            loops.poke(A.address)
+            loops.poke("10.9.9.9:1")  # not ours: ignored
+            await asyncio.sleep(0)
+        await visits.until(lambda: visits.made[A.address] == 2)
+        await asyncio.sleep(0.15)
+
+        assert visits.made == {A.address: 2}
+
+
+async def test_a_poke_during_a_visit_is_not_lost() -> None:
+    """The answer under way may be older than what the poke is about."""
+    visits = Visits()
+    async with running(visits, interval_s=HOUR_S) as loops:
+        visits.behave[A.address] = lambda: loops.poke(A.address)
+        loops.set_endpoints([A])
+        await visits.until(lambda: visits.made.get(A.address, 0) == 2)
+
+
+async def test_a_url_that_is_none_is_told_once() -> None:
+    def begin(session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
+        URL(base_url(endpoint))
+        raise AssertionError("this URL should not parse")
+
+    visits = Visits()
+    visits.begin = begin  # type: ignore[method-assign]
+    async with running(visits) as loops:
+        loops.set_endpoints([Endpoint("x", url="http://[::1")])
+        await visits.until(lambda: len(visits.failures) == 1)
+
+
+# --- how long to rest ---------------------------------------------------------------------------
+
+seconds = st.floats(0, 100)
+
+
+@given(seconds, st.integers(0, 2**40))
+def test_a_rest_after_a_failure_is_at_most_the_backoff_limit(took_s: float, seed: int) -> None:
+    for num_failures in (1, 2, 10, 10_000):
+        rest_s = choose_rest_s(
+            took_s, num_failures, interval_s=0.05, max_backoff_s=1.0, rng=Random(seed)
+        )
+        assert min(0.05 * 2.0 ** min(num_failures, 9), 1.0) / 2 <= rest_s <= 1.0
+
+
+def test_a_quick_visit_is_followed_by_the_next_at_the_interval() -> None:
+    rest_s = choose_rest_s(0.004, 0, interval_s=0.05, max_backoff_s=1, rng=Random(1))
+
+    assert rest_s == pytest.approx(0.046)
+
+
+def test_a_slow_visit_is_followed_by_three_times_the_rest() -> None:
+    rest_s = choose_rest_s(0.1, 0, interval_s=0.05, max_backoff_s=1, rng=Random(1))
+
+    assert rest_s == pytest.approx(0.3)
+
+
+# --- the GET ------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def serving(handler: Callable[[web.Request], web.Response]) -> AsyncIterator[URL]:
+    async def answer(request: web.Request) -> web.Response:
+        return handler(request)
+
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", answer)
+    async with TestServer(app) as server:
+        yield server.make_url("/")
+
+
+async def test_get_answers_status_and_body_up_to_the_limit() -> None:
+    async with (
+        serving(lambda _: web.Response(status=418, body=b"x" * 1000)) as url,
+        open_session() as session,
+    ):
+        assert await get(session, url, max_bytes=1000) == (418, b"x" * 1000)
+        with pytest.raises(TooLargeError, match="longer than 999 bytes"):
+            await get(session, url, max_bytes=999)
+
+
+async def test_get_does_not_follow_redirects() -> None:
+    def redirect(_: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"Location": "http://127.0.0.1:1/"})
+
+    async with serving(redirect) as url, open_session() as session:
+        assert (await get(session, url, max_bytes=10))[0] == 307
+
+
+async def test_a_session_sends_its_headers_and_asks_for_no_compression() -> None:
+    seen: list[web.Request] = []
+
+    def remember(request: web.Request) -> web.Response:
+        seen.append(request)
+        return web.Response(headers={"Set-Cookie": "a=b"})
+
+    async with (
+        serving(remember) as url,
+        open_session({"Authorization": "Bearer secret"}) as session,
+    ):
+        await get(session, url, max_bytes=10)
+        await get(session, url, max_bytes=10)
+
+    assert seen[1].headers["Authorization"] == "Bearer secret"
+    assert seen[1].headers["Accept-Encoding"] == "identity"
+    assert "Cookie" not in seen[1].headers
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        (Endpoint("10.0.0.1:8000"), "http://10.0.0.1:8000"),
+        (Endpoint("[::1]:8000"), "http://[::1]:8000"),
+        (Endpoint("10.0.0.1:8000", url="https://pod/"), "https://pod"),
+    ],
+)
+def test_own_calls_go_to_the_url_or_else_to_the_address(endpoint: Endpoint, url: str) -> None:
+    assert base_url(endpoint) == url
+
+
+def test_an_error_without_a_text_is_described_by_its_name() -> None:
+    assert describe(ConnectionResetError()) == "ConnectionResetError"
+    assert describe(TimeoutError()) == "timed out"
+    assert describe(ResponseError("HTTP 503")) == "HTTP 503"

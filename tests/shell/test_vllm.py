@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from extproc.core.types import Endpoint, ModelCard
+from extproc.shell.loops import open_session
+from extproc.shell.vllm import ModelsError, ModelsPoller, decode_models, fetch_models
+
+# As vLLM 0.32 writes it.
+BODY = b"""{"object":"list","data":[
+ {"id":"tiny","object":"model","created":1795258552,"owned_by":"vllm","root":"/models/tiny",
+  "parent":null,"max_model_len":512,"permission":[{"id":"modelperm-1","is_blocking":false}]},
+ {"id":"a0","object":"model","created":1795258553,"owned_by":"vllm","root":"/adapters/a0",
+  "parent":"tiny","max_model_len":null,"permission":[]}]}"""
+
+CARDS = (
+    ModelCard("tiny", None, "/models/tiny", 1795258552, 512, "vllm"),
+    ModelCard("a0", "tiny", "/adapters/a0", 1795258553, None, "vllm"),
+)
+
+
+def test_base_and_adapters_are_read_as_vllm_writes_them() -> None:
+    assert decode_models(BODY) == CARDS
+
+
+def test_fields_that_are_missing_or_null_have_defaults() -> None:
+    body = b'{"data":[{"id":"m"},{"id":"n","root":null,"created":null,"owned_by":null}]}'
+
+    assert decode_models(body) == (ModelCard("m", owned_by=""), ModelCard("n", owned_by=""))
+
+
+def test_a_created_time_with_a_fraction_is_cut_to_seconds() -> None:
+    assert decode_models(b'{"data":[{"id":"m","created":17.9}]}')[0].created_wall_s == 17
+
+
+def test_entries_without_an_id_are_left_out() -> None:
+    assert decode_models(b'{"data":[{"object":"model"},{"id":""}]}') == ()
+
+
+def test_an_adapter_with_an_empty_parent_is_a_base_model() -> None:
+    assert decode_models(b'{"data":[{"id":"m","parent":""}]}')[0].parent is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"Not Found",
+        b"<html>",
+        b"[]",
+        b"{}",
+        b'{"data":{}}',
+        b'{"data":["m"]}',
+        b'{"data":[{"id":1}]}',
+        b'{"data":[{"id":"\xff"}]}',
+        b'{"data":[',
+    ],
+)
+def test_anything_else_is_an_error_that_says_so(body: bytes) -> None:
+    with pytest.raises(ModelsError, match="no list of models"):
+        decode_models(body)
+
+
+class Pod:
+    """A server with a list of models."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.body = BODY
+        self.num_asked = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        assert request.headers.get("Authorization") in (None, "Bearer key")
+        self.num_asked += 1
+        return web.Response(status=self.status, body=self.body)
+
+    def serve(self) -> TestServer:
+        app = web.Application()
+        app.router.add_get("/v1/models", self.answer)
+        return TestServer(app)
+
+
+async def test_models_are_fetched_once() -> None:
+    pod = Pod()
+    async with pod.serve() as server, open_session({"Authorization": "Bearer key"}) as session:
+        assert await fetch_models(session, str(server.make_url("")).rstrip("/")) == CARDS
+
+    assert pod.num_asked == 1
+
+
+async def test_another_status_than_200_is_an_error_that_names_it() -> None:
+    pod = Pod()
+    pod.status = 401
+    async with pod.serve() as server, open_session() as session:
+        with pytest.raises(ModelsError, match="HTTP 401"):
+            await fetch_models(session, str(server.make_url("")).rstrip("/"))
+
+
+class Listener:
+    """Takes what a poller tells."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[tuple[str, object, float]] = asyncio.Queue()
+
+    def poller(self, interval_s: float) -> ModelsPoller:
+        return ModelsPoller(
+            on_models=lambda *told: self.told.put_nowait(told),
+            on_failure=lambda *told: self.told.put_nowait(told),
+            clock=lambda: 42.0,
+            rng=Random(1),
+            interval_s=interval_s,
+            max_backoff_s=0.01,
+            headers={"Authorization": "Bearer key"},
+        )
+
+    async def next(self) -> tuple[str, object, float]:
+        return await asyncio.wait_for(self.told.get(), 10)
+
+
+async def test_a_poller_tells_the_models_of_every_endpoint_again_and_again() -> None:
+    listener = Listener()
+    poller = listener.poller(interval_s=0.002)
+    async with Pod().serve() as one, Pod().serve() as two:
+        addresses = {f"{server.host}:{server.port}" for server in (one, two)}
+        poller.set_endpoints(Endpoint(address) for address in addresses)
+        told = [await listener.next() for _ in range(8)]
+        await poller.aclose()
+
+    assert {address for address, _, _ in told} == addresses
+    assert {(cards, taken_at_s) for _, cards, taken_at_s in told} == {(CARDS, 42.0)}
+
+
+async def test_a_poller_tells_failures_and_goes_on() -> None:
+    pod, listener = Pod(), Listener()
+    pod.status = 503
+    poller = listener.poller(interval_s=0.002)
+    async with pod.serve() as server:
+        address = f"{server.host}:{server.port}"
+        poller.set_endpoints([Endpoint(address)])
+        assert await listener.next() == (address, "HTTP 503 for the list of models", 0.0)
+        pod.status = 200
+        while (await listener.next())[1] != CARDS:
+            pass
+        await poller.aclose()
+
+
+async def test_a_poke_polls_long_before_it_is_time() -> None:
+    pod, listener = Pod(), Listener()
+    poller = listener.poller(interval_s=3600)
+    async with pod.serve() as server:
+        address = f"{server.host}:{server.port}"
+        poller.set_endpoints([Endpoint(address)])
+        assert (await listener.next())[1] == CARDS
+        pod.body = b'{"data":[]}'
+        poller.poke(address)
+        assert (await listener.next())[1] == ()
+        await poller.aclose()
