@@ -1,0 +1,163 @@
+"""The client of `extproc watch`: decisions of a running router, live.
+
+Speaks `extproc.v1.Decisions` with betterproto2 over grpclib; protos/README.md says why the client
+has another protobuf runtime than the server.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Sequence
+
+from grpclib.client import Channel
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+from rich.text import Text
+
+from extproc.core.errors import ExtprocError
+from extproc.shell.gen.client.extproc.v1 import (
+    Candidate,
+    Decision,
+    DecisionsStub,
+    Pick,
+    Rejection,
+    WatchRequest,
+)
+
+__all__ = ["Candidate", "Decision", "WatchError", "render", "tls_context", "watch"]
+
+_ALL_KEPT = 2**32 - 1  # the field's maximum: whatever the server remembers
+
+
+class WatchError(ExtprocError):
+    """The router cannot be watched, or not any more; the message is for people."""
+
+
+async def watch(
+    target: str,
+    *,
+    tls: ssl.SSLContext | None = None,
+    models: Sequence[str] = (),
+    endpoint: str = "",
+    only_rejections: bool = False,
+    replay_last: int = 0,
+) -> AsyncIterator[Decision]:
+    """Yield decisions, oldest first, until the caller stops or the router goes away.
+
+    Args:
+        target: `host:port` of the router's gRPC port (`[v6]:port` for IPv6).
+        tls: From `tls_context`; None for plain text.
+        models: Only these models and adapters; empty for all.
+        endpoint: Only picks that name this `ip:port`; "" for all.
+        only_rejections: Only requests that were answered with an error.
+        replay_last: First up to this many of the decisions that the router remembers.
+
+    Raises:
+        WatchError: No router at `target`, or it ended the call.
+    """
+    host, port = _split(target)
+    request = WatchRequest(
+        models=list(models),
+        endpoint=endpoint,
+        only_rejections=only_rejections,
+        replay_last=replay_last,
+    )
+    channel = Channel(host, port, ssl=tls)
+    try:
+        # The server ends a call now and then, to bound what a reader that hangs can cost it.
+        has_news = True
+        while has_news:
+            has_news = False
+            async for decision in DecisionsStub(channel).watch(request):
+                has_news = True
+                request.after_sequence = decision.sequence
+                yield decision
+            request.replay_last = _ALL_KEPT
+        raise WatchError(f"{target}: the router ended the call")
+    except GRPCError as error:
+        raise WatchError(f"{target}: {error.message or error.status.name}") from error
+    except (OSError, StreamTerminatedError, ProtocolError) as error:
+        raise WatchError(f"{target}: {error or type(error).__name__}") from error
+    finally:
+        channel.close()
+
+
+def tls_context(
+    *, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None
+) -> ssl.SSLContext:
+    """TLS for `watch`: the CA that signed the router's certificate, and our own for mutual TLS.
+
+    Args:
+        ca_file: PEM file; None for the system's CAs.
+        cert_file: PEM file with our certificate chain; None without mutual TLS.
+        key_file: PEM file with our key, unless `cert_file` has it.
+
+    Raises:
+        OSError: A file cannot be read, or is not what it should be (`ssl.SSLError`).
+    """
+    context = ssl.create_default_context(cafile=ca_file)
+    if cert_file is not None:
+        context.load_cert_chain(cert_file, key_file)
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def render(decision: Decision) -> Text:
+    """One decision as one line for a terminal; `.plain` without colours."""
+    line = Text(_clock(decision), style="dim")
+    if decision.pick is not None:
+        _render_pick(line, decision.pick)
+    elif decision.rejection is not None:
+        _render_rejection(line, decision.rejection)
+    line.append(f"  {decision.decision_seconds * 1e6:.0f} us", style="dim")
+    return line
+
+
+def _clock(decision: Decision) -> str:
+    if decision.time is None:
+        return "--:--:--.---"
+    return decision.time.astimezone().strftime("%H:%M:%S.%f")[:-3]
+
+
+def _render_pick(line: Text, pick: Pick) -> None:
+    line.append(f"  {pick.model}", style="bold")
+    line.append("  ->  ")
+    line.append(_name(pick, pick.endpoints[0] if pick.endpoints else "?"), style="green")
+    for address in pick.endpoints[1:]:
+        line.append(f", {_name(pick, address)}", style="dim")
+    line.append(f"  {pick.policy}/{pick.reason}", style="cyan")
+    chosen = next((each for each in pick.candidates if each.address in pick.endpoints[:1]), None)
+    if chosen is not None:
+        line.append(f"  {_state(pick, chosen)}")
+    if pick.adapter is not None:
+        num_loaded = sum(each.has_loaded for each in pick.candidates)
+        line.append(f"  loaded on {num_loaded}/{len(pick.candidates)}", style="dim")
+
+
+def _render_rejection(line: Text, rejection: Rejection) -> None:
+    line.append(f"  {rejection.model or '-'}", style="bold")
+    line.append(f"  {rejection.status} {rejection.reason}", style="red")
+    line.append(f"  {rejection.message}")
+    if rejection.retry_after_seconds is not None:
+        line.append(f"  retry after {rejection.retry_after_seconds} s", style="dim")
+
+
+def _name(pick: Pick, address: str) -> str:
+    names = (each.name for each in pick.candidates if each.address == address)
+    return next(names, "") or address
+
+
+def _state(pick: Pick, candidate: Candidate) -> str:
+    if not candidate.is_known:
+        return "state unknown"
+    pending = f"{candidate.num_pending} pending"
+    if pick.adapter is None:
+        return pending
+    where = "on GPU" if candidate.is_gpu_resident else "loaded" if candidate.has_loaded else "cold"
+    return f"{where}, {pending}, {candidate.num_adapter_pending} of this adapter"
+
+
+def _split(target: str) -> tuple[str, int]:
+    host, _, port = target.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit():
+        raise WatchError(f"{target!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,336 @@
+"""The client of `extproc watch`, against the real service on a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import GRPCError
+from grpclib.server import Server, Stream
+
+from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo
+from extproc.shell.decisions import DecisionRecord, DecisionsService
+from extproc.shell.rpc import Call, Code, Metadata, Method
+from extproc.shell.watch import Decision, WatchError, render, tls_context, watch
+
+WALL_S = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC).timestamp()
+
+
+def picked(adapter: str | None = "a1", *, is_known: bool = True) -> DecisionRecord:
+    request = RequestInfo(adapter or "base", adapter, "/v1/completions", 308, "request-1")
+    views = (
+        EndpointView(
+            "10.0.0.1:80", name="pod-1", gpu_adapters=("a1",), num_pending=5, is_known=is_known
+        ),
+        EndpointView("10.0.0.2:80", name="pod-2"),
+    )
+    endpoints = ("10.0.0.1:80", "10.0.0.2:80")
+    return DecisionRecord(
+        Pick("id", request, endpoints, "founding", "affinity", views), WALL_S, 4e-5
+    )
+
+
+def rejected() -> DecisionRecord:
+    rejection = Rejection(429, Reason.SATURATED, "full", retry_after_s=2, model="a1")
+    return DecisionRecord(rejection, WALL_S, 2e-5)
+
+
+class Bytes(CodecBase):
+    """Messages as they are: the services of this package speak bytes."""
+
+    __content_subtype__ = "proto"
+
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        assert isinstance(message, bytes)
+        return message
+
+    def decode(self, data: bytes, message_type: Any) -> bytes:
+        return data
+
+
+class Carrier:
+    """The transport contract over grpclib's server, for one kind of call: server streaming."""
+
+    def __init__(self, methods: tuple[Method, ...]) -> None:
+        self._methods = methods
+
+    def __mapping__(self) -> dict[str, Handler]:
+        return {
+            each.path: Handler(self._carry(each), Cardinality.UNARY_STREAM, bytes, bytes)
+            for each in self._methods
+        }
+
+    def _carry(self, method: Method) -> Callable[[Stream[Any, Any]], Awaitable[None]]:
+        async def handle(stream: Stream[Any, Any]) -> None:
+            call = QueueCall()
+            session = method.open(call, {})
+            try:
+                session.receive(await stream.recv_message() or b"")
+                while isinstance(item := await call.queue.get(), bytes):
+                    await stream.send_message(item)
+                if item[0] is not Code.OK:
+                    raise GRPCError(Status(int(item[0])), item[1])
+            finally:
+                session.closed()
+
+        return handle
+
+
+class QueueCall:
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[Any] = asyncio.Queue()
+
+    def send(self, message: bytes) -> None:
+        self.queue.put_nowait(message)
+
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
+        self.queue.put_nowait((code, details))
+
+
+@asynccontextmanager
+async def serving(
+    service: DecisionsService, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    server = Server([Carrier(service.methods())], codec=Bytes())
+    await server.start("127.0.0.1", 0, ssl=tls)
+    (socket,) = server._server.sockets  # type: ignore[union-attr]
+    try:
+        yield socket.getsockname()[1]
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def take(decisions: AsyncIterator[Decision], count: int) -> list[Decision]:
+    """The next `count`, then leave."""
+    seen = [await anext(decisions) for _ in range(count)]
+    await decisions.aclose()  # type: ignore[attr-defined]
+    return seen
+
+
+async def test_remembered_and_live_decisions_arrive_in_order() -> None:
+    service = DecisionsService()
+    service.publish(picked())
+    async with serving(service) as port:
+        decisions = watch(f"127.0.0.1:{port}", replay_last=10)
+        first = await anext(decisions)
+        service.publish(rejected())
+        (second,) = await take(decisions, 1)
+
+    assert (first.sequence, second.sequence) == (1, 2)
+    assert first.pick is not None
+    assert first.pick.id == "id"
+    assert second.rejection is not None
+    assert second.rejection.reason == "saturated"
+
+
+async def test_filters_reach_the_server() -> None:
+    service = DecisionsService()
+    for record in (picked(), rejected(), picked("a2"), rejected()):
+        service.publish(record)
+    async with serving(service) as port:
+        target = f"127.0.0.1:{port}"
+        rejections = await take(watch(target, only_rejections=True, replay_last=9), 2)
+        models = await take(watch(target, models=["a2"], replay_last=9), 1)
+        endpoints = await take(watch(target, endpoint="10.0.0.2:80", replay_last=9), 2)
+
+    assert [each.sequence for each in rejections + models + endpoints] == [2, 4, 3, 1, 3]
+
+
+async def test_nothing_is_lost_when_the_server_ends_calls() -> None:
+    """Here it ends each call after one decision."""
+    service = DecisionsService(max_watch_bytes=1)
+    for _ in range(3):
+        service.publish(picked())
+    async with serving(service) as port:
+        decisions = watch(f"127.0.0.1:{port}", replay_last=2)
+        seen = [await anext(decisions)]
+        for _ in range(3):
+            service.publish(picked())
+        seen += await take(decisions, 4)
+
+    assert [each.sequence for each in seen] == [2, 3, 4, 5, 6]
+
+
+async def test_leaving_frees_the_place_on_the_server() -> None:
+    service = DecisionsService(max_watchers=1)
+    service.publish(picked())
+    async with serving(service) as port:
+        await take(watch(f"127.0.0.1:{port}", replay_last=1), 1)
+        async with asyncio.timeout(10):
+            while service.num_watchers:  # noqa: ASYNC110, the server has no event to wait for
+                await asyncio.sleep(0.01)
+
+    assert service.num_watchers == 0
+
+
+async def test_a_refusal_is_an_error_with_the_servers_words() -> None:
+    service = DecisionsService(max_watchers=0)
+    async with serving(service) as port:
+        with pytest.raises(WatchError, match=f"127.0.0.1:{port}: too many watchers"):
+            await anext(watch(f"127.0.0.1:{port}"))
+
+
+async def test_nobody_there_is_an_error() -> None:
+    async with serving(DecisionsService()) as port:
+        pass
+
+    with pytest.raises(WatchError, match=f"127.0.0.1:{port}"):
+        await anext(watch(f"127.0.0.1:{port}"))
+
+
+async def test_a_server_that_only_ends_calls_is_not_called_for_ever() -> None:
+    class EndsAtOnce:
+        def __init__(self, call: Call, metadata: Metadata) -> None:
+            call.end()
+
+        def receive(self, message: bytes) -> None: ...
+
+        def half_close(self) -> None: ...
+
+        def closed(self) -> None: ...
+
+    class Service(DecisionsService):
+        def methods(self) -> tuple[Method, ...]:
+            return (Method("/extproc.v1.Decisions/Watch", EndsAtOnce),)
+
+    async with serving(Service()) as port:
+        with pytest.raises(WatchError, match="ended the call"):
+            await anext(watch(f"127.0.0.1:{port}"))
+
+
+async def test_a_server_that_drops_the_connection_is_an_error() -> None:
+    async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+
+    async with await asyncio.start_server(drop, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(WatchError, match=f"127.0.0.1:{port}"):
+            await anext(watch(f"127.0.0.1:{port}"))
+
+
+async def test_something_else_than_grpc_is_an_error() -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(WatchError, match=f"127.0.0.1:{port}"):
+            await anext(watch(f"127.0.0.1:{port}"))
+
+
+@pytest.mark.parametrize("target", ["", "localhost", ":80", "host:", "host:http", "host:²"])
+async def test_a_target_without_host_and_port_is_an_error(target: str) -> None:
+    with pytest.raises(WatchError, match="host:port"):
+        await anext(watch(target))
+
+
+def certificate(folder: Path) -> tuple[str, str]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    address = x509.IPAddress(ip_address("127.0.0.1"))
+    now = datetime.now(tz=UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = folder / "cert.pem", folder / "key.pem"
+    cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return str(cert_file), str(key_file)
+
+
+async def test_watching_over_mutual_tls(tmp_path: Path) -> None:
+    cert_file, key_file = certificate(tmp_path)
+    server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=cert_file)
+    server_tls.load_cert_chain(cert_file, key_file)
+    server_tls.verify_mode = ssl.CERT_REQUIRED
+    server_tls.set_alpn_protocols(["h2"])
+    client_tls = tls_context(ca_file=cert_file, cert_file=cert_file, key_file=key_file)
+    service = DecisionsService()
+    service.publish(picked())
+    async with serving(service, server_tls) as port:
+        (decision,) = await take(watch(f"127.0.0.1:{port}", tls=client_tls, replay_last=1), 1)
+
+    assert decision.sequence == 1
+
+
+async def test_an_untrusted_server_is_an_error(tmp_path: Path) -> None:
+    cert_file, key_file = certificate(tmp_path)
+    server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server_tls.load_cert_chain(cert_file, key_file)
+    server_tls.set_alpn_protocols(["h2"])
+    async with serving(DecisionsService(), server_tls) as port:
+        with pytest.raises(WatchError, match="certificate"):
+            await anext(watch(f"127.0.0.1:{port}", tls=tls_context()))
+
+
+async def line_of(record: DecisionRecord) -> str:
+    """What a person sees of `record`, without the time of day."""
+    service = DecisionsService()
+    service.publish(record)
+    async with serving(service) as port:
+        (decision,) = await take(watch(f"127.0.0.1:{port}", replay_last=1), 1)
+    clock, _, line = render(decision).plain.partition("  ")
+    assert clock.endswith(":05.678")
+    return line
+
+
+async def test_a_pick_is_one_line() -> None:
+    assert await line_of(picked()) == (
+        "a1  ->  pod-1, pod-2  founding/affinity  on GPU, 5 pending, 0 of this adapter"
+        "  loaded on 1/2  40 us"
+    )
+
+
+async def test_a_cold_pick_says_so() -> None:
+    assert "cold, 5 pending, 0 of this adapter  loaded on 0/2" in await line_of(picked("a9"))
+
+
+async def test_a_pick_of_the_base_model_says_nothing_about_adapters() -> None:
+    assert await line_of(picked(None)) == (
+        "base  ->  pod-1, pod-2  founding/affinity  5 pending  40 us"
+    )
+
+
+async def test_an_endpoint_without_a_report_is_shown_as_unknown() -> None:
+    assert "state unknown" in await line_of(picked(is_known=False))
+
+
+async def test_a_rejection_is_one_line() -> None:
+    assert await line_of(rejected()) == "a1  429 saturated  full  retry after 2 s  20 us"
+
+
+def test_a_decision_of_a_newer_server_is_still_rendered() -> None:
+    assert render(Decision(decision_seconds=1e-6)).plain == "--:--:--.---  1 us"
