@@ -177,7 +177,10 @@ def watch(
     endpoint: Annotated[str, typer.Option(help="Only decisions for this address.")] = "",
     only_rejections: Annotated[bool, typer.Option(help="Only errors.")] = False,
     last: Annotated[int, typer.Option(help="Begin with the last N decisions.")] = 0,
-    tls_ca: Annotated[Path | None, typer.Option(help="CA file for TLS.")] = None,
+    tls: Annotated[bool, typer.Option(help="The picker speaks TLS.")] = False,
+    tls_ca: Annotated[str | None, typer.Option(help="CA file; else the system's CAs.")] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="Client certificate for mutual TLS.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Its private key.")] = None,
 ) -> None:
     """Follow decisions live."""
     from rich.console import Console
@@ -187,13 +190,16 @@ def watch(
     console = Console(highlight=False, soft_wrap=True)
 
     async def run() -> None:
+        context = None
+        if tls or tls_ca:
+            context = client.tls_context(ca_file=tls_ca, cert_file=tls_cert, key_file=tls_key)
         decisions = client.watch(
             target,
+            tls=context,
             models=model or (),
             endpoint=endpoint,
             only_rejections=only_rejections,
             replay_last=last,
-            ca_file=tls_ca,
         )
         async for decision in decisions:
             console.print(client.render(decision))
@@ -202,7 +208,7 @@ def watch(
         asyncio.run(run())
     except KeyboardInterrupt:
         return
-    except client.WatchError as error:
+    except (client.WatchError, OSError) as error:
         _fail(str(error))
 
 
