@@ -178,8 +178,12 @@ class Engine:
             raise ValueError(f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}")
         self._ranks[adapter] = rank
 
-    def load_adapter(self, adapter: str) -> float:
+    def load_adapter(self, adapter: str, *, is_reload: bool = False) -> float:
         """Load `adapter` at the operator's request, between two steps.
+
+        Args:
+            adapter: Which.
+            is_reload: Read it from disk again even if it is here.
 
         Returns:
             Seconds that the engine stands still for it.
@@ -189,6 +193,8 @@ class Engine:
         """
         if self._cache is None:
             raise ValueError("this engine has no adapter slots")
+        if is_reload:
+            self._cache.drop(adapter)
         return sum(self._load_s(load) for load in self._place([adapter]))
 
     def step(self, *, now: float) -> Step | None:

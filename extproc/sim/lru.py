@@ -73,6 +73,11 @@ class AdapterCache:
         _refresh(self._gpu, adapter)
         return None if is_on_gpu else AdapterLoad(adapter, is_from_disk)
 
+    def drop(self, adapter: str) -> None:
+        """Forget `adapter`, which need not be there."""
+        self._cpu.pop(adapter, None)
+        self._gpu.pop(adapter, None)
+
 
 def _refresh(cache: dict[str, None], adapter: str) -> None:
     cache.pop(adapter, None)
