@@ -1,0 +1,243 @@
+"""Which adapters one endpoint holds: in its GPU slots and in its CPU cache.
+
+vLLM (as of 0.33) does not say, but its rule is simple enough to follow from outside. Both caches
+evict the least recently used adapter, and both are touched together: by a load, and in every step
+of the model by each adapter in the batch. So the CPU cache holds the `max_cpu_loras` adapters
+touched last, the GPU slots the `max_loras` first of those, and all there is to know is when each
+adapter was touched last.
+
+Rules:
+1. An adapter with running requests is touched now. At most `max_loras` adapters run at a time;
+   one keeps its slot until its last request ends, then the longest waiting one gets it. What
+   waits for a slot is not loaded and counts as touched when it last ran.
+2. Of our own requests we see the end, and that beats the engine's log: the log does not show
+   answers of one token, nor the last token of any. Of others' requests we have the log.
+3. The log is in the engine's wall clock. An entry that is new in a report is from between the last
+   report and this one, whatever that clock says; the learned offset places it in there.
+4. A load is seen when the name appears in `/v1/models`. The names of the first listing count as
+   loaded in listing order before all else, which is what an engine does at its start.
+5. Unloading a name frees nothing, but no request can use it: the adapter is not reported and
+   keeps its place until it is evicted. Loaded again it is a second adapter beside the old one.
+6. What a newer engine states itself wins over all of this.
+
+Not to be seen from outside: the order of adapters last touched in the same step; and in what
+others did, answers of one token, loads before the first listing, and loads of a name that was
+unloaded since the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from extproc.core.types import LoadReport
+
+_Touch = tuple[float, float]
+"""When an adapter was touched: our clock, then what orders touches of one moment."""
+
+
+class Residency:
+    """Which adapters one endpoint holds, inferred from reports, listings and our own requests.
+
+    Where the number of slots is unknown only the most recently used adapter is sure to be there.
+
+    Args:
+        max_loras: GPU slots until a report says it; None for unknown.
+        max_cpu_loras: Adapters in the CPU cache; None for as many as GPU slots, vLLM's default.
+    """
+
+    def __init__(self, *, max_loras: int | None, max_cpu_loras: int | None) -> None:
+        self._max_loras = max_loras
+        self._max_cpu_loras = max_cpu_loras
+        self.forget()
+
+    def forget(self) -> None:
+        """Start from nothing: the process restarted. Requests of ours died with it."""
+        self._touched: dict[str, _Touch] = {}
+        self._ghosts: list[_Touch] = []  # unloaded, then loaded again under the same name
+        self._in_flight: dict[str, int] = {}  # longest active first
+        self._report: LoadReport | None = None
+        self._reported_at_s = -inf
+        self._logged_s: dict[str, float] = {}
+        self._clock = _ClockOffset()
+        self._used_since_report: set[str] = set()
+        self._used_by_others: list[str] = []
+        self._registered: dict[str, None] | None = None
+        self._unloaded: set[str] = set()
+        self._arranged: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+
+    # --- what the endpoint says -------------------------------------------------------------
+
+    def record_report(self, report: LoadReport, *, taken_at_s: float) -> None:
+        """Take the result of a scrape that was made at `taken_at_s`. O(adapters in its log)."""
+        for adapter in self._used_by_others:
+            # It ran when the last report was taken, and the log may miss its last step.
+            self._touch(adapter, (self._reported_at_s, self._logged_s.get(adapter, 0.0)))
+        self._read_log(report.adapter_log, taken_at_s)
+        self._used_by_others = sorted(report.active_adapters - self._used_since_report)
+        self._used_since_report = set(self._in_flight)
+        self._report, self._reported_at_s = report, taken_at_s
+        self._trim()
+        self._arranged = None
+
+    def record_registered(self, adapters: Sequence[str], *, now: float) -> None:
+        """Take the adapters that `/v1/models` lists, all of them, in its order."""
+        names = dict.fromkeys(adapters)
+        before = self._registered
+        for position, adapter in enumerate(names, start=-len(names)):  # below any wall time
+            if before is None:
+                self._touch(adapter, (-inf, position))
+            elif adapter not in before:
+                self._load(adapter, (now, position))
+        self._registered = names
+        self._unloaded = self._touched.keys() - names.keys()
+        self._trim()
+        self._arranged = None
+
+    # --- what we do -------------------------------------------------------------------------
+
+    def start(self, adapter: str, *, now: float) -> None:
+        """Note that we sent a request for `adapter`. O(1)."""
+        num_before = self._in_flight.get(adapter, 0)
+        self._in_flight[adapter] = num_before + 1
+        self._used_since_report.add(adapter)
+        if not num_before:
+            self._arranged = None
+
+    def finish(self, adapter: str, *, now: float, has_run: bool = True) -> None:
+        """Note that a request for `adapter` ended at `now`, which may lie in the past. O(1).
+
+        Does nothing for a request that was forgotten.
+
+        Args:
+            adapter: The adapter.
+            now: When it ended; better the end itself than when we heard of it.
+            has_run: False if the engine surely did nothing for it: refused, no connection, 404.
+        """
+        num_before = self._in_flight.get(adapter, 0)
+        if num_before > 1:
+            self._in_flight[adapter] = num_before - 1
+        elif num_before:
+            del self._in_flight[adapter]
+            self._arranged = None
+        if num_before and has_run:
+            self._touch(adapter, (now, 0.0))
+
+    # --- what follows -----------------------------------------------------------------------
+
+    @property
+    def gpu_adapters(self) -> tuple[str, ...]:
+        """Adapters in GPU slots, most recently used first."""
+        return self._arrange()[0]
+
+    @property
+    def cpu_adapters(self) -> tuple[str, ...]:
+        """Adapters in the CPU cache, those in GPU slots included, most recently used first."""
+        return self._arrange()[1]
+
+    # --- inside -----------------------------------------------------------------------------
+
+    @property
+    def _num_slots(self) -> int | None:
+        return (self._report.max_loras if self._report else None) or self._max_loras
+
+    @property
+    def _num_cached(self) -> int | None:
+        # The engine does not start with a CPU cache smaller than its GPU slots.
+        slots, cached = self._num_slots, self._max_cpu_loras
+        return None if slots is None and cached is None else max(slots or 1, cached or 1)
+
+    def _touch(self, adapter: str, touch: _Touch) -> None:
+        # Taken out first: of equal touches the one noted last counts as the later one.
+        self._touched[adapter] = max(touch, self._touched.pop(adapter, touch))
+
+    def _load(self, adapter: str, touch: _Touch) -> None:
+        """Note a name that is in the listing now and was not in the one before."""
+        if adapter in self._unloaded and adapter in self._touched:
+            self._ghosts.append(self._touched.pop(adapter))
+        if adapter not in self._touched:  # else it was used since, which is later than the load
+            self._touch(adapter, touch)
+
+    def _read_log(self, log: Iterable[tuple[str, float]], taken_at_s: float) -> None:
+        new = [(a, wall_s) for a, wall_s in log if self._logged_s.get(a) != wall_s]
+        if not new:
+            return
+        walls_s = [wall_s for _, wall_s in new]
+        self._clock.narrow(self._reported_at_s - min(walls_s), taken_at_s - max(walls_s))
+        self._logged_s.update(new)
+        for adapter, wall_s in new:
+            if adapter not in self._used_since_report:
+                at_s = self._clock.to_ours(wall_s)
+                at_s = min(max(at_s, self._reported_at_s), taken_at_s)
+                self._touch(adapter, (at_s, wall_s))
+
+    def _trim(self) -> None:
+        """Drop what was evicted. Only a touch brings it back, so nothing is lost."""
+        limit = self._num_cached
+        if limit is None or len(self._touched) + len(self._ghosts) <= limit:
+            return
+        oldest = sorted([*self._touched.values(), *self._ghosts], reverse=True)[limit - 1]
+        self._touched = {a: touch for a, touch in self._touched.items() if touch >= oldest}
+        self._ghosts = [touch for touch in self._ghosts if touch >= oldest]
+
+    def _arrange(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        if self._arranged is None:
+            order = self._order()
+            gpu, cpu = order[: self._num_slots or 1], order[: self._num_cached or 1]
+            report = self._report
+            if report is not None and report.gpu_adapters is not None:
+                gpu = _sort(report.gpu_adapters, order)
+                rest = [adapter for adapter in cpu if adapter not in gpu]
+                cpu = gpu + rest[: max(0, (self._num_cached or 1) - len(gpu))]
+            if report is not None and report.cpu_adapters is not None:
+                cpu = _sort(report.cpu_adapters.union(filter(None, gpu)), order)
+            self._arranged = self._usable(gpu), self._usable(cpu)
+        return self._arranged
+
+    def _order(self) -> list[str | None]:
+        """Everything in the engine's caches, most recently used first; None for a ghost."""
+        touches: list[tuple[_Touch, str | None]] = [(touch, None) for touch in self._ghosts]
+        touches += [(touch, adapter) for adapter, touch in self._touched.items()]
+        touches.sort(key=_touch_of)
+        order = dict.fromkeys(self._running())
+        return [*order, *(a for _, a in reversed(touches) if a is None or a not in order)]
+
+    def _running(self) -> list[str]:
+        """Adapters that hold a slot through requests, as far as can be known."""
+        active = self._report.active_adapters if self._report else frozenset()
+        ours = sorted(self._in_flight, key=lambda adapter: adapter not in active)
+        return [*self._used_by_others, *ours][: self._num_slots or 1]
+
+    def _usable(self, adapters: Iterable[str | None]) -> tuple[str, ...]:
+        known = self._registered
+        return tuple(a for a in adapters if a is not None and (known is None or a in known))
+
+
+def _touch_of(entry: tuple[_Touch, str | None]) -> _Touch:
+    return entry[0]
+
+
+def _sort(stated: frozenset[str], order: Sequence[str | None]) -> list[str | None]:
+    """What the engine states, in our order; what we did not know of comes last, by name."""
+    known = [adapter for adapter in order if adapter in stated]
+    return [*known, *sorted(stated.difference(filter(None, known)))]
+
+
+@dataclass(slots=True)
+class _ClockOffset:
+    """Bounds of what to add to the engine's wall clock to get ours, in seconds."""
+
+    low_s: float = -inf
+    high_s: float = inf
+
+    def narrow(self, low_s: float, high_s: float) -> None:
+        """Take new bounds. If they contradict those before, one of the clocks was set."""
+        low, high = max(low_s, self.low_s), min(high_s, self.high_s)
+        if low > high:
+            low, high = low_s, max(low_s, high_s)
+        self.low_s, self.high_s = low, high
+
+    def to_ours(self, wall_s: float) -> float:
+        """Our time of the engine's `wall_s`: -inf as long as there is no lower bound."""
+        return wall_s + (self.low_s + self.high_s) / 2
