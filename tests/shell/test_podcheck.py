@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer, unused_port
+
+from extproc.core.engines import PROFILES
+from extproc.shell import podcheck
+from extproc.shell.podcheck import OPTIONAL, REQUIRED, Check, check_pod, render
+
+ROOT = Path(__file__).parents[2]
+HEALTH, BASE, ADAPTERS, UNKNOWN, STREAM, BY_NAME, METRICS, RUN, WAIT, KV, ACTIVE = REQUIRED
+FILTER, START, DEFERRED, LOADED, RUNTIME = OPTIONAL
+
+GAUGES = {
+    "vllm:num_requests_running": 0.0,
+    "vllm:num_requests_waiting": 0.0,
+    "vllm:kv_cache_usage_perc": 0.0,
+    'vllm:num_requests_waiting_by_reason{reason="deferred"}': 0.0,
+    'vllm:lora_adapter_loaded{adapter_name="a0",level="gpu"}': 1.0,
+    "process_start_time_seconds": 1.7952585e9,
+}
+
+
+# What depends on the list of models, and what on an answer to a chat.
+LISTED = {BASE, ADAPTERS, STREAM, BY_NAME, ACTIVE}
+CHATTED = {UNKNOWN, STREAM, BY_NAME, ACTIVE}
+
+CHUNK = {"model": "tiny", "choices": []}
+
+
+class Pod:
+    """A server that offers everything; each test takes something from it."""
+
+    def __init__(self) -> None:
+        self.parents: dict[str, str | None] = {"tiny": None, "a0": "tiny", "a1": "tiny"}
+        self.gauges = dict(GAUGES)
+        self.slots = 2
+        self.seen: list[str] = []
+        self.asked: list[tuple[str, object]] = []
+        self.key = ""
+        self.says_seen = True
+        self.can_filter = True
+        self.can_load = True
+        self.answers: dict[str, Callable[[], web.Response]] = {}
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body: Any = await request.json() if request.can_read_body else None
+        self.asked.append((request.path, body))
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": "key"}, status=401)
+        if request.path in self.answers:
+            return self.answers[request.path]()
+        match request.path:
+            case "/health":
+                return web.Response()
+            case "/v1/models":
+                data = [{"id": name, "parent": parent} for name, parent in self.parents.items()]
+                return web.json_response({"object": "list", "data": data})
+            case "/v1/chat/completions":
+                return self.chat(body["model"])
+            case "/metrics" | "/metrics/":
+                return web.Response(text=self.page(request.query.getall("name[]", [])))
+            case "/v1/load_lora_adapter" | "/v1/unload_lora_adapter" if self.can_load:
+                return web.json_response({"error": {}}, status=200 if body["lora_name"] else 400)
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    def chat(self, model: str) -> web.Response:
+        if model not in self.parents:
+            message = {"message": "no", "type": "NotFoundError", "param": "model", "code": 404}
+            return web.json_response({"error": message}, status=404)
+        self.seen.append(model)
+        return stream({"model": model, "choices": [{"delta": {"content": "Hi"}}]})
+
+    def page(self, names: list[str]) -> str:
+        lines = [f"{series} {value}\n" for series, value in self.gauges.items()]
+        if self.seen and self.says_seen:
+            name = self.seen[-1]
+            lines.append(
+                f'vllm:lora_requests_info{{max_lora="{self.slots}",running_lora_adapters="{name}",'
+                f'waiting_lora_adapters="{name}"}} 1795258553.5\n'
+            )
+        if names and self.can_filter:
+            lines = [line for line in lines if re.split("[{ ]", line)[0] in names]
+        return "".join(lines)
+
+
+def stream(*chunks: object, end: str = "data: [DONE]\n\n") -> web.Response:
+    text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+    return web.Response(text=": hello\n\n" + text + end, content_type="text/event-stream")
+
+
+async def check(
+    pod: Pod, engine: str = "vllm", adapter: str | None = None, key: str = ""
+) -> dict[str, Check]:
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", pod.answer)
+    async with TestServer(app) as server:
+        checks = await check_pod(
+            f"http://127.0.0.1:{server.port}/",
+            profile=PROFILES[engine],
+            adapter=adapter,
+            headers={"Authorization": f"Bearer {key}"} if key else None,
+        )
+    return {one.requirement: one for one in checks}
+
+
+async def test_a_server_that_offers_everything_passes_every_requirement_in_order() -> None:
+    checks = await check(Pod())
+
+    assert list(checks) == [*REQUIRED, *OPTIONAL]
+    assert [one.requirement for one in checks.values() if not one.passed] == []
+    assert [one.requirement for one in checks.values() if one.is_required] == list(REQUIRED)
+
+
+async def test_a_check_changes_nothing_on_the_server() -> None:
+    pod = Pod()
+    await check(pod)
+
+    loads = [body for path, body in pod.asked if path.endswith("load_lora_adapter")]
+    chats = [body for path, body in pod.asked if path == "/v1/chat/completions"]
+    assert loads == [{"lora_name": "", "lora_path": ""}, {"lora_name": ""}]
+    assert len(chats) == 3
+    assert all(isinstance(body, dict) and body["max_tokens"] == 1 for body in chats)
+
+
+async def test_the_first_adapter_is_tried_unless_another_one_is_named() -> None:
+    assert (await check(Pod()))[BY_NAME].detail == "asked for a0, answered by a0"
+    assert (await check(Pod(), adapter="a1"))[BY_NAME].detail == "asked for a1, answered by a1"
+
+
+async def test_an_adapter_that_is_not_there_fails() -> None:
+    checks = await check(Pod(), adapter="a9")
+
+    assert checks[ADAPTERS].passed is False
+    assert checks[BY_NAME].passed is False
+    assert "HTTP 404" in checks[STREAM].detail
+
+
+async def test_without_an_adapter_its_requirements_are_skipped_and_the_base_model_streams() -> None:
+    pod = Pod()
+    pod.parents = {"tiny": None}
+    checks = await check(pod)
+
+    assert {text for text, one in checks.items() if one.passed is None} == {
+        ADAPTERS,
+        BY_NAME,
+        ACTIVE,
+    }
+    assert checks[STREAM].detail.endswith("from tiny")
+
+
+async def test_a_server_without_models_has_nothing_to_stream() -> None:
+    pod = Pod()
+    pod.parents = {}
+    checks = await check(pod)
+
+    assert checks[BASE].passed is False
+    assert checks[STREAM].passed is None
+
+
+async def test_an_adapter_with_a_parent_that_is_not_listed_fails() -> None:
+    pod = Pod()
+    pod.parents["a1"] = "another"
+
+    assert (await check(pod))[ADAPTERS].detail == "parent not listed: a1"
+
+
+async def test_long_lists_are_cut() -> None:
+    pod = Pod()
+    pod.parents |= {f"a{i}": "tiny" for i in range(100)}
+
+    assert (await check(pod))[ADAPTERS].detail == "a0, a1, a2, a3, a4, ..."
+
+
+async def test_sglang_is_not_asked_for_what_it_does_not_have() -> None:
+    pod = Pod()
+    names = ("num_running_reqs", "num_queue_reqs", "token_usage")
+    pod.gauges = {f"sglang:{name}": 0.0 for name in names}
+    checks = await check(pod, engine="sglang")
+
+    skipped = {text for text, one in checks.items() if one.passed is None}
+    assert skipped == {ACTIVE, DEFERRED, LOADED}
+    assert all(checks[text].passed for text in (RUN, WAIT, KV))
+
+
+@pytest.mark.parametrize(
+    ("requirement", "name"),
+    [
+        (RUN, "vllm:num_requests_running"),
+        (WAIT, "vllm:num_requests_waiting"),
+        (KV, "vllm:kv_cache_usage_perc"),
+        (START, "process_start_time_seconds"),
+        (DEFERRED, 'vllm:num_requests_waiting_by_reason{reason="deferred"}'),
+        (LOADED, 'vllm:lora_adapter_loaded{adapter_name="a0",level="gpu"}'),
+    ],
+)
+async def test_a_metric_that_is_missing_fails_its_requirement(requirement: str, name: str) -> None:
+    pod = Pod()
+    del pod.gauges[name]
+    check_of = (await check(pod))[requirement]
+
+    assert check_of.passed is False
+    assert name.partition("{")[0] in check_of.detail
+
+
+async def test_an_adapter_that_the_metrics_never_name_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(podcheck, "_LORA_INFO_EVERY_S", 0.001)
+    silent, slotless = Pod(), Pod()
+    silent.says_seen, slotless.slots = False, 0
+
+    assert (await check(silent))[ACTIVE].detail == "a0 not seen after a request, slots: None"
+    assert (await check(slotless))[ACTIVE].passed is False
+
+
+async def test_a_server_that_does_not_filter_lacks_an_optional_requirement() -> None:
+    pod = Pod()
+    pod.can_filter = False
+    check_of = (await check(pod))[FILTER]
+
+    assert (check_of.passed, check_of.is_required) == (False, False)
+
+
+async def test_a_filter_that_leaves_nothing_is_none() -> None:
+    pod = Pod()
+    pod.answers["/metrics/"] = lambda: web.Response(text="")
+
+    assert (await check(pod))[FILTER].passed is False
+
+
+async def test_a_server_that_knows_its_page_with_a_slash_only_is_read_there() -> None:
+    pod = Pod()
+    pod.answers["/metrics"] = lambda: web.Response(status=307, headers={"Location": "/metrics/"})
+    checks = await check(pod)
+
+    assert all(checks[text].passed for text in (METRICS, RUN, ACTIVE))
+
+
+async def test_a_server_without_runtime_loading_lacks_an_optional_requirement() -> None:
+    pod = Pod()
+    pod.can_load = False
+    check_of = (await check(pod))[RUNTIME]
+
+    assert (check_of.passed, check_of.detail) == (False, "an empty name: HTTP 404 and 404")
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "failed"),
+    [
+        ("/health", lambda: web.Response(status=503), {HEALTH}),
+        ("/v1/models", lambda: web.Response(text="[]"), LISTED),
+        ("/v1/models", lambda: web.Response(status=500), LISTED),
+        ("/metrics", lambda: web.Response(text="<html>\n"), {METRICS, RUN, WAIT, KV, ACTIVE}),
+        ("/v1/chat/completions", lambda: web.Response(text="{}"), CHATTED),
+        ("/v1/chat/completions", lambda: web.Response(status=404), CHATTED),
+        ("/v1/chat/completions", lambda: stream(), CHATTED),
+        ("/v1/chat/completions", lambda: stream({"choices": []}), CHATTED),
+        ("/v1/chat/completions", lambda: stream(CHUNK, CHUNK, end=""), CHATTED),
+        ("/v1/chat/completions", lambda: stream(CHUNK), CHATTED - {STREAM}),
+    ],
+)
+async def test_a_wrong_answer_fails_what_depends_on_it(
+    path: str,
+    answer: Callable[[], web.Response],
+    failed: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(podcheck, "_LORA_INFO_EVERY_S", 0.001)
+    pod = Pod()
+    pod.answers[path] = answer
+    checks = await check(pod)
+
+    assert {text for text in REQUIRED if checks[text].passed is False} == failed
+
+
+async def test_a_server_that_is_down_fails_everything_and_raises_nothing() -> None:
+    url = f"http://127.0.0.1:{unused_port()}"
+    checks = await check_pod(url, profile=PROFILES["vllm"])
+
+    assert {one.passed for one in checks} == {False}
+    assert all("Cannot connect" in one.detail for one in checks)
+
+
+async def test_a_key_is_sent_where_one_is_given() -> None:
+    pod = Pod()
+    pod.key = "secret"
+
+    assert (await check(pod))[BASE].passed is False
+    assert all(one.passed for one in (await check(pod, key="secret")).values())
+
+
+@pytest.mark.parametrize(
+    ("passed", "is_required", "verdict"),
+    [(True, True, "pass"), (None, True, "skip"), (False, True, "FAIL"), (False, False, "lack")],
+)
+def test_a_check_is_rendered_with_its_verdict_and_what_was_seen(
+    passed: bool | None, is_required: bool, verdict: str
+) -> None:
+    text = render(Check("It does.", passed, "HTTP 200", is_required))
+
+    assert text == f"{verdict}  It does.\n      HTTP 200"
+
+
+def test_the_documentation_lists_the_same_requirements_in_the_same_words() -> None:
+    text = (ROOT / "docs" / "model-server.md").read_text()
+    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+
+    def listed(section: str) -> tuple[str, ...]:
+        return tuple(re.findall(r"^- \*\*(.+)\*\*$", sections[section], re.MULTILINE))
+
+    assert listed("Required") == REQUIRED
+    assert listed("Optional") == OPTIONAL

@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer, unused_port
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from extproc.core.engines import PROFILES
+from extproc.core.exposition import parse_report
+from extproc.core.types import Endpoint, LoadReport
+from extproc.shell import scraper as scraper_module
+from extproc.shell.scraper import Scraper
+
+VLLM = PROFILES["vllm"]
+GOLDEN = (Path(__file__).parents[1] / "golden" / "vllm-0.32-metrics.txt").read_text()
+REPORT = parse_report(GOLDEN.encode(), VLLM)
+FILTERED, WHOLE, WHOLE_SLASH = "/metrics/?", "/metrics", "/metrics/"
+
+
+class Pod:
+    """A server with the saved page, which it can give in the ways that real servers do."""
+
+    def __init__(self) -> None:
+        self.page = GOLDEN
+        self.statuses: dict[str, int] = {}
+        self.can_filter = True
+        self.filter_is_empty = False  # as with several processes and an older client library
+        self.key = ""
+        self.asked: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        names = request.query.getall("name[]", [])
+        way = FILTERED if names else request.path
+        self.asked.append(way)
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.Response(status=401)
+        if (status := self.statuses.get(way, 200)) != 200:
+            return web.Response(status=status, headers={"Location": "/elsewhere"})
+        return web.Response(text=self.filter(names) if names and self.can_filter else self.page)
+
+    def filter(self, names: list[str]) -> str:
+        if self.filter_is_empty:
+            return ""
+        lines = self.page.splitlines(keepends=True)
+        return "".join(line for line in lines if line.split("{")[0].split(" ")[0] in names)
+
+    def server(self, **options: Any) -> TestServer:
+        app = web.Application()
+        app.router.add_get("/metrics", self.answer)
+        app.router.add_get("/metrics/", self.answer)
+        return TestServer(app, **options)
+
+
+class Watch:
+    """A scraper and what it tells."""
+
+    def __init__(self, **options: Any) -> None:
+        self.reports: asyncio.Queue[tuple[str, LoadReport, float, float]] = asyncio.Queue()
+        self.failures: asyncio.Queue[tuple[str, str, float]] = asyncio.Queue()
+        self.scraper = Scraper(
+            VLLM,
+            on_report=lambda *told: self.reports.put_nowait(told),
+            on_failure=lambda *told: self.failures.put_nowait(told),
+            **{
+                "clock": asyncio.get_running_loop().time,
+                "rng": Random(1),
+                "interval_s": 0.002,
+                "max_backoff_s": 0.01,
+                **options,
+            },
+        )
+
+    async def report(self) -> LoadReport:
+        return (await asyncio.wait_for(self.reports.get(), 10))[1]
+
+    async def failure(self) -> str:
+        return (await asyncio.wait_for(self.failures.get(), 10))[1]
+
+
+@asynccontextmanager
+async def watching(pod: Pod, **options: Any) -> AsyncIterator[Watch]:
+    watch = Watch(**options)
+    async with pod.server() as server:
+        watch.scraper.set_endpoints([Endpoint(f"{server.host}:{server.port}")])
+        try:
+            yield watch
+        finally:
+            await watch.scraper.aclose()
+
+
+async def test_a_server_that_filters_is_asked_for_the_needed_families_only() -> None:
+    pod = Pod()
+    async with watching(pod) as watch:
+        assert [await watch.report() for _ in range(3)] == [REPORT] * 3
+
+    assert set(pod.asked) == {FILTERED}
+
+
+async def test_a_server_that_ignores_the_filter_is_read_all_the_same() -> None:
+    pod = Pod()
+    pod.can_filter = False
+    async with watching(pod) as watch:
+        assert [await watch.report() for _ in range(3)] == [REPORT] * 3
+
+    assert set(pod.asked) == {FILTERED}
+
+
+@pytest.mark.parametrize("status", [301, 307, 400, 404, 405, 500])
+async def test_a_server_that_refuses_the_filter_gives_the_whole_page(status: int) -> None:
+    pod = Pod()
+    pod.statuses[FILTERED] = status
+    async with watching(pod) as watch:
+        assert [await watch.report() for _ in range(3)] == [REPORT] * 3
+
+    assert pod.asked[:3] == [FILTERED, WHOLE, WHOLE]
+
+
+async def test_a_filter_that_leaves_nothing_is_given_up_for_the_whole_page() -> None:
+    pod = Pod()
+    pod.filter_is_empty = True
+    async with watching(pod) as watch:
+        assert [await watch.report() for _ in range(3)] == [REPORT] * 3
+
+    assert pod.asked[:3] == [FILTERED, WHOLE, WHOLE]
+
+
+async def test_a_whole_page_that_redirects_to_its_name_with_a_slash_is_found_there() -> None:
+    pod = Pod()
+    pod.filter_is_empty = True
+    pod.statuses[WHOLE] = 307
+    async with watching(pod) as watch:
+        assert [await watch.report() for _ in range(3)] == [REPORT] * 3
+
+    assert pod.asked[:4] == [FILTERED, WHOLE, WHOLE_SLASH, WHOLE_SLASH]
+
+
+async def test_after_a_failed_scrape_the_filter_is_tried_again() -> None:
+    pod = Pod()
+    pod.statuses[FILTERED] = 404
+    async with watching(pod) as watch:
+        await watch.report()
+        pod.statuses = {FILTERED: 503, WHOLE: 503, WHOLE_SLASH: 503}
+        assert await watch.failure() == "HTTP 503 for the metrics page"
+        pod.statuses = {}
+        pod.asked.clear()
+        while FILTERED not in pod.asked:
+            await watch.report()
+        pod.asked.clear()
+        for _ in range(20):
+            await watch.report()
+
+    assert set(pod.asked) == {FILTERED}
+
+
+async def test_now_and_then_the_filter_is_tried_again_without_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scraper_module, "_KEEP_WAY_S", 0.0)
+    pod = Pod()
+    pod.statuses[FILTERED] = 404
+    async with watching(pod) as watch:
+        for _ in range(3):
+            await watch.report()
+
+    assert pod.asked[:4] == [FILTERED, WHOLE, FILTERED, WHOLE]
+
+
+async def test_a_server_without_the_metrics_yet_is_an_empty_report_until_it_has_them() -> None:
+    pod = Pod()
+    pod.page = "# TYPE python_info gauge\npython_info 1\n"
+    async with watching(pod) as watch:
+        assert await watch.report() == LoadReport()
+        pod.page = GOLDEN
+        while await watch.report() != REPORT:
+            pass
+        pod.asked.clear()
+        await watch.report()
+        await watch.report()
+
+    assert set(pod.asked) == {FILTERED}
+
+
+async def test_a_page_outgrown_by_lora_series_is_asked_for_without_them() -> None:
+    pod = Pod()
+    labels = 'max_lora="2",running_lora_adapters="a{0}",waiting_lora_adapters=""'
+    line = "vllm:lora_requests_info{{" + labels + "}} 1795258552.0\n"
+    pod.page += "".join(line.format(i) for i in range(1000))
+    async with watching(pod, max_page_bytes=50_000) as watch:
+        report = await watch.report()
+        await watch.report()
+
+    assert (report.adapter_log, report.max_loras) == ((), None)
+    assert report.process_start_wall_s == REPORT.process_start_wall_s
+
+
+async def test_a_page_over_the_limit_without_any_lora_series_is_a_failure() -> None:
+    pod = Pod()
+    pod.can_filter = False
+    async with watching(pod, max_page_bytes=50_000) as watch:
+        assert await watch.failure() == "answer longer than 50000 bytes"
+
+
+async def test_a_large_page_is_read_like_a_small_one() -> None:
+    pod = Pod()
+    pod.page = GOLDEN + "".join(f"other_{i} {i}\n" for i in range(30_000))
+    pod.statuses[FILTERED] = 404
+    async with watching(pod) as watch:
+        assert await watch.report() == REPORT
+
+
+async def test_a_page_that_is_none_is_a_failure() -> None:
+    pod = Pod()
+    pod.page = "<html>vllm:num_requests_running</html>\n"
+    pod.can_filter = False
+    async with watching(pod) as watch:
+        assert "not a metrics page" in await watch.failure()
+
+
+async def test_a_server_behind_a_key_gets_it() -> None:
+    pod = Pod()
+    pod.key = "secret"
+    async with watching(pod) as watch:
+        assert await watch.failure() == "HTTP 401 for the metrics page"
+    async with watching(pod, headers={"Authorization": "Bearer secret"}) as watch:
+        assert await watch.report() == REPORT
+
+
+async def test_a_report_carries_the_time_of_its_arrival_and_how_long_it_took() -> None:
+    ticks = iter(range(0, 1000, 10))
+    async with watching(Pod(), clock=lambda: float(next(ticks))) as watch:
+        _, report, taken_at_s, duration_s = await asyncio.wait_for(watch.reports.get(), 10)
+
+    # The loop's own reading comes first, at 0; the request is sent at 10, answered at 20.
+    assert (report, taken_at_s, duration_s) == (REPORT, 20.0, 10.0)
+
+
+async def test_a_server_that_is_down_is_a_failure_until_it_is_up() -> None:
+    pod, port = Pod(), unused_port()
+    address = f"127.0.0.1:{port}"
+    watch = Watch()
+    watch.scraper.set_endpoints([Endpoint(address)])
+    assert "Cannot connect" in await watch.failure()
+    async with pod.server(port=port):
+        assert await asyncio.wait_for(watch.reports.get(), 10) is not None
+        await watch.scraper.aclose()
+
+
+async def test_endpoints_that_are_gone_are_not_reported_any_more() -> None:
+    watch = Watch()
+    async with Pod().server() as one, Pod().server() as two:
+        gone, stays = (f"{server.host}:{server.port}" for server in (one, two))
+        watch.scraper.set_endpoints([Endpoint(gone), Endpoint(stays)])
+        addresses = set[str]()
+        while addresses != {gone, stays}:
+            addresses.add((await asyncio.wait_for(watch.reports.get(), 10))[0])
+        watch.scraper.set_endpoints([Endpoint(stays)])
+        while not watch.reports.empty():
+            watch.reports.get_nowait()
+        told = [(await asyncio.wait_for(watch.reports.get(), 10))[0] for _ in range(5)]
+        await watch.scraper.aclose()
+
+    assert set(told) == {stays}
+
+
+def make_certificate(path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's and a client's context around a certificate that 127.0.0.1 signed itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pod")])
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(datetime(2020, 1, 1))
+        .not_valid_after(datetime(2020, 1, 1) + timedelta(days=36_500))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+    path.write_bytes(
+        certificate
+        + key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(path)
+    return server, ssl.create_default_context(cadata=certificate.decode())
+
+
+async def test_pods_behind_tls_are_scraped_with_the_given_trust_only(tmp_path: Path) -> None:
+    server_context, client_context = make_certificate(tmp_path / "pod.pem")
+    server = Pod().server(scheme="https")
+    await server.start_server(ssl=server_context)
+    endpoint = Endpoint(f"127.0.0.1:{server.port}", url=f"https://127.0.0.1:{server.port}")
+    trusting, doubting = Watch(ssl=client_context), Watch()
+    for watch in (trusting, doubting):
+        watch.scraper.set_endpoints([endpoint])
+
+    assert await trusting.report() == REPORT
+    assert "certificate" in await doubting.failure()
+    assert doubting.reports.empty()
+
+    for watch in (trusting, doubting):
+        await watch.scraper.aclose()
+    await server.close()
