@@ -1,0 +1,109 @@
+"""Structured logs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.shell.logs import configure_logging
+
+LOGGER = logging.getLogger("extproc.test")
+
+
+@pytest.fixture(autouse=True)
+def _root_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+@pytest.fixture(params=[True, False], ids=["json", "plain"])
+def lines(request: pytest.FixtureRequest) -> io.StringIO:
+    stream = io.StringIO()
+    configure_logging("info", is_json=request.param, stream=stream)
+    return stream
+
+
+def test_a_json_line_has_time_level_logger_message_and_extra_fields() -> None:
+    stream = io.StringIO()
+    configure_logging("INFO", is_json=True, stream=stream)
+    LOGGER.warning("scrape of %s failed", "pod-1", extra={"endpoint": "10.0.0.1:80"})
+    logged = json.loads(stream.getvalue())
+
+    assert logged.pop("time").endswith("Z")
+    assert logged == {
+        "level": "warning",
+        "logger": "extproc.test",
+        "message": "scrape of pod-1 failed",
+        "endpoint": "10.0.0.1:80",
+    }
+
+
+def test_an_exception_stays_on_its_json_line() -> None:
+    stream = io.StringIO()
+    configure_logging("INFO", is_json=True, stream=stream)
+    try:
+        raise ValueError("why")
+    except ValueError:
+        LOGGER.exception("failed", extra={"level": "mine", "odd": object})
+
+    assert stream.getvalue().count("\n") == 1
+    logged = json.loads(stream.getvalue())
+    assert logged["exception"].endswith("ValueError: why")
+    assert logged["level"] == "error"
+
+
+def test_a_plain_line_has_the_extra_fields_behind_the_message() -> None:
+    stream = io.StringIO()
+    configure_logging("INFO", is_json=False, stream=stream)
+    LOGGER.info("ready", extra={"port": 9002})
+
+    assert stream.getvalue().endswith("INFO    extproc.test: ready port=9002\n")
+
+
+def test_levels_below_the_configured_one_are_not_logged(lines: io.StringIO) -> None:
+    LOGGER.debug("a decision")
+
+    assert lines.getvalue() == ""
+
+
+@pytest.mark.parametrize("credential", ["Bearer sk-123.abc", "bearer sk-123.abc", "Basic sk-123=="])
+def test_credentials_are_blanked_wherever_they_stand(lines: io.StringIO, credential: str) -> None:
+    try:
+        raise ValueError(f'headers {{"authorization": "{credential}"}}')
+    except ValueError:
+        LOGGER.exception("failed with %s", credential, extra={"headers": {"a": credential}})
+
+    assert "sk-123" not in lines.getvalue()
+    assert lines.getvalue().count("***") == 3
+
+
+@given(st.text())
+def test_a_json_line_is_json_whatever_is_logged(text: str) -> None:
+    stream = io.StringIO()
+    configure_logging("INFO", is_json=True, stream=stream)
+    LOGGER.info('%s "Bearer %s" %s', text, text, text, extra={"field": text})
+
+    assert stream.getvalue().count("\n") == 1
+    assert set(json.loads(stream.getvalue())) == {"time", "level", "logger", "message", "field"}
+
+
+def test_configuring_again_replaces_the_handler(lines: io.StringIO) -> None:
+    other = io.StringIO()
+    configure_logging("info", is_json=False, stream=other)
+    LOGGER.info("once")
+
+    assert lines.getvalue() == ""
+    assert other.getvalue().count("once") == 1
+
+
+def test_an_unknown_level_is_an_error() -> None:
+    with pytest.raises(ValueError, match="LOUD"):
+        configure_logging("loud", is_json=True)

@@ -1,0 +1,266 @@
+"""Metrics: what is counted, and what the page says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from extproc.core.types import (
+    EndpointView,
+    Outcome,
+    Pick,
+    Reason,
+    Rejection,
+    RequestInfo,
+    Snapshot,
+)
+from extproc.shell.telemetry import Telemetry
+
+WITH_A = EndpointView("10.0.0.1:80", gpu_adapters=("a",))
+CACHED_A = EndpointView("10.0.0.2:80", cpu_adapters=("a",))
+ACTIVE_A = EndpointView("10.0.0.3:80", pending_by_adapter={"a": 1})
+BARE = EndpointView("10.0.0.4:80", gpu_adapters=("b",))
+
+
+def telemetry(*views: EndpointView, now: float = 0.0, max_adapter_labels: int = 200) -> Telemetry:
+    return Telemetry(
+        snapshot=lambda: Snapshot(views, now),
+        version="1.2.3",
+        max_adapter_labels=max_adapter_labels,
+    )
+
+
+def pick(
+    chosen: EndpointView = WITH_A,
+    *others: EndpointView,
+    adapter: str | None = "a",
+    reason: str = "affinity",
+) -> Pick:
+    request = RequestInfo(adapter or "base", adapter)
+    return Pick("id", request, (chosen.address,), "founding", reason, (*others, chosen))
+
+
+def sample(metrics: Telemetry, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"extproc_{name}", labels)
+
+
+def test_picks_are_counted_by_policy_and_reason() -> None:
+    metrics = telemetry()
+    metrics.picked(pick(), 1e-5)
+    metrics.picked(pick(reason="spill"), 1e-5)
+    metrics.picked(pick(reason="spill"), 1e-5)
+
+    assert sample(metrics, "picks_total", policy="founding", reason="affinity") == 1
+    assert sample(metrics, "picks_total", policy="founding", reason="spill") == 2
+
+
+@pytest.mark.parametrize(
+    ("picked", "result"),
+    [
+        (pick(WITH_A, BARE), "hit"),
+        (pick(CACHED_A, WITH_A), "hit"),
+        (pick(ACTIVE_A, BARE), "hit"),
+        (pick(BARE, WITH_A), "spill"),
+        (pick(BARE, ACTIVE_A), "spill"),
+        (pick(BARE), "cold"),
+        (pick(BARE, EndpointView("10.0.0.9:80")), "cold"),
+    ],
+)
+def test_affinity_is_hit_spill_or_cold(picked: Pick, result: str) -> None:
+    metrics = telemetry()
+    metrics.picked(picked, 1e-5)
+    counts = {
+        each: sample(metrics, "affinity_total", result=each) for each in ("hit", "spill", "cold")
+    }
+
+    assert counts == {"hit": 0, "spill": 0, "cold": 0} | {result: 1}
+
+
+def test_the_base_model_has_no_affinity_and_is_no_adapter() -> None:
+    metrics = telemetry()
+    metrics.picked(pick(adapter=None), 1e-5)
+
+    assert sample(metrics, "affinity_total", result="cold") == 0
+    assert sample(metrics, "picks_by_adapter_total", adapter="base") is None
+
+
+def test_adapters_beyond_the_limit_share_a_label() -> None:
+    metrics = telemetry(max_adapter_labels=2)
+    for adapter in ("a", "b", "c", "d", "a", "c"):
+        metrics.picked(pick(adapter=adapter), 1e-5)
+    counts = {each: sample(metrics, "picks_by_adapter_total", adapter=each) for each in "abcd"}
+
+    assert counts == {"a": 2, "b": 1, "c": None, "d": None}
+    assert sample(metrics, "picks_by_adapter_total", adapter="other") == 3
+
+
+def test_a_rule_that_invents_reasons_does_not_grow_the_page_for_ever() -> None:
+    metrics = telemetry()
+    for number in range(1000):
+        metrics.picked(pick(reason=f"reason-{number}"), 1e-5)
+
+    assert generate_latest(metrics.registry).count(b"extproc_picks_total{") <= 101
+
+
+def test_rejections_are_counted_by_reason_and_absent_reasons_are_0() -> None:
+    metrics = telemetry()
+    metrics.rejected(Rejection(429, Reason.SATURATED, "full"), 1e-5)
+
+    assert sample(metrics, "rejections_total", reason="saturated") == 1
+    assert {sample(metrics, "rejections_total", reason=each) for each in Reason} == {0, 1}
+
+
+def test_decisions_of_both_kinds_are_timed() -> None:
+    metrics = telemetry()
+    metrics.picked(pick(), 3e-5)
+    metrics.rejected(Rejection(429, Reason.SATURATED, "full"), 0.2)
+
+    assert sample(metrics, "decision_seconds_count") == 2
+    assert sample(metrics, "decision_seconds_sum") == pytest.approx(0.20003)
+    assert sample(metrics, "decision_seconds_bucket", le="2e-05") == 0
+    assert sample(metrics, "decision_seconds_bucket", le="5e-05") == 1
+    assert sample(metrics, "decision_seconds_bucket", le="+Inf") == 2
+
+
+@given(st.lists(st.floats(min_value=0, max_value=10) | st.sampled_from([1e-5, 0.1, 0.01])))
+def test_histograms_agree_with_those_of_the_client_library(observed: list[float]) -> None:
+    metrics = telemetry()
+    bounds = [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1]
+    oracle = CollectorRegistry()
+    histogram = Histogram("extproc_decision_seconds", "", buckets=bounds, registry=oracle)
+    for seconds in observed:
+        metrics.picked(pick(), seconds)
+        histogram.observe(seconds)
+
+    for bound in (*map(str, bounds), "+Inf"):
+        name, labels = "extproc_decision_seconds_bucket", {"le": bound}
+        assert metrics.registry.get_sample_value(name, labels) is not None
+        assert metrics.registry.get_sample_value(name, labels) == oracle.get_sample_value(
+            name, labels
+        )
+
+
+def test_completions_are_counted_by_outcome_with_their_lag() -> None:
+    metrics = telemetry()
+    metrics.completed(Outcome.COMPLETED, lag_s=0.03)
+    metrics.completed(Outcome.EXPIRED)
+    metrics.completion_unmatched()
+    metrics.picks_expired(3)
+
+    assert sample(metrics, "completions_total", outcome="completed") == 1
+    assert sample(metrics, "completions_total", outcome="expired") == 1
+    assert sample(metrics, "completions_total", outcome="failed") == 0
+    assert sample(metrics, "access_log_lag_seconds_count") == 1
+    assert sample(metrics, "completions_unmatched_total") == 1
+    assert sample(metrics, "picks_expired_total") == 3
+
+
+def test_troubles_are_counted() -> None:
+    metrics = telemetry(WITH_A)
+    metrics.scraped(0.003)
+    metrics.scrape_failed(WITH_A.address)
+    metrics.eds_refused()
+    metrics.access_log_garbage()
+
+    assert sample(metrics, "scrape_seconds_count") == 1
+    assert sample(metrics, "scrape_failures_total", endpoint=WITH_A.address) == 1
+    assert sample(metrics, "eds_refusals_total") == 1
+    assert sample(metrics, "access_log_errors_total") == 1
+
+
+def test_endpoint_gauges_say_what_the_snapshot_says() -> None:
+    view = EndpointView(
+        "10.0.0.1:80",
+        reported_at_s=100.0,
+        pending_by_adapter={"a": 2, "b": 1, "c": 1},
+        num_pending=5,
+        num_in_flight=4,
+        num_deferred=3,
+        kv_usage_ratio=0.5,
+        max_loras=2,
+    )
+    metrics = telemetry(view, now=100.25)
+    expected = {
+        "endpoint_ready": 1,
+        "endpoint_known": 1,
+        "endpoint_in_flight": 4,
+        "endpoint_pending": 5,
+        "endpoint_active_adapters_per_slot": 1.5,
+        "endpoint_kv_usage_ratio": 0.5,
+        "endpoint_report_age_seconds": 0.25,
+        "requests_deferred": 3,
+    }
+
+    assert {name: sample(metrics, name, endpoint=view.address) for name in expected} == expected
+
+
+def test_what_is_not_known_of_an_endpoint_is_absent_and_not_0() -> None:
+    view = EndpointView("10.0.0.1:80", is_known=False, is_ready=False)
+    metrics = telemetry(view)
+
+    assert sample(metrics, "endpoint_known", endpoint=view.address) == 0
+    assert sample(metrics, "endpoint_ready", endpoint=view.address) == 0
+    assert sample(metrics, "endpoint_in_flight", endpoint=view.address) == 0
+    for name in (
+        "endpoint_active_adapters_per_slot",
+        "endpoint_kv_usage_ratio",
+        "endpoint_report_age_seconds",
+        "requests_deferred",
+    ):
+        assert sample(metrics, name, endpoint=view.address) is None
+
+
+def test_labels_of_endpoints_that_left_the_pool_disappear() -> None:
+    views = [WITH_A, BARE]
+    metrics = Telemetry(snapshot=lambda: Snapshot(tuple(views)), version="1")
+    for view in views:
+        metrics.scrape_failed(view.address)
+        metrics.adapters_loaded(view.address, 2)
+    assert sample(metrics, "adapter_loads_total", endpoint=BARE.address) == 2
+    views.remove(BARE)
+
+    assert BARE.address.encode() not in generate_latest(metrics.registry)
+    assert sample(metrics, "scrape_failures_total", endpoint=WITH_A.address) == 1
+
+
+def test_gauges_of_others_are_read_at_each_scrape() -> None:
+    metrics = telemetry()
+    values = iter([1.0, 2.0])
+    metrics.add_gauge("access_log_streams", "Open access log streams", lambda: next(values))
+
+    assert [sample(metrics, "access_log_streams") for _ in range(2)] == [1.0, 2.0]
+
+
+def test_open_streams_version_and_process_are_on_the_page() -> None:
+    metrics = telemetry()
+    metrics.num_streams += 2
+
+    assert sample(metrics, "streams_active") == 2
+    assert sample(metrics, "build_info", version="1.2.3") == 1
+    assert b"process_cpu_seconds_total" in generate_latest(metrics.registry)
+
+
+def test_the_page_is_well_formed_and_every_name_is_ours() -> None:
+    metrics = telemetry(WITH_A, BARE)
+    metrics.picked(pick(adapter='odd"name\\\n'), 1e-5)
+    page = generate_latest(metrics.registry).decode()
+    families = list(text_string_to_metric_families(page))
+    names = [each.name for each in families]
+
+    assert len(names) == len(set(names))
+    assert all(name.startswith(("extproc_", "process_")) for name in names)
+    assert all(each.documentation for each in families)
+    assert not any(math.isnan(one.value) for each in families for one in each.samples)
+
+
+def test_a_given_registry_is_used() -> None:
+    registry = CollectorRegistry()
+    metrics = Telemetry(snapshot=lambda: Snapshot(()), version="1", registry=registry)
+
+    assert metrics.registry is registry
+    assert registry.get_sample_value("extproc_streams_active") == 0
