@@ -116,8 +116,11 @@ class BodyReader:
         return self._prefix_model()
 
     def pieces(self) -> Iterator[tuple[bytes, bool]]:
-        """The whole body cut into chunks that Envoy takes; (chunk, is it the last)."""
-        return pieces(self._joined())
+        """The whole body cut into chunks that Envoy takes; (chunk, is it the last).
+
+        None where no chunk ever came: what was not sent is not echoed.
+        """
+        return pieces(self._joined()) if self.chunks else iter(())
 
     def clear(self) -> None:
         """Forget the bytes; the count stays."""

@@ -146,6 +146,7 @@ class Stream:
         if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
             return self._answer_models(route)
         self._route = route
+        self._mode = event.body_mode or self._settings.assumed_body_mode
         self._body = BodyReader(
             route,
             headers.get("content-type", ""),
@@ -160,7 +161,7 @@ class Stream:
             raise RequestError(rejections.encoded_body())
         if event.end_of_stream:
             raise RequestError(rejections.empty_body())
-        if event.body_mode is BodyMode.NONE and event.model is not None:
+        if self._mode is BodyMode.NONE and event.model is not None:
             return self._on_metadata(event.model, now)
         return self._await_body(event)
 
@@ -171,12 +172,11 @@ class Stream:
             raise RequestError(rejections.too_large(limit))
 
     def _await_body(self, event: m.RequestHeaders) -> list[m.Command]:
-        mode = event.body_mode or self._settings.assumed_body_mode
-        waits = mode is BodyMode.STREAMED and not event.sends_body_early
-        if mode is BodyMode.NONE or waits:
+        waits = self._mode is BodyMode.STREAMED and not event.sends_body_early
+        if self._mode is BodyMode.NONE or waits:
             return self._ask_for_body()
-        self._mode, self.state = mode, State.BODY
-        if mode in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
+        self.state = State.BODY
+        if self._mode in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
             return [m.ContinueHeaders()]
         return []
 
@@ -195,7 +195,7 @@ class Stream:
     def _on_stored_response(self, event: m.RequestHeaders, now: float) -> list[m.Command]:
         if self._session() is None:
             raise RequestError(rejections.stored_response())
-        if event.end_of_stream or event.body_mode is BodyMode.NONE:
+        if event.end_of_stream or self._mode is BodyMode.NONE:
             return [m.ContinueHeaders(self._choose("", now)), *self._request_over()]
         return self._await_body(event)
 

@@ -1,0 +1,90 @@
+"""Values of the core with every field defaulted, so that a test names only what matters to it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from extproc.core.messages import BodyMode, RequestHeaders
+from extproc.core.types import (
+    Endpoint,
+    EndpointView,
+    LoadReport,
+    ModelCard,
+    Pick,
+    RequestInfo,
+    Snapshot,
+)
+
+BASE = "base"
+"""Name of the base model."""
+
+
+def address(number: int) -> str:
+    """The address of endpoint `number`; the order of numbers below 10 is that of addresses."""
+    return f"10.0.0.{number}:8000"
+
+
+def endpoint(number: int = 1, *, is_ready: bool = True, name: str = "") -> Endpoint:
+    return Endpoint(address(number), f"http://{address(number)}", name, is_ready)
+
+
+def endpoint_view(number: int = 1, **fields: Any) -> EndpointView:
+    """A view of an idle endpoint that lists the base model and the adapters a, b, c."""
+    defaults: dict[str, Any] = {"registered": frozenset({BASE, "a", "b", "c"})}
+    if "pending_by_adapter" in fields:
+        defaults["num_pending"] = sum(fields["pending_by_adapter"].values())
+    return EndpointView(address(number), **{**defaults, **fields})
+
+
+def snapshot(*views: EndpointView, now: float = 0.0) -> Snapshot:
+    return Snapshot(tuple(sorted(views, key=lambda view: view.address)), now)
+
+
+def report(**fields: Any) -> LoadReport:
+    return LoadReport(**fields)
+
+
+def request(adapter: str | None = "a", **fields: Any) -> RequestInfo:
+    """A request for an adapter, or for the base model where it is None."""
+    defaults: dict[str, Any] = {"model": adapter or BASE, "path": "/v1/completions"}
+    return RequestInfo(adapter=adapter, **{**defaults, **fields})
+
+
+def pick(
+    id: str = "pick-1", number: int = 1, *, info: RequestInfo | None = None, **fields: Any
+) -> Pick:
+    """A pick of endpoint `number`."""
+    defaults: dict[str, Any] = {"endpoints": (address(number),), "policy": "p", "reason": "r"}
+    return Pick(id=id, request=info or request(), **{**defaults, **fields})
+
+
+def base_card(**fields: Any) -> ModelCard:
+    return ModelCard(BASE, **fields)
+
+
+def adapter_card(name: str = "a", **fields: Any) -> ModelCard:
+    return ModelCard(name, parent=BASE, **fields)
+
+
+def cards(*adapters: str) -> list[ModelCard]:
+    """What an endpoint lists that serves the base model and `adapters`."""
+    return [base_card(), *(adapter_card(name) for name in adapters)]
+
+
+def body(model: str = "a", **fields: Any) -> bytes:
+    """A JSON request body."""
+    return json.dumps({"model": model, "prompt": "p", **fields}).encode()
+
+
+def request_headers(
+    method: str = "POST",
+    path: str = "/v1/completions",
+    *,
+    headers: dict[str, str] | None = None,
+    body_mode: BodyMode | None = BodyMode.BUFFERED,
+    **fields: Any,
+) -> RequestHeaders:
+    """The headers of a completion request whose body comes BUFFERED."""
+    pseudo = {":method": method, ":path": path, "content-type": "application/json"}
+    return RequestHeaders({**pseudo, **(headers or {})}, body_mode=body_mode, **fields)

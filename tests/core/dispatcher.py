@@ -1,0 +1,64 @@
+"""A dispatcher for tests of the stream: answers what the test says and keeps what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from extproc.core import messages as m
+from extproc.core.stream import Stream, StreamSettings
+from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
+from tests.builders import pick
+
+PICK = pick()
+
+
+@dataclass
+class FakeDispatcher:
+    """Answers every request with `result`."""
+
+    result: Pick | Rejection = PICK
+    cards: Sequence[ModelCard] = ()
+    routed: list[RequestInfo] = field(default_factory=list)
+    finished: list[tuple[Pick, Outcome, float]] = field(default_factory=list)
+    rejections: list[Rejection] = field(default_factory=list)
+
+    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection:
+        self.routed.append(request)
+        return self.result
+
+    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
+        self.finished.append((pick, outcome, now))
+
+    def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
+        assert ":path" in headers, "the headers of the request"
+        self.rejections.append(rejection)
+
+    def models(self) -> Sequence[ModelCard]:
+        return self.cards
+
+
+@dataclass
+class Exchange:
+    """One stream and what it was told, a moment later each time."""
+
+    dispatcher: FakeDispatcher
+    stream: Stream
+    now: float = 0.0
+
+    def tell(self, *events: m.Event) -> list[m.Command]:
+        """Deliver events in order; all that they were answered with."""
+        commands: list[m.Command] = []
+        for event in events:
+            self.now += 1.0
+            commands += self.stream.handle(event, now=self.now)
+        return commands
+
+
+def begin(
+    result: Pick | Rejection = PICK, cards: Sequence[ModelCard] = (), **settings: Any
+) -> Exchange:
+    """A new stream, configured with `settings`."""
+    dispatcher = FakeDispatcher(result, cards)
+    return Exchange(dispatcher, Stream(dispatcher, StreamSettings(**settings)))

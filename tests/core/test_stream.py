@@ -1,0 +1,544 @@
+"""One request's life in every body mode: what each event is answered with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from extproc.core import messages as m
+from extproc.core.messages import BodyMode
+from extproc.core.rejections import model_not_found, no_endpoints, saturated
+from extproc.core.stream import State
+from extproc.core.types import Outcome, Reason, Rejection
+from tests.builders import adapter_card, base_card, body, cards, request_headers
+from tests.core.dispatcher import PICK, Exchange, begin
+
+BODY = body()
+STREAMED: dict[str, Any] = {"body_mode": BodyMode.STREAMED, "sends_body_early": True}
+DUPLEX: dict[str, Any] = {"body_mode": BodyMode.FULL_DUPLEX_STREAMED}
+SECRET = "sk-very-secret"
+
+
+def error_of(commands: list[m.Command]) -> tuple[int, dict[str, str]]:
+    """The status and the error of what must be a reply and the end."""
+    reply, end = commands
+    assert isinstance(reply, m.Reply)
+    assert end == m.End()
+    error: dict[str, str] = json.loads(reply.body)["error"]
+    assert error["code"] == reply.details
+    return reply.status, error
+
+
+# --- how the body may come ------------------------------------------------------------------
+
+
+def test_a_buffered_body_is_asked_for_and_routed_by_its_one_message() -> None:
+    exchange = begin()
+
+    assert exchange.tell(request_headers()) == [m.ContinueHeaders()]
+    assert exchange.tell(m.RequestBody(BODY, True)) == [m.ContinueBody(PICK), m.End()]
+
+
+def test_a_buffered_body_with_trailers_is_complete_without_end_of_stream() -> None:
+    exchange = begin()
+    exchange.tell(request_headers())
+
+    assert exchange.tell(m.RequestBody(BODY, False)) == [m.ContinueBody(PICK), m.End()]
+
+
+def test_without_protocol_config_the_assumed_body_mode_holds() -> None:
+    buffered = begin()
+    duplex = begin(assumed_body_mode=BodyMode.FULL_DUPLEX_STREAMED)
+    event = request_headers(body_mode=None)
+
+    assert buffered.tell(event) == [m.ContinueHeaders()]
+    assert duplex.tell(event) == []
+
+
+@pytest.mark.parametrize("end_of_stream", [True, False])
+def test_a_buffered_part_is_routed_if_the_model_stands_in_it(end_of_stream: bool) -> None:
+    exchange = begin()
+    partial = request_headers(body_mode=BodyMode.BUFFERED_PARTIAL)
+
+    assert exchange.tell(partial) == [m.ContinueHeaders()]
+    part = BODY if end_of_stream else BODY[:-5]
+    assert exchange.tell(m.RequestBody(part, end_of_stream)) == [m.ContinueBody(PICK), m.End()]
+
+
+def test_a_buffered_part_that_ends_before_the_model_is_too_large() -> None:
+    exchange = begin()
+    exchange.tell(request_headers(body_mode=BodyMode.BUFFERED_PARTIAL))
+
+    status, error = error_of(exchange.tell(m.RequestBody(b'{"prompt": "long')))
+
+    assert (status, error["code"]) == (413, Reason.BODY_TOO_LARGE)
+    assert exchange.dispatcher.routed == []
+
+
+def test_an_early_streamed_body_holds_the_headers_answer_until_it_is_complete() -> None:
+    exchange = begin()
+    first, rest = BODY[:7], BODY[7:]
+
+    assert exchange.tell(request_headers(**STREAMED), m.RequestBody(first)) == []
+    assert exchange.tell(m.RequestBody(rest, True)) == [
+        m.ContinueHeaders(PICK),
+        m.ContinueBody(),
+        m.ContinueBody(),
+        m.End(),
+    ]
+
+
+def test_a_long_streamed_body_is_routed_by_its_prefix() -> None:
+    """A body longer than the data plane buffers would otherwise never be complete."""
+    exchange = begin(early_decision_bytes=20)
+    exchange.tell(request_headers(**STREAMED))
+
+    assert exchange.tell(m.RequestBody(b'{"prompt": "' + 20 * b"p")) == []
+    late = exchange.tell(m.RequestBody(20 * b"p" + b'", "model": "a", '))
+    assert late == [m.ContinueHeaders(PICK), m.ContinueBody(), m.ContinueBody()]
+    assert exchange.tell(m.RequestBody(b'"n": 1')) == [m.ContinueBody()]
+    assert exchange.tell(m.RequestBody(b"}", True)) == [m.ContinueBody(), m.End()]
+
+
+def test_trailers_complete_a_streamed_body() -> None:
+    exchange = begin()
+    exchange.tell(request_headers(**STREAMED), m.RequestBody(BODY))
+
+    assert exchange.tell(m.RequestTrailers()) == [
+        m.ContinueHeaders(PICK),
+        m.ContinueBody(),
+        m.ContinueTrailers(),
+        m.End(),
+    ]
+
+
+def test_trailers_after_an_early_decision_end_the_request() -> None:
+    exchange = begin(early_decision_bytes=1)
+    exchange.tell(request_headers(**STREAMED), m.RequestBody(BODY))
+
+    assert exchange.tell(m.RequestTrailers()) == [m.ContinueTrailers(), m.End()]
+
+
+def test_a_streamed_body_that_waits_for_the_headers_answer_is_asked_for_buffered() -> None:
+    exchange = begin(allow_mode_override=True)
+    late = request_headers(body_mode=BodyMode.STREAMED)
+
+    assert exchange.tell(late) == [m.ContinueHeaders(ask_for_body=True)]
+    assert exchange.tell(m.RequestBody(BODY, True)) == [m.ContinueBody(PICK), m.End()]
+
+
+@pytest.mark.parametrize("mode", [BodyMode.STREAMED, BodyMode.NONE])
+def test_a_body_that_cannot_come_in_time_is_an_error_that_names_the_setting(mode: BodyMode) -> None:
+    status, error = error_of(begin().tell(request_headers(body_mode=mode)))
+
+    assert (status, error["code"]) == (500, Reason.BODY_NOT_SENT)
+    assert "send_body_without_waiting_for_header_response" in error["message"]
+    assert "allow_mode_override" in error["message"]
+
+
+def test_a_duplex_body_is_routed_when_complete_and_echoed_in_chunks_that_envoy_takes() -> None:
+    exchange = begin()
+    long = body(prompt=150_000 * "p")
+
+    assert exchange.tell(request_headers(**DUPLEX), m.RequestBody(long[:99_999])) == []
+    headers, *echo, end = exchange.tell(m.RequestBody(long[99_999:], True))
+
+    assert (headers, end) == (m.ContinueHeaders(PICK), m.End())
+    chunks = [chunk for chunk in echo if isinstance(chunk, m.EchoBody)]
+    assert len(chunks) == len(echo)
+    assert b"".join(chunk.data for chunk in chunks) == long
+    assert max(len(chunk.data) for chunk in chunks) <= 62_000
+    assert [chunk.end_of_stream for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_a_duplex_body_with_trailers_leaves_the_end_of_stream_to_them() -> None:
+    exchange = begin()
+    exchange.tell(request_headers(**DUPLEX), m.RequestBody(BODY))
+
+    assert exchange.tell(m.RequestTrailers()) == [
+        m.ContinueHeaders(PICK),
+        m.EchoBody(BODY),
+        m.ContinueTrailers(),
+        m.End(),
+    ]
+
+
+def test_trailers_without_any_duplex_body_echo_nothing() -> None:
+    exchange = begin(session_header="x-session")
+    exchange.tell(
+        request_headers("DELETE", "/v1/responses/r1", headers={"x-session": "s"}, **DUPLEX)
+    )
+
+    assert exchange.tell(m.RequestTrailers()) == [
+        m.ContinueHeaders(PICK),
+        m.ContinueTrailers(),
+        m.End(),
+    ]
+
+
+@pytest.mark.parametrize("mode", [BodyMode.NONE, None])
+def test_a_model_that_the_data_plane_read_is_routed_at_the_headers(mode: BodyMode | None) -> None:
+    exchange = begin(assumed_body_mode=BodyMode.NONE)
+
+    commands = exchange.tell(request_headers(body_mode=mode, model="a"))
+
+    assert commands == [m.ContinueHeaders(PICK), m.End()]
+    assert exchange.dispatcher.routed[0].model == "a"
+
+
+def test_a_data_plane_that_found_no_model_is_answered_for_the_client() -> None:
+    status, error = error_of(begin().tell(request_headers(body_mode=BodyMode.NONE, model="")))
+
+    assert (status, error["code"]) == (400, Reason.MISSING_MODEL)
+
+
+def test_the_body_wins_over_the_model_that_the_data_plane_read() -> None:
+    exchange = begin()
+    exchange.tell(request_headers(model="other"), m.RequestBody(BODY, True))
+
+    assert exchange.dispatcher.routed[0].model == "a"
+
+
+def test_a_form_is_routed_by_its_field() -> None:
+    exchange = begin()
+    form = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nwhisper\r\n--b--\r\n'
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    exchange.tell(request_headers(path="/v1/audio/transcriptions", headers=headers))
+
+    assert exchange.tell(m.RequestBody(form, True)) == [m.ContinueBody(PICK), m.End()]
+    assert exchange.dispatcher.routed[0].model == "whisper"
+
+
+def test_routing_is_told_all_that_is_known_of_a_request() -> None:
+    exchange = begin(session_header="x-session")
+    headers = {"x-request-id": "id-1", "x-session": "s"}
+    subset = frozenset({"10.0.0.1:8000"})
+    event = request_headers(path="/v1/completions?x=1", headers=headers, subset=subset)
+    exchange.tell(event, m.RequestBody(BODY, True))
+
+    [asked] = exchange.dispatcher.routed
+    assert (asked.model, asked.adapter, asked.path) == ("a", None, "/v1/completions")
+    assert (asked.body_bytes, asked.request_id) == (len(BODY), "id-1")
+    assert (asked.session, asked.subset) == ("s", subset)
+
+
+# --- what is refused ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "status", "code"),
+    [
+        (request_headers("GET", "/v1/completions"), 405, Reason.METHOD_NOT_ALLOWED),
+        (request_headers("POST", "/v1/load_lora_adapter"), 404, Reason.UNKNOWN_PATH),
+        (request_headers(headers={"content-encoding": "gzip"}), 415, Reason.ENCODED_BODY),
+        (request_headers(headers={"content-length": "101"}), 413, Reason.BODY_TOO_LARGE),
+        (request_headers(headers={"content-length": 5000 * "9"}), 413, Reason.BODY_TOO_LARGE),
+        (request_headers(end_of_stream=True), 400, Reason.INVALID_JSON),
+        (request_headers("GET", "/v1/responses/r1"), 400, Reason.STORED_RESPONSE),
+    ],
+)
+def test_what_the_headers_tell_is_refused_before_the_body(
+    event: m.RequestHeaders, status: int, code: Reason
+) -> None:
+    exchange = begin(max_body_bytes=100)
+
+    answered, error = error_of(exchange.tell(event))
+
+    assert (answered, error["code"]) == (status, code)
+    assert exchange.dispatcher.routed == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"content-encoding": "Identity"}, {"content-length": "100"}, {"content-length": "-1"}],
+)
+def test_headers_that_are_no_reason_to_refuse(headers: dict[str, str]) -> None:
+    exchange = begin(max_body_bytes=100)
+
+    assert exchange.tell(request_headers(headers=headers)) == [m.ContinueHeaders()]
+
+
+@pytest.mark.parametrize("fields", [{}, STREAMED, DUPLEX])
+def test_a_body_over_the_limit_is_too_large_and_one_of_the_limit_is_not(
+    fields: dict[str, Any],
+) -> None:
+    event = request_headers(**{"body_mode": BodyMode.BUFFERED, **fields})
+    fits = begin(max_body_bytes=len(BODY))
+    over = begin(max_body_bytes=len(BODY) - 1)
+    fits.tell(event, m.RequestBody(BODY, True))
+    over.tell(event)
+
+    status, error = error_of(over.tell(m.RequestBody(BODY, True)))
+
+    assert (status, error["code"]) == (413, Reason.BODY_TOO_LARGE)
+    assert fits.stream.pick is PICK
+
+
+def test_chunks_count_together_against_the_limit() -> None:
+    exchange = begin(max_body_bytes=10)
+    exchange.tell(request_headers(**DUPLEX), m.RequestBody(10 * b" "))
+
+    assert error_of(exchange.tell(m.RequestBody(b" ")))[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", Reason.INVALID_JSON),
+        (b"{", Reason.INVALID_JSON),
+        (b"[]", Reason.INVALID_BODY),
+        (b'{"model": 1}', Reason.INVALID_BODY),
+        (b'{"prompt": "p"}', Reason.MISSING_MODEL),
+        (b'{"model": "a", "previous_response_id": "r"}', Reason.STORED_RESPONSE),
+    ],
+)
+def test_a_body_that_names_no_model_is_a_bad_request(data: bytes, code: Reason) -> None:
+    exchange = begin()
+    exchange.tell(request_headers())
+
+    status, error = error_of(exchange.tell(m.RequestBody(data, True)))
+
+    assert (status, error["code"]) == (400, code)
+    assert exchange.dispatcher.routed == []
+
+
+def test_trailers_where_a_buffered_body_should_be_mean_an_empty_body() -> None:
+    exchange = begin()
+    exchange.tell(request_headers())
+
+    assert error_of(exchange.tell(m.RequestTrailers()))[0] == 400
+
+
+def test_a_form_path_takes_forms_only() -> None:
+    exchange = begin()
+    exchange.tell(request_headers(path="/v1/audio/translations"))
+
+    assert error_of(exchange.tell(m.RequestBody(BODY, True)))[0] == 415
+
+
+@pytest.mark.parametrize(
+    ("rejection", "status", "retry_after"),
+    [
+        (model_not_found("a"), 404, None),
+        (saturated("a", 7), 429, "7"),
+        (no_endpoints("a"), 503, "1"),
+    ],
+)
+@pytest.mark.parametrize("fields", [{}, STREAMED, DUPLEX])
+def test_a_request_that_is_not_routed_gets_the_reason_and_when_to_retry(
+    rejection: Rejection, status: int, retry_after: str | None, fields: dict[str, Any]
+) -> None:
+    exchange = begin(rejection)
+    exchange.tell(request_headers(**{"body_mode": BodyMode.BUFFERED, **fields}))
+
+    reply, _end = exchange.tell(m.RequestBody(BODY, True))
+
+    assert isinstance(reply, m.Reply)
+    assert (reply.status, reply.headers.get("retry-after")) == (status, retry_after)
+    assert exchange.stream.pick is None
+
+
+@pytest.mark.parametrize("data", [b'{"prompt": "hunter2",', b'{"prompt": "hunter2"}', b"hunter2"])
+def test_no_error_quotes_a_prompt_or_a_header(data: bytes) -> None:
+    exchange = begin()
+    exchange.tell(request_headers(headers={"authorization": SECRET, "x-request-id": SECRET}))
+
+    reply, _end = exchange.tell(m.RequestBody(data, True))
+
+    assert isinstance(reply, m.Reply)
+    assert b"hunter2" not in reply.body
+    assert SECRET.encode() not in reply.body
+
+
+# --- models and stored responses ------------------------------------------------------------
+
+
+def models_exchange() -> Exchange:
+    return begin(cards=[adapter_card("a"), base_card()])
+
+
+@pytest.mark.parametrize("end_of_stream", [True, False])
+def test_the_list_of_models_is_answered_here(end_of_stream: bool) -> None:
+    event = request_headers("GET", "/v1/models", end_of_stream=end_of_stream)
+
+    reply, end = models_exchange().tell(event)
+
+    assert end == m.End()
+    assert isinstance(reply, m.Reply)
+    assert reply.status == 200
+    data = json.loads(reply.body)["data"]
+    assert [(card["id"], card["parent"]) for card in data] == [("base", None), ("a", "base")]
+
+
+def test_one_model_is_answered_here() -> None:
+    reply, _end = models_exchange().tell(request_headers("GET", "/v1/models/a"))
+
+    assert isinstance(reply, m.Reply)
+    assert (reply.status, json.loads(reply.body)["id"]) == (200, "a")
+
+
+def test_a_model_that_nobody_lists_is_not_found() -> None:
+    status, error = error_of(models_exchange().tell(request_headers("GET", "/v1/models/x")))
+
+    assert (status, error["code"]) == (404, Reason.MODEL_NOT_FOUND)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "fields"),
+    [
+        ("GET", "/v1/responses/r1", {"end_of_stream": True}),
+        ("DELETE", "/v1/responses/r1", {"body_mode": BodyMode.NONE}),
+        ("DELETE", "/v1/responses/r1", {"body_mode": None}),
+    ],
+)
+def test_a_stored_response_without_a_body_goes_by_its_session_at_the_headers(
+    method: str, path: str, fields: dict[str, Any]
+) -> None:
+    exchange = begin(session_header="x-session", assumed_body_mode=BodyMode.NONE)
+    event = request_headers(method, path, headers={"x-session": "s"}, **fields)
+
+    assert exchange.tell(event) == [m.ContinueHeaders(PICK), m.End()]
+    assert (exchange.dispatcher.routed[0].model, exchange.dispatcher.routed[0].session) == ("", "s")
+
+
+def test_a_stored_response_with_a_body_is_routed_whatever_the_body_says() -> None:
+    exchange = begin(session_header="x-session")
+    event = request_headers("POST", "/v1/responses/r1/cancel", headers={"x-session": "s"})
+
+    assert exchange.tell(event) == [m.ContinueHeaders()]
+    assert exchange.tell(m.RequestBody(b"{}", True)) == [m.ContinueBody(PICK), m.End()]
+    assert exchange.dispatcher.routed[0].model == ""
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-session": ""}])
+def test_a_stored_response_without_a_session_is_refused(headers: dict[str, str]) -> None:
+    exchange = begin(session_header="x-session")
+    event = request_headers("GET", "/v1/responses/r1", headers=headers, end_of_stream=True)
+
+    assert error_of(exchange.tell(event))[1]["code"] == Reason.STORED_RESPONSE
+
+
+def test_a_previous_response_is_routed_if_there_is_a_session() -> None:
+    exchange = begin(session_header="x-session")
+    exchange.tell(request_headers(path="/v1/responses", headers={"x-session": "s"}))
+    data = body(previous_response_id="r1")
+
+    assert exchange.tell(m.RequestBody(data, True)) == [m.ContinueBody(PICK), m.End()]
+
+
+# --- response phases ------------------------------------------------------------------------
+
+
+def answered(**fields: Any) -> Exchange:
+    """A routed request whose stream stays open for the response."""
+    exchange = begin(uses_response_phases=True)
+    exchange.tell(request_headers(**fields), m.RequestBody(BODY, True))
+    return exchange
+
+
+def test_with_response_phases_the_stream_stays_open_and_every_phase_is_answered() -> None:
+    exchange = begin(uses_response_phases=True)
+
+    assert exchange.tell(request_headers()) == [m.ContinueHeaders()]
+    assert exchange.tell(m.RequestBody(BODY, True)) == [m.ContinueBody(PICK)]
+    assert exchange.tell(m.ResponseHeaders(200)) == [m.ContinueResponseHeaders()]
+    assert exchange.tell(m.ResponseBody(b"x")) == [m.ContinueResponseBody()]
+    assert exchange.tell(m.ResponseTrailers()) == [m.ContinueResponseTrailers()]
+    assert exchange.tell(m.Ended()) == []
+
+
+def test_a_full_duplex_response_body_is_echoed_in_chunks_that_envoy_takes() -> None:
+    exchange = answered(response_body_mode=BodyMode.FULL_DUPLEX_STREAMED)
+    exchange.tell(m.ResponseHeaders(200))
+
+    assert exchange.tell(m.ResponseBody(100_000 * b"r", True)) == [
+        m.EchoResponseBody(62_000 * b"r"),
+        m.EchoResponseBody(38_000 * b"r", True),
+    ]
+    assert exchange.tell(m.ResponseBody(b"", True)) == [m.EchoResponseBody(b"", True)]
+
+
+@pytest.mark.parametrize(
+    ("response", "outcome"),
+    [
+        ([], Outcome.CANCELLED),
+        ([m.ResponseHeaders(0)], Outcome.CANCELLED),
+        ([m.ResponseHeaders(200)], Outcome.COMPLETED),
+        ([m.ResponseHeaders(404)], Outcome.COMPLETED),
+        ([m.ResponseHeaders(200), m.ResponseBody(b"")], Outcome.COMPLETED),
+        ([m.ResponseHeaders(500)], Outcome.FAILED),
+    ],
+)
+def test_the_end_of_the_stream_finishes_the_pick_once(
+    response: list[m.Event], outcome: Outcome
+) -> None:
+    exchange = answered()
+    exchange.tell(*response)
+    exchange.tell(m.Ended(), m.Ended())
+
+    assert exchange.dispatcher.finished == [(PICK, outcome, exchange.now - 1.0)]
+
+
+def test_without_response_phases_a_pick_is_never_finished_here() -> None:
+    exchange = begin()
+    exchange.tell(request_headers(), m.RequestBody(BODY, True), m.Ended())
+
+    assert exchange.dispatcher.finished == []
+
+
+def test_a_stream_that_ends_before_the_pick_finishes_nothing() -> None:
+    exchange = begin(uses_response_phases=True)
+    exchange.tell(request_headers(), m.Ended())
+
+    assert exchange.dispatcher.finished == []
+    assert exchange.stream.state is State.DONE
+
+
+def test_a_response_may_begin_while_the_request_is_still_sent() -> None:
+    exchange = begin(uses_response_phases=True, early_decision_bytes=1)
+    exchange.tell(request_headers(**STREAMED), m.RequestBody(BODY))
+
+    assert exchange.tell(m.ResponseHeaders(200)) == [m.ContinueResponseHeaders()]
+    assert exchange.tell(m.RequestBody(b" ")) == [m.ContinueBody()]
+    assert exchange.tell(m.RequestTrailers()) == [m.ContinueTrailers()]
+    assert exchange.stream.state is State.RESPONSE
+
+
+@pytest.mark.parametrize("uses_response_phases", [True, False])
+def test_an_answer_that_could_not_be_given_fails_the_pick_once(uses_response_phases: bool) -> None:
+    exchange = begin(uses_response_phases=uses_response_phases)
+    exchange.tell(request_headers(), m.RequestBody(BODY, True))
+
+    exchange.stream.abandon(now=9.0)
+    exchange.stream.abandon(now=10.0)
+    exchange.tell(m.Ended())
+
+    assert exchange.dispatcher.finished == [(PICK, Outcome.FAILED, 9.0)]
+
+
+def test_abandoning_before_a_pick_finishes_nothing() -> None:
+    exchange = begin()
+    exchange.stream.abandon(now=1.0)
+
+    assert exchange.dispatcher.finished == []
+    assert exchange.stream.is_answered
+
+
+def test_a_stream_is_answered_once_the_request_is_decided() -> None:
+    exchange = begin(uses_response_phases=True)
+    seen = [exchange.stream.is_answered]
+    for event in (request_headers(), m.RequestBody(BODY, True)):
+        exchange.tell(event)
+        seen.append(exchange.stream.is_answered)
+
+    assert seen == [False, False, True]
+
+
+def test_models_of_several_endpoints_are_listed_once() -> None:
+    exchange = begin(cards=[*cards("a"), *cards("a")])
+    reply, _end = exchange.tell(request_headers("GET", "/v1/models"))
+
+    assert isinstance(reply, m.Reply)
+    assert len(json.loads(reply.body)["data"]) == 2

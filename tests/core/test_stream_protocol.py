@@ -1,0 +1,201 @@
+"""What holds for a stream in every state and for every sequence of events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import event as note
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.core import messages as m
+from extproc.core.errors import ProtocolError
+from extproc.core.messages import BodyMode
+from extproc.core.stream import State
+from extproc.core.types import Pick, Rejection
+from tests.builders import body, request_headers
+from tests.core.dispatcher import PICK, Exchange, begin
+from tests.strategies import event_sequences, rejections, stream_settings
+
+EVENTS: dict[type, m.Event] = {
+    m.RequestHeaders: request_headers(),
+    m.RequestBody: m.RequestBody(body(), True),
+    m.RequestTrailers: m.RequestTrailers(),
+    m.ResponseHeaders: m.ResponseHeaders(200),
+    m.ResponseBody: m.ResponseBody(b"x"),
+    m.ResponseTrailers: m.ResponseTrailers(),
+    m.Ended: m.Ended(),
+}
+REQUEST, RESPONSE = (m.RequestBody, m.RequestTrailers), (m.ResponseBody, m.ResponseTrailers)
+ALLOWED: dict[State, tuple[type, ...]] = {
+    State.HEADERS: (m.RequestHeaders, m.Ended),
+    State.BODY: (*REQUEST, m.Ended),
+    State.REST: (*REQUEST, m.ResponseHeaders, m.Ended),
+    State.RESPONSE: (*REQUEST, m.ResponseHeaders, *RESPONSE, m.Ended),
+    State.DONE: m.EVENT_TYPES,
+}
+ANSWERS: dict[type, type] = {
+    m.ContinueHeaders: m.RequestHeaders,
+    m.ContinueBody: m.RequestBody,
+    m.EchoBody: m.RequestBody,
+    m.ContinueTrailers: m.RequestTrailers,
+    m.ContinueResponseHeaders: m.ResponseHeaders,
+    m.ContinueResponseBody: m.ResponseBody,
+    m.EchoResponseBody: m.ResponseBody,
+    m.ContinueResponseTrailers: m.ResponseTrailers,
+}
+REQUEST_PHASES = (m.RequestHeaders, m.RequestBody, m.RequestTrailers)
+
+
+def in_state(state: State) -> Exchange:
+    exchange = begin(uses_response_phases=True, early_decision_bytes=1)
+    early = request_headers(body_mode=BodyMode.STREAMED, sends_body_early=True)
+    steps: dict[State, Sequence[m.Event]] = {
+        State.HEADERS: [],
+        State.BODY: [early],
+        State.REST: [early, m.RequestBody(body())],
+        State.RESPONSE: [early, m.RequestBody(body(), True)],
+        State.DONE: [m.Ended()],
+    }
+    exchange.tell(*steps[state])
+    assert exchange.stream.state is state
+    return exchange
+
+
+@pytest.mark.parametrize("kind", m.EVENT_TYPES)
+@pytest.mark.parametrize("state", State)
+def test_every_event_in_every_state_is_taken_or_breaks_the_protocol(
+    state: State, kind: type
+) -> None:
+    exchange = in_state(state)
+
+    if kind in ALLOWED[state]:
+        exchange.tell(EVENTS[kind])
+    else:
+        with pytest.raises(ProtocolError, match=f"{kind.__name__} in state {state.value}"):
+            exchange.tell(EVENTS[kind])
+
+
+class Observer:
+    """Follows one stream and checks each answer against what was delivered."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.delivered: list[m.Event] = []
+        self.answers: list[m.Command] = []
+        self.is_replied = self.is_ended = False
+
+    def tell(self, event: m.Event) -> None:
+        commands = self.exchange.tell(event)
+        if self.is_ended:
+            assert commands == [], "an answer after the end"
+            return
+        if not isinstance(event, m.Ended):
+            self.delivered.append(event)
+        for command in commands:
+            self.take(command)
+
+    def take(self, command: m.Command) -> None:
+        assert not self.is_ended, "a command after the end"
+        if isinstance(command, m.End):
+            self.is_ended = True
+            assert self.is_replied or (self.carries_pick() and self.unanswered() == [])
+            return
+        assert not self.is_replied, "a command after the reply"
+        if isinstance(command, m.Reply):
+            self.is_replied = True
+            return
+        self.answers.append(command)
+        for phases in (REQUEST_PHASES, (m.ResponseHeaders, *RESPONSE)):
+            asked, answered = self.sides(phases)
+            assert answered == asked[: len(answered)], "in order, and nothing unasked"
+
+    def sides(self, phases: tuple[type, ...]) -> tuple[list[type], list[type]]:
+        """What was delivered of these phases and what was answered.
+
+        A run of echoed body chunks stands for all body events: they are not one to one.
+        """
+        asked = [type(event) for event in self.delivered if isinstance(event, phases)]
+        answered = [ANSWERS[type(c)] for c in self.answers if ANSWERS[type(c)] in phases]
+        if any(isinstance(c, m.EchoBody | m.EchoResponseBody) for c in self.answers):
+            asked, answered = list(dict.fromkeys(asked)), list(dict.fromkeys(answered))
+        return asked, answered
+
+    def unanswered(self) -> list[type]:
+        asked, answered = self.sides(m.EVENT_TYPES)
+        return [kind for kind in set(asked) if asked.count(kind) != answered.count(kind)]
+
+    def carries_pick(self) -> bool:
+        picks = [getattr(c, "pick", None) for c in self.answers]
+        return picks.count(PICK) == 1
+
+
+def echoed(observer: Observer, kind: type) -> bytes:
+    return b"".join(
+        c.data
+        for c in observer.answers
+        if isinstance(c, m.EchoBody | m.EchoResponseBody) and type(c) is kind
+    )
+
+
+@settings(max_examples=400)
+@given(event_sequences(), stream_settings(), st.just(PICK) | rejections())
+def test_every_event_is_answered_once_in_order_and_the_end_comes_last(
+    events: list[m.Event], configured: dict[str, Any], result: Pick | Rejection
+) -> None:
+    """Also: an RPC ends with OK only with a destination or a reply given, and the pick is finished
+    once if the response phases are used and never if they are not."""
+    exchange = begin(result, **configured)
+    observer = Observer(exchange)
+    try:
+        for event in events:
+            observer.tell(event)
+    except ProtocolError:
+        note("protocol broken")
+        exchange.stream.abandon(now=exchange.now)
+    observer.tell(m.Ended())
+
+    dispatcher = exchange.dispatcher
+    assert len(dispatcher.routed) <= 1
+    assert len(dispatcher.rejections) <= 1
+    note("replied" if observer.is_replied else "routed" if dispatcher.routed else "undecided")
+    if isinstance(result, Rejection) or not dispatcher.routed:
+        assert dispatcher.finished == []
+    elif configured["uses_response_phases"]:
+        assert [pick for pick, _outcome, _now in dispatcher.finished] == [PICK]
+
+
+@given(st.lists(st.binary(max_size=5), max_size=5), st.booleans(), st.integers(1, 200_000))
+def test_a_duplex_request_is_echoed_byte_for_byte(
+    chunks: list[bytes], has_trailers: bool, prompt_bytes: int
+) -> None:
+    whole = body(prompt=prompt_bytes * "p")
+    spaces = [b" " * len(chunk) for chunk in chunks]
+    observer = Observer(begin())
+    observer.tell(request_headers(body_mode=BodyMode.FULL_DUPLEX_STREAMED))
+    for data in (*spaces, whole[:3]):
+        observer.tell(m.RequestBody(data))
+    observer.tell(m.RequestBody(whole[3:], not has_trailers))
+    if has_trailers:
+        observer.tell(m.RequestTrailers())
+
+    assert observer.is_ended
+    assert echoed(observer, m.EchoBody) == b"".join(spaces) + whole
+    last = [c.end_of_stream for c in observer.answers if isinstance(c, m.EchoBody)]
+    assert last == [False] * (len(last) - 1) + [not has_trailers]
+
+
+@given(st.lists(st.integers(0, 130_000), min_size=1, max_size=4))
+def test_a_duplex_response_is_echoed_byte_for_byte_and_ends_once(sizes: list[int]) -> None:
+    observer = Observer(begin(uses_response_phases=True))
+    observer.tell(request_headers(response_body_mode=BodyMode.FULL_DUPLEX_STREAMED))
+    observer.tell(m.RequestBody(body(), True))
+    observer.tell(m.ResponseHeaders(200))
+    for index, size in enumerate(sizes):
+        observer.tell(m.ResponseBody(size * b"r", index == len(sizes) - 1))
+
+    assert echoed(observer, m.EchoResponseBody) == sum(sizes) * b"r"
+    last = [c.end_of_stream for c in observer.answers if isinstance(c, m.EchoResponseBody)]
+    assert last == [False] * (len(last) - 1) + [True]
