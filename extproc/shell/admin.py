@@ -1,0 +1,201 @@
+"""The admin port: metrics, health and what the router knows, over HTTP.
+
+Read-only and without authentication, so it listens on loopback unless configured otherwise. On
+loopback it also asks for a loopback name in `Host`: a web page in a browser on this machine could
+else read it through a name of its own that resolves to 127.0.0.1 (DNS rebinding).
+
+| path | answer |
+|---|---|
+| `/` | links to the others |
+| `/metrics` | Prometheus text, or OpenMetrics where the scraper asks for it |
+| `/healthz` | 200 or 503: `{"status": "ok" or "unavailable", "reasons": [...]}` |
+| `/debug/snapshot` | `describe_snapshot` |
+| `/debug/decisions?n=20` | `{"decisions": [...]}`, newest first, as the callable gives them |
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from extproc.core.types import EndpointView, Snapshot
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
+}
+_DEFAULT_DECISIONS = 20
+
+_INDEX = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><title>extproc</title></head>
+<body>
+<h1>extproc</h1>
+<ul>
+<li><a href="/healthz">/healthz</a>: may requests come, and if not, why</li>
+<li><a href="/metrics">/metrics</a>: for Prometheus</li>
+<li><a href="/debug/snapshot">/debug/snapshot</a>: the endpoints and their adapters</li>
+<li><a href="/debug/decisions?n=20">/debug/decisions?n=20</a>: the last decisions, and why</li>
+</ul>
+</body>
+</html>
+"""
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class AdminServer:
+    """One HTTP listener.
+
+    Args:
+        host: Address to listen on.
+        port: Port; 0 for a free one.
+        registry: What `/metrics` exposes.
+        snapshot: The pool now.
+        decisions: The last n decisions, newest first, as plain values.
+        health: Why requests should not come here, for people; empty when they may.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        registry: CollectorRegistry,
+        snapshot: Callable[[], Snapshot],
+        decisions: Callable[[int], Sequence[Mapping[str, Any]]],
+        health: Callable[[], Sequence[str]],
+    ) -> None:
+        self.host = host
+        self.port = port
+        self._registry = registry
+        self._snapshot = snapshot
+        self._decisions = decisions
+        self._health = health
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen; `port` is the real one from here on.
+
+        Raises:
+            OSError: The address cannot be listened on.
+        """
+        runner = web.AppRunner(self._app(), access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self.host, self.port).start()
+        except OSError:
+            await runner.cleanup()
+            raise
+        self.port = runner.addresses[0][1]
+        self._runner = runner
+
+    async def stop(self) -> None:
+        """Stop listening and close what is open; without effect if not started."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def _app(self) -> web.Application:
+        middlewares = [_add_headers]
+        if is_loopback(self.host):
+            middlewares.append(_refuse_foreign_host)
+        app = web.Application(middlewares=middlewares)
+        app.router.add_get("/", self._get_index)
+        app.router.add_get("/metrics", self._get_metrics)
+        app.router.add_get("/healthz", self._get_health)
+        app.router.add_get("/debug/snapshot", self._get_snapshot)
+        app.router.add_get("/debug/decisions", self._get_decisions)
+        return app
+
+    async def _get_index(self, request: web.Request) -> web.Response:
+        return web.Response(text=_INDEX, content_type="text/html")
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        body = encode(self._registry)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _get_health(self, request: web.Request) -> web.Response:
+        reasons = list(self._health())
+        status = "unavailable" if reasons else "ok"
+        return web.json_response(
+            {"status": status, "reasons": reasons}, status=503 if reasons else 200
+        )
+
+    async def _get_snapshot(self, request: web.Request) -> web.Response:
+        return web.json_response(describe_snapshot(self._snapshot()))
+
+    async def _get_decisions(self, request: web.Request) -> web.Response:
+        asked = request.query.get("n", str(_DEFAULT_DECISIONS))
+        if not (asked.isascii() and asked.isdigit() and len(asked) <= 6):
+            raise web.HTTPBadRequest(text="n is the number of decisions wanted, 0 to 999999\n")
+        return web.json_response({"decisions": list(self._decisions(int(asked)))})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` (a name or an address, brackets allowed) is this machine's loopback."""
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
+    """A snapshot as plain values.
+
+    `{"endpoints": [{"address", "name", "is_ready", "is_known", "report_age_s" or null,
+    "registered": [...] or null, "gpu_adapters": [...], "cpu_adapters": [...] (both most recently
+    used first), "pending_by_adapter": {name: count}, "num_pending", "num_in_flight",
+    "num_running", "num_waiting", "num_deferred", "num_active_adapters", "kv_usage_ratio",
+    "max_loras" or null}]}`, sorted by address; the meanings are those of `EndpointView`.
+    """
+    return {"endpoints": [_describe_view(view, snapshot.now) for view in snapshot.endpoints]}
+
+
+def _describe_view(view: EndpointView, now: float) -> dict[str, Any]:
+    return {
+        "address": view.address,
+        "name": view.name,
+        "is_ready": view.is_ready,
+        "is_known": view.is_known,
+        "report_age_s": None if view.reported_at_s is None else now - view.reported_at_s,
+        "registered": None if view.registered is None else sorted(view.registered),
+        "gpu_adapters": list(view.gpu_adapters),
+        "cpu_adapters": list(view.cpu_adapters),
+        "pending_by_adapter": dict(view.pending_by_adapter),
+        "num_pending": view.num_pending,
+        "num_in_flight": view.num_in_flight,
+        "num_running": view.num_running,
+        "num_waiting": view.num_waiting,
+        "num_deferred": view.num_deferred,
+        "num_active_adapters": view.num_active_adapters,
+        "kv_usage_ratio": view.kv_usage_ratio,
+        "max_loras": view.max_loras,
+    }
+
+
+@web.middleware
+async def _add_headers(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:
+        error.headers.update(_HEADERS)
+        raise
+    response.headers.update(_HEADERS)
+    return response
+
+
+@web.middleware
+async def _refuse_foreign_host(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    host = request.headers.get("Host", "")
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    if not is_loopback(name):
+        raise web.HTTPForbidden(text="this port answers to localhost, 127.0.0.1 and [::1] only\n")
+    return await handler(request)

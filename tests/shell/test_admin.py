@@ -1,0 +1,243 @@
+"""The admin port over real HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import CollectorRegistry, Counter
+
+from extproc.core.types import EndpointView, Snapshot
+from extproc.shell.admin import AdminServer, describe_snapshot, is_loopback
+
+VIEW = EndpointView(
+    "10.0.0.1:80",
+    name="pod-1",
+    reported_at_s=99.5,
+    registered=frozenset({"base", "a1"}),
+    gpu_adapters=("a1",),
+    cpu_adapters=("a2",),
+    pending_by_adapter={"a1": 2},
+    num_pending=3,
+    num_in_flight=2,
+    num_running=1,
+    num_waiting=1,
+    num_deferred=1,
+    kv_usage_ratio=0.5,
+    max_loras=4,
+)
+
+
+class Admin:
+    """A server with known contents, and a client for it."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.reasons: list[str] = []
+        registry = CollectorRegistry()
+        Counter("extproc_things", "Things", registry=registry).inc(3)
+        self.server = AdminServer(
+            host,
+            0,
+            registry=registry,
+            snapshot=lambda: Snapshot((VIEW,), now=100.0),
+            decisions=lambda limit: [{"sequence": each} for each in (9, 8, 7)][:limit],
+            health=lambda: self.reasons,
+        )
+
+    async def get(
+        self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET"
+    ) -> tuple[int, str, Mapping[str, str]]:
+        url = f"http://127.0.0.1:{self.server.port}{path}"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(method, url, headers=headers) as response,
+        ):
+            return response.status, await response.text(), response.headers.copy()
+
+
+@asynccontextmanager
+async def serving(host: str = "127.0.0.1") -> AsyncIterator[Admin]:
+    admin = Admin(host)
+    await admin.server.start()
+    try:
+        yield admin
+    finally:
+        await admin.server.stop()
+
+
+async def test_metrics_are_prometheus_text() -> None:
+    async with serving() as admin:
+        status, text, headers = await admin.get("/metrics")
+
+    assert status == 200
+    assert "extproc_things_total 3.0" in text
+    assert headers["Content-Type"].startswith("text/plain")
+
+
+async def test_metrics_are_openmetrics_where_asked() -> None:
+    async with serving() as admin:
+        asked = {"Accept": "application/openmetrics-text; version=1.0.0"}
+        _, text, headers = await admin.get("/metrics", asked)
+
+    assert headers["Content-Type"].startswith("application/openmetrics-text")
+    assert text.endswith("# EOF\n")
+
+
+async def test_health_says_why_not() -> None:
+    async with serving() as admin:
+        status, text, _ = await admin.get("/healthz")
+        assert (status, json.loads(text)) == (200, {"status": "ok", "reasons": []})
+        admin.reasons = ["draining"]
+        status, text, _ = await admin.get("/healthz")
+
+    assert status == 503
+    assert json.loads(text) == {"status": "unavailable", "reasons": ["draining"]}
+
+
+async def test_the_snapshot_is_json() -> None:
+    async with serving() as admin:
+        _, text, _ = await admin.get("/debug/snapshot")
+
+    assert json.loads(text) == {
+        "endpoints": [
+            {
+                "address": "10.0.0.1:80",
+                "name": "pod-1",
+                "is_ready": True,
+                "is_known": True,
+                "report_age_s": 0.5,
+                "registered": ["a1", "base"],
+                "gpu_adapters": ["a1"],
+                "cpu_adapters": ["a2"],
+                "pending_by_adapter": {"a1": 2},
+                "num_pending": 3,
+                "num_in_flight": 2,
+                "num_running": 1,
+                "num_waiting": 1,
+                "num_deferred": 1,
+                "num_active_adapters": 1,
+                "kv_usage_ratio": 0.5,
+                "max_loras": 4,
+            }
+        ]
+    }
+
+
+def test_what_is_not_known_is_null() -> None:
+    (described,) = describe_snapshot(Snapshot((EndpointView("10.0.0.1:80"),)))["endpoints"]
+
+    assert [described[name] for name in ("report_age_s", "registered", "max_loras")] == [None] * 3
+
+
+@pytest.mark.parametrize(("query", "expected"), [("", 3), ("?n=2", 2), ("?n=0", 0), ("?n=99", 3)])
+async def test_the_last_decisions_are_as_many_as_asked_for(query: str, expected: int) -> None:
+    async with serving() as admin:
+        _, text, _ = await admin.get(f"/debug/decisions{query}")
+    decisions: list[dict[str, Any]] = json.loads(text)["decisions"]
+
+    assert [each["sequence"] for each in decisions] == [9, 8, 7][:expected]
+
+
+@pytest.mark.parametrize("n", ["-1", "many", "", "1e3", "٣", "1" * 5000])
+async def test_a_number_of_decisions_that_is_none_is_a_400(n: str) -> None:
+    async with serving() as admin:
+        status, _, _ = await admin.get(f"/debug/decisions?n={n}")
+
+    assert status == 400
+
+
+async def test_the_index_links_to_pages_that_exist() -> None:
+    async with serving() as admin:
+        _, text, headers = await admin.get("/")
+        links = [each.split('"')[0] for each in text.split('href="')[1:]]
+        statuses = [(await admin.get(each))[0] for each in links]
+
+    assert headers["Content-Type"].startswith("text/html")
+    assert statuses == [200] * 4
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/debug/snapshot", "/nothing"])
+async def test_nothing_is_cached_sniffed_or_framed(path: str) -> None:
+    async with serving() as admin:
+        _, _, headers = await admin.get(path)
+
+    assert headers["Cache-Control"] == "no-store"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+async def test_nothing_can_be_changed(method: str) -> None:
+    async with serving() as admin:
+        status, _, _ = await admin.get("/debug/snapshot", method=method)
+
+    assert status == 405
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("localhost:9090", 200),
+        ("127.0.0.1:9090", 200),
+        ("[::1]", 200),
+        ("[::1]:9090", 200),
+        ("evil.example", 403),
+        ("evil.example:9090", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost.evil.example:9090", 403),
+        ("[::1].evil.example", 403),
+        ("10.0.0.1", 403),
+    ],
+)
+async def test_on_loopback_only_loopback_names_are_answered(host: str, status: int) -> None:
+    async with serving() as admin:
+        answered, text, headers = await admin.get("/debug/snapshot", {"Host": host})
+
+    assert answered == status
+    assert ("10.0.0.1:80" in text) == (status == 200)
+    assert headers["Cache-Control"] == "no-store"
+
+
+async def test_elsewhere_any_name_is_answered() -> None:
+    """Prometheus comes by the pod's address. The server for 0.0.0.0, carried by loopback."""
+    server = TestServer(Admin("0.0.0.0").server._app())
+    async with TestClient(server) as client:
+        response = await client.get("/healthz", headers={"Host": "10.0.0.1:9090"})
+
+    assert response.status == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1", "[::1]"])
+def test_loopback_names(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "10.0.0.1", "local", "localhost."])
+def test_other_names_are_not_loopback(host: str) -> None:
+    assert not is_loopback(host)
+
+
+async def test_a_port_in_use_is_an_error_and_leaves_nothing_open() -> None:
+    async with serving() as admin:
+        second = Admin()
+        second.server.port = admin.server.port
+        with pytest.raises(OSError, match="address"):
+            await second.server.start()
+        await second.server.stop()
+
+
+async def test_stopping_twice_or_unstarted_is_fine() -> None:
+    admin = Admin()
+    await admin.server.stop()
+    await admin.server.start()
+    await admin.server.stop()
+    await admin.server.stop()
+
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await admin.get("/healthz")
