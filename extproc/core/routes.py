@@ -48,10 +48,9 @@ FORM_PATHS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 MODELS_PATH = "/v1/models"
 RESPONSES_PATH = "/v1/responses"
 
-_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ABNORMAL = re.compile(r"[?#%\\]|/\.{0,2}(?:/|\Z)")
-"""In a decoded path: marks that another reader could take for a delimiter or decode once more,
-empty segments, dot segments."""
+"""In a decoded path: marks that another reader could take for a delimiter or decode once more (an
+invalid escape keeps its percent sign), empty segments, dot segments."""
 
 _STORED_RESPONSE = re.compile(rf"{RESPONSES_PATH}/([^/]+)(/cancel|/input_items)?")
 _STORED_METHODS = {
@@ -150,11 +149,9 @@ def normalize_path(path: str) -> str | None:
     empty segments (so the root and a trailing slash too), dot segments. Idempotent.
     """
     normal = path.partition("?")[0]
-    if not normal.startswith("/") or "#" in normal:
+    if not normal.startswith("/"):
         return None
     if "%" in normal:
-        if _BAD_ESCAPE.search(normal):
-            return None
         try:
             normal = unquote_to_bytes(normal).decode()
         except UnicodeError:

@@ -140,6 +140,7 @@ class TestRefusedBody:
             b'{"model":"a\n"}',
             b'{"model":"\xff"}',
             b"[" * 200_000,
+            b'{"x":' + b"[" * 200_000,
             b"[" + b"9" * 5000 + b", NaN]",
         ],
     )

@@ -109,6 +109,7 @@ def test_is_nothing_where_no_complete_top_level_string_stands(prefix: bytes) -> 
         (b'\xef\xbb\xbf{"model": "a", ', "a"),
         ('{"model": "é", "x": "é'.encode()[:-1], "é"),
         (b'{"model": "a", "x": "\xed\xa0', "a"),
+        (b'{"x": "\xed\xa0\x80", "model": "a"', "a"),
         (b'{"x": [NaN, -Infinity, 1e9], "model": "a"', "a"),
         (b'{"model": "a"} trailing', "a"),
     ],
