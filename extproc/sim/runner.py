@@ -39,6 +39,7 @@ class Generation:
         self.is_finished = False
         self.error: EngineDeadError | None = None
         self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
 
     async def more(self, seen: int) -> int:
         """Wait until there are more than `seen` tokens or the end; the number of tokens.
@@ -59,16 +60,17 @@ class Generation:
         Raises:
             EngineDeadError: The engine died.
         """
-        while not self.is_finished:
-            await self.more(self.num_tokens)
+        await self._ended.wait()
         if self.error:
             raise self.error
 
     def advance(self, tokens: int, *, is_finished: bool = False) -> None:
         """Take over new tokens, or the end."""
         self.num_tokens += tokens
-        self.is_finished |= is_finished
         self._changed.set()
+        if is_finished:
+            self.is_finished = True
+            self._ended.set()
 
     def fail(self, error: EngineDeadError) -> None:
         """End it with an error."""

@@ -16,8 +16,10 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from extproc.sim.engine import Engine
 from extproc.sim.pod import PodConfig, RunningPod, start_pod
 from extproc.sim.profiles import INSTANT
+from extproc.sim.records import Step
 
 Json = dict[str, Any]
 SLOW = replace(INSTANT, step_s=0.02)
@@ -491,3 +493,22 @@ async def test_a_pod_runs_as_a_process_and_ends_on_sigterm() -> None:
         await process.stdout.read()
 
     assert await process.wait() == 0
+
+
+class _BrokenEngine(Engine):
+    def step(self, *, now: float) -> Step | None:
+        raise RuntimeError("broken")
+
+
+async def test_a_dead_engine_is_a_500_and_shows_in_health_and_at_the_end() -> None:
+    pod = await start_pod(PodConfig())
+    pod.pod.runner.engine = _BrokenEngine(INSTANT)
+    async with aiohttp.ClientSession(pod.url) as session:
+        status, text, _ = await _post(session, "/v1/completions", _completion("base", stream=True))
+        assert (status, _events(text)[0]["error"]["code"]) == (200, 500)
+
+        status, body, _ = await _post(session, "/v1/completions", _completion("base"))
+        assert (status, body["error"]["type"]) == (500, "InternalServerError")
+        assert (await session.get("/health")).status == 503
+    with pytest.raises(RuntimeError, match="broken"):
+        await pod.stop()
