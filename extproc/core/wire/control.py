@@ -1,0 +1,160 @@
+"""Frames that steer a connection or a window: SETTINGS, PING, GOAWAY, WINDOW_UPDATE, PRIORITY.
+
+None of them reaches a session. Each kind is counted per window of time, because each costs us
+something and a peer may send it for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from extproc.core.wire import frames
+from extproc.core.wire.errors import ConnectionFault, ErrorCode, StreamFault
+from extproc.core.wire.limits import Abuse
+from extproc.core.wire.states import Scope
+
+if TYPE_CHECKING:
+    from extproc.core.wire.connection import Connection
+
+_PING_BYTES: Final = 8
+_PRIORITY_BYTES: Final = 5
+_ID_MASK: Final = 0x7FFFFFFF
+# WINDOW_UPDATE that a peer may send for each of our DATA frames without being counted as a flood:
+# one for the stream and one for the connection is common, some clients send smaller steps.
+_UPDATES_PER_DATA_FRAME: Final = 10
+# Noted among the flags of a HEADERS frame whose priority fields name its own stream.
+SELF_DEPENDENT: Final = 0x100
+
+
+def on_settings(connection: Connection, flags: int, stream_id: int, payload: bytes) -> None:
+    """9113 6.5."""
+    # 9113 6.5: stream identifier not 0: PROTOCOL_ERROR.
+    if stream_id:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
+    # 9113 6.5: ACK with a payload, or a length not a multiple of 6: FRAME_SIZE_ERROR.
+    if len(payload) % frames.SETTING.size or (flags & frames.ACK and payload):
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of SETTINGS")
+    if flags & frames.ACK:
+        # 9113 4.3.1, 6.5.3: only now does our table size bind the peer's encoder.
+        connection.reader.forbid_table()
+        connection.lifetime.on_settings_acknowledged()
+        return
+    connection.floods.count(Abuse.SETTINGS_FLOOD)
+    # 9113 6.5.3: "The values in the SETTINGS frame MUST be processed in the order they appear".
+    for name, value in frames.SETTING.iter_unpack(payload):
+        _apply(connection, name, value)
+    # 9113 6.5.3: "MUST immediately emit a SETTINGS frame with the ACK flag set": what was framed
+    # under the old values goes before it, what is framed under the new ones after it.
+    outbox = connection.outbox
+    outbox.seal()
+    outbox.put(0, frames.SETTINGS_ACK)
+    outbox.pump()
+
+
+def _apply(connection: Connection, name: int, value: int) -> None:
+    """9113 6.5.2; "An endpoint that receives [...] any unknown [...] identifier MUST ignore"."""
+    if name == frames.INITIAL_WINDOW_SIZE:
+        if value > frames.LARGEST_WINDOW_BYTES:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE above 2^31-1")
+        _resize_windows(connection, value)
+    elif name == frames.MAX_FRAME_SIZE:
+        if not frames.DEFAULT_MAX_FRAME_BYTES <= value <= frames.LARGEST_MAX_FRAME_BYTES:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
+        # Small frames let streams take turns; larger ones would save nothing here.
+        connection.outbox.max_frame_bytes = min(value, frames.DEFAULT_MAX_FRAME_BYTES)
+    elif name == frames.ENABLE_PUSH and value > 1:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+
+
+def _resize_windows(connection: Connection, initial_bytes: int) -> None:
+    """9113 6.9.2: adjust all stream windows by the difference; they may become negative."""
+    outbox = connection.outbox
+    change = initial_bytes - outbox.initial_window_bytes
+    outbox.initial_window_bytes = initial_bytes
+    for stream in connection.streams.open.values():
+        if not outbox.add_stream_window(stream, change):
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "stream window above 2^31-1")
+
+
+def on_ping(connection: Connection, flags: int, stream_id: int, payload: bytes) -> None:
+    """9113 6.7."""
+    if stream_id:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
+    if len(payload) != _PING_BYTES:
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of PING")
+    if flags & frames.ACK:
+        # 9113 6.7: "An endpoint MUST NOT respond to PING frames containing this flag."
+        connection.lifetime.on_ping_acknowledged(connection, payload)
+        return
+    connection.floods.count(Abuse.PING_FLOOD)
+    connection.outbox.put(0, frames.ping(payload, is_ack=True))
+
+
+def on_goaway(stream_id: int, payload: bytes) -> None:
+    """9113 6.8: the peer opens nothing new; what runs goes on, so there is nothing to do."""
+    if stream_id:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
+    if len(payload) < 8:
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of GOAWAY")
+
+
+def on_window_update(connection: Connection, stream_id: int, payload: bytes) -> None:
+    """9113 6.9."""
+    if len(payload) != frames.U32.size:
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of WINDOW_UPDATE")
+    connection.floods.count(Abuse.WINDOW_UPDATE_FLOOD, per_data_frame=_UPDATES_PER_DATA_FRAME)
+    increment = frames.U32.unpack(payload)[0] & _ID_MASK
+    if stream_id == 0:
+        # 9113 6.9: an increment of 0 on the connection is a connection error.
+        if not increment:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+        connection.outbox.add_window(increment)
+        return
+    stream = connection.streams.open.get(stream_id)
+    if stream is None:
+        connection.streams.obey(stream_id, frames.WINDOW_UPDATE)
+        return
+    # 9113 6.9: "MUST treat the receipt of a WINDOW_UPDATE frame with a flow-control window
+    # increment of 0 as a stream error of type PROTOCOL_ERROR".
+    if not increment:
+        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+    # 9113 6.9.1: a stream window above 2^31-1 is a stream error of type FLOW_CONTROL_ERROR.
+    if not connection.outbox.add_stream_window(stream, increment):
+        raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "stream window above 2^31-1")
+    connection.outbox.pump()
+
+
+def on_rst_stream(connection: Connection, stream_id: int, payload: bytes) -> None:
+    """9113 6.4."""
+    if stream_id == 0:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on the connection")
+    if len(payload) != frames.U32.size:
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of RST_STREAM")
+    scope = connection.streams.obey(stream_id, frames.RST_STREAM)
+    if scope is Scope.ACCEPT:
+        stream = connection.streams.open[stream_id]
+        if not stream.has_answered:
+            # CVE-2023-44487 counts where nothing was answered: Envoy ends answered calls this way.
+            connection.floods.count(Abuse.RAPID_RESET)
+        connection.streams.on_reset_by_peer(stream)
+    elif not connection.streams.closed.age(stream_id):
+        connection.floods.count(Abuse.OTHER_FRAME_FLOOD)
+
+
+def on_priority(connection: Connection, stream_id: int, payload: bytes) -> None:
+    """9113 5.3.2 deprecates the scheme; 6.3 keeps its checks, and 7540 5.3.1 its own."""
+    if stream_id == 0:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY on the connection")
+    connection.floods.count(Abuse.OTHER_FRAME_FLOOD)
+    # 9113 6.3: "A PRIORITY frame with a length other than 5 octets MUST be treated as a stream
+    # error of type FRAME_SIZE_ERROR."
+    if len(payload) != _PRIORITY_BYTES:
+        raise StreamFault(ErrorCode.FRAME_SIZE_ERROR, "length of PRIORITY")
+    if depends_on_itself(stream_id, payload):
+        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "stream depends on itself")
+
+
+def depends_on_itself(stream_id: int, fields: bytes) -> bool:
+    """7540 5.3.1: "A stream cannot depend on itself", a stream error of type PROTOCOL_ERROR."""
+    dependency: int = frames.U32.unpack_from(fields)[0]
+    return dependency & _ID_MASK == stream_id

@@ -1,0 +1,60 @@
+"""The windows that we give (9113 6.9); the peer's, that we must keep, are in `outbox`.
+
+Both are given back as bytes arrive, not as messages complete: half-received messages can then not
+use up the connection window and starve every other stream for ever. What bounds memory is what
+`messages` keeps, not what is in flight.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from extproc.core.wire import frames
+from extproc.core.wire.errors import ConnectionFault, ErrorCode
+from extproc.core.wire.limits import Limits
+
+if TYPE_CHECKING:
+    from extproc.core.wire.stream import WireStream
+    from extproc.core.wire.streams import Streams
+
+
+class GivenWindows:
+    """Counts the DATA of one connection and gives its windows back, half a window at a time."""
+
+    __slots__ = ("_connection_bytes", "_stream_bytes", "_streams", "_unacknowledged_bytes")
+
+    def __init__(self, limits: Limits, streams: Streams) -> None:
+        self._streams = streams
+        # Until the peer knows better, and below our settings at any time, it has the default
+        # (9113 6.9.2).
+        self._connection_bytes = max(limits.connection_window_bytes, frames.DEFAULT_WINDOW_BYTES)
+        self._stream_bytes = limits.stream_window_bytes
+        self._unacknowledged_bytes = 0
+
+    def take(self, size_bytes: int) -> None:
+        """Account for the DATA of a read.
+
+        Raises:
+            ConnectionFault: More than the window (9113 6.9.1).
+        """
+        self._unacknowledged_bytes += size_bytes
+        if self._unacknowledged_bytes < self._connection_bytes >> 1:
+            return
+        if self._unacknowledged_bytes > self._connection_bytes:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "connection window exceeded")
+        update = frames.window_update(0, self._unacknowledged_bytes)
+        self._streams.outbox.put(0, update)
+        self._unacknowledged_bytes = 0
+
+    def take_for(self, stream: WireStream, size_bytes: int) -> None:
+        """Account for one DATA frame of an open stream; more than the window resets it."""
+        stream.unacknowledged_bytes += size_bytes
+        if stream.unacknowledged_bytes < self._stream_bytes >> 1:
+            return
+        if stream.unacknowledged_bytes > max(self._stream_bytes, frames.DEFAULT_WINDOW_BYTES):
+            # 9113 6.9.1: a stream error of type FLOW_CONTROL_ERROR.
+            self._streams.reset(stream.id, ErrorCode.FLOW_CONTROL_ERROR)
+            return
+        update = frames.window_update(stream.id, stream.unacknowledged_bytes)
+        self._streams.outbox.put(stream.id, update)
+        stream.unacknowledged_bytes = 0

@@ -1,0 +1,230 @@
+"""Header blocks: from HPACK bytes to a judged request, most often without decoding.
+
+We announce a dynamic table of size 0, so a peer's block for one method is the same bytes every
+time, and a dictionary answers it. Tracing puts one fresh field into each block; then the block is
+cut into its fields, and only the fresh one is decoded.
+
+1. Only bytes that decode the same in every state are remembered: no table size update, no
+   incremental indexing, no index into the dynamic table (7541 6.1 to 6.3).
+2. A remembered block never bypasses the decoder's state: from the acknowledgement of our SETTINGS
+   until a block has passed the decoder, everything goes through the decoder, because the first
+   block then must begin with a size update (9113 4.3.1).
+3. Bytes are remembered when they come the second time, and never make room for others: a flood of
+   fresh blocks evicts nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from hpack import Decoder, HPACKError, OversizedHeaderListError
+
+from extproc.core.wire.errors import ConnectionFault, ErrorCode
+from extproc.core.wire.limits import Abuse, Counters, Limits
+from extproc.core.wire.requests import Request
+
+V = TypeVar("V")
+
+# 7541 appendix A: indices above belong to the dynamic table.
+_STATIC_ENTRIES: Final = 61
+# 7541 4.1: what a field counts beyond its octets.
+_FIELD_OVERHEAD_BYTES: Final = 32
+_MAX_BLOCKS: Final = 32
+_MAX_BLOCK_BYTES: Final = 2048
+_MAX_FIELDS: Final = 128
+_MAX_FIELD_BYTES: Final = 512
+_MAX_REFUSED: Final = 4096
+
+# 9113 8.2.1: a field name is a lowercase token; a colon only in front of a pseudo-header field.
+_NAME: Final = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
+# 9113 8.2.1: no NUL, LF or CR anywhere, no SP or HTAB at either end.
+_VALUE: Final = re.compile(rb"(?![ \t])[^\x00\n\r]*(?<![ \t])")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One header field, decoded.
+
+    Attributes:
+        name: Lowercase, with its colon if it is a pseudo-header field.
+        value: As Latin-1, which loses nothing.
+        size_bytes: What the field counts towards the header list (9113 6.5.2).
+        is_valid: Whether name and value keep 9113 8.2.1.
+    """
+
+    name: str
+    value: str
+    size_bytes: int
+    is_valid: bool
+
+
+class StickyCache(Generic[V]):
+    """A bounded dictionary that keeps what came twice and lets misses evict nothing.
+
+    Once full it takes no more; after `_MAX_REFUSED` repeated keys that it had to refuse it starts
+    over, because what fills it is then no longer what comes.
+    """
+
+    __slots__ = ("_max_entries", "_max_key_bytes", "_refused", "_seen", "kept")
+
+    def __init__(self, *, max_entries: int, max_key_bytes: int) -> None:
+        self.kept: dict[bytes, V] = {}
+        self._seen: set[bytes] = set()
+        self._refused = 0
+        self._max_entries = max_entries
+        self._max_key_bytes = max_key_bytes
+
+    def offer(self, key: bytes, value: V) -> None:
+        """Keep `value` if `key` is small, came before and there is room."""
+        if len(key) > self._max_key_bytes:
+            return
+        if key not in self._seen:
+            if len(self._seen) >= self._max_entries:
+                self._seen.clear()
+            self._seen.add(key)
+            return
+        if len(self.kept) < self._max_entries:
+            self.kept[key] = value
+            return
+        self._refused += 1
+        if self._refused >= _MAX_REFUSED:
+            self._refused = 0
+            self.kept.clear()
+
+
+class HeaderReader:
+    """Reads the header blocks of one connection, in the order they came."""
+
+    __slots__ = ("_blocks", "_counters", "_decoder", "_fields", "_judge", "requests")
+
+    def __init__(
+        self, judge: Callable[[list[Field]], Request], limits: Limits, counters: Counters
+    ) -> None:
+        self._decoder = Decoder(limits.max_header_list_bytes)
+        self._judge = judge
+        self._counters = counters
+        self._blocks: StickyCache[Request] = StickyCache(
+            max_entries=_MAX_BLOCKS, max_key_bytes=_MAX_BLOCK_BYTES
+        )
+        self._fields: StickyCache[Field] = StickyCache(
+            max_entries=_MAX_FIELDS, max_key_bytes=_MAX_FIELD_BYTES
+        )
+        # What `Connection` looks blocks up in; empty while everything must pass the decoder.
+        self.requests: dict[bytes, Request] = self._blocks.kept
+
+    def forbid_table(self) -> None:
+        """The peer acknowledged our table size of 0: from now on the decoder insists on it."""
+        self._decoder.max_allowed_table_size = 0
+        if self._must_shrink:
+            self.requests = {}
+
+    @property
+    def _must_shrink(self) -> bool:
+        return self._decoder.header_table_size > self._decoder.max_allowed_table_size
+
+    def read_request(self, block: bytes) -> Request:
+        """Decode a block that `requests` does not hold, and judge it.
+
+        Raises:
+            ConnectionFault: The block cannot be decoded, or is too large; the decoder's state is
+                lost and so is the connection.
+        """
+        self._counters.header_blocks_decoded += 1
+        pieces = None if self._must_shrink else split_stateless(block)
+        if pieces is None:
+            return self._judge(self.read_fields(block))
+        request = self._judge(self._read_pieces(pieces))
+        self._blocks.offer(block, request)
+        return request
+
+    def _read_pieces(self, pieces: list[bytes]) -> list[Field]:
+        kept, fields, size_bytes = self._fields.kept, [], 0
+        for piece in pieces:
+            field = kept.get(piece)
+            if field is None:
+                (field,) = self.read_fields(piece)
+                self._fields.offer(piece, field)
+            size_bytes += field.size_bytes
+            fields.append(field)
+        if size_bytes > self._decoder.max_header_list_size:
+            raise _too_large()
+        return fields
+
+    def read_fields(self, block: bytes) -> list[Field]:
+        """Decode a block through the decoder's state.
+
+        Raises:
+            ConnectionFault: As `read_request`.
+        """
+        try:
+            decoded = self._decoder.decode(block, raw=True)
+        except OversizedHeaderListError:
+            raise _too_large() from None
+        except HPACKError as error:
+            # 9113 4.3: "A decoding error in a field block MUST be treated as a connection error of
+            # type COMPRESSION_ERROR."
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, str(error)) from None
+        self.requests = self._blocks.kept
+        return [_read_field(bytes(name), bytes(value)) for name, value in decoded]
+
+
+def _too_large() -> ConnectionFault:
+    return ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header list too large", Abuse.HEADER_LIST)
+
+
+def _read_field(name: bytes, value: bytes) -> Field:
+    return Field(
+        name.decode("latin-1"),
+        value.decode("latin-1"),
+        len(name) + len(value) + _FIELD_OVERHEAD_BYTES,
+        _NAME.fullmatch(name) is not None and _VALUE.fullmatch(value) is not None,
+    )
+
+
+def split_stateless(block: bytes) -> list[bytes] | None:
+    """Cut a block into the bytes of its fields; None where a field depends on decoder state.
+
+    None too where the bytes are no header block at all: the decoder then says so.
+    """
+    pieces, position, end = [], 0, len(block)
+    try:
+        while position < end:
+            stop = _field_end(block, position)
+            if not position < stop <= end:
+                return None
+            pieces.append(block[position:stop])
+            position = stop
+    except IndexError:
+        return None
+    return pieces
+
+
+def _field_end(block: bytes, position: int) -> int:
+    """Find where the field at `position` ends; 0 where it is not stateless."""
+    first = block[position]
+    if first & 0x80:  # 7541 6.1 indexed
+        return position + 1 if 0 < first & 0x7F <= _STATIC_ENTRIES else 0
+    if first & 0x60:  # 7541 6.2.1 incremental indexing, 6.3 size update
+        return 0
+    index = first & 0x0F  # 7541 6.2.2 without indexing, 6.2.3 never indexed
+    position += 1
+    if index == 0x0F:  # 7541 5.1: the index goes on in the next octet
+        index += block[position]
+        position += 1
+    if index > _STATIC_ENTRIES:
+        return 0
+    if index == 0:
+        position = _string_end(block, position)
+    return _string_end(block, position) if position else 0
+
+
+def _string_end(block: bytes, position: int) -> int:
+    """Find where a string literal (7541 5.2) ends; 0 where its length is beyond two octets."""
+    length = block[position] & 0x7F
+    if length < 0x7F:
+        return position + 1 + length
+    more = block[position + 1]
+    return 0 if more & 0x80 else position + 2 + length + more

@@ -1,0 +1,150 @@
+"""What a peer may make us keep or do, and what we count.
+
+Every limit has a default that a real Envoy never meets, and a name in `Abuse` under which passing
+it is counted. Memory that one connection can hold is at most
+`max_connection_buffered_bytes + max_queued_bytes + max_write_buffer_bytes
++ max_streams_per_connection * about 1 KB`, plus what the sessions themselves keep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Abuse(StrEnum):
+    """The limits by name; each is a label of one counter."""
+
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    TOO_MANY_STREAMS = "too_many_streams"
+    BUFFERED_BYTES = "buffered_bytes"
+    MESSAGE_TOO_LARGE = "message_too_large"
+    STALLED_MESSAGE = "stalled_message"
+    HEADER_BLOCK = "header_block"
+    HEADER_LIST = "header_list"
+    CONTINUATION_FLOOD = "continuation_flood"
+    RAPID_RESET = "rapid_reset"
+    SETTINGS_FLOOD = "settings_flood"
+    PING_FLOOD = "ping_flood"
+    EMPTY_FRAME_FLOOD = "empty_frame_flood"
+    WINDOW_UPDATE_FLOOD = "window_update_flood"
+    OTHER_FRAME_FLOOD = "other_frame_flood"
+    SLOW_READER = "slow_reader"
+    HANDSHAKE_TIMEOUT = "handshake_timeout"
+    HALF_OPEN = "half_open"
+    IDLE = "idle"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one server. Counts "per window" are for one connection in `flood_window_s`.
+
+    Attributes:
+        max_connections: Open connections; one more is closed at once.
+        max_streams_per_connection: Announced as SETTINGS_MAX_CONCURRENT_STREAMS; one more is
+            refused with REFUSED_STREAM, which Envoy may retry. Envoy itself opens a further
+            connection after 1,024.
+        max_streams: Open streams of all connections; one more is refused alike.
+        max_message_bytes: One gRPC message; a longer one ends its stream with RESOURCE_EXHAUSTED.
+            Prompts with images pass grpcio's default of 4 MiB.
+        max_buffered_bytes: Half-received messages and unsent answers of all connections; above it
+            new streams are refused, running ones go on.
+        max_connection_buffered_bytes: Half-received messages of one connection; the message that
+            would pass it ends its stream with RESOURCE_EXHAUSTED.
+        max_queued_bytes: Answers of one connection that wait for the peer's windows or socket; a
+            connection above it is a slow reader and is closed.
+        max_write_buffer_bytes: Written, but not yet taken by the kernel; closed alike.
+        max_header_block_bytes: Compressed header block, over all its CONTINUATION frames.
+        max_header_list_bytes: Uncompressed header list (9113 6.5.2); bounds an HPACK bomb.
+        max_continuation_frames: CONTINUATION frames of one header block (CVE-2024-27316).
+        max_rapid_resets: Streams per window that the peer reset before we had answered anything, or
+            made us reset (CVE-2023-44487, CVE-2025-8671).
+        max_settings_frames: SETTINGS per window; each costs an answer (CVE-2019-9515).
+        max_pings: PING per window (CVE-2019-9512); bandwidth probes and keepalives stay far below.
+        max_empty_frames: DATA without content or end, per window (CVE-2019-9518).
+        max_window_updates: WINDOW_UPDATE per window, beyond ten for each DATA frame that we sent.
+        max_other_frames: PRIORITY, unknown types and frames for closed streams, per window.
+        flood_window_s: Seconds over which the counts above run.
+        stream_window_bytes: Announced SETTINGS_INITIAL_WINDOW_SIZE.
+        connection_window_bytes: Receive window of a connection; given back as bytes arrive.
+        handshake_timeout_s: From the connection to the preface and to our SETTINGS acknowledged.
+        keepalive_s: Silence after which we send PING.
+        keepalive_timeout_s: Silence after that PING which means the peer is gone.
+        idle_timeout_s: Without any stream, after which the connection is drained. Connections with
+            open streams are never idle.
+        message_timeout_s: From the first byte of a message to its last.
+        stall_timeout_s: Queued answers of which nothing could be sent.
+    """
+
+    max_connections: int = 4096
+    max_streams_per_connection: int = 16_384
+    max_streams: int = 65_536
+    max_message_bytes: int = 64 * 1024 * 1024
+    max_buffered_bytes: int = 512 * 1024 * 1024
+    max_connection_buffered_bytes: int = 256 * 1024 * 1024
+    max_queued_bytes: int = 64 * 1024 * 1024
+    max_write_buffer_bytes: int = 64 * 1024 * 1024
+    max_header_block_bytes: int = 32 * 1024
+    max_header_list_bytes: int = 64 * 1024
+    max_continuation_frames: int = 16
+    max_rapid_resets: int = 20_000
+    max_settings_frames: int = 1_000
+    max_pings: int = 10_000
+    max_empty_frames: int = 10_000
+    max_window_updates: int = 10_000
+    max_other_frames: int = 20_000
+    flood_window_s: float = 10.0
+    stream_window_bytes: int = 1024 * 1024
+    connection_window_bytes: int = 16 * 1024 * 1024
+    handshake_timeout_s: float = 10.0
+    keepalive_s: float = 30.0
+    keepalive_timeout_s: float = 10.0
+    idle_timeout_s: float = 1800.0
+    message_timeout_s: float = 60.0
+    stall_timeout_s: float = 60.0
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened on all connections of one server; whoever exports metrics reads it.
+
+    Every stream opened is in the end answered, or reset by one side, or lost with its connection:
+    `streams_opened == streams_answered + streams_reset_by_peer + streams_reset_by_us
+    + streams_lost + streams_open`.
+
+    Attributes:
+        connections_opened: Connections accepted.
+        connections_open: Open now.
+        connection_faults: Connections that we ended with a GOAWAY that carries an error.
+        streams_opened: Streams given to a session or answered without one.
+        streams_open: Open now.
+        streams_answered: Ended by our trailers.
+        streams_reset_by_peer: Reset by the peer before our trailers.
+        streams_reset_by_us: Stream errors, deadlines and malformed requests.
+        streams_lost: Open when their connection ended.
+        streams_refused: Refused by a limit, with REFUSED_STREAM; not in `streams_opened`.
+        session_errors: Exceptions that sessions raised.
+        header_blocks_cached: Header blocks answered by their bytes.
+        header_blocks_decoded: Header blocks that had to be decoded.
+        buffered_bytes: Half-received messages and unsent answers now.
+        abuse: How often each limit was passed.
+    """
+
+    connections_opened: int = 0
+    connections_open: int = 0
+    connection_faults: int = 0
+    streams_opened: int = 0
+    streams_open: int = 0
+    streams_answered: int = 0
+    streams_reset_by_peer: int = 0
+    streams_reset_by_us: int = 0
+    streams_lost: int = 0
+    streams_refused: int = 0
+    session_errors: int = 0
+    header_blocks_cached: int = 0
+    header_blocks_decoded: int = 0
+    buffered_bytes: int = 0
+    abuse: dict[Abuse, int] = field(default_factory=lambda: dict.fromkeys(Abuse, 0))

@@ -1,0 +1,106 @@
+"""gRPC messages out of DATA, however the peer cuts them (gRPC "Data Frames": "implementations
+should make no assumptions about their alignment").
+
+The common frame, which holds exactly one message, never comes here: `Connection` delivers it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from extproc.core.wire import frames, grpc
+from extproc.core.wire.limits import Abuse
+
+if TYPE_CHECKING:
+    from extproc.core.wire.connection import Connection
+    from extproc.core.wire.stream import WireStream
+
+# Shorter than any message with its prefix.
+_REFUSED: Final = 0
+
+
+def take_content(connection: Connection, stream: WireStream, content: bytes) -> None:
+    """Take content of a stream: deliver whole messages, keep the rest."""
+    start, stop = 0, len(content)
+    while start < stop and not stream.is_ended:
+        if stream.partial is None:
+            prefix = content[start : start + grpc.PREFIX_BYTES]
+            size = _announced_bytes(connection, stream, prefix)
+            if size == _REFUSED:
+                return
+            if size is not None and start + size <= stop:
+                message = content[start + grpc.PREFIX_BYTES : start + size]
+                connection.streams.deliver(stream, message)
+                start += size
+                continue
+            stream.partial = bytearray()
+            connection.streams.partial_since_s[stream.id] = connection.now_s
+        start = _grow(connection, stream, stream.partial, content, start)
+
+
+def _grow(
+    connection: Connection, stream: WireStream, partial: bytearray, content: bytes, start: int
+) -> int:
+    """Add to a message of which a part is here; return how far `content` is used."""
+    size = _announced_bytes(connection, stream, partial[: grpc.PREFIX_BYTES])
+    wanted = (size or grpc.PREFIX_BYTES) - len(partial)
+    added = memoryview(content)[start : start + wanted]
+    if not _reserve(connection, stream, len(added)):
+        return len(content)
+    partial += added
+    if size is None:
+        size = _announced_bytes(connection, stream, partial)
+    if len(partial) == size:
+        message = bytes(memoryview(partial)[grpc.PREFIX_BYTES :])
+        connection.streams.release_partial(stream)
+        connection.streams.deliver(stream, message)
+    return start + len(added)
+
+
+def _announced_bytes(
+    connection: Connection, stream: WireStream, prefix: bytes | bytearray
+) -> int | None:
+    """Read how long a message with its prefix is; None while the prefix is not whole.
+
+    Where the message is compressed or too long: ends the stream, and returns `_REFUSED`.
+    """
+    if len(prefix) < grpc.PREFIX_BYTES:
+        return None
+    if prefix[0]:
+        _refuse_compressed(stream, prefix[0])
+        return _REFUSED
+    size: int = frames.U32.unpack_from(prefix, 1)[0]
+    if size > connection.limits.max_message_bytes:
+        _exhaust(connection, stream, Abuse.MESSAGE_TOO_LARGE, f"message of {size} bytes")
+        return _REFUSED
+    return grpc.PREFIX_BYTES + size
+
+
+def _refuse_compressed(stream: WireStream, flag: int) -> None:
+    encoding = stream.request.metadata.get("grpc-encoding", "identity")
+    if flag != 1:
+        stream.end(grpc.INTERNAL, f"compressed flag is {flag}")
+    elif encoding == "identity":
+        # gRPC: "If the Message-Encoding header is omitted then the Compressed-Flag must be 0."
+        stream.end(grpc.INTERNAL, "compressed message without grpc-encoding")
+    else:
+        # gRPC doc/compression.md: UNIMPLEMENTED, and grpc-accept-encoding says what would work.
+        details = f"grpc-encoding {encoding[:64]} is not supported"
+        accepted = grpc.literal(b"grpc-accept-encoding", b"identity")
+        stream.end_with(grpc.trailer_block(grpc.UNIMPLEMENTED, details) + accepted)
+
+
+def _reserve(connection: Connection, stream: WireStream, size_bytes: int) -> bool:
+    """Account for bytes about to be kept; end the stream where the connection keeps too many."""
+    streams = connection.streams
+    if streams.buffered_bytes + size_bytes > connection.limits.max_connection_buffered_bytes:
+        _exhaust(connection, stream, Abuse.BUFFERED_BYTES, "half-received messages")
+        return False
+    streams.buffered_bytes += size_bytes
+    connection.counters.buffered_bytes += size_bytes
+    return True
+
+
+def _exhaust(connection: Connection, stream: WireStream, abuse: Abuse, what: str) -> None:
+    connection.counters.abuse[abuse] += 1
+    stream.end(grpc.RESOURCE_EXHAUSTED, f"{what} beyond the limit")

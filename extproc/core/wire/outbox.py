@@ -1,0 +1,204 @@
+"""What a connection has yet to write: frames by stream, and DATA that waits for a window.
+
+1. Frames of one pass are kept by stream until they are taken, so a stream that the peer resets in
+   the same read takes its unwritten frames with it (9113 6.4: after RST_STREAM "the receiver MUST
+   NOT send additional frames for that stream").
+2. DATA that does not fit the windows waits at its stream; streams take turns, a frame each.
+3. Nothing here ever stops reading: the WINDOW_UPDATE that frees us comes on the same socket.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from extproc.core.wire import frames
+from extproc.core.wire.errors import ConnectionFault, ErrorCode
+from extproc.core.wire.limits import Counters
+
+if TYPE_CHECKING:
+    from extproc.core.wire.stream import WireStream
+
+# Connection frames live among the streams' frames under the identifier that no stream has.
+CONNECTION: Final = 0
+
+
+class Outbox:
+    """Outgoing side of one connection: frames, windows, queues and turns.
+
+    Attributes:
+        window_bytes: The peer's connection window (9113 6.9.1); 0 while the socket is full.
+        initial_window_bytes: The peer's SETTINGS_INITIAL_WINDOW_SIZE.
+        max_frame_bytes: The peer's SETTINGS_MAX_FRAME_SIZE.
+        data_frames: DATA frames sent.
+        queued_bytes: DATA that waits.
+        is_in_pass: Output joins the write of the pass; otherwise `wake` asks for one.
+    """
+
+    __slots__ = (
+        "_counters",
+        "_frames",
+        "_held_window_bytes",
+        "_is_awake",
+        "_on_output_ready",
+        "_sealed",
+        "_turns",
+        "data_frames",
+        "initial_window_bytes",
+        "is_in_pass",
+        "max_frame_bytes",
+        "queued_bytes",
+        "table_update_stream",
+        "window_bytes",
+    )
+
+    def __init__(self, on_output_ready: Callable[[], None], counters: Counters) -> None:
+        self.window_bytes = frames.DEFAULT_WINDOW_BYTES
+        self.initial_window_bytes = frames.DEFAULT_WINDOW_BYTES
+        self.max_frame_bytes = frames.DEFAULT_MAX_FRAME_BYTES
+        self.data_frames = 0
+        self.queued_bytes = 0
+        self.is_in_pass = False
+        # The stream whose header block told the peer that we use no dynamic table; 0 before.
+        self.table_update_stream = 0
+        self._counters = counters
+        self._on_output_ready = on_output_ready
+        self._is_awake = False
+        self._frames: dict[int, list[bytes]] = {}
+        self._sealed: list[dict[int, list[bytes]]] = []
+        self._turns: deque[WireStream] = deque()
+        self._held_window_bytes: int | None = None
+
+    def put(self, stream_id: int, chunk: bytes) -> None:
+        """Add whole frames of one stream, or of the connection."""
+        held = self._frames.get(stream_id)
+        if held is None:
+            self._frames[stream_id] = [chunk]
+        else:
+            held.append(chunk)
+        if not (self.is_in_pass or self._is_awake):
+            self._is_awake = True
+            self._on_output_ready()
+
+    def seal(self) -> None:
+        """Let nothing that follows be written before what is there now."""
+        if self._frames:
+            self._sealed.append(self._frames)
+            self._frames = {}
+
+    def take(self) -> bytes:
+        """Hand over everything that may be written now."""
+        self._is_awake = False
+        if not self._frames and not self._sealed:
+            return b""
+        self.seal()
+        sealed, self._sealed = self._sealed, []
+        return b"".join(chain.from_iterable(chunks for part in sealed for chunks in part.values()))
+
+    def drop(self, stream: WireStream) -> None:
+        """Forget everything of a stream that is not written yet."""
+        for part in (*self._sealed, self._frames):
+            chunks = part.pop(stream.id, None)
+            if chunks is not None:
+                self._refund(stream.id, b"".join(chunks))
+        self.forget_queue(stream)
+
+    def forget_queue(self, stream: WireStream) -> None:
+        """Give up the DATA of a stream that waits for a window."""
+        if stream.queue is not None:
+            self._unqueue(len(stream.queue))
+            stream.queue = None
+
+    def _refund(self, stream_id: int, dropped: bytes) -> None:
+        """Take back what the dropped frames used of the connection's state."""
+        position = 0
+        while position < len(dropped):
+            word, _, _ = frames.FRAME_HEADER.unpack_from(dropped, position)
+            if word & 0xFF == frames.DATA:
+                self.data_frames -= 1
+                self._widen(word >> 8)
+            position += frames.FRAME_HEADER_BYTES + (word >> 8)
+        if self.table_update_stream == stream_id:
+            self.table_update_stream = 0
+
+    def _unqueue(self, size_bytes: int) -> None:
+        self.queued_bytes -= size_bytes
+        self._counters.buffered_bytes -= size_bytes
+
+    def enqueue(self, stream: WireStream, payload: bytes) -> None:
+        """Queue DATA of a stream that does not fit a window or a frame, and send what does."""
+        if stream.queue is None:
+            stream.queue = bytearray()
+            if stream.window_bytes > 0:
+                self._turns.append(stream)
+        stream.queue += payload
+        self.queued_bytes += len(payload)
+        self._counters.buffered_bytes += len(payload)
+        self.pump()
+
+    def add_window(self, increment_bytes: int) -> None:
+        """Widen the connection window (9113 6.9.1).
+
+        Raises:
+            ConnectionFault: "A sender MUST NOT allow a flow-control window to exceed 2^31-1."
+        """
+        self._widen(increment_bytes)
+        held = self._held_window_bytes
+        if max(self.window_bytes, held or 0) > frames.LARGEST_WINDOW_BYTES:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "connection window above 2^31-1")
+        self.pump()
+
+    def _widen(self, increment_bytes: int) -> None:
+        if self._held_window_bytes is None:
+            self.window_bytes += increment_bytes
+        else:
+            self._held_window_bytes += increment_bytes
+
+    def pause(self) -> None:
+        """The socket takes no more: DATA waits at its streams, control frames still go."""
+        if self._held_window_bytes is None:
+            self._held_window_bytes, self.window_bytes = self.window_bytes, 0
+
+    def resume(self) -> None:
+        """The socket has room again."""
+        if self._held_window_bytes is not None:
+            self.window_bytes, self._held_window_bytes = self._held_window_bytes, None
+            self.pump()
+
+    def add_stream_window(self, stream: WireStream, change_bytes: int) -> bool:
+        """Change a stream's window, down too (9113 6.9.2); false where it passes 2^31-1."""
+        was_blocked = stream.window_bytes <= 0
+        stream.window_bytes += change_bytes
+        if was_blocked and stream.window_bytes > 0 and stream.queue is not None:
+            self._turns.append(stream)
+        return stream.window_bytes <= frames.LARGEST_WINDOW_BYTES
+
+    def pump(self) -> None:
+        """Send queued DATA, a frame of each stream in turn, as far as the windows go.
+
+        A stream has a turn while it has both queue and window; `add_stream_window` gives it back.
+        """
+        turns = self._turns
+        while turns and self.window_bytes > 0:
+            stream = turns.popleft()
+            if stream.queue is None or stream.window_bytes <= 0:
+                continue
+            self._send_frame(stream, stream.queue)
+            if not stream.queue:
+                stream.queue = None
+                stream.on_queue_sent()
+            elif stream.window_bytes > 0:
+                turns.append(stream)
+
+    def _send_frame(self, stream: WireStream, queue: bytearray) -> None:
+        size = min(len(queue), self.window_bytes, stream.window_bytes, self.max_frame_bytes)
+        payload = bytes(memoryview(queue)[:size])
+        del queue[:size]
+        self.window_bytes -= size
+        stream.window_bytes -= size
+        self.data_frames += 1
+        self._unqueue(size)
+        head = frames.FRAME_HEADER.pack(size << 8 | frames.DATA, 0, stream.id)
+        self.put(stream.id, head + payload)

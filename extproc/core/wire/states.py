@@ -1,0 +1,132 @@
+"""Which frame may come in which state of a stream (9113 5.1), as a table.
+
+1. All verdicts live here; `Connection` obeys them and adds none.
+2. A server that never pushes knows five states. `half-closed (local)` is not among them: when our
+   answer ends before the request does, we send RST_STREAM(NO_ERROR) behind it (9113 8.1), so the
+   stream is closed by us at once.
+3. A closed stream is remembered by how it closed, because what may still arrive differs: after our
+   reset the peer cannot have known, so everything is discarded quietly; after the peer's own end it
+   has broken its word.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum, auto
+from typing import Final
+
+from extproc.core.wire import frames
+from extproc.core.wire.errors import ErrorCode
+
+
+class State(Enum):
+    """State of a client-initiated stream, as the server sees it."""
+
+    IDLE = auto()
+    OPEN = auto()
+    HALF_CLOSED_REMOTE = auto()
+    CLOSED_BY_US = auto()
+    CLOSED_BY_PEER = auto()
+    # Closed long ago, or skipped by a higher identifier (9113 5.1.1): we no longer know which.
+    FORGOTTEN = auto()
+
+
+class Scope(Enum):
+    """What a frame does to stream and connection."""
+
+    ACCEPT = auto()
+    DISCARD = auto()
+    STREAM_ERROR = auto()
+    CONNECTION_ERROR = auto()
+
+
+Verdict = tuple[Scope, ErrorCode]
+
+_ACCEPT: Final = (Scope.ACCEPT, ErrorCode.NO_ERROR)
+_DISCARD: Final = (Scope.DISCARD, ErrorCode.NO_ERROR)
+_PROTOCOL_ERROR: Final = (Scope.CONNECTION_ERROR, ErrorCode.PROTOCOL_ERROR)
+_CLOSED_STREAM: Final = (Scope.STREAM_ERROR, ErrorCode.STREAM_CLOSED)
+_CLOSED_CONNECTION: Final = (Scope.CONNECTION_ERROR, ErrorCode.STREAM_CLOSED)
+
+# PRIORITY is legal in every state (9113 5.1) and never asks.
+TABLE: Final[dict[tuple[State, int], Verdict]] = {
+    # 9113 5.1 idle: "Receiving any frame other than HEADERS or PRIORITY on a stream in this state
+    # MUST be treated as a connection error of type PROTOCOL_ERROR."
+    (State.IDLE, frames.HEADERS): _ACCEPT,
+    (State.IDLE, frames.DATA): _PROTOCOL_ERROR,
+    (State.IDLE, frames.RST_STREAM): _PROTOCOL_ERROR,
+    (State.IDLE, frames.WINDOW_UPDATE): _PROTOCOL_ERROR,
+    # 9113 5.1 open: any frame; HEADERS are trailers then (9113 8.1).
+    (State.OPEN, frames.HEADERS): _ACCEPT,
+    (State.OPEN, frames.DATA): _ACCEPT,
+    (State.OPEN, frames.RST_STREAM): _ACCEPT,
+    (State.OPEN, frames.WINDOW_UPDATE): _ACCEPT,
+    # 9113 5.1 half-closed (remote): "If an endpoint receives additional frames, other than
+    # WINDOW_UPDATE, PRIORITY, or RST_STREAM [...] it MUST respond with a stream error of type
+    # STREAM_CLOSED."
+    (State.HALF_CLOSED_REMOTE, frames.HEADERS): _CLOSED_STREAM,
+    (State.HALF_CLOSED_REMOTE, frames.DATA): _CLOSED_STREAM,
+    (State.HALF_CLOSED_REMOTE, frames.RST_STREAM): _ACCEPT,
+    (State.HALF_CLOSED_REMOTE, frames.WINDOW_UPDATE): _ACCEPT,
+    # 9113 5.1 closed: after our RST_STREAM the peer may have sent anything before it knew;
+    # "An endpoint MUST minimally process and then discard any frames it receives in this state."
+    (State.CLOSED_BY_US, frames.HEADERS): _DISCARD,
+    (State.CLOSED_BY_US, frames.DATA): _DISCARD,
+    (State.CLOSED_BY_US, frames.RST_STREAM): _DISCARD,
+    (State.CLOSED_BY_US, frames.WINDOW_UPDATE): _DISCARD,
+    # 9113 5.1 closed: "An endpoint MAY treat receipt of any other type of frame on a closed stream
+    # as a connection error of type STREAM_CLOSED", but WINDOW_UPDATE and RST_STREAM may be late.
+    (State.CLOSED_BY_PEER, frames.HEADERS): _CLOSED_CONNECTION,
+    (State.CLOSED_BY_PEER, frames.DATA): _CLOSED_STREAM,
+    (State.CLOSED_BY_PEER, frames.RST_STREAM): _DISCARD,
+    (State.CLOSED_BY_PEER, frames.WINDOW_UPDATE): _DISCARD,
+    # 9113 5.1.1: "An endpoint that receives an unexpected stream identifier MUST respond with a
+    # connection error of type PROTOCOL_ERROR." Late DATA of a stream that we reset looks the same
+    # as DATA on a skipped identifier; it costs the stream only.
+    (State.FORGOTTEN, frames.HEADERS): _PROTOCOL_ERROR,
+    (State.FORGOTTEN, frames.DATA): _CLOSED_STREAM,
+    (State.FORGOTTEN, frames.RST_STREAM): _DISCARD,
+    (State.FORGOTTEN, frames.WINDOW_UPDATE): _DISCARD,
+}
+
+# Closed streams of which we remember how; 8 KB a connection.
+REMEMBERED: Final = 1024
+
+
+class ClosedStreams:
+    """How the latest streams closed, in a ring of fixed size.
+
+    A slot holds the identifier times two, plus one where the peer ended or reset the stream.
+
+    Attributes:
+        slots: The ring; `Connection` writes it in place on its common path.
+    """
+
+    __slots__ = ("slots",)
+
+    def __init__(self) -> None:
+        self.slots = array("Q", bytes(8 * REMEMBERED))
+
+    def remember(self, stream_id: int, *, is_by_peer: bool) -> None:
+        """Note how a stream closed."""
+        self.slots[(stream_id >> 1) % REMEMBERED] = stream_id << 1 | is_by_peer
+
+    def state(self, stream_id: int) -> State:
+        """Say how a stream closed that is known to be closed."""
+        slot = self.slots[(stream_id >> 1) % REMEMBERED]
+        if slot >> 1 != stream_id:
+            return State.FORGOTTEN
+        return State.CLOSED_BY_PEER if slot & 1 else State.CLOSED_BY_US
+
+    def age(self, stream_id: int) -> bool:
+        """Note a late RST_STREAM; false where the stream had no more to come.
+
+        The peer's reset crosses our end, and may follow its own END_STREAM; beyond these two it
+        only costs us.
+        """
+        state = self.state(stream_id)
+        if state is State.FORGOTTEN:
+            return False
+        is_by_us = state is State.CLOSED_BY_US
+        self.slots[(stream_id >> 1) % REMEMBERED] = stream_id << 1 | 1 if is_by_us else 0
+        return True

@@ -1,0 +1,208 @@
+"""One gRPC call on one HTTP/2 stream, from the service's side: the way back, and how it ends.
+
+What the peer sends is `Connection`'s business; here is what we send. The first message brings the
+response headers with it, never earlier: until then Envoy may still retry. The end comes behind
+everything queued; when the peer has not finished its request by then, RST_STREAM(NO_ERROR) follows
+(9113 8.1, gRPC "Early Server Closure"), and the stream is closed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, Protocol
+
+from extproc.core.wire import frames, grpc
+from extproc.core.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from extproc.core.wire.requests import Request
+    from extproc.core.wire.streams import Streams
+
+_NO_ERROR: Final = int(ErrorCode.NO_ERROR)
+# 7541 6.3: "Dynamic Table Size Update" to 0. Our encoder never indexes; it says so once.
+_TABLE_UPDATE: Final = b"\x20"
+
+
+class SessionLike(Protocol):
+    """What a service gives for one call; the contract is `extproc.shell.rpc.Session`."""
+
+    def receive(self, message: bytes) -> None:
+        """Take one message from the peer."""
+
+    def half_close(self) -> None:
+        """The peer will send nothing more."""
+
+    def closed(self) -> None:
+        """The call is over, whoever ended it. Called exactly once, last."""
+
+
+class MethodLike(Protocol):
+    """One method that a service offers; the contract is `extproc.shell.rpc.Method`."""
+
+    @property
+    def path(self) -> str:
+        """`/package.Service/Method`."""
+
+    @property
+    def open(self) -> Callable[[WireStream, Mapping[str, str]], SessionLike]:
+        """Begins a call."""
+
+    @property
+    def is_long_lived(self) -> bool:
+        """Ends with UNAVAILABLE at drain."""
+
+
+class _NoSession:
+    """Stands where no session is: before the method has answered, and when it failed to."""
+
+    def receive(self, message: bytes) -> None: ...
+
+    def half_close(self) -> None: ...
+
+    def closed(self) -> None: ...
+
+
+NO_SESSION: Final = _NoSession()
+
+
+class WireStream:
+    """The `Call` of one RPC.
+
+    Attributes:
+        id: HTTP/2 stream identifier.
+        request: What its header block said.
+        session: The service's side; does nothing until the method has opened it.
+        window_bytes: The peer's window for our DATA (9113 6.9.1).
+        unacknowledged_bytes: DATA received since the last WINDOW_UPDATE.
+        is_plain: Open both ways, with nothing to check beyond the message framing.
+        is_half_closed: The peer has ended its side.
+        is_ended: We have, or nobody listens any more; what the service still says is ignored.
+        has_answered: Response headers are out.
+        partial: A message of which not all has come.
+        content_left: What is still to come of an announced content-length.
+        queue: DATA that waits for a window.
+    """
+
+    __slots__ = (
+        "_end_block",
+        "_streams",
+        "content_left",
+        "has_answered",
+        "id",
+        "is_ended",
+        "is_half_closed",
+        "is_plain",
+        "partial",
+        "queue",
+        "request",
+        "session",
+        "unacknowledged_bytes",
+        "window_bytes",
+    )
+
+    def __init__(self, streams: Streams, stream_id: int, request: Request) -> None:
+        self._streams = streams
+        self.id = stream_id
+        self.request = request
+        self.session: SessionLike = NO_SESSION
+        self.window_bytes = streams.outbox.initial_window_bytes
+        self.unacknowledged_bytes = 0
+        self.is_plain = request.content_length is None
+        self.is_half_closed = False
+        self.is_ended = False
+        self.has_answered = False
+        self.partial: bytearray | None = None
+        self.queue: bytearray | None = None
+        self.content_left = request.content_length
+        self._end_block = grpc.OK_TRAILERS
+
+    @property
+    def path(self) -> str:
+        """The method's path, for the log."""
+        return self.request.method.path if self.request.method is not None else ""
+
+    def send(self, message: bytes) -> None:
+        """Queue one message. Ignored after `end` and after the peer has left."""
+        if self.is_ended:
+            return
+        outbox = self._streams.outbox
+        size = len(message)
+        framed = size + grpc.PREFIX_BYTES
+        if (
+            framed > self.window_bytes
+            or framed > outbox.window_bytes
+            or framed > outbox.max_frame_bytes
+            or self.queue is not None
+        ):
+            self._begin_answer()
+            outbox.enqueue(self, b"\x00" + frames.U32.pack(size) + message)
+            return
+        self.window_bytes -= framed
+        outbox.window_bytes -= framed
+        outbox.data_frames += 1
+        stream_id = self.id
+        word = framed << 8
+        if not self.has_answered and outbox.table_update_stream:
+            self.has_answered = True
+            head = grpc.FIRST_HEAD.pack(
+                grpc.RESPONSE_WORD, frames.END_HEADERS, stream_id, grpc.RESPONSE_BLOCK,
+                word, 0, stream_id, 0, size,
+            )  # fmt: skip
+        else:
+            self._begin_answer()
+            head = grpc.MESSAGE_HEAD.pack(word, 0, stream_id, 0, size)
+        outbox.put(stream_id, head + message)
+
+    def end(self, code: int = grpc.OK, details: str = "") -> None:
+        """End the RPC, after all queued messages. Later calls are ignored."""
+        self.end_with(grpc.trailer_block(code, details) if code or details else grpc.OK_TRAILERS)
+
+    def end_with(self, trailers: bytes) -> None:
+        """End the RPC with an encoded trailer block."""
+        if self.is_ended:
+            return
+        self.is_ended = True
+        self.is_plain = False
+        self._end_block = trailers
+        if self.queue is None:
+            self._finish()
+
+    def on_queue_sent(self) -> None:
+        """Nothing waits for a window any more: the end may follow."""
+        if self.is_ended:
+            self._finish()
+
+    def _begin_answer(self) -> None:
+        if not self.has_answered:
+            self.has_answered = True
+            self._put_block(frames.END_HEADERS, grpc.RESPONSE_BLOCK)
+
+    def _put_block(self, flags: int, block: bytes) -> None:
+        outbox = self._streams.outbox
+        if not outbox.table_update_stream:
+            # 9113 4.3.1: an encoder answers a reduced table size with a size update at the start
+            # of the next block. Size 0 before the first block answers every reduction to come.
+            outbox.table_update_stream = self.id
+            block = _TABLE_UPDATE + block
+        outbox.put(self.id, frames.frame(frames.HEADERS, flags, self.id, block))
+
+    def _finish(self) -> None:
+        stream_id, block = self.id, self._end_block
+        if block is grpc.OK_TRAILERS and self.has_answered:
+            if self.is_half_closed:
+                end = grpc.OK_END.pack(grpc.OK_WORD, grpc.END_FLAGS, stream_id, block)
+            else:
+                end = grpc.OK_END_AND_RESET.pack(
+                    grpc.OK_WORD, grpc.END_FLAGS, stream_id, block,
+                    grpc.RESET_WORD, 0, stream_id, _NO_ERROR,
+                )  # fmt: skip
+            self._streams.outbox.put(stream_id, end)
+        else:
+            self.put_end(block if self.has_answered else grpc.RESPONSE_BLOCK + block)
+        self._streams.on_answered(self)
+
+    def put_end(self, block: bytes) -> None:
+        """Write the last header block, and RST_STREAM(NO_ERROR) where the peer goes on."""
+        self._put_block(grpc.END_FLAGS, block)
+        if not self.is_half_closed:
+            self._streams.outbox.put(self.id, frames.rst_stream(self.id, _NO_ERROR))

@@ -1,0 +1,287 @@
+"""Our own gRPC server: sockets and the clock around `extproc.core.wire`.
+
+One pass per read, one write per pass: `data_received` hands the bytes to the core, which calls the
+sessions, and writes what they all answered at once. No task, no future, no await per request.
+Services may also answer later, from any callback of the same loop; then one write is scheduled for
+everything that was answered until it runs.
+
+Reading is never paused: WINDOW_UPDATE and RST_STREAM come on that same socket. When the socket
+takes no more, the core queues per stream instead, within `Limits.max_queued_bytes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final, cast
+
+from extproc.core.wire import Abuse, Connection, Counters, Limits, MethodLike
+from extproc.core.wire.limits import DEFAULT_LIMITS
+from extproc.shell.rpc import Method
+
+log = logging.getLogger(__name__)
+
+# Enough for several passes; above it DATA waits at its stream, where a reset can still drop it.
+_WRITE_HIGH_WATER_BYTES: Final = 1024 * 1024
+# How long a peer may take to read our GOAWAY before the socket goes; closing at once would let the
+# kernel answer its unread bytes with a TCP reset, which overtakes the GOAWAY.
+_LINGER_S: Final = 1.0
+
+OnSessionError = Callable[[Exception, str], None]
+
+
+def _log_session_error(error: Exception, path: str) -> None:
+    log.error("session of %s raised", path, exc_info=error)
+
+
+class _Wire(asyncio.Protocol):
+    """One socket."""
+
+    def __init__(self, server: WireServer) -> None:
+        self._server = server
+        self._loop = server.loop
+        self._transport: asyncio.Transport | None = None
+        self._is_closing = False
+        self.connection: Connection | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports keep the contract without being registered as such.
+        tcp = cast(asyncio.Transport, transport)
+        self._transport = tcp
+        server = self._server
+        if server.counters.connections_open >= server.limits.max_connections:
+            server.counters.abuse[Abuse.TOO_MANY_CONNECTIONS] += 1
+            self.abort()
+            return
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() != "h2":
+            self.abort()
+            return
+        self.connection = Connection(
+            server.methods,
+            now=self._loop.time(),
+            limits=server.limits,
+            counters=server.counters,
+            on_output_ready=self._schedule_flush,
+            on_session_error=server.on_session_error,
+        )
+        server.wires.add(self)
+        tcp.set_write_buffer_limits(high=_WRITE_HIGH_WATER_BYTES)
+        self.flush()
+        if server.is_draining:
+            self.start_drain()
+
+    def data_received(self, data: bytes) -> None:
+        connection = self.connection
+        if connection is not None:
+            connection.receive(data, now=self._loop.time())
+            self.flush()
+
+    def pause_writing(self) -> None:
+        if self.connection is not None:
+            self.connection.pause_sending()
+
+    def resume_writing(self) -> None:
+        if self.connection is not None:
+            self.connection.resume_sending()
+            self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self.connection is not None:
+            self.connection.lose()
+            self._server.on_wire_lost(self)
+
+    def _schedule_flush(self) -> None:
+        self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write what there is, and close if that was the last."""
+        connection, transport = self.connection, self._transport
+        if connection is None or transport is None:
+            return
+        data = connection.data_to_send()
+        if data and not self._is_closing:
+            transport.write(data)
+            if transport.get_write_buffer_size() > self._server.limits.max_write_buffer_bytes:
+                self._server.counters.abuse[Abuse.SLOW_READER] += 1
+                self.abort()
+                return
+        if connection.is_over and not self._is_closing:
+            self._close(transport)
+
+    def _close(self, transport: asyncio.Transport) -> None:
+        self._is_closing = True
+        if transport.can_write_eof():
+            transport.write_eof()
+            self._loop.call_later(_LINGER_S, self.abort)
+        else:
+            transport.close()
+
+    def tick(self) -> None:
+        """Let the core look what has taken too long."""
+        if self.connection is not None:
+            self.connection.tick(now=self._loop.time())
+            self.flush()
+
+    def start_drain(self) -> None:
+        """Ask the peer to go elsewhere."""
+        if self.connection is not None:
+            self.connection.start_drain(now=self._loop.time())
+            self.flush()
+
+    def abort(self) -> None:
+        """Drop the socket, unsent bytes and all."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class WireServer:
+    """A listening server; made by `serve`.
+
+    Attributes:
+        address: `host:port`, or `unix:` and the path.
+        counters: What happened; for whoever exports metrics.
+        wires: Open sockets.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, MethodLike],
+        limits: Limits,
+        counters: Counters,
+        on_session_error: OnSessionError,
+        on_tick: Callable[[], object] | None,
+        tick_s: float,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.methods = methods
+        self.limits = limits
+        self.counters = counters
+        self.on_session_error = on_session_error
+        self.wires: set[_Wire] = set()
+        self.is_draining = False
+        self.address = ""
+        self._on_tick = on_tick
+        self._tick_s = tick_s
+        self._timer = self.loop.call_later(tick_s, self._tick)
+        self._listener: asyncio.Server | None = None
+        self._all_lost = asyncio.Event()
+
+    async def listen(
+        self, host: str, port: int, path: str | None, ssl_context: ssl.SSLContext | None
+    ) -> None:
+        """Bind; once, by `serve`."""
+
+        def make() -> _Wire:
+            return _Wire(self)
+
+        if path is not None:
+            self._listener = await self.loop.create_unix_server(make, path, ssl=ssl_context)
+            self.address = f"unix:{path}"
+        else:
+            self._listener = await self.loop.create_server(make, host, port, ssl=ssl_context)
+            name = self._listener.sockets[0].getsockname()
+            self.address = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+
+    @property
+    def port(self) -> int:
+        """Port that was bound.
+
+        Raises:
+            ValueError: On a Unix socket.
+        """
+        return int(self.address.rpartition(":")[2])
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Stop listening, let every peer go elsewhere, wait until all have gone.
+
+        Calls in progress run to their end; those of long-lived methods end with UNAVAILABLE.
+
+        Returns:
+            Whether all had gone within `timeout_s`; those that had not are left to `close`.
+        """
+        self.is_draining = True
+        self._stop_listening()
+        for wire in list(self.wires):
+            wire.start_drain()
+        if not self.wires:
+            return True
+        self._all_lost.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_lost.wait(), timeout_s)
+        return not self.wires
+
+    async def close(self) -> None:
+        """Stop now; open calls are lost, and their sessions told so."""
+        self._stop_listening()
+        self._timer.cancel()
+        for wire in list(self.wires):
+            wire.abort()
+        if self.wires:
+            self._all_lost.clear()
+            await self._all_lost.wait()
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            if self.address.startswith("unix:"):
+                Path(self.address[5:]).unlink(missing_ok=True)
+
+    def on_wire_lost(self, wire: _Wire) -> None:
+        """A socket is gone."""
+        self.wires.discard(wire)
+        if not self.wires:
+            self._all_lost.set()
+
+    def _tick(self) -> None:
+        self._timer = self.loop.call_later(self._tick_s, self._tick)
+        if self._on_tick is not None:
+            self._on_tick()
+        for wire in list(self.wires):
+            wire.tick()
+
+
+async def serve(
+    methods: Iterable[Method],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    path: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    counters: Counters | None = None,
+    on_session_error: OnSessionError = _log_session_error,
+    on_tick: Callable[[], object] | None = None,
+    tick_s: float = 0.5,
+) -> WireServer:
+    """Serve methods over HTTP/2: on `path` if given, else on `host` and `port` (0: any free one).
+
+    Args:
+        methods: What is served.
+        host: Address to bind.
+        port: Port to bind; `WireServer.port` tells which it became.
+        path: Unix socket instead of TCP.
+        ssl_context: TLS with this context, which must offer `h2` by ALPN.
+        limits: What a peer may make us keep or do.
+        counters: Where it is counted.
+        on_session_error: Told what a session raised and its method's path; logs by default.
+        on_tick: Called at every tick, such as `Certificates.reload_if_changed`.
+        tick_s: How often time limits are looked at, and so their precision.
+
+    Raises:
+        OSError: The address cannot be bound.
+    """
+    by_path = {method.path: method for method in methods}
+    server = WireServer(by_path, limits, counters or Counters(), on_session_error, on_tick, tick_s)
+    try:
+        await server.listen(host, port, path, ssl_context)
+    except OSError:
+        await server.close()
+        raise
+    return server
