@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from google.protobuf.message import DecodeError
-
 from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
+from google.protobuf.message import DecodeError
+
 from extproc.core.types import Outcome
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 

@@ -33,7 +33,7 @@ class DecisionRecord(NamedTuple):
     Attributes:
         decision: What was decided.
         wall_s: When, wall seconds.
-        seconds: From the last needed message of the request to the decision.
+        seconds: What deciding took; 0 for an error that needed no choice.
         request_id: `x-request-id`; only read for a rejection, as a pick has its own.
         path: The request's path; only read for a rejection, as a pick has its own.
     """

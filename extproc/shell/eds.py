@@ -20,12 +20,12 @@ import hashlib
 import ipaddress
 from collections.abc import Callable, Iterable
 
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.message import DecodeError
-
 from envoy.config.core.v3 import health_check_pb2
 from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
 from envoy.service.discovery.v3 import discovery_pb2
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
+
 from extproc.core.types import Endpoint
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 

@@ -14,8 +14,8 @@ import sys
 from datetime import UTC, datetime
 from typing import TextIO
 
-_PLAIN = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 # A backslash ends it too: the quote that follows one in JSON must stay escaped.
 _CREDENTIAL = re.compile(r"\b(Bearer|Basic)\s+[^\s\"',;\\]+", re.IGNORECASE)
 
@@ -32,7 +32,7 @@ def configure_logging(level: str, *, is_json: bool, stream: TextIO | None = None
         ValueError: There is no such level.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    handler.setFormatter(JsonFormatter() if is_json else PlainFormatter(_PLAIN))
+    handler.setFormatter(JsonFormatter() if is_json else PlainFormatter())
     root = logging.getLogger()
     root.setLevel(level.upper())
     root.handlers[:] = [handler]
@@ -42,10 +42,13 @@ class PlainFormatter(logging.Formatter):
     """A line for people, with the extra fields behind the message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, more with an exception."""
-        line, *trace = super().format(record).split("\n")
+        """One line, more with an exception. What is logged cannot forge a line of its own."""
         fields = "".join(f" {name}={value}" for name, value in _extra(record).items())
-        return _blank("\n".join([line + fields, *trace]))
+        text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], record.getMessage() + fields)
+        line = f"{self.formatTime(record)} {record.levelname:<7} {record.name}: {text}"
+        if record.exc_info:
+            line = f"{line}\n{self.formatException(record.exc_info)}"
+        return _blank(line)
 
 
 class JsonFormatter(logging.Formatter):

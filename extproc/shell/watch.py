@@ -102,13 +102,19 @@ def tls_context(
 
 
 def render(decision: Decision) -> Text:
-    """One decision as one line for a terminal; `.plain` without colours."""
+    """One decision as one line for a terminal; `.plain` without colours.
+
+    Model names come from clients: what is not printable is shown as `?`, so that none can steer
+    the terminal.
+    """
     line = Text(_clock(decision), style="dim")
     if decision.pick is not None:
         _render_pick(line, decision.pick)
     elif decision.rejection is not None:
         _render_rejection(line, decision.rejection)
-    line.append(f"  {decision.decision_seconds * 1e6:.0f} us", style="dim")
+    if decision.decision_seconds:
+        line.append(f"  {decision.decision_seconds * 1e6:.0f} us", style="dim")
+    line.plain = "".join(each if each.isprintable() else "?" for each in line.plain)
     return line
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from envoy.data.accesslog.v3 import accesslog_pb2
+from envoy.service.accesslog.v3 import als_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envoy.data.accesslog.v3 import accesslog_pb2
-from envoy.service.accesslog.v3 import als_pb2
 from extproc.core.types import Outcome
 from extproc.shell.completions import Completion, CompletionService
 from extproc.shell.rpc import Code

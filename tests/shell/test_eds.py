@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from envoy.config.core.v3 import health_check_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.service.discovery.v3 import discovery_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
 from extproc.core.types import Endpoint
 from extproc.shell.eds import TYPE_URL, EdsService
 from extproc.shell.rpc import Code, Session

@@ -85,6 +85,16 @@ def test_credentials_are_blanked_wherever_they_stand(lines: io.StringIO, credent
     assert lines.getvalue().count("***") == 3
 
 
+@pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\x1b[2Jb", "a\u2028b"])
+def test_what_is_logged_cannot_forge_a_line_or_steer_the_terminal(
+    lines: io.StringIO, text: str
+) -> None:
+    LOGGER.info("model %s", text, extra={"field": text})
+
+    assert lines.getvalue().endswith("\n")
+    assert lines.getvalue()[:-1].isprintable()
+
+
 @given(st.text())
 def test_a_json_line_is_json_whatever_is_logged(text: str) -> None:
     stream = io.StringIO()

@@ -23,6 +23,7 @@ from grpclib.server import Server, Stream
 
 from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo
 from extproc.shell.decisions import DecisionRecord, DecisionsService
+from extproc.shell.gen.client.extproc import v1
 from extproc.shell.rpc import Call, Code, Metadata, Method
 from extproc.shell.watch import Decision, WatchError, render, tls_context, watch
 
@@ -45,7 +46,7 @@ def picked(adapter: str | None = "a1", *, is_known: bool = True) -> DecisionReco
 
 def rejected() -> DecisionRecord:
     rejection = Rejection(429, Reason.SATURATED, "full", retry_after_s=2, model="a1")
-    return DecisionRecord(rejection, WALL_S, 2e-5)
+    return DecisionRecord(rejection, WALL_S, 0.0)
 
 
 class Bytes(CodecBase):
@@ -329,8 +330,17 @@ async def test_an_endpoint_without_a_report_is_shown_as_unknown() -> None:
 
 
 async def test_a_rejection_is_one_line() -> None:
-    assert await line_of(rejected()) == "a1  429 saturated  full  retry after 2 s  20 us"
+    assert await line_of(rejected()) == "a1  429 saturated  full  retry after 2 s"
 
 
 def test_a_decision_of_a_newer_server_is_still_rendered() -> None:
     assert render(Decision(decision_seconds=1e-6)).plain == "--:--:--.---  1 us"
+
+
+def test_a_clients_model_name_cannot_steer_the_terminal() -> None:
+    rejection = v1.Rejection(status=404, reason="model_not_found", model="a\x1b[2J\nb\u202ec")
+    line = render(Decision(rejection=rejection))
+
+    assert line.plain.isprintable()
+    assert "a?[2J?b?c" in line.plain
+    assert any("red" in str(span.style) for span in line.spans)

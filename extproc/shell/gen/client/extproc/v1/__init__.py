@@ -108,7 +108,7 @@ class Decision(betterproto2.Message):
 
     decision_seconds: "float" = betterproto2.field(3, betterproto2.TYPE_DOUBLE)
     """
-    From the last needed message of the request to the decision.
+    What deciding took; 0 for an error that needed no choice.
     """
 
     pick: "Pick | None" = betterproto2.field(
