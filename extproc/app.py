@@ -15,6 +15,7 @@ import secrets
 import signal
 import time
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -26,7 +27,7 @@ from extproc.core.picker import Picker
 from extproc.core.pool import Pool
 from extproc.core.router import Router
 from extproc.core.stream import Stream
-from extproc.core.types import Endpoint, LoadReport, ModelCard
+from extproc.core.types import Endpoint, LoadReport, ModelCard, Snapshot
 from extproc.dispatch import ObservedDispatcher
 from extproc.plugins import PolicyError, load_policy
 from extproc.shell.admin import AdminServer
@@ -75,11 +76,11 @@ class App:
         self._path, self._text = path, text
         self._stop = asyncio.Event()
         self._synced = False
+        self._num_config_failures = 0
         self._unasked: set[str] = set()
         self._ready_by_s = float("inf")
         self._rng = random.Random(secrets.randbits(64))
         self._router_id = secrets.token_hex(4)
-        self.admin_address = ""
         self.address = ""
         self._pool = Pool(settings.pool_settings(config))
         self._picker = self._make_picker()
@@ -105,11 +106,12 @@ class App:
 
     def _make_services(self) -> None:
         config = self._config
+        self._registry = CollectorRegistry()
         self._telemetry = Telemetry(
-            CollectorRegistry(),
-            snapshot=lambda: self._pool.snapshot(now=time.monotonic()),
+            snapshot=self._snapshot,
+            version=version("lora-extproc"),
+            registry=self._registry,
             max_adapter_labels=config.admin.max_adapter_labels,
-            clock=time.monotonic,
         )
         self._decisions = DecisionsService(config.admin.max_decisions)
         self._dispatcher = ObservedDispatcher(
@@ -130,15 +132,36 @@ class App:
         self._processor = ExternalProcessor(
             lambda: Stream(self._dispatcher, stream_settings), codec, time.monotonic
         )
-        self._completions = CompletionService(self._dispatcher.complete, wall_clock=time.time)
-        self._eds = EdsService(config.destination.eds_cluster)
+        self._completions = CompletionService(
+            self._dispatcher.complete,
+            wall_clock=time.time,
+            on_garbage=self._telemetry.access_log_garbage,
+        )
+        self._eds = EdsService(
+            config.destination.eds_cluster, on_nack=self._on_eds_nack, on_unusable=self._on_unusable
+        )
         self._health = HealthService()
+        self._add_gauges()
+        host, _, port = config.admin.address.rpartition(":")
         self._admin = AdminServer(
-            config.admin.address,
-            registry=self._telemetry.registry,
-            snapshot=lambda: self._pool.snapshot(now=time.monotonic()),
+            host.strip("[]"),
+            int(port),
+            registry=self._registry,
+            snapshot=self._snapshot,
             decisions=self._decisions.recent,
             health=self._why_not_ready,
+        )
+
+    def _add_gauges(self) -> None:
+        add = self._telemetry.add_gauge
+        add("streams_active", "Open ext_proc streams", lambda: self._processor.num_open)
+        add("picks_in_flight", "Picks that have not ended", lambda: self._pool.num_in_flight)
+        add("access_log_streams", "Open access log streams", lambda: self._completions.num_streams)
+        add("eds_streams", "Open endpoint discovery streams", lambda: self._eds.num_streams)
+        add(
+            "config_failures",
+            "Changes of the configuration file that were not taken over",
+            lambda: self._num_config_failures,
         )
 
     def _make_readers(self) -> None:
@@ -147,7 +170,7 @@ class App:
         self._scraper = Scraper(
             PROFILES[pods.engine],
             on_report=self._on_report,
-            on_failure=self._telemetry.scrape_failed,
+            on_failure=self._on_scrape_failure,
             clock=time.monotonic,
             rng=self._rng,
             interval_s=config.scrape.interval_s,
@@ -184,12 +207,16 @@ class App:
     def _on_report(
         self, address: str, report: LoadReport, taken_at_s: float, duration_s: float
     ) -> None:
-        self._telemetry.scraped(address, duration_s)
+        self._telemetry.scraped(duration_s)
         if self._pool.record_report(address, report, taken_at_s=taken_at_s):
             log.info("endpoint %s has restarted", address)
             self._models.poke(address)
         lost = self._pool.reconcile(address, now=taken_at_s, grace_s=self._grace_s())
         self._dispatcher.give_up(lost)
+
+    def _on_scrape_failure(self, address: str, error: str, _duration_s: float) -> None:
+        log.debug("endpoint %s: metrics: %s", address, error)
+        self._telemetry.scrape_failed(address)
 
     def _on_models(self, address: str, cards: tuple[ModelCard, ...], taken_at_s: float) -> None:
         self._pool.record_models(address, cards, now=taken_at_s)
@@ -212,7 +239,17 @@ class App:
         )
         return config.scrape_grace_s if alone else config.lost_after_s
 
+    def _on_unusable(self, address: str) -> None:
+        log.error("endpoint %s cannot be told to Envoy: not ip:port", address)
+
+    def _on_eds_nack(self, message: str) -> None:
+        log.error("Envoy refused the endpoints: %s", message)
+        self._telemetry.eds_refused()
+
     # --- readiness ---------------------------------------------------------------------------
+
+    def _snapshot(self) -> Snapshot:
+        return self._pool.snapshot(now=time.monotonic())
 
     def _why_not_ready(self) -> list[str]:
         """Reasons, none when ready."""
@@ -275,8 +312,8 @@ class App:
             None if config.tls is None else server_credentials(settings.tls_files(self._config))
         )
         self.address = await server.start(config.address, credentials)
-        self.admin_address = await self._admin.start()
-        log.info("serving on %s, admin on %s", self.address, self.admin_address)
+        await self._admin.start()
+        log.info("serving on %s, admin on %s:%d", self.address, self._admin.host, self._admin.port)
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(each) for each in self._background()]
@@ -326,7 +363,7 @@ class App:
         self._on_endpoints(parse_endpoints(text, scheme=settings.scheme(self._config)))
 
     def _on_config_failure(self, trouble: str) -> None:
-        self._telemetry.config_failed()
+        self._num_config_failures += 1
         log.error("configuration not taken over: %s", trouble)
 
     async def _upkeep(self) -> None:

@@ -34,12 +34,12 @@ def serve(config: ConfigOption) -> None:
 
     from extproc.app import App
     from extproc.config import ConfigError, parse_config
-    from extproc.shell.telemetry import configure_logging
+    from extproc.shell.logs import configure_logging
 
     async def run() -> None:
         text = config.read_text(encoding="utf-8")
         checked = parse_config(text, source=str(config))
-        configure_logging(checked.log.level, json_lines=checked.log.json_lines)
+        configure_logging(checked.log.level, is_json=checked.log.json_lines)
         await App(checked, path=config, text=text).run()
 
     try:

@@ -51,8 +51,9 @@ class ObservedDispatcher:
         started_s = self.clock()
         result = self.router.route(request, now=now)
         seconds = self.clock() - started_s
+        self.telemetry.decided(seconds)
         if isinstance(result, Pick):
-            self.telemetry.picked(result, seconds)
+            self.telemetry.picked(result)
             self.decisions.publish(DecisionRecord(result, self.wall_clock(), seconds))
         return result
 
@@ -70,12 +71,13 @@ class ObservedDispatcher:
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         """End a pick that its own stream saw the end of."""
         if self.router.pool.finish(pick.id, now=now) is not None:
-            self.telemetry.finished(outcome)
+            self.telemetry.completed(outcome)
 
     def give_up(self, flights: Sequence[InFlight]) -> None:
         """Count picks that the pool has finished because nobody said how they ended."""
         for _ in flights:
-            self.telemetry.finished(Outcome.EXPIRED)
+            self.telemetry.completed(Outcome.EXPIRED)
+        self.telemetry.picks_expired(len(flights))
 
     def complete(self, completion: Completion) -> None:
         """Take an entry of Envoy's access log."""
@@ -84,9 +86,9 @@ class ObservedDispatcher:
         flight = pool.finish(pick_id, now=now)
         if flight is None:
             if pick_id.startswith(self.router_id):
-                self.telemetry.unmatched()
+                self.telemetry.completion_unmatched()
             return
-        self.telemetry.completed(completion)
+        self.telemetry.completed(completion.outcome, completion.lag_s)
         address = completion.address or flight.pick.address
         self._learn(address, flight.pick.request, completion)
         load = parse_orca(completion.orca) if completion.orca else None

@@ -62,8 +62,10 @@ class _Tracked:
         "endpoint",
         "flights",
         "foreign",
+        "gpu_adapters",
         "models",
         "num_foreign",
+        "num_loads",
         "report",
         "reported_at_s",
         "residency",
@@ -80,11 +82,20 @@ class _Tracked:
         self.adapters: dict[str, int] = {}
         self.foreign: dict[str, int] = {}
         self.num_foreign = 0
+        self.gpu_adapters: tuple[str, ...] = ()
+        self.num_loads = 0
         self.residency = Residency(
             max_loras=settings.max_loras, max_cpu_loras=settings.max_cpu_loras
         )
         self.view: EndpointView | None = None
         self.view_expires_s = 0.0
+
+    def count_loads(self) -> None:
+        """Count the adapters that have come into a GPU slot since the last call."""
+        adapters = self.residency.gpu_adapters
+        if adapters != self.gpu_adapters:
+            self.num_loads += len(set(adapters).difference(self.gpu_adapters))
+            self.gpu_adapters = adapters
 
     def estimate_foreign(self, report: LoadReport) -> None:
         """Count what others sent: all that the report has and we did not dispatch.
@@ -302,6 +313,7 @@ class Pool:
         if is_known and tracked.num_foreign:
             pending, num_pending = tracked.foreign | pending, num_pending + tracked.num_foreign
         residency, endpoint = tracked.residency, tracked.endpoint
+        tracked.count_loads()
         view = tracked.view = EndpointView(
             address=endpoint.address,
             name=endpoint.name or endpoint.address,
@@ -309,7 +321,7 @@ class Pool:
             is_known=is_known,
             reported_at_s=at_s,
             registered=None if tracked.models is None else frozenset(tracked.models),
-            gpu_adapters=residency.gpu_adapters,
+            gpu_adapters=tracked.gpu_adapters,
             cpu_adapters=residency.cpu_adapters,
             pending_by_adapter=MappingProxyType(dict(pending)),
             num_pending=num_pending,
@@ -319,6 +331,7 @@ class Pool:
             num_deferred=report.num_deferred or 0,
             kv_usage_ratio=report.kv_usage_ratio or 0.0,
             max_loras=report.max_loras or self._settings.max_loras,
+            num_adapter_loads=tracked.num_loads,
         )
         return view
 

@@ -136,6 +136,8 @@ class EndpointView:
         num_deferred: Last report's requests held back by adapter slots, 0 where unknown.
         kv_usage_ratio: Last report's KV cache use, 0 where unknown.
         max_loras: Adapter slots on the GPU; None where unknown.
+        num_adapter_loads: Adapters that came into a GPU slot since the endpoint is known, as far
+            as residency shows.
     """
 
     address: str
@@ -154,6 +156,7 @@ class EndpointView:
     num_deferred: int = 0
     kv_usage_ratio: float = 0.0
     max_loras: int | None = None
+    num_adapter_loads: int = 0
 
     @property
     def num_active_adapters(self) -> int:

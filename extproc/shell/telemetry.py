@@ -44,7 +44,6 @@ class Telemetry:
 
     Attributes:
         registry: What to expose.
-        num_streams: Open ext_proc streams; whoever opens and closes them counts here.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Telemetry:
         self._slugs = _Labels(_MAX_SLUGS)
         self._make_counters()
         self._decision_s = _Histogram(
-            "decision_seconds", "From a request's last needed message to its decision", _DECISION_S
+            "decision_seconds", "Time that choosing an endpoint took", _DECISION_S
         )
         self._scrape_s = _Histogram(
             "scrape_seconds", "Duration of a successful scrape of a model server", _SCRAPE_S
@@ -70,24 +69,25 @@ class Telemetry:
         self._lag_s = _Histogram(
             "access_log_lag_seconds", "From the end of a request to its access log entry", _LAG_S
         )
-        self.num_streams = 0
         self.registry = CollectorRegistry() if registry is None else registry
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    def picked(self, pick: Pick, seconds: float) -> None:
-        """A request was given an endpoint, `seconds` after its last needed message."""
-        self._picks.add((pick.policy, self._slugs.cap(pick.reason)))
+    def decided(self, seconds: float) -> None:
+        """Choosing an endpoint took `seconds`, whether there was one or not."""
         self._decision_s.observe(seconds)
+
+    def picked(self, pick: Pick) -> None:
+        """A request was given an endpoint."""
+        self._picks.add((pick.policy, self._slugs.cap(pick.reason)))
         adapter = pick.request.adapter
         if adapter is not None:
             self._picks_by_adapter.add((self._adapters.cap(adapter),))
             self._affinity.add((_affinity(pick, adapter),))
 
-    def rejected(self, rejection: Rejection, seconds: float) -> None:
-        """A request was answered with an error, `seconds` after its last needed message."""
+    def rejected(self, rejection: Rejection) -> None:
+        """A request was answered with an error."""
         self._rejections.add((rejection.reason,))
-        self._decision_s.observe(seconds)
 
     def completed(self, outcome: Outcome, lag_s: float | None = None) -> None:
         """A pick ended; `lag_s` after the request's end where an access log said so."""
@@ -111,10 +111,6 @@ class Telemetry:
         """A scrape of the endpoint at that address failed."""
         self._scrape_failures.add((endpoint,))
 
-    def adapters_loaded(self, endpoint: str, count: int = 1) -> None:
-        """So many adapters became resident on the endpoint at that address."""
-        self._adapter_loads.add((endpoint,), count)
-
     def eds_refused(self) -> None:
         """Envoy refused an update of the endpoints."""
         self._eds_refusals.add(())
@@ -135,12 +131,11 @@ class Telemetry:
         """Every family, for the registry."""
         snapshot = self._snapshot()
         addresses = {each.address for each in snapshot.endpoints}
-        for counter in (self._scrape_failures, self._adapter_loads):
-            counter.keep(addresses)
+        self._scrape_failures.keep(addresses)
         yield from (each.family() for each in self._counters)
         yield from (each.family() for each in (self._decision_s, self._scrape_s, self._lag_s))
-        yield _gauge("extproc_streams_active", "Open ext_proc streams", self.num_streams)
-        yield from (_gauge(name, text, read()) for name, text, read in self._gauges)
+        for name, documentation, read in self._gauges:
+            yield GaugeMetricFamily(name, documentation, value=read())
         yield InfoMetricFamily("extproc_build", "This program", {"version": self._version})
         yield from _endpoint_families(snapshot)
 
@@ -164,9 +159,6 @@ class Telemetry:
             "completions_unmatched", "Access log entries that named no pick of ours"
         )
         self._expired = _Counter("picks_expired", "Picks aged out without a word on their end")
-        self._adapter_loads = _Counter(
-            "adapter_loads", "Adapters that became resident", ("endpoint",)
-        )
         self._scrape_failures = _Counter("scrape_failures", "Failed scrapes", ("endpoint",))
         self._eds_refusals = _Counter("eds_refusals", "Endpoint updates that Envoy refused")
         self._access_log_errors = _Counter("access_log_errors", "Unreadable access log messages")
@@ -252,10 +244,6 @@ def _affinity(pick: Pick, adapter: str) -> str:
     return "spill" if any(view.has_loaded(adapter) for view in pick.candidates) else "cold"
 
 
-def _gauge(name: str, documentation: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, documentation, value=value)
-
-
 # What an endpoint's gauge says, or None where that is not known: absent, not 0.
 _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
     ("endpoint_ready", "May get new requests", lambda view: view.is_ready),
@@ -283,6 +271,12 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
 def _endpoint_families(snapshot: Snapshot) -> Iterator[Metric]:
     for name, documentation, read in _ENDPOINT_GAUGES:
         yield _per_endpoint(name, documentation, snapshot, read)
+    loads = CounterMetricFamily(
+        "extproc_adapter_loads", "Adapters that came into a GPU slot", labels=("endpoint",)
+    )
+    for view in snapshot.endpoints:
+        loads.add_metric((view.address,), view.num_adapter_loads)
+    yield loads
     yield _per_endpoint(
         "endpoint_report_age_seconds",
         "Age of the last load report",
