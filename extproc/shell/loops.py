@@ -5,8 +5,7 @@ other; so the rules are here, and what is asked is theirs. `podcheck` takes the 
 
 1. The first visit is at once, the following ones are spread by a random phase, so that many
    endpoints are not asked in the same moment.
-2. Visits of one endpoint never overlap, and rest at least `_REST_RATIO` times as long as they
-   took: a server that needs long to answer is not kept busy by answering us.
+2. Visits of one endpoint never overlap. A visit may ask for a longer rest before the next.
 3. After failures visits become rarer, up to a limit; one success, and they are back to normal.
 4. Whatever goes wrong in a visit, the loop goes on, and so do the others.
 """
@@ -28,13 +27,10 @@ from extproc.core.types import Endpoint
 
 logger = logging.getLogger(__name__)
 
-Visit = Callable[[], Awaitable[None]]
+# Answers for how many seconds to rest at least; 0 where the interval alone counts.
+Visit = Callable[[], Awaitable[float]]
 Begin = Callable[[aiohttp.ClientSession, Endpoint], Visit]
 OnFailure = Callable[[str, str, float], None]
-
-# A page of vLLM with thousands of series takes it 100 ms of CPU; three times the rest keeps
-# that below a quarter of one core.
-_REST_RATIO = 3.0
 
 # A burst of pokes (every answer 404 is one) must not become a burst of visits.
 _MIN_REST_S = 0.05
@@ -152,22 +148,28 @@ class EndpointLoops:
         num_failures = 0
         while True:
             began_s = now()
-            num_failures = 0 if await self._try(endpoint.address, visit) else num_failures + 1
-            await _rest(wake, self._rest_s(now() - began_s, num_failures))
+            least_s = await self._try(endpoint.address, visit)
+            if least_s is None:
+                num_failures += 1
+                rest_s = self._backoff_s(num_failures)
+            else:
+                num_failures = 0
+                rest_s = max(self._interval_s - (now() - began_s), least_s)
+            await _rest(wake, rest_s)
 
-    async def _try(self, address: str, visit: Visit) -> bool:
+    async def _try(self, address: str, visit: Visit) -> float | None:
+        """Make one visit; answer its wish for a rest, None if it failed."""
         began_s = self._clock()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await visit()
-            return True
+                return await visit()
         except FAILURES as error:
             message = describe(error)
         except Exception as error:
             logger.exception("visit of %s broke", address)
             message = repr(error)
         self._tell(address, message, self._clock() - began_s)
-        return False
+        return None
 
     def _tell(self, address: str, message: str, took_s: float) -> None:
         try:
@@ -175,9 +177,8 @@ class EndpointLoops:
         except Exception:
             logger.exception("failure of %s could not be told", address)
 
-    def _rest_s(self, took_s: float, num_failures: int) -> float:
-        return choose_rest_s(
-            took_s,
+    def _backoff_s(self, num_failures: int) -> float:
+        return choose_backoff_s(
             num_failures,
             interval_s=self._interval_s,
             max_backoff_s=self._max_backoff_s,
@@ -185,18 +186,16 @@ class EndpointLoops:
         )
 
 
-def choose_rest_s(
-    took_s: float, num_failures: int, *, interval_s: float, max_backoff_s: float, rng: Random
+def choose_backoff_s(
+    num_failures: int, *, interval_s: float, max_backoff_s: float, rng: Random
 ) -> float:
-    """Say how long to rest after a visit that took `took_s`, the last of `num_failures` in a row.
+    """Say how long to rest after the last of `num_failures` in a row.
 
-    A rest after a failure is between a half and the whole of the doubled interval, so that
-    endpoints which failed together do not return together.
+    Between a half and the whole of the interval doubled with each failure, up to the limit:
+    endpoints that failed together shall not return together.
     """
-    if num_failures:
-        backoff_s = interval_s * 2.0 ** min(num_failures, _MAX_DOUBLINGS)
-        return min(backoff_s, max_backoff_s) * rng.uniform(0.5, 1)
-    return max(interval_s - took_s, _REST_RATIO * took_s)
+    backoff_s = interval_s * 2.0 ** min(num_failures, _MAX_DOUBLINGS)
+    return min(backoff_s, max_backoff_s) * rng.uniform(0.5, 1)
 
 
 @dataclass(frozen=True, slots=True)

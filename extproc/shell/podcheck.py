@@ -24,6 +24,10 @@ from extproc.shell.loops import FAILURES, ResponseError, describe, open_session
 
 _UNKNOWN_MODEL = "extproc-check-pod-no-such-model"
 
+# vLLM writes its LoRA series between the first token of a request and the last: an answer of one
+# token never shows.
+_ANSWER_TOKENS = 8
+
 # The engine writes its LoRA series with each step; a server may need a moment to show it.
 _LORA_INFO_TRIES = 30
 _LORA_INFO_EVERY_S = 0.1
@@ -115,7 +119,12 @@ class _Pod:
 
     async def chat(self, model: str) -> _Answer:
         messages = [{"role": "user", "content": "Hello"}]
-        body = {"model": model, "messages": messages, "max_tokens": 1, "stream": True}
+        body = {
+            "model": model,
+            "messages": messages,
+            "max_tokens": _ANSWER_TOKENS,
+            "stream": True,
+        }
         return await self.ask("POST", "/v1/chat/completions", body)
 
     async def page(self) -> bytes:

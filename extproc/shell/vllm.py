@@ -1,7 +1,8 @@
 """Asks model servers which models they have registered: `GET /v1/models`.
 
 The list is the registry: what a request may name without getting a 404. It says nothing about what
-is loaded. An adapter is an entry with a `parent`, the base model has none.
+is loaded. An adapter is an entry with a `parent`, the base model has none. vLLM writes the time of
+its answer into `created`, so two lists that say the same are not equal.
 """
 
 from __future__ import annotations
@@ -138,8 +139,9 @@ class ModelsPoller:
         await self._loops.aclose()
 
     def _begin(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
-        async def poll() -> None:
+        async def poll() -> float:
             cards = await fetch_models(session, base_url(endpoint))
             self._on_models(endpoint.address, cards, self._clock())
+            return 0.0
 
         return poll

@@ -21,7 +21,7 @@ from extproc.shell.loops import (
     TooLargeError,
     Visit,
     base_url,
-    choose_rest_s,
+    choose_backoff_s,
     describe,
     get,
     open_session,
@@ -48,7 +48,7 @@ class Visits:
         address = endpoint.address
         self.begun.append(base_url(endpoint))
 
-        async def visit() -> None:
+        async def visit() -> float:
             self.num_now += 1
             self.max_at_once = max(self.max_at_once, self.num_now)
             self.made[address] = self.made.get(address, 0) + 1
@@ -56,7 +56,8 @@ class Visits:
             try:
                 result = self.behave.get(address, lambda: None)()
                 if asyncio.iscoroutine(result):
-                    await result
+                    result = await result
+                return result if isinstance(result, float) else 0.0
             finally:
                 self.num_now -= 1
 
@@ -240,28 +241,26 @@ async def test_a_url_that_is_none_is_told_once() -> None:
 
 # --- how long to rest ---------------------------------------------------------------------------
 
-seconds = st.floats(0, 100)
 
-
-@given(seconds, st.integers(0, 2**40))
-def test_a_rest_after_a_failure_is_at_most_the_backoff_limit(took_s: float, seed: int) -> None:
-    for num_failures in (1, 2, 10, 10_000):
-        rest_s = choose_rest_s(
-            took_s, num_failures, interval_s=0.05, max_backoff_s=1.0, rng=Random(seed)
+@given(st.integers(0, 2**40))
+def test_a_rest_after_failures_doubles_up_to_the_limit(seed: int) -> None:
+    for num_failures in (1, 2, 4, 10, 10_000):
+        rest_s = choose_backoff_s(
+            num_failures, interval_s=0.05, max_backoff_s=1.0, rng=Random(seed)
         )
-        assert min(0.05 * 2.0 ** min(num_failures, 9), 1.0) / 2 <= rest_s <= 1.0
+        whole_s = min(0.05 * 2.0 ** min(num_failures, 9), 1.0)
+        assert whole_s / 2 <= rest_s <= whole_s
 
 
-def test_a_quick_visit_is_followed_by_the_next_at_the_interval() -> None:
-    rest_s = choose_rest_s(0.004, 0, interval_s=0.05, max_backoff_s=1, rng=Random(1))
+async def test_a_visit_may_ask_for_a_longer_rest() -> None:
+    visits = Visits()
+    visits.behave[A.address] = lambda: HOUR_S
+    async with running(visits) as loops:
+        loops.set_endpoints([A, B])
+        await visits.until(lambda: visits.made.get(B.address, 0) >= 20)
 
-    assert rest_s == pytest.approx(0.046)
-
-
-def test_a_slow_visit_is_followed_by_three_times_the_rest() -> None:
-    rest_s = choose_rest_s(0.1, 0, interval_s=0.05, max_backoff_s=1, rng=Random(1))
-
-    assert rest_s == pytest.approx(0.3)
+    # The first visit sets the phase, from the second on its wish counts.
+    assert visits.made[A.address] == 2
 
 
 # --- the GET ------------------------------------------------------------------------------------

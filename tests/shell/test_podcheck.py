@@ -127,7 +127,7 @@ async def test_a_check_changes_nothing_on_the_server() -> None:
     chats = [body for path, body in pod.asked if path == "/v1/chat/completions"]
     assert loads == [{"lora_name": "", "lora_path": ""}, {"lora_name": ""}]
     assert len(chats) == 3
-    assert all(isinstance(body, dict) and body["max_tokens"] == 1 for body in chats)
+    assert all(isinstance(body, dict) and body["max_tokens"] == 8 for body in chats)
 
 
 async def test_the_first_adapter_is_tried_unless_another_one_is_named() -> None:
@@ -135,7 +135,8 @@ async def test_the_first_adapter_is_tried_unless_another_one_is_named() -> None:
     assert (await check(Pod(), adapter="a1"))[BY_NAME].detail == "asked for a1, answered by a1"
 
 
-async def test_an_adapter_that_is_not_there_fails() -> None:
+async def test_an_adapter_that_is_not_there_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podcheck, "_LORA_INFO_EVERY_S", 0.001)
     checks = await check(Pod(), adapter="a9")
 
     assert checks[ADAPTERS].passed is False
