@@ -13,7 +13,7 @@ from extproc.core.errors import RequestError
 from extproc.core.multipart import model_in_form, model_in_form_prefix
 from extproc.core.openai import read_body
 from extproc.core.prefix import model_in_prefix
-from extproc.core.routes import Route, RouteKind
+from extproc.core.routes import RESPONSES_PATH, Route, RouteKind
 from extproc.core.types import Reason
 
 MAX_ECHO_BYTES = 62_000
@@ -84,7 +84,8 @@ class BodyReader:
         if self._route.kind is RouteKind.INFERENCE_FORM:
             return model_in_form(body, self._content_type)
         fields = read_body(body)
-        if fields.previous_response_id is not None and not self._allows_stored:
+        refers = self._route.path == RESPONSES_PATH and fields.previous_response_id is not None
+        if refers and not self._allows_stored:
             raise RequestError(rejections.stored_response())
         return fields.model
 
