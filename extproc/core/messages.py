@@ -29,7 +29,7 @@ class BodyMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestHeaders:
-    """The first event of every stream.
+    """The first event of a stream, unless the data plane answers before it asks.
 
     Attributes:
         headers: Names in lower case, pseudo-headers included.
@@ -72,11 +72,13 @@ class ResponseHeaders:
         status: HTTP status, 0 where it cannot be read.
         end_of_stream: The response has no body.
         served_by: The address that served, where the data plane reports it.
+        body_mode: How the response's body will come, where this is the stream's first event.
     """
 
     status: int = 0
     end_of_stream: bool = False
     served_by: str | None = None
+    body_mode: BodyMode = BodyMode.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,12 @@ class ContinueHeaders:
     Attributes:
         pick: Sets the destination header and metadata.
         ask_for_body: Override the body mode to BUFFERED for this request.
+        keeps_response: With `ask_for_body`: the response phases are still wanted.
     """
 
     pick: Pick | None = None
     ask_for_body: bool = False
+    keeps_response: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ Rules:
 
 States: HEADERS (nothing seen) -> BODY (the model is not known yet) -> REST (routed; the data plane
 still sends parts of the request) -> RESPONSE (request answered; response phases may come) -> DONE.
+LOCAL_REPLY: the data plane answered the client itself (its own 413, another filter's 401) before
+we routed; nothing of the request follows, and what it shows us of its response goes on unchanged.
 
 A headers answer is held back where the body comes early (STREAMED with
 `send_body_without_waiting_for_header_response`, FULL_DUPLEX_STREAMED) and given at once where the
@@ -80,6 +82,7 @@ class State(Enum):
     BODY = "body"
     REST = "rest"
     RESPONSE = "response"
+    LOCAL_REPLY = "local_reply"
     DONE = "done"
 
 
@@ -91,6 +94,7 @@ class Stream:
         "_dispatcher",
         "_headers",
         "_mode",
+        "_response_body_mode",
         "_response_status",
         "_route",
         "_settings",
@@ -106,6 +110,7 @@ class Stream:
         self._dispatcher = dispatcher
         self._settings = settings
         self._mode = BodyMode.NONE
+        self._response_body_mode = BodyMode.NONE
         self._response_status = 0
         self.state = State.HEADERS
         self.pick: Pick | None = None
@@ -139,7 +144,7 @@ class Stream:
 
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> list[m.Command]:
         headers = event.headers
-        self._headers = event
+        self._headers, self._response_body_mode = event, event.response_body_mode
         route = self._settings.routes.match(headers.get(":method", ""), headers.get(":path", ""))
         if isinstance(route, Rejection):
             return self._reject(route)
@@ -184,7 +189,8 @@ class Stream:
         if not self._settings.allow_mode_override:
             raise RequestError(rejections.body_not_sent())
         self._mode, self.state = BodyMode.BUFFERED, State.BODY
-        return [m.ContinueHeaders(ask_for_body=True)]
+        keeps_response = self._settings.uses_response_phases
+        return [m.ContinueHeaders(ask_for_body=True, keeps_response=keeps_response)]
 
     def _on_metadata(self, model: str, now: float) -> list[m.Command]:
         """The data plane has read the model itself; "" says that it found none."""
@@ -267,8 +273,14 @@ class Stream:
         self._response_status = event.status
         return [m.ContinueResponseHeaders()]
 
+    def _on_local_reply(self, event: m.ResponseHeaders, _now: float) -> list[m.Command]:
+        if self.state is State.HEADERS:
+            self._response_body_mode = event.body_mode
+        self.state = State.LOCAL_REPLY
+        return [m.ContinueResponseHeaders()]
+
     def _on_response_body(self, event: m.ResponseBody, _now: float) -> list[m.Command]:
-        if self._headers.response_body_mode is not BodyMode.FULL_DUPLEX_STREAMED:
+        if self._response_body_mode is not BodyMode.FULL_DUPLEX_STREAMED:
             return [m.ContinueResponseBody()]
         return [
             m.EchoResponseBody(data, last and event.end_of_stream)
@@ -345,6 +357,10 @@ _TRANSITIONS: dict[tuple[State, type], _Handler] = {
     (State.HEADERS, m.RequestHeaders): Stream._on_request_headers,
     (State.BODY, m.RequestBody): Stream._on_request_body,
     (State.BODY, m.RequestTrailers): Stream._on_body_trailers,
+    (State.HEADERS, m.ResponseHeaders): Stream._on_local_reply,
+    (State.BODY, m.ResponseHeaders): Stream._on_local_reply,
+    (State.LOCAL_REPLY, m.ResponseBody): Stream._on_response_body,
+    (State.LOCAL_REPLY, m.ResponseTrailers): Stream._on_response_trailers,
     (State.REST, m.RequestBody): Stream._on_rest_body,
     (State.REST, m.RequestTrailers): Stream._on_rest_trailers,
     # A response may begin while the endpoint still reads the request.

@@ -97,16 +97,16 @@ class Codec:
             return response
         if self._asks_for_load:
             _ask_for_load(response)
-        return response.SerializeToString()
+        encoded: bytes = response.SerializeToString()
+        return encoded
 
     def _request_headers(self, request: pb.ProcessingRequest) -> m.RequestHeaders:
         http = request.request_headers
-        mode, early, response_mode = None, False, BodyMode.NONE
+        mode, early = None, False
         if request.HasField("protocol_config"):
             config = request.protocol_config
             mode = _MODES.get(config.request_body_mode)
             early = config.send_body_without_waiting_for_header_response
-            response_mode = _MODES.get(config.response_body_mode, BodyMode.NONE)
         model = subset = None
         if request.HasField("metadata_context"):
             metadata = request.metadata_context.filter_metadata
@@ -117,7 +117,7 @@ class Codec:
             http.end_of_stream,
             mode,
             early,
-            response_mode,
+            _response_body_mode(request),
             model,
             subset,
         )
@@ -154,7 +154,12 @@ def _response_headers(request: pb.ProcessingRequest) -> m.ResponseHeaders:
         fields = metadata[DESTINATION_NAMESPACE].fields
         if SERVED_KEY in fields:
             served = fields[SERVED_KEY].string_value
-    return m.ResponseHeaders(status, http.end_of_stream, served)
+    return m.ResponseHeaders(status, http.end_of_stream, served, _response_body_mode(request))
+
+
+def _response_body_mode(request: pb.ProcessingRequest) -> BodyMode:
+    """Unset is NONE; the field stands in a stream's first message only."""
+    return _MODES.get(request.protocol_config.response_body_mode, BodyMode.NONE)
 
 
 def _route(response: pb.ProcessingResponse, common: pb.CommonResponse, pick: Pick) -> None:
@@ -188,8 +193,10 @@ def _continue_headers(command: m.ContinueHeaders) -> pb.ProcessingResponse:
     if command.ask_for_body:
         mode = response.mode_override
         mode.request_body_mode = processing_mode_pb2.ProcessingMode.BUFFERED
-        # An override replaces the whole mode, and unset means "send" for response headers.
-        mode.response_header_mode = processing_mode_pb2.ProcessingMode.SKIP
+        # An override replaces the whole mode; unset would be SEND for headers, SKIP for trailers.
+        sent = processing_mode_pb2.ProcessingMode
+        response_mode = sent.SEND if command.keeps_response else sent.SKIP
+        mode.response_header_mode = mode.response_trailer_mode = response_mode
     return response
 
 

@@ -129,6 +129,13 @@ def test_a_streamed_body_that_waits_for_the_headers_answer_is_asked_for_buffered
     assert exchange.tell(m.RequestBody(BODY, True)) == [m.ContinueBody(PICK), m.End()]
 
 
+def test_asking_for_the_body_does_not_give_up_the_response_phases() -> None:
+    exchange = begin(allow_mode_override=True, uses_response_phases=True)
+    late = request_headers(body_mode=BodyMode.STREAMED)
+
+    assert exchange.tell(late) == [m.ContinueHeaders(ask_for_body=True, keeps_response=True)]
+
+
 @pytest.mark.parametrize("mode", [BodyMode.STREAMED, BodyMode.NONE])
 def test_a_body_that_cannot_come_in_time_is_an_error_that_names_the_setting(mode: BodyMode) -> None:
     status, error = error_of(begin().tell(request_headers(body_mode=mode)))
@@ -291,7 +298,6 @@ def test_chunks_count_together_against_the_limit() -> None:
         (b"[]", Reason.INVALID_BODY),
         (b'{"model": 1}', Reason.INVALID_BODY),
         (b'{"prompt": "p"}', Reason.MISSING_MODEL),
-        (b'{"model": "a", "previous_response_id": "r"}', Reason.STORED_RESPONSE),
     ],
 )
 def test_a_body_that_names_no_model_is_a_bad_request(data: bytes, code: Reason) -> None:
@@ -420,6 +426,19 @@ def test_a_stored_response_without_a_session_is_refused(headers: dict[str, str])
     assert error_of(exchange.tell(event))[1]["code"] == Reason.STORED_RESPONSE
 
 
+@pytest.mark.parametrize(
+    ("path", "is_refused"), [("/v1/responses", True), ("/v1/chat/completions", False)]
+)
+def test_a_previous_response_without_a_session_is_refused_where_it_means_one(
+    path: str, is_refused: bool
+) -> None:
+    exchange = begin()
+    exchange.tell(request_headers(path=path), m.RequestBody(body(previous_response_id="r1"), True))
+
+    codes = [rejection.reason for rejection in exchange.dispatcher.rejections]
+    assert codes == ([Reason.STORED_RESPONSE] if is_refused else [])
+
+
 def test_a_previous_response_is_routed_if_there_is_a_session() -> None:
     exchange = begin(session_header="x-session")
     exchange.tell(request_headers(path="/v1/responses", headers={"x-session": "s"}))
@@ -504,6 +523,36 @@ def test_a_response_may_begin_while_the_request_is_still_sent() -> None:
     assert exchange.tell(m.RequestBody(b" ")) == [m.ContinueBody()]
     assert exchange.tell(m.RequestTrailers()) == [m.ContinueTrailers()]
     assert exchange.stream.state is State.RESPONSE
+
+
+@pytest.mark.parametrize("uses_response_phases", [True, False])
+@pytest.mark.parametrize("before", [[], [request_headers()], [request_headers(**STREAMED)]])
+def test_what_the_data_plane_answers_itself_passes_unchanged(
+    before: list[m.Event], uses_response_phases: bool
+) -> None:
+    """Envoy shows its own 413 and another filter's 401 to the response phases."""
+    exchange = begin(uses_response_phases=uses_response_phases)
+    exchange.tell(*before)
+
+    assert exchange.tell(m.ResponseHeaders(413)) == [m.ContinueResponseHeaders()]
+    assert exchange.tell(m.ResponseBody(b"large", True)) == [m.ContinueResponseBody()]
+    assert exchange.tell(m.ResponseTrailers()) == [m.ContinueResponseTrailers()]
+    assert exchange.stream.is_answered
+    exchange.tell(m.Ended())
+    assert exchange.dispatcher.routed == []
+    assert exchange.dispatcher.finished == []
+
+
+@pytest.mark.parametrize("is_asked_first", [True, False])
+def test_what_the_data_plane_answers_itself_is_echoed_in_full_duplex(is_asked_first: bool) -> None:
+    exchange = begin()
+    mode = BodyMode.FULL_DUPLEX_STREAMED
+    if is_asked_first:
+        exchange.tell(request_headers(response_body_mode=mode))
+    headers = m.ResponseHeaders(401) if is_asked_first else m.ResponseHeaders(401, body_mode=mode)
+    exchange.tell(headers)
+
+    assert exchange.tell(m.ResponseBody(b"no", True)) == [m.EchoResponseBody(b"no", True)]
 
 
 @pytest.mark.parametrize("uses_response_phases", [True, False])

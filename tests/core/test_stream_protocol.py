@@ -17,7 +17,7 @@ from extproc.core.stream import State
 from extproc.core.types import Pick, Rejection
 from tests.builders import body, request_headers
 from tests.core.dispatcher import PICK, Exchange, begin
-from tests.strategies import event_sequences, rejections, stream_settings
+from tests.strategies import body_events, event_sequences, rejections, stream_settings
 
 EVENTS: dict[type, m.Event] = {
     m.RequestHeaders: request_headers(),
@@ -30,10 +30,11 @@ EVENTS: dict[type, m.Event] = {
 }
 REQUEST, RESPONSE = (m.RequestBody, m.RequestTrailers), (m.ResponseBody, m.ResponseTrailers)
 ALLOWED: dict[State, tuple[type, ...]] = {
-    State.HEADERS: (m.RequestHeaders, m.Ended),
-    State.BODY: (*REQUEST, m.Ended),
+    State.HEADERS: (m.RequestHeaders, m.ResponseHeaders, m.Ended),
+    State.BODY: (*REQUEST, m.ResponseHeaders, m.Ended),
     State.REST: (*REQUEST, m.ResponseHeaders, m.Ended),
     State.RESPONSE: (*REQUEST, m.ResponseHeaders, *RESPONSE, m.Ended),
+    State.LOCAL_REPLY: (*RESPONSE, m.Ended),
     State.DONE: m.EVENT_TYPES,
 }
 ANSWERS: dict[type, type] = {
@@ -57,6 +58,7 @@ def in_state(state: State) -> Exchange:
         State.BODY: [early],
         State.REST: [early, m.RequestBody(body())],
         State.RESPONSE: [early, m.RequestBody(body(), True)],
+        State.LOCAL_REPLY: [m.ResponseHeaders(401)],
         State.DONE: [m.Ended()],
     }
     exchange.tell(*steps[state])
@@ -165,6 +167,32 @@ def test_every_event_is_answered_once_in_order_and_the_end_comes_last(
         assert dispatcher.finished == []
     elif configured["uses_response_phases"]:
         assert [pick for pick, _outcome, _now in dispatcher.finished] == [PICK]
+
+
+@given(
+    body_events(is_plain=True),
+    st.sampled_from((BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)),
+    st.integers(1, 60),
+    st.booleans(),
+)
+def test_a_request_that_is_sent_in_chunks_is_answered_whole_when_it_is_over(
+    events: list[m.Event], mode: BodyMode, early_decision_bytes: int, uses_response_phases: bool
+) -> None:
+    exchange = begin(
+        early_decision_bytes=early_decision_bytes, uses_response_phases=uses_response_phases
+    )
+    observer = Observer(exchange)
+    observer.tell(request_headers(body_mode=mode, sends_body_early=True))
+    for event in events:
+        observer.tell(event)
+    last = events[-1]
+    is_over = last.end_of_stream if isinstance(last, m.RequestBody) else True
+
+    if is_over:
+        assert observer.unanswered() == []
+        assert observer.carries_pick()
+    assert observer.is_ended is (is_over and not uses_response_phases)
+    assert exchange.stream.is_answered is (exchange.stream.pick is not None)
 
 
 @given(st.lists(st.binary(max_size=5), max_size=5), st.booleans(), st.integers(1, 200_000))
