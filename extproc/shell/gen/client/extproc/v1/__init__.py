@@ -264,7 +264,8 @@ class DecisionsStub(betterproto2_grpclib.ServiceStub):
 
         The server ends a call with OK after a fixed volume of bytes, which bounds what a caller that
         does not read can make it hold. To go on, call again with `replay_last` set high and
-        `after_sequence` set to the last number seen.
+        `after_sequence` set to the last number seen; what the server has forgotten by then is lost to
+        the caller, and missing numbers say so.
 
         RESOURCE_EXHAUSTED: as many watchers as the server allows are connected already.
         UNAVAILABLE: the server is draining.
