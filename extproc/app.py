@@ -82,6 +82,7 @@ class App:
         self._rng = random.Random(secrets.randbits(64))
         self._router_id = secrets.token_hex(4)
         self.address = ""
+        self.admin_address = ""
         self._pool = Pool(settings.pool_settings(config))
         self._picker = self._make_picker()
         self._make_services()
@@ -313,7 +314,8 @@ class App:
         )
         self.address = await server.start(config.address, credentials)
         await self._admin.start()
-        log.info("serving on %s, admin on %s:%d", self.address, self._admin.host, self._admin.port)
+        self.admin_address = f"{self._config.admin.address.rpartition(':')[0]}:{self._admin.port}"
+        log.info("serving on %s, admin on %s", self.address, self.admin_address)
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(each) for each in self._background()]

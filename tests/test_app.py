@@ -1,0 +1,319 @@
+"""The whole service in one process, with fake pods, a gRPC client and its admin port."""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+import yaml
+from grpc import aio
+
+from extproc.app import App
+from extproc.config import ConfigError, parse_config
+from extproc.sim.pod import PodConfig, RunningPod, start_pod
+from tests import clients
+
+PATIENCE_S = 10.0
+
+
+async def eventually(check: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until `check` holds; fail after a time that no healthy machine needs."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await check():
+            await asyncio.sleep(0.02)
+
+
+class Service:
+    """A running App and the ways to it."""
+
+    def __init__(self, app: App, channel: clients.Channel, session: aiohttp.ClientSession) -> None:
+        self.app = app
+        self.channel = channel
+        self._session = session
+
+    async def admin(self, path: str) -> Any:
+        async with self._session.get(f"http://{self.app.admin_address}{path}") as response:
+            return await response.json(content_type=None)
+
+    async def metric(self, name: str) -> float:
+        async with self._session.get(f"http://{self.app.admin_address}/metrics") as response:
+            text = await response.text()
+        return sum(
+            float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)
+        )
+
+    async def is_ready(self) -> bool:
+        return bool((await self.admin("/healthz"))["status"] == "ok")
+
+    async def in_flight(self) -> int:
+        return int(await self.metric("extproc_picks_in_flight"))
+
+
+def configuration(running: list[RunningPod], **sections: Any) -> dict[str, Any]:
+    return {
+        "server": {"address": "127.0.0.1:0", "drain_timeout_s": 5},
+        "admin": {"address": "127.0.0.1:0"},
+        "discovery": {"static": [{"address": pod.address, "name": pod.name} for pod in running]},
+        **sections,
+    }
+
+
+@asynccontextmanager
+async def serving(config: dict[str, Any], path: Path | None = None) -> AsyncIterator[Service]:
+    text = yaml.safe_dump(config)
+    if path is not None:
+        path.write_text(text)
+    app = App(parse_config(text), path=path, text=text)
+    run = asyncio.ensure_future(app.run())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not app.admin_address and not run.done():
+                await asyncio.sleep(0.01)
+        if run.done():
+            run.result()
+        async with (
+            aio.insecure_channel(app.address) as channel,
+            aiohttp.ClientSession() as session,
+        ):
+            service = Service(app, channel, session)
+            await eventually(service.is_ready)
+            yield service
+    finally:
+        app.stop()
+        await run
+
+
+@pytest.fixture
+async def pods() -> AsyncIterator[list[RunningPod]]:
+    running = [
+        await start_pod(PodConfig(name=f"pod-{index}", adapters=["a", "b", "c"], max_loras=2))
+        for index in range(2)
+    ]
+    yield running
+    for pod in running:
+        await pod.stop()
+
+
+async def test_a_request_is_routed_to_a_pod_and_stays_with_its_adapter(
+    pods: list[RunningPod],
+) -> None:
+    async with serving(configuration(pods)) as service:
+        first = await clients.route(service.channel, "a")
+        others = [await clients.route(service.channel, "a") for _ in range(5)]
+
+        assert first.destination in {pod.address for pod in pods}
+        assert {other.destination for other in others} == {first.destination}
+        assert dict(first.headers) == {"x-gateway-destination-endpoint": first.destination.encode()}
+
+
+async def test_an_access_log_entry_ends_its_pick(pods: list[RunningPod]) -> None:
+    async with serving(configuration(pods)) as service:
+        log = clients.AccessLog(service.channel)
+        picks = [await clients.route(service.channel, model) for model in "abc"]
+        assert await service.in_flight() == 3
+        for pick in picks:
+            await log.tell(pick.pick_id, pick.destination)
+
+        await eventually(lambda: _is_zero(service))
+        assert await service.metric('extproc_completions_total{outcome="completed"}') == 3
+        await log.close()
+
+
+async def _is_zero(service: Service) -> bool:
+    return await service.in_flight() == 0
+
+
+async def test_without_an_access_log_the_pods_own_counts_end_a_pick(
+    pods: list[RunningPod],
+) -> None:
+    config = configuration(pods, completions={"scrape_grace_s": 0.1})
+    async with serving(config) as service:
+        await clients.route(service.channel, "a")
+
+        await eventually(lambda: _is_zero(service))
+        assert await service.metric('extproc_completions_total{outcome="expired"}') == 1
+
+
+async def test_a_pick_that_nobody_ends_ages_out(pods: list[RunningPod]) -> None:
+    config = configuration(
+        pods, completions={"source": "access_log", "max_age_s": 0.1, "lost_after_s": 3600}
+    )
+    async with serving(config) as service:
+        await clients.route(service.channel, "a")
+
+        await eventually(lambda: _is_zero(service))
+        assert await service.metric("extproc_picks_expired_total") == 1
+
+
+async def test_a_404_from_a_pod_unregisters_the_name_there(pods: list[RunningPod]) -> None:
+    # Models are polled so rarely that only the 404 can have told.
+    config = configuration(pods, scrape={"models_interval_s": 600})
+    async with serving(config) as service:
+        log = clients.AccessLog(service.channel)
+        pick = await clients.route(service.channel, "a")
+        await log.tell(pick.pick_id, pick.destination)
+        await eventually(lambda: _is_zero(service))
+        (holder,) = [pod for pod in pods if pod.address == pick.destination]
+        holder.pod.registry.unload({"lora_name": "a"})
+        pick = await clients.route(service.channel, "a")
+        assert pick.destination == holder.address
+        await log.tell(pick.pick_id, pick.destination, status=404)
+        await eventually(lambda: _is_zero(service))
+
+        again = await clients.route(service.channel, "a")
+        assert again.destination not in ("", holder.address)
+        await log.close()
+
+
+async def test_models_are_listed_from_the_whole_pool(pods: list[RunningPod]) -> None:
+    async with serving(configuration(pods)) as service:
+        listed = await clients.get(service.channel, "/v1/models")
+        one = await clients.get(service.channel, "/v1/models/b")
+        none = await clients.get(service.channel, "/v1/models/zzz")
+
+        assert [card["id"] for card in listed.body["data"]] == ["base", "a", "b", "c"]
+        assert (one.status, one.body["parent"]) == (200, "base")
+        assert (none.status, none.body["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_the_policy_changes_with_the_file_and_without_a_restart(
+    pods: list[RunningPod], tmp_path: Path
+) -> None:
+    path, config = tmp_path / "extproc.yaml", configuration(pods)
+    async with serving(config, path) as service:
+        before = [(await clients.route(service.channel, "a")).destination for _ in range(4)]
+        path.write_text(yaml.safe_dump({**config, "policy": {"name": "round_robin"}}))
+
+        async def is_taken_over() -> bool:
+            await clients.route(service.channel, "a")
+            (decision,) = (await service.admin("/debug/decisions?n=1"))["decisions"]
+            return bool(decision["pick"]["policy"] == "round_robin")
+
+        await eventually(is_taken_over)
+        after = [(await clients.route(service.channel, "a")).destination for _ in range(4)]
+        assert len(set(before)) == 1
+        assert len(set(after)) == 2
+
+
+async def test_a_bad_change_of_the_file_changes_nothing_and_is_counted(
+    pods: list[RunningPod], tmp_path: Path
+) -> None:
+    path, config = tmp_path / "extproc.yaml", configuration(pods)
+    async with serving(config, path) as service:
+        path.write_text(yaml.safe_dump({**config, "policy": {"name": "no-such-rule"}}))
+
+        async def is_counted() -> bool:
+            return await service.metric("extproc_config_failures") == 1
+
+        await eventually(is_counted)
+        await clients.route(service.channel, "a")
+        (decision,) = (await service.admin("/debug/decisions?n=1"))["decisions"]
+        assert decision["pick"]["policy"] == "founding"
+
+
+async def test_pods_come_and_go_with_the_endpoints_file(
+    pods: list[RunningPod], tmp_path: Path
+) -> None:
+    endpoints = tmp_path / "pods.yaml"
+    endpoints.write_text(f"- {pods[0].address}\n")
+    config = configuration(pods, discovery={"file": str(endpoints), "file_interval_s": 0.05})
+
+    async def knows(service: Service, count: int) -> bool:
+        return len((await service.admin("/debug/snapshot"))["endpoints"]) == count
+
+    async with serving(config) as service:
+        assert (await clients.route(service.channel, "a")).destination == pods[0].address
+        endpoints.write_text(f"- {pods[0].address}\n- {pods[1].address}\n")
+        await eventually(lambda: knows(service, 2))
+        endpoints.write_text("not: a list\n")
+        await asyncio.sleep(0.2)
+        assert await knows(service, 2)
+        endpoints.write_text("")
+        await eventually(lambda: knows(service, 0))
+        assert (await clients.route(service.channel, "a")).status == 503
+
+
+async def test_a_dead_pods_models_stay_known_but_an_unknown_model_is_404(
+    pods: list[RunningPod],
+) -> None:
+    async with serving(configuration(pods)) as service:
+        unknown = await clients.route(service.channel, "nobody")
+
+        assert (unknown.status, unknown.body["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_orca_is_asked_for_and_read_where_it_is_on(pods: list[RunningPod]) -> None:
+    config = configuration(pods, pods={"orca": True}, scrape={"interval_s": 60, "expiry_s": 600})
+    async with serving(config) as service:
+        log = clients.AccessLog(service.channel)
+        pick = await clients.route(service.channel, "a")
+        assert ("endpoint-load-metrics-format", b"JSON") in pick.headers
+        report = 'JSON {"named_metrics": {"kv_cache_usage_perc": 0.5, "num_requests_waiting": 7}}'
+        await log.tell(pick.pick_id, pick.destination, endpoint_load_metrics=report)
+
+        async def is_read() -> bool:
+            views = (await service.admin("/debug/snapshot"))["endpoints"]
+            (view,) = [each for each in views if each["address"] == pick.destination]
+            return bool(view["num_waiting"] == 7 and view["kv_usage_ratio"] == 0.5)
+
+        await eventually(is_read)
+        await log.close()
+
+
+async def test_an_open_log_stream_is_sent_elsewhere_when_draining(
+    pods: list[RunningPod],
+) -> None:
+    async with serving(configuration(pods)) as service:
+        call = service.channel.stream_unary(clients.LOGS)()
+        await call.wait_for_connection()
+        service.app.stop()
+
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_request_under_way_is_finished_when_draining(pods: list[RunningPod]) -> None:
+    async with serving(configuration(pods)) as service:
+        call = service.channel.stream_stream(clients.PROCESS)()
+        await call.write(clients.request_headers())
+        assert isinstance(await call.read(), bytes)
+        service.app.stop()
+        await asyncio.sleep(0.1)
+        await call.write(clients.request_body("a"))
+        reply = await call.read()
+
+        assert isinstance(reply, bytes)
+        assert clients.read(reply).destination
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"policy": {"name": "nope"}}, "unknown"),
+        ({"policy": {"name": "founding", "args": {"threshold": 0}}}, "allowed: 1 or more"),
+        ({"pods": {"api_key_file": "/nonexistent/key"}}, "nonexistent"),
+    ],
+)
+async def test_what_cannot_be_used_is_a_configuration_error(
+    section: dict[str, Any], words: str
+) -> None:
+    config = parse_config(yaml.safe_dump(configuration([], **section)))
+
+    with pytest.raises(ConfigError, match=words):
+        App(config)
+
+
+async def test_the_founding_preset_is_the_default_spelled_out() -> None:
+    text = textwrap.dedent("""
+        preset: founding
+        discovery: {static: ["10.0.0.1:8000"]}
+    """)
+    config = parse_config(text)
+
+    assert (config.policy.name, config.destination.num_fallbacks) == ("founding", 0)
