@@ -160,8 +160,8 @@ class Pool:
         tracked = self._tracked.get(address)
         if tracked is None:
             return
-        models = {card.id: card for card in cards}
         before = tracked.models or {}
+        models = {card.id: _settled(before.get(card.id), card) for card in cards}
         adapters = [card.id for card in cards if card.parent is not None]
         if _has_start_time(tracked.report) or not (before.keys() - models.keys()):
             tracked.residency.record_registered(adapters, now=now)
@@ -346,6 +346,13 @@ class Pool:
             for tracked in self._tracked.values()
             for name, card in (tracked.models or {}).items()
         }
+
+
+def _settled(before: ModelCard | None, now: ModelCard) -> ModelCard:
+    """The card kept of a model: vLLM's `created` is the time of its answer, not the model's."""
+    if before is None or (before.parent, before.root) != (now.parent, now.root):
+        return now
+    return before
 
 
 def _has_start_time(report: LoadReport | None) -> bool:
