@@ -17,18 +17,21 @@ class RandomChoice:
 
 
 class RoundRobin:
-    """One endpoint after the other, by address."""
+    """One endpoint after the other: the one that has waited longest, by address at first.
+
+    One position in the order of addresses would not do: where models stand on different endpoints,
+    the turns of one would skip the same endpoint of the other again and again.
+    """
 
     def __init__(self) -> None:
-        self._last = ""
+        self._turns: dict[str, int] = {}
+        self._num_turns = 0
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-        """Choose the first endpoint behind the last one in address order, so that endpoints may
-        come and go without upsetting the turn."""
-        endpoints = snapshot.endpoints
-        after = (view for view in endpoints if view.address > self._last)
-        chosen = next(after, endpoints[0])
-        self._last = chosen.address
+        """Choose the endpoint whose last turn is longest ago."""
+        chosen = min(snapshot.endpoints, key=lambda view: self._turns.get(view.address, 0))
+        self._num_turns += 1
+        self._turns[chosen.address] = self._num_turns
         return Choice((chosen,), "turn")
 
 

@@ -1,0 +1,49 @@
+"""The wording of errors: statuses, fields, and what a client can do about them."""
+
+from __future__ import annotations
+
+import pytest
+
+from extproc.core import rejections
+from extproc.core.types import Reason, Rejection
+
+
+@pytest.mark.parametrize(
+    ("rejection", "status", "reason", "param", "retry_after_s"),
+    [
+        (rejections.model_not_found("a"), 404, Reason.MODEL_NOT_FOUND, "model", None),
+        (rejections.no_endpoints("a"), 503, Reason.NO_ENDPOINTS, None, 1),
+        (rejections.saturated("a", 5), 429, Reason.SATURATED, None, 5),
+        (rejections.encoded_body(), 415, Reason.ENCODED_BODY, None, None),
+        (rejections.empty_body(), 400, Reason.INVALID_JSON, "model", None),
+        (rejections.missing_model(), 400, Reason.MISSING_MODEL, "model", None),
+        (rejections.too_large(10), 413, Reason.BODY_TOO_LARGE, None, None),
+        (rejections.body_not_sent(), 500, Reason.BODY_NOT_SENT, None, None),
+        (rejections.stored_response(), 400, Reason.STORED_RESPONSE, "previous_response_id", None),
+    ],
+)
+def test_each_error_has_its_status_reason_and_field(
+    rejection: Rejection,
+    status: int,
+    reason: Reason,
+    param: str | None,
+    retry_after_s: int | None,
+) -> None:
+    assert (rejection.status, rejection.reason) == (status, reason)
+    assert (rejection.param, rejection.retry_after_s) == (param, retry_after_s)
+    assert rejection.message.endswith((".", ")."))
+
+
+def test_an_unknown_model_is_named_as_the_engine_names_it() -> None:
+    rejection = rejections.model_not_found("nope")
+
+    assert rejection.message == "The model `nope` does not exist."
+    assert rejection.model == "nope"
+
+
+def test_the_size_limit_is_told() -> None:
+    assert "4096 bytes" in rejections.too_large(4096).message
+
+
+def test_errors_about_a_model_know_it_for_the_metrics() -> None:
+    assert rejections.no_endpoints("a").model == rejections.saturated("a", 1).model == "a"
