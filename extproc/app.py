@@ -20,7 +20,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from extproc import settings
+from extproc import settings, transports
 from extproc.config import Config, ConfigError, parse_config
 from extproc.core.engines import PROFILES
 from extproc.core.picker import Picker
@@ -37,13 +37,11 @@ from extproc.shell.decisions import DecisionsService
 from extproc.shell.discovery.file import make_endpoints, parse_endpoints
 from extproc.shell.eds import EdsService
 from extproc.shell.filewatch import FileWatch
-from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
 from extproc.shell.health import HealthService
 from extproc.shell.rpc import Method
 from extproc.shell.scraper import Scraper
 from extproc.shell.server import ExternalProcessor
 from extproc.shell.telemetry import Telemetry
-from extproc.shell.tls import server_credentials
 from extproc.shell.vllm import ModelsPoller
 
 log = logging.getLogger(__name__)
@@ -54,8 +52,6 @@ UPKEEP_INTERVAL_S = 1.0
 """Between two looks for picks that nobody will end."""
 FIRST_LOOK_S = 5.0
 """An endpoint that does not answer keeps the service from being ready no longer than this."""
-MESSAGE_OVERHEAD_BYTES = 1024 * 1024
-"""Headers and framing of an ext_proc message beside the body it carries."""
 
 
 class App:
@@ -307,12 +303,8 @@ class App:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop)
-        config = self._config.server
-        server = GrpcioServer(self._methods(), self._transport_settings())
-        credentials = (
-            None if config.tls is None else server_credentials(settings.tls_files(self._config))
-        )
-        self.address = await server.start(config.address, credentials)
+        transport = await transports.listen(self._config, self._methods())
+        self.address = transport.address
         await self._admin.start()
         self.admin_address = f"{self._config.admin.address.rpartition(':')[0]}:{self._admin.port}"
         log.info("serving on %s, admin on %s", self.address, self.admin_address)
@@ -320,7 +312,7 @@ class App:
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(each) for each in self._background()]
                 await self._stop.wait()
-                await self._drain(server)
+                await self._drain(transport)
                 for task in background:
                     task.cancel()
         finally:
@@ -331,12 +323,6 @@ class App:
     def _methods(self) -> list[Method]:
         services = (self._processor, self._completions, self._eds, self._health, self._decisions)
         return [method for service in services for method in service.methods()]
-
-    def _transport_settings(self) -> GrpcioSettings:
-        return GrpcioSettings(
-            max_message_bytes=self._config.request.max_body_bytes + MESSAGE_OVERHEAD_BYTES,
-            max_concurrent_streams=self._config.server.max_concurrent_streams,
-        )
 
     def _background(self) -> Iterable[asyncio._CoroutineLike[None]]:
         yield self._upkeep()
@@ -375,10 +361,9 @@ class App:
             self._dispatcher.give_up(self._pool.expire(now=now, max_age_s=max_age_s))
             self._update_health()
 
-    async def _drain(self, server: GrpcioServer) -> None:
+    async def _drain(self, transport: transports.Transport) -> None:
         config = self._config.server
         log.info("draining: %d streams open", self._processor.num_open)
         self._update_health()
         await asyncio.sleep(config.drain_delay_s)
-        server.end_long_lived()
-        await server.stop(config.drain_timeout_s)
+        await transport.drain(config.drain_timeout_s)

@@ -48,6 +48,9 @@ class ServerConfig(_Section):
         pattern=r"^(unix:.+|(\[[0-9A-Fa-f:.]+\]|[^\s:/]+):\d{1,5})$",
         description="`host:port` or `unix:PATH` of the gRPC services.",
     )
+    transport: Literal["wire", "grpcio"] = Field(
+        "grpcio", description="`wire`: our own HTTP/2 server; `grpcio`: grpc.aio, the reference."
+    )
     tls: TlsConfig | None = Field(None, description="TLS for the gRPC services; none means plain.")
     drain_timeout_s: float = Field(
         30.0, ge=0, le=3600, description="Seconds that requests under way may take after SIGTERM."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -56,9 +57,17 @@ class Service:
         return int(await self.metric("extproc_picks_in_flight"))
 
 
+transport = "wire"
+
+
+@pytest.fixture(autouse=True, params=["wire", "grpcio"])
+def _on_each_transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "transport", request.param)
+
+
 def configuration(running: list[RunningPod], **sections: Any) -> dict[str, Any]:
     return {
-        "server": {"address": "127.0.0.1:0", "drain_timeout_s": 5},
+        "server": {"address": "127.0.0.1:0", "drain_timeout_s": 5, "transport": transport},
         "admin": {"address": "127.0.0.1:0"},
         "discovery": {"static": [{"address": pod.address, "name": pod.name} for pod in running]},
         **sections,
@@ -273,6 +282,11 @@ async def test_an_open_log_stream_is_sent_elsewhere_when_draining(
     async with serving(configuration(pods)) as service:
         call = service.channel.stream_unary(clients.LOGS)()
         await call.wait_for_connection()
+
+        async def is_open() -> bool:
+            return await service.metric("extproc_access_log_streams") == 1
+
+        await eventually(is_open)
         service.app.stop()
 
         assert await call.code() is grpc.StatusCode.UNAVAILABLE

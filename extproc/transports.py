@@ -1,0 +1,92 @@
+"""The two ways to carry the gRPC services, chosen by `server.transport`. Part of `app`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from extproc.config import Config
+from extproc.core.wire.limits import Limits
+from extproc.settings import tls_files
+from extproc.shell import wire
+from extproc.shell.certificates import Certificates
+from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.rpc import Method
+from extproc.shell.tls import server_credentials
+
+MESSAGE_OVERHEAD_BYTES = 1024 * 1024
+"""Headers and framing of an ext_proc message beside the body it carries."""
+
+
+class Transport(Protocol):
+    """A listening server."""
+
+    @property
+    def address(self) -> str:
+        """`host:port` with the port that was bound, or `unix:PATH`."""
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new, send peers elsewhere, let what runs end; then cut off the rest."""
+
+
+async def listen(config: Config, methods: Iterable[Method]) -> Transport:
+    """Start the configured transport.
+
+    Raises:
+        OSError: The address cannot be bound, or a certificate file not be read.
+    """
+    if config.server.transport == "grpcio":
+        return await _listen_grpcio(config, methods)
+    return await _listen_wire(config, methods)
+
+
+class _Grpcio:
+    def __init__(self, server: GrpcioServer, address: str) -> None:
+        self._server = server
+        self.address = address
+
+    async def drain(self, timeout_s: float) -> None:
+        self._server.end_long_lived()
+        await self._server.stop(timeout_s)
+
+
+async def _listen_grpcio(config: Config, methods: Iterable[Method]) -> _Grpcio:
+    settings = GrpcioSettings(
+        max_message_bytes=config.request.max_body_bytes + MESSAGE_OVERHEAD_BYTES,
+        max_concurrent_streams=config.server.max_concurrent_streams,
+    )
+    credentials = None if config.server.tls is None else server_credentials(tls_files(config))
+    server = GrpcioServer(methods, settings)
+    return _Grpcio(server, await server.start(config.server.address, credentials))
+
+
+class _Wire:
+    def __init__(self, server: wire.WireServer) -> None:
+        self._server = server
+        self.address = server.address
+
+    async def drain(self, timeout_s: float) -> None:
+        await self._server.drain(timeout_s)
+        await self._server.close()
+
+
+async def _listen_wire(config: Config, methods: Iterable[Method]) -> _Wire:
+    certificates = None
+    if config.server.tls is not None:
+        files = tls_files(config)
+        certificates = Certificates(files.cert, files.key, files.client_ca)
+    host, _, port = config.server.address.rpartition(":")
+    is_unix = config.server.address.startswith("unix:")
+    server = await wire.serve(
+        methods,
+        host="127.0.0.1" if is_unix else host.strip("[]"),
+        port=0 if is_unix else int(port),
+        path=config.server.address.removeprefix("unix:") if is_unix else None,
+        ssl_context=None if certificates is None else certificates.context,
+        limits=Limits(
+            max_message_bytes=config.request.max_body_bytes + MESSAGE_OVERHEAD_BYTES,
+            max_streams_per_connection=config.server.max_concurrent_streams,
+        ),
+        on_tick=None if certificates is None else certificates.reload_if_changed,
+    )
+    return _Wire(server)
