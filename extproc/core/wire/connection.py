@@ -222,9 +222,12 @@ class Connection:
             counters.header_blocks_cached += 1
         streams.last_id = stream_id
         method = request.method
-        if (method is None or self.lifetime.is_draining or streams.is_full) and (
-            dispatch.turn_down(self, stream_id, flags, request) or method is None
-        ):
+        if (
+            method is None
+            or self.lifetime.is_draining
+            or streams.is_full
+            or request.content_length is not None
+        ) and (dispatch.turn_down(self, stream_id, flags, request) or method is None):
             return
         stream = WireStream(streams, stream_id, request)
         streams.open[stream_id] = stream

@@ -201,7 +201,7 @@ def turn_down(connection: Connection, stream_id: int, flags: int, request: Reque
         # 9113 6.8: streams above the last one of GOAWAY are ignored; the peer knows.
         streams.closed.remember(stream_id, is_by_peer=False)
         return True
-    if request.malformed:
+    if request.malformed or (flags & frames.END_STREAM and request.content_length):
         # 9113 8.1.1: "Malformed requests or responses that are detected MUST be treated as a
         # stream error of type PROTOCOL_ERROR."
         counters.streams_opened += 1

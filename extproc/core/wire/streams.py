@@ -196,9 +196,9 @@ class Streams:
         self._finished.append(stream)
 
     def release_partial(self, stream: WireStream) -> None:
-        """Forget the half-received message of a stream."""
-        if stream.partial is not None:
-            self.buffered_bytes -= len(stream.partial)
-            self.counters.buffered_bytes -= len(stream.partial)
-            del self.partial_since_s[stream.id]
-            stream.partial = None
+        """Forget the half-received message of a stream that has one."""
+        size_bytes = len(stream.partial or b"")
+        self.buffered_bytes -= size_bytes
+        self.counters.buffered_bytes -= size_bytes
+        del self.partial_since_s[stream.id]
+        stream.partial = None

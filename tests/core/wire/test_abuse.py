@@ -1,0 +1,212 @@
+"""9113 10.5: every limit is there, has its name, and spares those who behave."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from extproc.core.wire import Abuse, Counters, Limits, frames
+from extproc.core.wire.errors import ErrorCode
+from tests.core.wire.peer import REQUEST, WATCH, Peer, first_block, literals, message, raw, request
+
+LIMITS = Limits(
+    max_rapid_resets=20,
+    max_settings_frames=20,
+    max_pings=20,
+    max_empty_frames=20,
+    max_window_updates=20,
+    max_other_frames=20,
+)
+FLOODS = {
+    Abuse.SETTINGS_FLOOD: frames.settings({}),
+    Abuse.PING_FLOOD: frames.ping(bytes(8)),
+    Abuse.EMPTY_FRAME_FLOOD: raw(frames.DATA, 0, 1),
+    Abuse.WINDOW_UPDATE_FLOOD: frames.window_update(0, 1),
+    Abuse.OTHER_FRAME_FLOOD: raw(frames.PRIORITY, 0, 1, b"\0\0\0\x05\x10"),
+}
+
+
+@pytest.mark.parametrize("abuse", FLOODS)
+@pytest.mark.parametrize("is_one_read", [True, False])
+def test_flood_ends_the_connection(abuse: Abuse, is_one_read: bool) -> None:
+    peer = Peer(limits=LIMITS)
+    peer.open(1, pseudo_path=WATCH)
+    for _ in range(1 if is_one_read else 21):
+        peer.feed(FLOODS[abuse] * (21 if is_one_read else 1))
+
+    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.counters.abuse[abuse] == 1
+    assert peer.session.num_closed == 1
+
+
+@pytest.mark.parametrize("abuse", FLOODS)
+def test_the_same_frames_at_leisure_are_no_flood(abuse: Abuse) -> None:
+    peer = Peer(limits=LIMITS)
+    peer.open(1, pseudo_path=WATCH)
+    for _ in range(10):
+        peer.feed(FLOODS[abuse] * 15)
+        peer.now += 10.0
+
+    assert not peer.connection.is_failed
+
+
+@pytest.mark.parametrize("kind", [0xBE, frames.DATA, frames.RST_STREAM, frames.HEADERS])
+def test_frames_that_go_nowhere_are_counted(kind: int) -> None:
+    peer = Peer(limits=LIMITS)
+    peer.open(1, pseudo_path=WATCH)
+    peer.session.call.end()
+    peer.take()
+    payload = {frames.HEADERS: literals(REQUEST), frames.RST_STREAM: bytes(4)}.get(kind, b"")
+    peer.feed(raw(kind, 0x4, 1, payload) * 30)
+
+    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.counters.abuse[Abuse.OTHER_FRAME_FLOOD] == 1
+
+
+def test_window_updates_for_what_we_sent_are_no_flood() -> None:
+    peer = Peer(limits=LIMITS)
+    peer.open()
+    for _ in range(50):
+        peer.feed(peer.data(1, message(b"x")))
+        peer.feed(frames.window_update(0, 6), frames.window_update(1, 6))
+
+    assert not peer.connection.is_failed
+
+
+def test_resets_of_unanswered_streams_are_rapid() -> None:
+    peer = Peer(limits=LIMITS)
+    for i in range(21):
+        peer.feed(peer.headers(2 * i + 1), frames.rst_stream(2 * i + 1, 8))
+
+    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.counters.abuse[Abuse.RAPID_RESET] == 1
+
+
+def test_resets_of_answered_streams_are_not_rapid() -> None:
+    peer = Peer(limits=LIMITS)
+    for i in range(100):
+        stream_id = 2 * i + 1
+        peer.feed(peer.headers(stream_id), peer.data(stream_id, message(b"x")))
+        peer.feed(frames.rst_stream(stream_id, 8))
+
+    assert not peer.connection.is_failed
+    assert peer.counters.streams_reset_by_peer == 100
+
+
+def test_ten_thousand_held_clients_may_leave_at_once() -> None:
+    peer = Peer()
+    peer.feed(raw(frames.HEADERS, 4, 1, first_block(request(pseudo_path=WATCH))))
+    block = literals(request(pseudo_path=WATCH))
+    ids = range(3, 20_003, 2)
+    peer.feed(*(raw(frames.HEADERS, 4, i, block) for i in ids))
+    assert len(peer.connection.streams.open) == 10_001
+    peer.feed(*(frames.rst_stream(i, 8) for i in ids))
+
+    assert not peer.connection.is_failed
+    assert len(peer.connection.streams.open) == 1
+    assert all(session.num_closed == 1 for session in peer.sessions[1:])
+
+
+def test_resets_that_the_peer_makes_us_send_are_rapid_too() -> None:
+    peer = Peer(limits=dataclasses.replace(LIMITS, max_window_updates=1000))
+    for i in range(21):
+        peer.feed(peer.headers(2 * i + 1), frames.window_update(2 * i + 1, 0))
+
+    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.counters.abuse[Abuse.RAPID_RESET] == 1
+
+
+def test_malformed_requests_are_rapid_resets_too() -> None:
+    peer = Peer(limits=LIMITS)
+    for i in range(21):
+        peer.feed(peer.headers(2 * i + 1, request(te="gzip")))
+
+    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.counters.abuse[Abuse.RAPID_RESET] == 1
+
+
+def test_streams_above_the_limit_of_a_connection_are_refused() -> None:
+    peer = Peer(limits=Limits(max_streams_per_connection=2))
+    for stream_id in (1, 3, 5):
+        peer.feed(peer.headers(stream_id))
+    assert peer.reset_with(5) == ErrorCode.REFUSED_STREAM
+    assert peer.counters.abuse[Abuse.TOO_MANY_STREAMS] == 1
+    peer.feed(peer.data(5, message(b"x")), peer.data(1, message(b"x"), end=True))
+    peer.open(7)
+
+    assert len(peer.sessions) == 3
+    assert peer.counters.streams_refused == 1
+
+
+def test_streams_above_the_limit_of_all_connections_are_refused() -> None:
+    counters = Counters()
+    limits = Limits(max_streams=2)
+    one, other = (Peer(limits=limits, counters=counters) for _ in range(2))
+    one.open(1)
+    one.open(3)
+    other.feed(other.headers(1))
+
+    assert other.reset_with() == ErrorCode.REFUSED_STREAM
+    assert counters.streams_open == 2
+
+
+def test_continuation_flood_ends_the_connection() -> None:
+    peer = Peer()
+    peer.feed(raw(frames.HEADERS, 0, 1), raw(frames.CONTINUATION, 0, 1) * 17)
+
+    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.counters.abuse[Abuse.CONTINUATION_FLOOD] == 1
+
+
+def test_header_block_is_bounded_over_its_frames() -> None:
+    peer = Peer()
+    big = raw(frames.CONTINUATION, 0, 1, bytes(16_384))
+    peer.feed(raw(frames.HEADERS, 0, 1, bytes(16_384)), big, big)
+
+    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.counters.abuse[Abuse.HEADER_BLOCK] == 1
+
+
+def test_header_list_is_bounded() -> None:
+    peer = Peer(limits=Limits(max_header_list_bytes=1000))
+    peer.feed(raw(frames.HEADERS, 4, 1, first_block([*REQUEST, ("a", "x" * 1000)])))
+
+    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.counters.abuse[Abuse.HEADER_LIST] == 1
+
+
+def test_header_list_of_remembered_fields_is_bounded() -> None:
+    peer = Peer(limits=Limits(max_header_list_bytes=1000))
+    peer.open()
+    block = literals([*REQUEST, *[("a", "x" * 100)] * 10])
+    peer.feed(raw(frames.HEADERS, 4, 3, block))
+
+    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.counters.abuse[Abuse.HEADER_LIST] == 1
+
+
+def test_hpack_bomb_is_a_header_list_too_large() -> None:
+    """One field in the dynamic table, then named a thousand times by one octet each."""
+    peer = Peer(handshake=False)
+    bomb = b"\x40\x01a\x7f\x81\x1e" + b"x" * 4000 + b"\xbe" * 1000
+    peer.feed(frames.PREFACE + frames.settings({}), raw(frames.HEADERS, 4, 1, bomb))
+
+    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.counters.abuse[Abuse.HEADER_LIST] == 1
+
+
+def test_one_connection_s_sins_do_not_count_for_another() -> None:
+    counters = Counters()
+    sinner, other = (Peer(limits=LIMITS, counters=counters) for _ in range(2))
+    other.open(1)
+    sinner.feed(frames.ping(bytes(8)) * 21)
+    other.feed(frames.ping(bytes(8)) * 19, other.data(1, message(b"x"), end=True))
+
+    assert sinner.connection.is_failed
+    assert other.responses[1].status == 0
+
+
+def test_every_abuse_has_a_limit_and_is_counted_from_zero() -> None:
+    assert Counters().abuse == dict.fromkeys(Abuse, 0)
+    assert all(field.default for field in dataclasses.fields(Limits))
