@@ -13,16 +13,17 @@ Rules:
 2. Of our own requests we see the end, and that beats the engine's log: the log does not show
    answers of one token, nor the last token of any. Of others' requests we have the log.
 3. The log is in the engine's wall clock. An entry that is new in a report is from between the last
-   report and this one, whatever that clock says; the learned offset places it in there.
+   report and this one, whatever that clock says; the offset, learned from the same fact, places it
+   in there.
 4. A load is seen when the name appears in `/v1/models`. The names of the first listing count as
    loaded in listing order before all else, which is what an engine does at its start.
 5. Unloading a name frees nothing, but no request can use it: the adapter is not reported and
    keeps its place until it is evicted. Loaded again it is a second adapter beside the old one.
 6. What a newer engine states itself wins over all of this.
 
-Not to be seen from outside: the order of adapters last touched in the same step; and in what
-others did, answers of one token, loads before the first listing, and loads of a name that was
-unloaded since the last one.
+Not to be seen from outside: the order of adapters last touched in the same step; of ours and
+others' touched within the few milliseconds that our news of an end takes; and in what others did,
+answers of one token, loads before the first listing, and loads of a name unloaded since the last.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import itemgetter
 
 from extproc.core.types import LoadReport
 
 _Touch = tuple[float, float]
 """When an adapter was touched: our clock, then what orders touches of one moment."""
+
+_LAST_TOUCH = itemgetter(1)
 
 
 class Residency:
@@ -57,8 +61,9 @@ class Residency:
         self._touched: dict[str, _Touch] = {}
         self._ghosts: list[_Touch] = []  # unloaded, then loaded again under the same name
         self._in_flight: dict[str, int] = {}  # longest active first
+        self._seen_running: set[str] = set()  # ours that the last report shows in a slot
         self._report: LoadReport | None = None
-        self._reported_at_s = -inf
+        self._reported_at_s = self._asked_at_s = -inf
         self._logged_s: dict[str, float] = {}
         self._clock = _ClockOffset()
         self._used_since_report: set[str] = set()
@@ -69,15 +74,25 @@ class Residency:
 
     # --- what the endpoint says -------------------------------------------------------------
 
-    def record_report(self, report: LoadReport, *, taken_at_s: float) -> None:
-        """Take the result of a scrape that was made at `taken_at_s`. O(adapters in its log)."""
+    def record_report(
+        self, report: LoadReport, *, taken_at_s: float, asked_at_s: float | None = None
+    ) -> None:
+        """Take the result of a scrape. O(adapters in its log).
+
+        Args:
+            report: What the page says.
+            taken_at_s: When the page was there.
+            asked_at_s: When it was asked for; None for at once before.
+        """
         for adapter in self._used_by_others:
             # It ran when the last report was taken, and the log may miss its last step.
             self._touch(adapter, (self._reported_at_s, self._logged_s.get(adapter, 0.0)))
         self._read_log(report.adapter_log, taken_at_s)
         self._used_by_others = sorted(report.active_adapters - self._used_since_report)
         self._used_since_report = set(self._in_flight)
+        self._seen_running = set(report.active_adapters & self._in_flight.keys())
         self._report, self._reported_at_s = report, taken_at_s
+        self._asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         self._trim()
         self._arranged = None
 
@@ -116,13 +131,16 @@ class Residency:
             has_run: False if the engine surely did nothing for it: refused, no connection, 404.
         """
         num_before = self._in_flight.get(adapter, 0)
+        if not num_before:
+            return
         if num_before > 1:
             self._in_flight[adapter] = num_before - 1
-        elif num_before:
+        else:
             del self._in_flight[adapter]
-            self._arranged = None
-        if num_before and has_run:
+            self._seen_running.discard(adapter)
+        if has_run:
             self._touch(adapter, (now, 0.0))
+        self._arranged = None
 
     # --- what follows -----------------------------------------------------------------------
 
@@ -149,8 +167,10 @@ class Residency:
         return None if slots is None and cached is None else max(slots or 1, cached or 1)
 
     def _touch(self, adapter: str, touch: _Touch) -> None:
-        # Taken out first: of equal touches the one noted last counts as the later one.
-        self._touched[adapter] = max(touch, self._touched.pop(adapter, touch))
+        if touch >= self._touched.get(adapter, touch):
+            # Taken out first: of equal touches the one noted last counts as the later one.
+            self._touched.pop(adapter, None)
+            self._touched[adapter] = touch
 
     def _load(self, adapter: str, touch: _Touch) -> None:
         """Note a name that is in the listing now and was not in the one before."""
@@ -164,13 +184,13 @@ class Residency:
         if not new:
             return
         walls_s = [wall_s for _, wall_s in new]
-        self._clock.narrow(self._reported_at_s - min(walls_s), taken_at_s - max(walls_s))
+        self._clock.narrow(self._asked_at_s - min(walls_s), taken_at_s - max(walls_s))
         self._logged_s.update(new)
         for adapter, wall_s in new:
-            if adapter not in self._used_since_report:
-                at_s = self._clock.to_ours(wall_s)
-                at_s = min(max(at_s, self._reported_at_s), taken_at_s)
-                self._touch(adapter, (at_s, wall_s))
+            # What may be a trace of our own requests must not pass for later than their end.
+            is_ours = adapter in self._used_since_report
+            at_s = wall_s + (self._clock.low_s if is_ours else self._clock.middle_s)
+            self._touch(adapter, (min(max(at_s, self._asked_at_s), taken_at_s), wall_s))
 
     def _trim(self) -> None:
         """Drop what was evicted. Only a touch brings it back, so nothing is lost."""
@@ -197,25 +217,21 @@ class Residency:
 
     def _order(self) -> list[str | None]:
         """Everything in the engine's caches, most recently used first; None for a ghost."""
-        touches: list[tuple[_Touch, str | None]] = [(touch, None) for touch in self._ghosts]
-        touches += [(touch, adapter) for adapter, touch in self._touched.items()]
-        touches.sort(key=_touch_of)
-        order = dict.fromkeys(self._running())
-        return [*order, *(a for _, a in reversed(touches) if a is None or a not in order)]
+        touches: list[tuple[str | None, _Touch]] = [(None, touch) for touch in self._ghosts]
+        touches += self._touched.items()
+        touches.sort(key=_LAST_TOUCH)
+        running = dict.fromkeys(self._running())
+        idle = [adapter for adapter, _ in reversed(touches) if adapter not in running]
+        return [*running, *idle]
 
     def _running(self) -> list[str]:
         """Adapters that hold a slot through requests, as far as can be known."""
-        active = self._report.active_adapters if self._report else frozenset()
-        ours = sorted(self._in_flight, key=lambda adapter: adapter not in active)
+        ours = sorted(self._in_flight, key=lambda adapter: adapter not in self._seen_running)
         return [*self._used_by_others, *ours][: self._num_slots or 1]
 
     def _usable(self, adapters: Iterable[str | None]) -> tuple[str, ...]:
         known = self._registered
         return tuple(a for a in adapters if a is not None and (known is None or a in known))
-
-
-def _touch_of(entry: tuple[_Touch, str | None]) -> _Touch:
-    return entry[0]
 
 
 def _sort(stated: frozenset[str], order: Sequence[str | None]) -> list[str | None]:
@@ -238,6 +254,7 @@ class _ClockOffset:
             low, high = low_s, max(low_s, high_s)
         self.low_s, self.high_s = low, high
 
-    def to_ours(self, wall_s: float) -> float:
-        """Our time of the engine's `wall_s`: -inf as long as there is no lower bound."""
-        return wall_s + (self.low_s + self.high_s) / 2
+    @property
+    def middle_s(self) -> float:
+        """The likeliest: -inf as long as there is no lower bound."""
+        return (self.low_s + self.high_s) / 2

@@ -318,6 +318,18 @@ def test_an_end_that_is_heard_of_late_counts_from_when_it_was(residency: Residen
     assert residency.cpu_adapters == ("a1", "a0", "late")
 
 
+def test_ends_heard_of_in_one_moment_keep_their_order(residency: Residency) -> None:
+    """Whatever the log says of them later."""
+    for adapter in ("a1", "a0"):
+        residency.start(adapter, now=0.0)
+    for adapter in ("a1", "a0"):
+        residency.finish(adapter, now=3.0)
+
+    residency.record_report(report(("a0", WALL_S), ("a1", WALL_S)), taken_at_s=4.0)
+
+    assert residency.gpu_adapters == ("a0", "a1")
+
+
 def test_a_request_that_never_ran_loads_nothing(residency: Residency) -> None:
     used(residency, "a0")
     residency.start("refused", now=1.0)
@@ -352,6 +364,17 @@ def test_what_waits_for_a_slot_gets_it_when_one_is_free(residency: Residency) ->
     assert residency.cpu_adapters[2:] == ("a0",)
 
 
+def test_an_end_shows_that_an_adapter_had_a_slot(residency: Residency) -> None:
+    """We can be wrong about which of many adapters run; what ended was there."""
+    for adapter in ("a0", "a1", "a2", "a2"):
+        residency.start(adapter, now=0.0)
+    assert "a2" not in residency.cpu_adapters
+
+    residency.finish("a2", now=1.0)
+
+    assert residency.cpu_adapters == ("a0", "a1", "a2")
+
+
 def test_the_engine_shows_which_of_ours_hold_slots(residency: Residency) -> None:
     """Requests need not arrive in the order in which they were sent."""
     for adapter in ("a0", "a1", "a2"):
@@ -361,6 +384,18 @@ def test_the_engine_shows_which_of_ours_hold_slots(residency: Residency) -> None
     residency.record_report(report(*log, active=["a1", "a2"]), taken_at_s=1.0)
 
     assert set(residency.gpu_adapters) == {"a1", "a2"}
+
+
+def test_a_slot_seen_is_lost_with_the_last_request() -> None:
+    """What comes later waits its turn, though the last report still shows the adapter."""
+    residency = Residency(max_loras=1, max_cpu_loras=1)
+    residency.start("a0", now=0.0)
+    residency.record_report(report(("a0", WALL_S), max_loras=1, active=["a0"]), taken_at_s=1.0)
+    residency.finish("a0", now=2.0)
+    residency.start("a1", now=3.0)
+    residency.start("a0", now=4.0)
+
+    assert residency.gpu_adapters == ("a1",)
 
 
 def test_what_others_run_stays_most_recent_until_a_report_says_otherwise(

@@ -1,0 +1,75 @@
+"""What the router relies on in a real server's pages and answers."""
+
+from __future__ import annotations
+
+import json
+
+from extproc.core.engines import PROFILES
+from extproc.core.exposition import parse_report
+from tests.vllm.server import ADAPTERS, BASE_MODEL, MAX_LORAS, VllmClient
+
+PROFILE = PROFILES["vllm"]
+STARTED_WITH, LOADED_LATER = ADAPTERS[:-1], ADAPTERS[-1]
+
+
+async def test_the_page_is_read_whole_and_filtered_alike(vllm_client: VllmClient) -> None:
+    await vllm_client.complete(STARTED_WITH[0], max_tokens=4)
+    query = "&".join(f"name[]={family}" for family in PROFILE.families)
+
+    whole = await vllm_client.get("/metrics")
+    filtered = await vllm_client.get(f"/metrics/?{query}")
+    report = parse_report(whole, PROFILE)
+
+    assert parse_report(filtered, PROFILE) == report
+    assert len(filtered) < len(whole) / 10
+    assert report.max_loras == MAX_LORAS
+    assert report.num_running == report.num_waiting == report.num_deferred == 0
+    assert report.active_adapters == frozenset()
+    assert report.adapter_log[0][0] == STARTED_WITH[0]
+    assert report.process_start_wall_s is not None
+    assert report.process_start_wall_s < report.adapter_log[0][1]
+    assert report.gpu_adapters is None
+
+
+async def test_the_listing_has_the_base_first_then_adapters_as_loaded(
+    vllm_client: VllmClient,
+) -> None:
+    cards = json.loads(await vllm_client.get("/v1/models"))["data"]
+
+    assert [card["id"] for card in cards] == [BASE_MODEL, *STARTED_WITH]
+    assert [card["parent"] for card in cards] == [None] + [BASE_MODEL] * len(STARTED_WITH)
+    assert cards[1]["root"] == str(vllm_client.server.models / STARTED_WITH[0])
+    assert cards[0]["max_model_len"] == 512
+
+
+async def test_an_unknown_model_is_404_in_openais_shape(vllm_client: VllmClient) -> None:
+    body = {"model": "nope", "prompt": "the", "max_tokens": 1}
+
+    status, answer = await vllm_client.post("/v1/completions", body)
+
+    assert status == 404
+    assert answer["error"]["type"] == "NotFoundError"
+    assert answer["error"]["param"] == "model"
+    assert answer["error"]["code"] == 404
+    assert "`nope` does not exist" in answer["error"]["message"]
+
+
+async def test_loads_and_unloads_answer_with_the_statuses_we_know(vllm_client: VllmClient) -> None:
+    missing = {"lora_name": "missing", "lora_path": str(vllm_client.server.models / "missing")}
+
+    assert (await vllm_client.load(LOADED_LATER))[0] == 200
+    assert (await vllm_client.adapters())[-1] == LOADED_LATER
+    assert (await vllm_client.load(LOADED_LATER))[0] == 400
+    assert (await vllm_client.post("/v1/load_lora_adapter", missing))[0] == 404
+    assert (await vllm_client.unload(LOADED_LATER))[0] == 200
+    assert (await vllm_client.unload(LOADED_LATER))[0] == 404
+    assert await vllm_client.adapters() == list(STARTED_WITH)
+
+
+async def test_every_adapter_answers_in_its_own_way(vllm_client: VllmClient) -> None:
+    """Else no test could tell that a request was served by the right one."""
+    names = [BASE_MODEL, *STARTED_WITH]
+    texts = {name: await vllm_client.complete(name, max_tokens=16) for name in names}
+
+    assert len(set(texts.values())) == len(names)
+    assert texts == {name: await vllm_client.complete(name, max_tokens=16) for name in names}
