@@ -118,7 +118,7 @@ class Picker:
         self, snapshot: Snapshot, request: RequestInfo
     ) -> tuple[list[EndpointView], str]:
         choice = self._policy.choose(snapshot, request, rng=self._rng)
-        chosen = list(choice.endpoints)
+        chosen = list({view.address: view for view in choice.endpoints}.values())
         addresses = {view.address for view in snapshot.endpoints}
         if not chosen or any(view.address not in addresses for view in chosen):
             raise ValueError(f"policy {self._policy_name} chose outside its candidates")
@@ -130,7 +130,8 @@ class Picker:
         """Fill up to the number of fallbacks: where the adapter is loaded, then least pending."""
         wanted = 1 + self._settings.num_fallbacks
         if len(chosen) < wanted:
-            rest = [view for view in admitted if view not in chosen]
+            taken = {view.address for view in chosen}
+            rest = [view for view in admitted if view.address not in taken]
             adapter = request.adapter
             rest.sort(
                 key=lambda v: (adapter is not None and not v.has_loaded(adapter), v.num_pending)
@@ -141,10 +142,11 @@ class Picker:
     def _remember(self, session: str, address: str) -> None:
         self._sessions[session] = address
         self._sessions.move_to_end(session)
-        if len(self._sessions) > self._settings.max_sessions:
+        while len(self._sessions) > self._settings.max_sessions:
             self._sessions.popitem(last=False)
 
 
 def _is_in(address: str, subset: frozenset[str]) -> bool:
     """Whether the data plane allows `address`: by `ip:port`, or by a bare `ip` for every port."""
-    return address in subset or address.rpartition(":")[0] in subset
+    host = address.rpartition(":")[0]
+    return address in subset or host in subset or host.strip("[]") in subset

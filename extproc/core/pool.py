@@ -109,6 +109,13 @@ class _Tracked:
         share = max(1, self.num_foreign // len(names)) if names and self.num_foreign else 0
         self.foreign = dict.fromkeys(names, share) if share else {}
 
+    def pending_of_all(self) -> dict[str, int]:
+        """Others' requests per adapter at the last report, and ours, those since then included."""
+        pending = dict(self.foreign)
+        for adapter, count in self.adapters.items():
+            pending[adapter] = pending.get(adapter, 0) + count
+        return pending
+
 
 class Pool:
     """All endpoints of one base model, with bookkeeping."""
@@ -234,7 +241,7 @@ class Pool:
         return flight
 
     def pick_id_of(self, request_id: str) -> str | None:
-        """The newest pick in flight with this `x-request-id`."""
+        """The newest pick with this `x-request-id`, as long as it is in flight."""
         return self._by_request_id.get(request_id)
 
     def expire(self, *, now: float, max_age_s: float) -> list[InFlight]:
@@ -311,7 +318,7 @@ class Pool:
             report = LoadReport(max_loras=report.max_loras if report else None)
         pending, num_pending = tracked.adapters, len(tracked.flights)
         if is_known and tracked.num_foreign:
-            pending, num_pending = tracked.foreign | pending, num_pending + tracked.num_foreign
+            pending, num_pending = tracked.pending_of_all(), num_pending + tracked.num_foreign
         residency, endpoint = tracked.residency, tracked.endpoint
         tracked.count_loads()
         view = tracked.view = EndpointView(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from extproc.core.picker import Picker
 from extproc.core.pool import Pool
 from extproc.core.rejections import model_not_found, no_endpoints
-from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo
+from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo, Snapshot
 
 
 @dataclass(slots=True)
@@ -33,8 +33,8 @@ class Router:
         if request.model:
             card = self.pool.model(request.model)
             if card is None:
-                learned = any(v.registered is not None for v in snapshot.endpoints if v.is_ready)
-                return model_not_found(request.model) if learned else no_endpoints(request.model)
+                is_sure = _knows_all_models(snapshot)
+                return model_not_found(request.model) if is_sure else no_endpoints(request.model)
             if card.parent is not None:
                 request = _for_adapter(request)
         result = self.picker.pick(snapshot, request)
@@ -45,6 +45,17 @@ class Router:
     def models(self) -> Sequence[ModelCard]:
         """Everything registered on any endpoint."""
         return self.pool.models()
+
+
+def _knows_all_models(snapshot: Snapshot) -> bool:
+    """Whether every endpoint that is up has told its models, and one has.
+
+    One that has just restarted, or come, may serve what nobody else has; 404 would tell its clients
+    never to ask again. One that does not answer at all is not waited for.
+    """
+    told = [view for view in snapshot.endpoints if view.is_ready and view.registered is not None]
+    owing = [view for view in snapshot.endpoints if view.is_ready and view.registered is None]
+    return bool(told) and not any(view.is_known for view in owing)
 
 
 def _for_adapter(request: RequestInfo) -> RequestInfo:

@@ -1,0 +1,309 @@
+"""From a snapshot and a request to a pick: who may be chosen, who else, and who again."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.admission import AdmissionSettings
+from extproc.core.picker import Picker, PickerSettings
+from extproc.core.policies import BUILT_IN, Founding, Policy
+from extproc.core.types import (
+    Choice,
+    EndpointView,
+    Pick,
+    Reason,
+    Rejection,
+    RequestInfo,
+    Snapshot,
+)
+from tests.builders import address, endpoint_view, request, snapshot
+from tests.strategies import requests, snapshots
+
+
+def picker(
+    policy: Policy | None = None,
+    *,
+    seed: int = 0,
+    max_pending: int | None = None,
+    **settings: Any,
+) -> Picker:
+    ids = itertools.count(1)
+    return Picker(
+        policy or Founding(),
+        "rule",
+        rng=random.Random(seed),
+        next_id=lambda: f"id-{next(ids)}",
+        settings=PickerSettings(**settings),
+        admission=AdmissionSettings(max_pending, retry_after_s=3),
+    )
+
+
+def picked(result: Pick | Rejection) -> Pick:
+    assert isinstance(result, Pick)
+    return result
+
+
+class Answers:
+    """A rule that answers what the test says."""
+
+    def __init__(self, *endpoints: EndpointView) -> None:
+        self.endpoints = endpoints
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+        return Choice(self.endpoints)
+
+
+policies = st.sampled_from(sorted(BUILT_IN)).map(lambda name: BUILT_IN[name]())
+
+
+def allowed(snapshot: Snapshot, request: RequestInfo) -> list[EndpointView]:
+    """Ready, the model registered there, in the subset by `ip:port` or by `ip`."""
+    return [
+        view
+        for view in snapshot.endpoints
+        if view.is_ready
+        and view.registered is not None
+        and request.model in view.registered
+        and (
+            request.subset is None
+            or bool({view.address, view.address.split(":")[0]} & request.subset)
+        )
+    ]
+
+
+# --- who may be chosen ----------------------------------------------------------------------
+
+
+@given(snapshots(), requests(), policies, st.integers(0, 4), st.integers(0, 99))
+def test_only_ready_registered_allowed_endpoints_are_picked_and_known_ones_first(
+    snapshot: Snapshot, request: RequestInfo, policy: Policy, num_fallbacks: int, seed: int
+) -> None:
+    """The candidates and the fallbacks, too; an unknown endpoint only where no known one is."""
+    may = allowed(snapshot, request)
+    best = [view for view in may if view.is_known] or may
+
+    result = picker(policy, seed=seed, num_fallbacks=num_fallbacks).pick(snapshot, request)
+
+    if not best:
+        assert isinstance(result, Rejection)
+        assert (result.status, result.reason) == (503, Reason.NO_ENDPOINTS)
+        return
+    pick = picked(result)
+    assert list(pick.candidates) == best
+    assert set(pick.endpoints) <= {view.address for view in best}
+    assert len(pick.endpoints) == len(set(pick.endpoints)) == min(1 + num_fallbacks, len(best))
+
+
+@given(snapshots(), requests(), policies, st.integers(0, 99))
+def test_a_pick_is_a_function_of_snapshot_request_and_seed(
+    snapshot: Snapshot, request: RequestInfo, policy: Policy, seed: int
+) -> None:
+    first = picker(type(policy)(), seed=seed).pick(snapshot, request)
+    second = picker(type(policy)(), seed=seed).pick(snapshot, request)
+
+    assert first == second
+
+
+@given(snapshots(), requests(), st.integers(1, 4))
+def test_nobody_over_the_cap_is_picked_and_429_says_when_to_retry(
+    snapshot: Snapshot, request: RequestInfo, cap: int
+) -> None:
+    result = picker(max_pending=cap, num_fallbacks=9).pick(snapshot, request)
+
+    if isinstance(result, Pick):
+        pending = {view.address: view.num_pending for view in snapshot.endpoints}
+        assert all(pending[address] < cap for address in result.endpoints)
+    elif allowed(snapshot, request):
+        assert (result.status, result.retry_after_s) == (429, 3)
+    else:
+        assert result.status == 503
+
+
+@pytest.mark.parametrize("host", ["2001:db8::1", "[2001:db8::1]", "[2001:db8::1]:8000"])
+def test_a_subset_allows_ipv6_with_and_without_brackets_and_port(host: str) -> None:
+    view = replace(endpoint_view(), address="[2001:db8::1]:8000")
+    result = picker().pick(snapshot(view), request(subset=frozenset({host})))
+
+    assert picked(result).address == view.address
+
+
+def test_a_subset_names_whole_addresses() -> None:
+    subset = frozenset({"10.0.0.1:800", "10.0.0"})
+
+    assert isinstance(picker().pick(snapshot(endpoint_view()), request(subset=subset)), Rejection)
+
+
+def test_a_pick_tells_how_it_came_about() -> None:
+    views = snapshot(endpoint_view(1), endpoint_view(2, gpu_adapters=("a",)), now=7.0)
+    asked = request()
+
+    assert picked(picker().pick(views, asked)) == Pick(
+        id="id-1",
+        request=asked,
+        endpoints=(address(2),),
+        policy="rule",
+        reason="affinity",
+        candidates=views.endpoints,
+        picked_at_s=7.0,
+    )
+
+
+# --- fallbacks ------------------------------------------------------------------------------
+
+
+def test_fallbacks_have_the_adapter_first_and_then_the_least_pending() -> None:
+    views = snapshot(
+        endpoint_view(1, num_pending=0),
+        endpoint_view(2, num_pending=5, cpu_adapters=("a",)),
+        endpoint_view(3, pending_by_adapter={"a": 2}),
+        endpoint_view(4, num_pending=1),
+    )
+
+    order = picked(picker(num_fallbacks=9).pick(views, request())).endpoints
+
+    assert order == tuple(address(number) for number in (3, 2, 1, 4))
+
+
+def test_fallbacks_of_the_base_model_have_the_least_pending() -> None:
+    views = snapshot(
+        endpoint_view(1, num_pending=2, gpu_adapters=("a",)),
+        endpoint_view(2, num_pending=0),
+        endpoint_view(3, num_pending=1),
+    )
+
+    order = picked(picker(num_fallbacks=2).pick(views, request(None))).endpoints
+
+    assert order == tuple(address(number) for number in (2, 3, 1))
+
+
+def test_the_rule_may_name_fallbacks_itself_and_the_number_holds() -> None:
+    views = snapshot(*(endpoint_view(number) for number in range(1, 5)))
+    first, second, third, _ = views.endpoints
+    rule = Answers(third, first, third, second)
+
+    order = picked(picker(rule, num_fallbacks=2).pick(views, request())).endpoints
+
+    assert order == (third.address, first.address, second.address)
+
+
+def test_an_endpoint_that_the_rule_describes_anew_is_not_its_own_fallback() -> None:
+    view = endpoint_view(1)
+    rule = Answers(replace(view, num_pending=99))
+
+    result = picker(rule, num_fallbacks=2).pick(snapshot(view), request())
+
+    assert picked(result).endpoints == (view.address,)
+
+
+@pytest.mark.parametrize("chosen", [(), (endpoint_view(9),), (endpoint_view(1), endpoint_view(9))])
+def test_a_rule_that_chooses_nothing_or_outside_its_candidates_is_an_error(
+    chosen: tuple[EndpointView, ...],
+) -> None:
+    with pytest.raises(ValueError, match="policy rule chose outside its candidates"):
+        picker(Answers(*chosen)).pick(snapshot(endpoint_view(1)), request())
+
+
+# --- sessions -------------------------------------------------------------------------------
+
+
+def test_a_session_stays_where_it_was_sent_first() -> None:
+    made = picker()
+    idle, busy = snapshot(endpoint_view(1)), snapshot(endpoint_view(1, num_pending=9))
+    made.pick(idle, request(session="s"))
+
+    again = picked(made.pick(snapshot(*busy.endpoints, endpoint_view(2)), request(session="s")))
+
+    assert (again.address, again.reason) == (address(1), "session")
+
+
+def test_a_session_moves_when_its_endpoint_may_not_be_chosen_and_stays_there() -> None:
+    made = picker()
+    made.pick(snapshot(endpoint_view(1)), request(session="s"))
+    away = snapshot(endpoint_view(1, is_ready=False), endpoint_view(2))
+    back = snapshot(endpoint_view(1), endpoint_view(2, num_pending=3))
+
+    moved = picked(made.pick(away, request(session="s")))
+    later = picked(made.pick(back, request(session="s")))
+
+    assert (moved.address, moved.reason) == (address(2), "cold")
+    assert (later.address, later.reason) == (address(2), "session")
+
+
+def test_requests_without_a_session_are_never_held_together() -> None:
+    made = picker()
+    made.pick(snapshot(endpoint_view(1)), request())
+
+    views = snapshot(endpoint_view(1, num_pending=9), endpoint_view(2))
+    assert picked(made.pick(views, request())).address == address(2)
+
+
+def test_a_stored_response_goes_to_its_sessions_endpoint_and_nowhere_else() -> None:
+    made = picker()
+    views = snapshot(endpoint_view(1), endpoint_view(2))
+    home = picked(made.pick(views, request(session="s"))).address
+    stored = request(None, model="", session="s")
+
+    assert picked(made.pick(views, stored)).address == home
+    strange = made.pick(views, request(None, model="", session="other"))
+    assert isinstance(strange, Rejection)
+    assert strange.reason is Reason.STORED_RESPONSE
+
+
+def remembered(made: Picker, sessions: list[str]) -> list[str]:
+    """Those of `sessions` that still have an endpoint. Asked for stored responses, as only they
+    are refused without one."""
+    views = snapshot(endpoint_view(1))
+    asked = ((s, made.pick(views, request(None, model="", session=s))) for s in sessions)
+    return [session for session, result in asked if isinstance(result, Pick)]
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=12), st.integers(0, 4))
+def test_the_sessions_used_last_are_remembered_and_no_more(used: list[str], limit: int) -> None:
+    made = picker(max_sessions=limit)
+    for session in used:
+        made.pick(snapshot(endpoint_view(1)), request(session=session))
+    latest = list(dict.fromkeys(reversed(used)))[:limit]
+
+    assert set(remembered(made, list("abcdef"))) == set(latest)
+
+
+def test_a_smaller_number_of_sessions_holds_at_once() -> None:
+    made = picker(max_sessions=5)
+    for session in "abcde":
+        made.pick(snapshot(endpoint_view(1)), request(session=session))
+    made.configure(Founding(), "rule", PickerSettings(max_sessions=2))
+    made.pick(snapshot(endpoint_view(1)), request(session="f"))
+
+    assert remembered(made, list("abcdef")) == ["e", "f"]
+
+
+# --- live configuration ---------------------------------------------------------------------
+
+
+def test_another_rule_and_other_thresholds_hold_from_the_next_request_on() -> None:
+    made = picker()
+    views = snapshot(endpoint_view(1, num_pending=1), endpoint_view(2, num_pending=2))
+    rule = BUILT_IN["least_pending"]()
+    made.configure(rule, "other", PickerSettings(num_fallbacks=1), AdmissionSettings(2))
+
+    pick = picked(made.pick(views, request()))
+
+    assert made.policy is rule
+    assert (pick.policy, pick.reason) == ("other", "least-pending")
+    assert [view.address for view in pick.candidates] == [address(1)]
+
+
+def test_sessions_outlive_another_rule() -> None:
+    made = picker()
+    made.pick(snapshot(endpoint_view(1)), request(session="s"))
+    made.configure(BUILT_IN["random"](), "random")
+    views = snapshot(endpoint_view(1), endpoint_view(2))
+
+    assert picked(made.pick(views, request(session="s"))).address == address(1)

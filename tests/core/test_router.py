@@ -1,0 +1,179 @@
+"""The whole decision: what exists, what is an adapter, who gets it, and that it is counted."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.admission import AdmissionSettings
+from extproc.core.picker import Picker
+from extproc.core.policies import BUILT_IN
+from extproc.core.pool import Pool
+from extproc.core.router import Router
+from extproc.core.types import Pick, Reason, Rejection
+from tests.builders import BASE, address, cards, endpoint, report, request
+
+ASKED = request(None, model="a")  # as a stream asks: it does not know what is an adapter
+
+
+def router(
+    *numbers: int, policy: str = "founding", seed: int = 0, max_pending: int | None = None
+) -> Router:
+    """A router over endpoints that were scraped and list the base and the adapter a."""
+    pool = Pool()
+    pool.set_endpoints(endpoint(number) for number in numbers)
+    for number in sorted(numbers):
+        pool.record_report(address(number), report(), taken_at_s=0.0)
+        pool.record_models(address(number), cards("a"), now=0.0)
+    ids = itertools.count(1)
+    picker = Picker(
+        BUILT_IN[policy](),
+        policy,
+        rng=random.Random(seed),
+        next_id=lambda: f"id-{next(ids)}",
+        admission=AdmissionSettings(max_pending),
+    )
+    return Router(pool, picker)
+
+
+def routed(result: Pick | Rejection) -> Pick:
+    assert isinstance(result, Pick)
+    return result
+
+
+def refused(result: Pick | Rejection) -> tuple[int, Reason]:
+    assert isinstance(result, Rejection)
+    return result.status, result.reason
+
+
+def test_a_routed_request_is_counted_where_it_goes_until_it_is_finished() -> None:
+    made = router(1)
+    pick = routed(made.route(ASKED, now=1.0))
+
+    [view] = made.pool.snapshot(now=1.0).endpoints
+    assert (view.address, view.num_in_flight, view.pending("a")) == (pick.address, 1, 1)
+    made.pool.finish(pick.id, now=2.0)
+    assert made.pool.num_in_flight == 0
+
+
+def test_the_pool_says_what_is_an_adapter() -> None:
+    made = router(1)
+    subset = frozenset({"10.0.0.1"})
+    asked = request(
+        None, model="a", path="/p", body_bytes=3, request_id="r", session="s", subset=subset
+    )
+
+    adapter = routed(made.route(asked, now=1.0)).request
+    base = routed(made.route(request(None), now=1.0)).request
+
+    assert adapter == request(
+        "a", model="a", path="/p", body_bytes=3, request_id="r", session="s", subset=subset
+    )
+    assert (base.model, base.adapter) == (BASE, None)
+
+
+@pytest.mark.parametrize(
+    ("case", "status", "reason"),
+    [
+        ("every endpoint has told its models", 404, Reason.MODEL_NOT_FOUND),
+        ("nobody has told yet", 503, Reason.NO_ENDPOINTS),
+        ("one that is up has not told yet", 503, Reason.NO_ENDPOINTS),
+        ("one that never answered has not told", 404, Reason.MODEL_NOT_FOUND),
+        ("one that drains has not told", 404, Reason.MODEL_NOT_FOUND),
+        ("there are no endpoints", 503, Reason.NO_ENDPOINTS),
+    ],
+)
+def test_an_unknown_model_is_not_found_only_when_it_is_sure(
+    case: str, status: int, reason: Reason
+) -> None:
+    made = router() if case == "there are no endpoints" else router(1)
+    endpoints = [endpoint(1), endpoint(2, is_ready="drains" not in case)]
+    if "nobody" in case:
+        made = router()
+        made.pool.set_endpoints(endpoints)
+    if "one that" in case:
+        made.pool.set_endpoints(endpoints)
+    if "is up" in case or "drains" in case:
+        made.pool.record_report(address(2), report(), taken_at_s=0.0)
+
+    result = made.route(request(None, model="nope"), now=1.0)
+
+    assert refused(result) == (status, reason)
+    assert made.pool.num_in_flight == 0
+
+
+def test_after_a_restart_the_only_endpoint_of_a_model_is_waited_for() -> None:
+    """Its models are forgotten until it is asked again; 404 would be wrong."""
+    made = router(1, 2)
+    only = cards("a", "mine")
+    made.pool.record_report(address(1), report(process_start_wall_s=5.0), taken_at_s=1.0)
+    made.pool.record_models(address(1), only, now=1.0)
+    made.pool.record_report(address(1), report(process_start_wall_s=9.0), taken_at_s=2.0)
+    mine = request(None, model="mine")
+
+    assert refused(made.route(mine, now=2.0)) == (503, Reason.NO_ENDPOINTS)
+    made.pool.record_models(address(1), only, now=2.0)
+    assert routed(made.route(mine, now=2.0)).address == address(1)
+
+
+def test_a_model_that_only_a_draining_endpoint_has_is_unavailable_not_unknown() -> None:
+    made = router(1)
+    made.pool.set_endpoints([endpoint(1, is_ready=False)])
+
+    assert refused(made.route(ASKED, now=1.0)) == (503, Reason.NO_ENDPOINTS)
+
+
+def test_a_refused_request_is_not_counted() -> None:
+    made = router(1, max_pending=1)
+    made.route(ASKED, now=1.0)
+
+    assert refused(made.route(ASKED, now=1.0)) == (429, Reason.SATURATED)
+    assert made.pool.num_in_flight == 1
+
+
+def test_a_stored_response_follows_its_session() -> None:
+    made = router(1, 2)
+    home = routed(made.route(request(None, model="a", session="s"), now=1.0)).address
+    stored = request(None, model="", session="s")
+
+    assert routed(made.route(stored, now=2.0)).address == home
+
+
+def test_models_are_those_of_the_pool() -> None:
+    assert [card.id for card in router(1, 2).models()] == [BASE, "a"]
+
+
+@given(
+    st.permutations([1, 2, 3, 4]),
+    st.sampled_from(sorted(BUILT_IN)),
+    st.integers(0, 99),
+    st.lists(st.sampled_from(("a", BASE)), max_size=6),
+)
+def test_the_order_in_which_endpoints_are_told_does_not_matter(
+    order: list[int], policy: str, seed: int, models: list[str]
+) -> None:
+    told, in_order = (
+        router(*order, policy=policy, seed=seed),
+        router(1, 2, 3, 4, policy=policy, seed=seed),
+    )
+
+    for now, model in enumerate(models):
+        asked = request(None, model=model)
+        assert told.route(asked, now=float(now)) == in_order.route(asked, now=float(now))
+
+
+@given(st.lists(st.sampled_from(("a", BASE, "nope")), max_size=20), st.integers(1, 3))
+def test_in_flight_is_what_was_routed(models: list[str], cap: int) -> None:
+    made = router(1, 2, max_pending=cap)
+    results = [made.route(request(None, model=model), now=1.0) for model in models]
+    picks = [result for result in results if isinstance(result, Pick)]
+
+    assert made.pool.num_in_flight == len(picks)
+    assert len({pick.id for pick in picks}) == len(picks)
+    for pick in picks:
+        assert made.pool.finish(pick.id, now=2.0) is not None
+    assert made.pool.num_in_flight == 0
