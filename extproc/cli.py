@@ -215,13 +215,14 @@ def watch(
 @app.command()
 def demo(
     keep: Annotated[bool, typer.Option(help="Stay up afterwards, with a curl to try.")] = False,
-    seconds: Annotated[float, typer.Option(help="Length of each of the two runs.")] = 15.0,
+    seconds: Annotated[float, typer.Option(help="Length of each of the two runs.")] = 12.0,
     requests_per_s: Annotated[float, typer.Option("--rate", help="Requests a second.")] = 24.0,
+    slots: Annotated[int, typer.Option(min=1, help="GPU slots for adapters on each pod.")] = 3,
 ) -> None:
     """Show it: a real Envoy, four fake pods, a dozen adapters, against round robin."""
     from extproc.demo import run_demo
 
-    raise typer.Exit(run_demo(keep=keep, seconds=seconds, rate=requests_per_s))
+    raise typer.Exit(run_demo(keep=keep, seconds=seconds, rate=requests_per_s, slots=slots))
 
 
 def _fail(message: str) -> NoReturn:

@@ -2,77 +2,192 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
+from extproc.core.policies.founding import DEFAULT_THRESHOLD
+from extproc.demo.stack import ADAPTERS, NUM_PODS, PROFILE, cpu_places
+from extproc.demo.traffic import Results
 
-def introduction(num_adapters: int, rate: float, seconds: float) -> Panel:
+
+def introduction(slots: int, rate: float, seconds: float) -> Panel:
     """Say what is about to happen."""
     return Panel(
-        f"{num_adapters} fine-tuned customers share one base model on 4 vLLM pods, each with 3 GPU "
-        "slots for adapters\nand room for 4 in memory. A real Envoy asks the picker where each "
-        f"request should go.\n{rate:g} requests a second for {seconds:g} s, streamed with the "
-        "openai client; first round_robin, then the founding rule.",
+        f"{len(ADAPTERS)} adapters of one base model are registered on each of {NUM_PODS} fake "
+        f"vLLM pods. A pod has {slots} GPU slots for adapters and keeps {cpu_places(slots)} in "
+        "memory; to bring in another one, its whole batch waits. A real Envoy asks the picker "
+        f"where each request should go.\n{rate:g} requests a second for {seconds:g} s, streamed "
+        "with the openai client: first by round_robin, then the same ones by the founding rule.",
         title="extproc demo",
     )
 
 
-def pods_table(snapshot: dict[str, Any], decisions: list[dict[str, Any]]) -> Table:
+def pods_table(
+    endpoints: list[dict[str, Any]],
+    decisions: list[dict[str, Any]],
+    results: Results,
+    num_requests: int,
+) -> Group:
     """The pods as the picker sees them now."""
-    picks = [decision["pick"] for decision in decisions if "pick" in decision]
-    counts = Counter(pick["endpoints"][0] for pick in picks)
-    reasons: dict[str, Counter[str]] = {}
-    for pick in picks:
-        reasons.setdefault(pick["endpoints"][0], Counter())[pick["reason"]] += 1
+    reasons: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for pick in _picks(decisions):
+        reasons[pick["endpoints"][0]][pick["reason"]] += 1
     table = Table()
-    for name in ("pod", "in GPU slots", "active", "in flight", "picks", "why"):
-        table.add_column(name)
-    for view in snapshot["endpoints"]:
-        why = reasons.get(view["address"], Counter())
+    for name, justify in (
+        ("pod", "left"),
+        ("in GPU slots", "left"),
+        ("active", "left"),
+        ("in flight", "right"),
+        ("picks", "right"),
+        ("why", "left"),
+    ):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type] # a literal type
+    for view in sorted(endpoints, key=lambda view: view["name"]):
+        why = reasons[view["address"]]
         table.add_row(
             view["name"],
-            " ".join(_short(name) for name in view["gpu_adapters"]),
-            " ".join(_short(name) for name in sorted(view["pending_by_adapter"])),
+            _short(view["gpu_adapters"]),
+            _short(sorted(view["pending_by_adapter"])),
             str(view["num_in_flight"]),
-            str(counts[view["address"]]),
+            str(why.total()),
             ", ".join(f"{reason} {count}" for reason, count in why.most_common()),
         )
+    return Group(table, _progress(results, num_requests))
+
+
+def _progress(results: Results, num_requests: int) -> str:
+    return (
+        f"{results.num_done} of {num_requests} requests done, {results.errors.total()} failed, "
+        f"TTFT p50 {_milliseconds(results, 50)}; adapters by their number"
+    )
+
+
+def _picks(decisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [decision["pick"] for decision in decisions if "pick" in decision]
+
+
+def _short(adapters: Sequence[str]) -> str:
+    return " ".join(name.removeprefix("customer-") for name in adapters)
+
+
+def column(
+    policy: str,
+    results: Results,
+    pods: dict[str, dict[str, Any]],
+    decisions: list[dict[str, Any]],
+) -> dict[str, str]:
+    """One rule's column of the summary."""
+    per_pod = Counter(pick["endpoints"][0] for pick in _picks(decisions))
+    spread = max(per_pod.values(), default=0) * len(pods) / max(1, per_pod.total())
+    return {
+        "": policy,
+        "requests": str(results.num_done),
+        "failed": str(results.errors.total()),
+        "adapters brought into a GPU slot": str(_total(pods, "num_gpu_loads")),
+        "  of these from disk": str(_total(pods, "num_disk_loads")),
+        "TTFT p50": _milliseconds(results, 50),
+        "TTFT p99": _milliseconds(results, 99),
+        "busiest pod's requests over the mean": f"{spread:.2f}",
+        **{f"failed: {kind}": str(count) for kind, count in results.errors.items()},
+    }
+
+
+def summary(columns: list[dict[str, str]]) -> Table:
+    """Both rules side by side."""
+    table = Table(title="The same requests, two rules", title_justify="left")
+    for index, policy in enumerate(["", *(column[""] for column in columns)]):
+        table.add_column(policy, justify="right" if index else "left")
+    labels = dict.fromkeys(label for column in columns for label in column if label)
+    for label in labels:
+        table.add_row(label, *(column.get(label, "0") for column in columns))
     return table
 
 
-def _short(adapter: str) -> str:
-    return adapter.removeprefix("customer-")
+def _total(pods: dict[str, dict[str, Any]], key: str) -> int:
+    return sum(pod[key] for pod in pods.values())
 
 
-def explanation(pick: dict[str, Any]) -> Table:
-    """One request, step by step."""
-    table = Table(
-        title=f"One request explained: model {pick['model']}, {pick['body_bytes']} bytes, "
-        f"{pick['path']}",
-        title_justify="left",
-        caption=_conclusion(pick),
-        caption_justify="left",
+def _milliseconds(results: Results, percent: int) -> str:
+    """A percentile of the time to first token."""
+    if len(results.ttft_s) < 2:
+        return "-"
+    cuts = statistics.quantiles(results.ttft_s, n=100, method="inclusive")
+    return f"{1000 * cuts[percent - 1]:.0f} ms"
+
+
+def remarks(slots: int) -> str:
+    """What the figures are, and are not."""
+    return (
+        f"Envoy, the picker and the clients are real; the pods' engine is a model (profile "
+        f"{PROFILE}: put together from published figures, not measured), and all of it shares "
+        "this machine.\n" + _fit(slots)
     )
-    for name in (
-        "candidate",
-        "has the adapter",
-        "its requests there",
-        "active adapters",
-        "pending",
-    ):
+
+
+def _fit(slots: int) -> str:
+    if slots >= len(ADAPTERS):
+        return (
+            f"All {len(ADAPTERS)} adapters fit on each pod here, so there is nothing to gain by "
+            "choosing by adapter: a rule that only spreads the load does as well."
+        )
+    return (
+        f"{NUM_PODS} pods have {NUM_PODS * slots} slots together, one pod has {slots}, and there "
+        f"are {len(ADAPTERS)} adapters: where each adapter stays on few pods they need not be "
+        "moved. The price is a less even load. Where all adapters fit on each pod there is "
+        f"nothing to gain: see `extproc demo --slots {len(ADAPTERS)}`."
+    )
+
+
+def explanation(decisions: list[dict[str, Any]]) -> list[RenderableType]:
+    """One request, step by step: the one that had most of its adapter's requests to follow."""
+    picked = [decision for decision in decisions if "pick" in decision]
+    if not picked:
+        return []
+    told = max(picked, key=lambda decision: _num_to_follow(decision["pick"]))
+    pick = told["pick"]
+    address = pick["endpoints"][0]
+    chosen = next(c for c in pick["candidates"] if c["address"] == address)
+    return [
+        f"\n[bold]One request, step by step[/bold]\n"
+        f"1. A client sent POST {pick['path']}. Envoy held it and sent its headers and its body, "
+        f"{pick['body_bytes']} bytes, to the picker (ext_proc).\n"
+        f"2. The picker read `model` in the body: {pick['model']}. It is registered on "
+        f"{len(pick['candidates'])} pods that are ready. This is what it knew of them:",
+        _candidates(pick, address),
+        f"3. {pick['policy']} chose {chosen['name']}, reason {pick['reason']}: "
+        f"{_because(pick, chosen)}.\n"
+        f"4. {1e6 * told['decision_seconds']:.0f} us after it was asked, the rule had answered. "
+        f"Envoy got x-gateway-destination-endpoint: {address}, as header and as metadata, and "
+        "streamed the answer back from there.\n"
+        "5. Envoy's access log told the picker that the request had ended: one in flight less.",
+    ]
+
+
+def _num_to_follow(pick: dict[str, Any]) -> int:
+    if pick["reason"] != "affinity":
+        return -1
+    found = (c for c in pick["candidates"] if c["address"] == pick["endpoints"][0])
+    return max(int(c["num_adapter_pending"]) for c in found)
+
+
+def _candidates(pick: dict[str, Any], address: str) -> Table:
+    table = Table()
+    for name in ("pod", "has the adapter", "its requests there", "active adapters", "pending"):
         table.add_column(name)
-    for candidate in pick["candidates"]:
-        chosen = candidate["address"] == pick["endpoints"][0]
+    for candidate in sorted(pick["candidates"], key=lambda candidate: candidate["name"]):
         table.add_row(
             candidate["name"],
             _where(candidate),
             str(candidate["num_adapter_pending"]),
             str(candidate["num_active_adapters"]),
             str(candidate["num_pending"]),
-            style="bold green" if chosen else None,
+            style="bold green" if candidate["address"] == address else None,
         )
     return table
 
@@ -83,24 +198,20 @@ def _where(candidate: dict[str, Any]) -> str:
     return "in memory" if candidate["has_loaded"] else "no"
 
 
-_WORDS = {
-    "affinity": "the adapter is loaded there and the most of its requests wait there: no new load",
-    "cold": "no pod has the adapter: the one with the fewest active adapters takes it",
-    "spill": "where the adapter is loaded its queue is full: the emptiest pod takes it",
-    "base": "the base model goes where the least is pending",
-    "turn": "it was this pod's turn",
-}
-
-
-def _conclusion(pick: dict[str, Any]) -> str:
-    names = {c["address"]: c["name"] for c in pick["candidates"]}
-    address = pick["endpoints"][0]
-    words = _WORDS.get(pick["reason"], pick["reason"])
-    return (
-        f"{pick['policy']} chose {names.get(address, address)}: {words}.\n"
-        f"Envoy got x-gateway-destination-endpoint: {','.join(pick['endpoints'])}, as header and "
-        "as metadata."
-    )
+def _because(pick: dict[str, Any], chosen: dict[str, Any]) -> str:
+    match pick["reason"]:
+        case "affinity":
+            return (
+                f"the adapter is loaded there, {chosen['num_adapter_pending']} of its requests "
+                f"are pending, which is below the threshold of {DEFAULT_THRESHOLD} and the most "
+                "anywhere"
+            )
+        case "cold":
+            return "no pod has the adapter, and this one has the fewest active adapters"
+        case "spill":
+            return "where the adapter is loaded, the threshold is reached; here is the least to do"
+        case reason:
+            return str(reason)
 
 
 def invitation(gateway: str, admin: str, grpc: str, adapter: str) -> str:

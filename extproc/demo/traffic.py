@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
-from openai import AsyncOpenAI, OpenAIError
+from openai import AsyncOpenAI
 
-from extproc.demo.stack import ADAPTERS, Stack
+from extproc.demo.stack import ADAPTERS
 
-PROMPT_WORDS = 60
+PROMPT = "tell me more " * 20
 MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS = 16, 48
 ZIPF_EXPONENT = 0.7
 
@@ -31,12 +32,12 @@ class Results:
 
     Attributes:
         ttft_s: Time to the first streamed token of each request that got one, seconds.
-        num_errors: Requests that failed, by the kind of failure.
+        errors: Requests that failed, by the kind of failure.
         num_done: Requests that ended, failed ones included.
     """
 
     ttft_s: list[float] = field(default_factory=list)
-    errors: dict[str, int] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)
     num_done: int = 0
 
 
@@ -54,10 +55,11 @@ def make_schedule(seconds: float, rate: float, seed: int) -> list[Arrival]:
         arrivals.append(Arrival(at_s, model, rng.randint(MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS)))
 
 
-async def send_all(stack: Stack, schedule: list[Arrival], results: Results) -> None:
+async def send_all(gateway: str, schedule: list[Arrival], results: Results) -> None:
     """Send each request at its time, whether or not earlier ones have ended."""
-    url = f"http://{stack.gateway}/v1"
-    async with AsyncOpenAI(base_url=url, api_key="demo", max_retries=0) as client:
+    async with AsyncOpenAI(
+        base_url=f"http://{gateway}/v1", api_key="demo", max_retries=0
+    ) as client:
         started_s = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
             for arrival in schedule:
@@ -66,20 +68,31 @@ async def send_all(stack: Stack, schedule: list[Arrival], results: Results) -> N
 
 
 async def _send(client: AsyncOpenAI, arrival: Arrival, results: Results) -> None:
-    began_s, first = time.perf_counter(), True
     try:
-        stream = await client.chat.completions.create(
-            model=arrival.model,
-            messages=[{"role": "user", "content": "tell me more " * (PROMPT_WORDS // 3)}],
-            max_tokens=arrival.output_tokens,
-            stream=True,
-        )
+        trouble = await _stream(client, arrival, results)
+    # Any: in mid-stream the client lets the errors of its HTTP library through, and that differs.
+    except Exception as error:
+        trouble = type(error).__name__
+    if trouble:
+        results.errors[trouble] += 1
+    results.num_done += 1
+
+
+async def _stream(client: AsyncOpenAI, arrival: Arrival, results: Results) -> str:
+    """Read one answer to its end; what is wrong with it, or ""."""
+    began_s, num_tokens = time.perf_counter(), 0
+    stream = await client.chat.completions.create(
+        model=arrival.model,
+        messages=[{"role": "user", "content": PROMPT}],
+        max_tokens=arrival.output_tokens,
+        stream=True,
+    )
+    async with stream:
         async for chunk in stream:
-            if first and chunk.choices and chunk.choices[0].delta.content:
-                results.ttft_s.append(time.perf_counter() - began_s)
-                first = False
-    except OpenAIError as error:
-        kind = type(error).__name__
-        results.errors[kind] = results.errors.get(kind, 0) + 1
-    finally:
-        results.num_done += 1
+            if chunk.model != arrival.model:
+                return "WrongModel"
+            if chunk.choices and chunk.choices[0].delta.content:
+                if not num_tokens:
+                    results.ttft_s.append(time.perf_counter() - began_s)
+                num_tokens += 1
+    return "" if num_tokens == arrival.output_tokens else "IncompleteAnswer"

@@ -1,0 +1,103 @@
+"""Processes that end with the demo, whatever ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 5.0
+_POLL_S = 0.05
+_LOG_CHARS = 2000
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_T = TypeVar("_T")
+
+
+class DemoError(Exception):
+    """The demo cannot run; the message says what is missing."""
+
+
+class Program:
+    """A child process and its log.
+
+    Args:
+        process: The process.
+        log_path: File with its standard output and error.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, log_path: Path) -> None:
+        self._process = process
+        self._log_path = log_path
+
+    @property
+    def log(self) -> str:
+        """What it wrote so far."""
+        return self._log_path.read_text(encoding="utf-8", errors="replace")
+
+    async def wait_for(self, look: Callable[[], Awaitable[_T | None]], what: str) -> _T:
+        """Look again and again until there is something, and return it.
+
+        Raises:
+            DemoError: The process ended first, or it took longer than `START_TIMEOUT_S`.
+        """
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while self._process.returncode is None:
+                    found = await look()
+                    if found is not None:
+                        return found
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            pass
+        raise DemoError(f"{what}: not within {START_TIMEOUT_S:g} s\n{self.log[-_LOG_CHARS:]}")
+
+    async def stop(self) -> None:
+        """Ask it to end, and kill it if it does not."""
+        if self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+
+async def spawn(command: Sequence[str], log_path: Path) -> Program:
+    """Start a program.
+
+    Raises:
+        DemoError: It cannot be started.
+    """
+    parent = os.getpid()
+    with log_path.open("wb") as log:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # A Ctrl-C is for the demo, which then ends its children in order.
+                process_group=0,
+                preexec_fn=lambda: _die_with(parent),
+            )
+        except OSError as error:
+            raise DemoError(f"{command[0]}: {error}") from error
+    return Program(process, log_path)
+
+
+def _die_with(parent: int) -> None:
+    """Let the kernel end this process when its parent is gone. Linux only: elsewhere a demo that
+    is killed with SIGKILL leaves its processes behind."""
+    if _LIBC is None:
+        return
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # gone before the kernel was asked
+        os._exit(1)
