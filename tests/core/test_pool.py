@@ -1,0 +1,648 @@
+"""The state that routing stands on: each fact alone, and all of them in any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+
+from extproc.core.pool import RESTART_TOLERANCE_S, InFlight, Pool, PoolSettings
+from extproc.core.types import Endpoint, EndpointView, LoadReport, Pick
+from tests.builders import (
+    BASE,
+    adapter_card,
+    address,
+    base_card,
+    cards,
+    endpoint,
+    pick,
+    report,
+    request,
+)
+from tests.strategies import ADAPTERS, reports
+
+EXPIRY_S = 2.0
+
+
+def pool(*numbers: int, **fields: Any) -> Pool:
+    made = Pool(PoolSettings(report_expiry_s=EXPIRY_S, **fields))
+    made.set_endpoints(endpoint(number) for number in numbers or (1,))
+    return made
+
+
+def view(pool: Pool, *, now: float = 0.0) -> EndpointView:
+    """The only endpoint there is."""
+    [only] = pool.snapshot(now=now).endpoints
+    return only
+
+
+def start(pool: Pool, id: str = "pick-1", adapter: str | None = "a", *, now: float = 0.0) -> Pick:
+    made = pick(id, info=request(adapter, request_id=f"request-of-{id}"))
+    pool.start(made, now=now)
+    return made
+
+
+# --- endpoints ------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_sorted_by_address_and_names_the_nameless() -> None:
+    made = Pool()
+    made.set_endpoints([endpoint(2, name="pod-b"), endpoint(1)])
+
+    snapshot = made.snapshot(now=3.0)
+    assert [(v.address, v.name) for v in snapshot.endpoints] == [
+        (address(1), address(1)),
+        (address(2), "pod-b"),
+    ]
+    assert snapshot.now == 3.0
+
+
+def test_an_endpoint_that_stays_keeps_its_state_and_takes_its_new_description() -> None:
+    made = pool()
+    start(made)
+    made.set_endpoints([endpoint(1, is_ready=False, name="pod")])
+
+    seen = view(made)
+    assert (seen.num_in_flight, seen.is_ready, seen.name) == (1, False, "pod")
+
+
+def test_an_endpoint_that_left_and_came_back_starts_from_zero() -> None:
+    made = pool()
+    start(made)
+    made.record_models(address(1), cards("a"), now=0.0)
+    made.set_endpoints([])
+    made.set_endpoints([endpoint(1)])
+
+    assert (view(made).num_in_flight, view(made).registered) == (0, None)
+    assert made.num_in_flight == 1
+    assert made.finish("pick-1", now=1.0) is not None
+    assert (view(made).num_in_flight, made.num_in_flight) == (0, 0)
+
+
+def test_what_is_told_of_a_strange_endpoint_is_ignored() -> None:
+    made = pool()
+    strange = address(9)
+    made.record_models(strange, cards("x"), now=0.0)
+    made.record_orca(strange, (0.5, 1))
+
+    assert made.record_report(strange, report(), taken_at_s=0.0) is False
+    assert made.unregister(strange, "x") is False
+    assert made.reconcile(strange, now=0.0, grace_s=0.0) == []
+    assert made.oldest_in_flight_s(strange, now=0.0) == 0.0
+    assert made.models() == []
+    with pytest.raises(KeyError):
+        made.start(pick(number=9), now=0.0)
+
+
+# --- reports --------------------------------------------------------------------------------
+
+
+def test_an_endpoint_without_a_report_is_unknown_not_idle() -> None:
+    seen = view(pool())
+
+    assert (seen.is_known, seen.reported_at_s, seen.num_pending) == (False, None, 0)
+
+
+def test_a_report_is_trusted_until_it_expires_and_a_new_one_is_trusted_again() -> None:
+    made = pool()
+    made.record_report(address(1), report(num_running=3, max_loras=4), taken_at_s=1.0)
+    fresh, old = view(made, now=1.0 + EXPIRY_S), view(made, now=1.1 + EXPIRY_S)
+    made.record_report(address(1), report(num_running=5), taken_at_s=9.0)
+
+    assert (fresh.is_known, fresh.num_running, fresh.num_pending) == (True, 3, 3)
+    assert (old.is_known, old.num_running, old.num_pending) == (False, 0, 0)
+    assert (old.reported_at_s, old.max_loras) == (1.0, 4)
+    assert (view(made, now=9.0).is_known, view(made, now=9.0).num_running) == (True, 5)
+
+
+def test_a_report_fills_the_view() -> None:
+    made = pool(max_loras=2)
+    made.record_report(
+        address(1),
+        report(num_running=2, num_waiting=1, num_deferred=1, kv_usage_ratio=0.25, max_loras=8),
+        taken_at_s=0.0,
+    )
+
+    seen = view(made)
+    assert (seen.num_running, seen.num_waiting, seen.num_deferred) == (2, 1, 1)
+    assert (seen.kv_usage_ratio, seen.max_loras, seen.num_pending) == (0.25, 8, 3)
+
+
+def test_slots_are_configured_where_no_report_says_them() -> None:
+    made = pool(max_loras=2)
+    made.record_report(address(1), report(), taken_at_s=0.0)
+
+    assert view(made).max_loras == 2
+
+
+def test_another_expiry_holds_at_once() -> None:
+    made = pool()
+    made.record_report(address(1), report(), taken_at_s=0.0)
+    before = view(made, now=1.0).is_known
+    made.configure(PoolSettings(report_expiry_s=0.5))
+
+    assert (before, view(made, now=1.0).is_known) == (True, False)
+
+
+def test_a_load_report_of_a_response_is_newer_than_the_scrape() -> None:
+    made = pool()
+    made.record_orca(address(1), (0.9, 9))  # nothing to lay it over: still unknown
+    assert view(made).is_known is False
+    made.record_report(address(1), report(num_running=2, num_waiting=1), taken_at_s=0.0)
+    before = view(made)
+    made.record_orca(address(1), (0.5, 4))
+
+    assert (before.kv_usage_ratio, before.num_waiting) == (0.0, 1)
+    assert (view(made).kv_usage_ratio, view(made).num_waiting) == (0.5, 4)
+
+
+@pytest.mark.parametrize(
+    ("start_wall_s", "is_restart"),
+    [(100.0, False), (100.0 + RESTART_TOLERANCE_S, False), (102.0, True), (90.0, True)],
+)
+def test_another_start_time_is_a_restart_and_forgets_what_the_process_held(
+    start_wall_s: float, is_restart: bool
+) -> None:
+    made = pool(max_loras=2)
+    made.record_report(address(1), report(process_start_wall_s=100.0), taken_at_s=0.0)
+    made.record_models(address(1), cards("a"), now=0.0)
+    held = view(made).gpu_adapters
+
+    again = report(process_start_wall_s=start_wall_s)
+    assert made.record_report(address(1), again, taken_at_s=1.0) is is_restart
+    seen = view(made, now=1.0)
+    assert held == ("a",)
+    assert seen.gpu_adapters == (() if is_restart else held)
+    assert (seen.registered is None, made.model("a") is None) == (is_restart, is_restart)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 5.0), (5.0, None)])
+def test_without_two_start_times_there_is_no_telling_a_restart(
+    before: float | None, after: float | None
+) -> None:
+    made = pool()
+    made.record_report(address(1), report(process_start_wall_s=before), taken_at_s=0.0)
+
+    again = report(process_start_wall_s=after)
+    assert made.record_report(address(1), again, taken_at_s=1.0) is False
+
+
+# --- models ---------------------------------------------------------------------------------
+
+
+def test_models_are_registered_where_they_are_listed_and_known_to_the_pool() -> None:
+    made = pool(1, 2)
+    made.record_models(address(1), cards("a"), now=0.0)
+    made.record_models(address(2), cards("b"), now=0.0)
+
+    first, second = made.snapshot(now=0.0).endpoints
+    assert first.registered == frozenset({BASE, "a"})
+    assert second.registered == frozenset({BASE, "b"})
+    assert sorted(card.id for card in made.models()) == ["a", "b", BASE]
+    assert made.model("b") == adapter_card("b")
+    assert made.model("nope") is None
+
+
+def test_a_model_is_gone_with_the_last_endpoint_that_lists_it() -> None:
+    made = pool(1, 2)
+    for number in (1, 2):
+        made.record_models(address(number), cards("a"), now=0.0)
+    made.set_endpoints([endpoint(1)])
+    still = made.model("a")
+    made.record_models(address(1), cards(), now=1.0)
+
+    assert (still, made.model("a")) == (adapter_card("a"), None)
+
+
+def test_a_card_is_kept_until_the_model_behind_the_name_is_another() -> None:
+    """vLLM's `created` is the time of its answer; a client should not see it change."""
+    made = pool()
+    for created, root in ((1, "x"), (2, "x"), (3, "y")):
+        card = adapter_card("a", created_wall_s=created, root=root)
+        made.record_models(address(1), [base_card(created_wall_s=created), card], now=0.0)
+        if created == 2:
+            same = made.model("a")
+
+    assert same == adapter_card("a", created_wall_s=1, root="x")
+    assert made.model("a") == adapter_card("a", created_wall_s=3, root="y")
+    assert made.model(BASE) == base_card(created_wall_s=1)
+
+
+def test_names_that_vanish_are_a_restart_where_there_is_no_start_time() -> None:
+    made = pool(max_loras=4)
+    made.record_models(address(1), cards("a", "b"), now=0.0)
+    start(made, adapter="b", now=1.0)
+    made.finish("pick-1", now=2.0)
+    assert view(made).gpu_adapters == ("b", "a")
+    made.record_models(address(1), cards("a"), now=3.0)
+    made.record_models(address(1), cards("a", "b"), now=4.0)
+
+    assert view(made).gpu_adapters == ("b", "a")  # b was loaded last, a at the start
+    assert view(made).registered == frozenset({BASE, "a", "b"})
+
+
+def test_names_that_vanish_are_an_unload_where_the_start_time_is_the_same() -> None:
+    made = pool(max_loras=4)
+    made.record_report(address(1), report(process_start_wall_s=1.0), taken_at_s=0.0)
+    made.record_models(address(1), cards("a", "b"), now=0.0)
+    start(made, adapter="b", now=1.0)
+    made.finish("pick-1", now=2.0)
+    made.record_models(address(1), cards("b"), now=3.0)
+
+    assert view(made).gpu_adapters == ("b",)
+    assert view(made).registered == frozenset({BASE, "b"})
+
+
+def test_a_name_that_was_answered_404_is_not_registered_there_any_more() -> None:
+    made = pool(1, 2)
+    for number in (1, 2):
+        made.record_models(address(number), cards("a"), now=0.0)
+
+    assert made.unregister(address(1), "a") is True
+    assert made.unregister(address(1), "a") is False
+    first, second = made.snapshot(now=0.0).endpoints
+    assert (first.has_registered("a"), second.has_registered("a")) == (False, True)
+    assert made.model("a") is not None
+    assert pool().unregister(address(1), "a") is False  # never asked
+
+
+# --- accounting -----------------------------------------------------------------------------
+
+
+def test_a_pick_counts_from_start_to_finish_and_finishes_once() -> None:
+    made = pool()
+    begun = start(made, now=1.0)
+    during = view(made)
+
+    finished = made.finish("pick-1", now=4.0)
+
+    assert isinstance(finished, InFlight)
+    assert (finished.pick, finished.started_at_s) == (begun, 1.0)
+    assert (during.num_in_flight, during.num_pending, during.pending("a")) == (1, 1, 1)
+    assert (view(made).num_pending, view(made).num_active_adapters) == (0, 0)
+    assert made.finish("pick-1", now=5.0) is None
+    assert made.finish("never", now=5.0) is None
+
+
+def test_the_base_model_is_pending_but_no_adapter() -> None:
+    made = pool()
+    start(made, adapter=None)
+
+    assert (view(made).num_pending, view(made).num_active_adapters) == (1, 0)
+    assert made.finish("pick-1", now=1.0) is not None
+    assert view(made).num_pending == 0
+
+
+def test_several_picks_of_one_adapter_are_told_apart() -> None:
+    made = pool()
+    start(made, "one")
+    start(made, "two")
+    made.finish("one", now=1.0)
+
+    assert view(made).pending_by_adapter == {"a": 1}
+
+
+def test_a_pick_is_found_by_its_request_id_while_it_is_in_flight() -> None:
+    made = pool()
+    start(made)
+    assert made.pick_id_of("request-of-pick-1") == "pick-1"
+    made.finish("pick-1", now=1.0)
+
+    assert made.pick_id_of("request-of-pick-1") is None
+
+
+def test_a_pick_without_a_request_id_is_found_by_none() -> None:
+    made = pool()
+    made.start(pick(info=request(request_id="")), now=0.0)
+
+    assert made.pick_id_of("") is None
+
+
+def test_of_two_picks_with_one_request_id_the_newer_is_found() -> None:
+    made = pool()
+    for id in ("old", "new"):
+        made.start(pick(id, info=request(request_id="same")), now=0.0)
+
+    assert made.pick_id_of("same") == "new"
+    made.finish("old", now=1.0)
+    assert made.pick_id_of("same") == "new"
+    assert made.pick_id_of("") is None
+
+
+def test_the_oldest_pick_has_its_age() -> None:
+    made = pool()
+    start(made, "one", now=1.0)
+    start(made, "two", now=3.0)
+
+    assert made.oldest_in_flight_s(address(1), now=4.0) == 3.0
+    made.finish("one", now=4.0)
+    assert made.oldest_in_flight_s(address(1), now=4.0) == 1.0
+    made.finish("two", now=4.0)
+    assert made.oldest_in_flight_s(address(1), now=4.0) == 0.0
+
+
+def test_picks_that_nobody_ends_expire_oldest_first() -> None:
+    made = pool()
+    for number in range(3):
+        start(made, str(number), now=float(number))
+
+    expired = made.expire(now=11.0, max_age_s=10.0)
+
+    assert [flight.pick.id for flight in expired] == ["0"]
+    assert made.expire(now=100.0, max_age_s=10.0)[0].pick.id == "1"
+    assert made.num_in_flight == 0
+
+
+def reconciled(num_running: int, num_waiting: int = 0, *, grace_s: float = 1.0) -> list[str]:
+    """Picks started at 0, 1, 2 and 3 s; what a report taken at 3 s leaves no room for."""
+    made = pool()
+    for number in range(4):
+        start(made, str(number), now=float(number))
+    seen = report(num_running=num_running, num_waiting=num_waiting)
+    made.record_report(address(1), seen, taken_at_s=3.0)
+    lost = made.reconcile(address(1), now=3.5, grace_s=grace_s)
+    assert made.num_in_flight == 4 - len(lost)
+    assert view(made, now=3.0).num_in_flight == 4 - len(lost)
+    return [flight.pick.id for flight in lost]
+
+
+def test_picks_that_the_report_leaves_no_room_for_are_ended_oldest_first() -> None:
+    assert reconciled(0) == ["0", "1", "2"]  # the fourth may not have arrived yet
+    assert reconciled(1, 1) == ["0"]
+    assert reconciled(3) == []
+    assert reconciled(0, grace_s=2.0) == ["0", "1"]
+    assert reconciled(0, grace_s=10.0) == []
+
+
+def test_nothing_is_reconciled_with_an_endpoint_that_never_reported() -> None:
+    made = pool()
+    start(made)
+
+    assert made.reconcile(address(1), now=99.0, grace_s=0.0) == []
+
+
+# --- what others sent -----------------------------------------------------------------------
+
+
+def busy(*active: str, num_running: int) -> LoadReport:
+    return report(num_running=num_running, active_adapters=frozenset(active))
+
+
+def test_what_a_report_has_and_we_did_not_send_is_others() -> None:
+    made = pool()
+    start(made)
+    made.record_report(address(1), busy("a", "b", num_running=4), taken_at_s=1.0)
+
+    seen = view(made, now=1.0)
+    assert (seen.num_pending, seen.num_in_flight) == (4, 1)
+    assert seen.pending_by_adapter == {"a": 1, "b": 3}
+
+
+def test_our_requests_since_the_report_come_on_top_of_others() -> None:
+    made = pool()
+    made.record_report(address(1), busy("a", num_running=3), taken_at_s=0.0)
+    start(made)
+
+    assert (view(made).num_pending, view(made).pending("a")) == (4, 4)
+    made.finish("pick-1", now=1.0)
+    assert (view(made, now=1.0).num_pending, view(made, now=1.0).pending("a")) == (3, 3)
+
+
+def test_others_are_spread_over_the_adapters_that_are_not_ours() -> None:
+    made = pool()
+    made.record_report(address(1), busy("a", "b", num_running=5), taken_at_s=0.0)
+
+    assert (view(made).pending("a"), view(made).pending("b"), view(made).num_pending) == (2, 2, 5)
+
+
+def test_requests_for_the_base_are_no_adapters_of_others() -> None:
+    made = pool()
+    made.record_report(address(1), busy(num_running=2), taken_at_s=0.0)
+
+    assert (view(made).num_pending, view(made).num_active_adapters) == (2, 0)
+
+
+def test_others_are_forgotten_with_the_report_that_told_of_them() -> None:
+    made = pool()
+    made.record_report(address(1), busy("b", num_running=2), taken_at_s=0.0)
+    start(made)
+
+    old = view(made, now=EXPIRY_S + 1)
+    assert (old.num_pending, old.pending_by_adapter) == (1, {"a": 1})
+
+
+def test_a_report_of_less_than_we_sent_takes_nothing_away() -> None:
+    """What we sent may not have arrived when the report was made."""
+    made = pool()
+    start(made, "one")
+    start(made, "two")
+    made.record_report(address(1), busy("b", num_running=1), taken_at_s=0.0)
+
+    assert (view(made).num_pending, view(made).pending_by_adapter) == (2, {"a": 2})
+
+
+# --- residency ------------------------------------------------------------------------------
+
+
+def test_what_we_dispatch_and_what_is_listed_is_resident() -> None:
+    made = pool(max_loras=1, max_cpu_loras=2)
+    made.record_models(address(1), cards("a", "b"), now=0.0)
+    start(made, adapter="a", now=1.0)
+
+    assert (view(made).gpu_adapters, view(made).cpu_adapters) == (("a",), ("a", "b"))
+
+
+def test_loads_into_gpu_slots_are_counted() -> None:
+    made = pool(max_loras=1)
+    counted = [view(made).num_adapter_loads]
+    for number, adapter in enumerate("aaba"):
+        start(made, str(number), adapter, now=float(number))
+        made.finish(str(number), now=number + 0.5)
+        counted.append(view(made).num_adapter_loads)
+
+    assert counted == [0, 1, 1, 2, 3]
+
+
+# --- everything in any order ----------------------------------------------------------------
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Any interleaving of what the outside says and what we do.
+
+    Kept beside it: which picks are in flight, on which life of an endpoint they were counted, and
+    the last report and list of each life.
+    """
+
+    picks = Bundle("picks")
+    numbers = st.integers(1, 3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = pool(max_loras=2)
+        self.now = 0.0
+        self.num_started = 0
+        self.life = {1: 0}  # endpoint -> which life of it; a new one each time it comes
+        self.num_lives = 1
+        self.ready = {1: True}
+        self.flights: dict[str, tuple[int, str | None, float]] = {}  # id -> life, adapter, start
+        self.reports: dict[int, tuple[LoadReport, float, int]] = {}  # life -> report, time, others
+        self.models: dict[int, set[str]] = {}
+
+    @initialize(numbers=st.sets(numbers, min_size=1))
+    def begin(self, numbers: set[int]) -> None:
+        self.set_endpoints(numbers, True)
+
+    @rule(numbers=st.sets(numbers), is_ready=st.booleans())
+    def set_endpoints(self, numbers: set[int], is_ready: bool) -> None:
+        for number in numbers - self.life.keys():
+            self.num_lives += 1
+            self.life[number] = self.num_lives
+        self.life = {number: self.life[number] for number in numbers}
+        self.ready = dict.fromkeys(numbers, is_ready)
+        self.pool.set_endpoints(endpoint(number, is_ready=is_ready) for number in numbers)
+
+    @rule(elapsed_s=st.sampled_from((0.0, 0.5, EXPIRY_S + 0.25)))
+    def wait(self, elapsed_s: float) -> None:
+        self.now += elapsed_s
+
+    @rule(target=picks, number=numbers, adapter=st.none() | st.sampled_from(ADAPTERS))
+    def start(self, number: int, adapter: str | None) -> Any:
+        if number not in self.life:
+            return multiple()
+        self.num_started += 1
+        id = f"pick-{self.num_started}"
+        made = pick(id, number, info=request(adapter, request_id=id))
+        self.pool.start(made, now=self.now)
+        self.flights[id] = (self.life[number], adapter, self.now)
+        return id
+
+    @rule(id=consumes(picks))
+    def finish(self, id: str) -> None:
+        finished = self.pool.finish(id, now=self.now)
+        assert (finished is not None) is (self.flights.pop(id, None) is not None)
+        assert self.pool.finish(id, now=self.now) is None
+        assert self.pool.pick_id_of(id) is None
+
+    @rule(max_age_s=st.sampled_from((0.0, 1.0, 5.0)))
+    def expire(self, max_age_s: float) -> None:
+        old = [id for id, (_, _, at_s) in self.flights.items() if self.now - at_s > max_age_s]
+        expired = self.pool.expire(now=self.now, max_age_s=max_age_s)
+        assert [flight.pick.id for flight in expired] == old
+        for id in old:
+            del self.flights[id]
+
+    @rule(number=numbers, report=reports())
+    def record_report(self, number: int, report: LoadReport) -> None:
+        restarted = self.pool.record_report(address(number), report, taken_at_s=self.now)
+        life = self.life.get(number)
+        if life is None:
+            assert not restarted
+            return
+        before = self.reports.get(life)
+        starts = (before and before[0].process_start_wall_s, report.process_start_wall_s)
+        assert restarted is (None not in starts and abs(starts[0] - starts[1]) > 1.0)  # type: ignore[operator]
+        if restarted:
+            self.models.pop(life, None)
+        ours = sum(life == each for each, _, _ in self.flights.values())
+        others = max(0, report.num_running + report.num_waiting - ours)
+        self.reports[life] = (report, self.now, others)
+
+    @rule(number=numbers, names=st.lists(st.sampled_from(ADAPTERS), unique=True))
+    def record_models(self, number: int, names: list[str]) -> None:
+        self.pool.record_models(address(number), cards(*names), now=self.now)
+        if number in self.life:
+            self.models[self.life[number]] = {BASE, *names}
+
+    @rule(number=numbers, name=st.sampled_from(ADAPTERS))
+    def unregister(self, number: int, name: str) -> None:
+        names = self.models.get(self.life.get(number, -1), set())
+        assert self.pool.unregister(address(number), name) is (name in names)
+        names.discard(name)
+
+    @rule(number=numbers, grace_s=st.sampled_from((0.0, 1.0)))
+    def reconcile(self, number: int, grace_s: float) -> None:
+        lost = self.pool.reconcile(address(number), now=self.now, grace_s=grace_s)
+        life = self.life.get(number)
+        if life is None or life not in self.reports:
+            assert lost == []
+            return
+        report, taken_at_s, _ = self.reports[life]
+        old = [
+            id
+            for id, (each, _, at_s) in self.flights.items()
+            if each == life and taken_at_s - at_s >= grace_s
+        ]
+        room = report.num_running + report.num_waiting
+        assert [flight.pick.id for flight in lost] == old[: max(0, len(old) - room)]
+        for flight in lost:
+            del self.flights[flight.pick.id]
+
+    @invariant()
+    def in_flight_is_what_was_started_and_not_finished(self) -> None:
+        assert self.pool.num_in_flight == len(self.flights)
+        for id in self.flights:
+            assert self.pool.pick_id_of(id) == id
+
+    @invariant()
+    def views_say_what_was_told(self) -> None:
+        views = self.pool.snapshot(now=self.now).endpoints
+        assert [v.address for v in views] == [address(number) for number in sorted(self.life)]
+        for number, seen in zip(sorted(self.life), views, strict=True):
+            self.check_view(number, seen)
+
+    def check_view(self, number: int, seen: EndpointView) -> None:
+        life = self.life[number]
+        adapters = [adapter for each, adapter, _ in self.flights.values() if each == life]
+        report, taken_at_s, others = self.reports.get(life, (LoadReport(), None, 0))
+        is_known = taken_at_s is not None and self.now - taken_at_s <= EXPIRY_S
+        names = self.models.get(life)
+        assert (seen.is_ready, seen.is_known) == (self.ready[number], is_known)
+        assert seen.registered == (None if names is None else frozenset(names))
+        assert seen.num_in_flight == len(adapters)
+        assert seen.num_pending == len(adapters) + (others if is_known else 0)
+        assert seen.num_running == (report.num_running if is_known else 0)
+        for adapter in ADAPTERS:
+            ours = adapters.count(adapter)
+            theirs = is_known and others and adapter in report.active_adapters
+            assert seen.pending(adapter) >= ours
+            assert theirs or seen.pending(adapter) == ours
+
+    @invariant()
+    def a_view_is_never_older_than_what_it_shows(self) -> None:
+        """Taking the same settings again makes every view anew."""
+        kept = self.pool.snapshot(now=self.now)
+        self.pool.configure(PoolSettings(report_expiry_s=EXPIRY_S, max_loras=2))
+        assert self.pool.snapshot(now=self.now) == kept
+
+    @invariant()
+    def the_index_of_models_is_the_union_of_the_lists(self) -> None:
+        listed: set[str] = set()
+        for life in self.life.values():
+            listed |= self.models.get(life, set())
+        assert {card.id for card in self.pool.models()} == listed
+
+    def teardown(self) -> None:
+        for id in list(self.flights):
+            assert self.pool.finish(id, now=self.now) is not None
+        assert self.pool.num_in_flight == 0
+        for seen in self.pool.snapshot(now=self.now + 1000 * EXPIRY_S).endpoints:
+            assert (seen.num_pending, dict(seen.pending_by_adapter)) == (0, {})
+
+
+PoolMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestPoolInAnyOrder = PoolMachine.TestCase
+
+
+def test_endpoints_are_values() -> None:
+    assert endpoint(1) == Endpoint(address(1), f"http://{address(1)}")
