@@ -25,6 +25,7 @@ MODEL_KEY = "model"
 """The key in `MODEL_NAMESPACE`; an empty string where the body has no `model`."""
 
 _TYPE = "type.googleapis.com/envoy."
+_STREAMED = ("STREAMED", "FULL_DUPLEX_STREAMED")
 _EXT_PROC = "envoy.filters.http.ext_proc"
 
 
@@ -148,6 +149,10 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
 
     _set_address(document["admin"]["address"], options.admin)
     _set_address(listener["address"], options.listen)
+    # Envoy takes the larger of this and the route's limit for the largest body.
+    listener["per_connection_buffer_limit_bytes"] = min(
+        listener["per_connection_buffer_limit_bytes"], options.max_body_bytes
+    )
     _set_routes(manager["route_config"]["virtual_hosts"][0], options)
     _set_ext_proc(manager, options)
     _set_pickers(clusters["picker"], options)
@@ -209,6 +214,8 @@ def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:
     mode = config["processing_mode"]
     if options.request_body is not None:
         _set_request_body(config, options.request_body)
+    if options.mode is Mode.ORIGINAL_DST and mode["request_body_mode"] in _STREAMED:
+        _drop_retries(manager["route_config"]["virtual_hosts"][0])
     if options.response_phases is not None:
         phase = "SEND" if options.response_phases else "SKIP"
         mode.update(response_header_mode=phase, response_trailer_mode=phase)
@@ -217,6 +224,12 @@ def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:
     mode["response_body_mode"] = "FULL_DUPLEX_STREAMED" if is_duplex and sends_responses else "NONE"
     if options.request_body is RequestBody.HEADERS_ONLY:
         filters.insert(0, _model_to_metadata())
+
+
+def _drop_retries(host: dict[str, Any]) -> None:
+    """Retries of the same address are worth less than what they break (`full-duplex.yaml`)."""
+    for route in host["routes"]:
+        route.get("route", {}).pop("retry_policy", None)
 
 
 def _set_request_body(config: dict[str, Any], body: RequestBody) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import io
 import json
 import os
 import shutil
@@ -17,13 +18,18 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import aiohttp
+import h2.connection
+import h2.events
 import yaml
+from multidict import CIMultiDict
+from yarl import URL
 
 _running: set[subprocess.Popen[bytes]] = set()
 
@@ -240,3 +246,210 @@ def _on_free_ports(config: str) -> str:
     for listener in document["static_resources"]["listeners"]:
         listener["address"]["socket_address"]["port_value"] = 0
     return yaml.safe_dump(document)
+
+
+class PickerProcess(_Process):
+    """The real picker, `extproc serve`, on ports that stay the same over restarts.
+
+    Args:
+        config: The configuration file's content; addresses are filled in.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__("picker")
+        self.address = f"127.0.0.1:{free_port()}"
+        self.admin_url = f"http://127.0.0.1:{free_port()}"
+        self._config_path = self.dir / "config.yaml"
+        document = {
+            **config,
+            "server": {"address": self.address, **config.get("server", {})},
+            "admin": {"address": self.admin_url.removeprefix("http://")},
+            "log": {"level": "info", "json_lines": False},
+        }
+        self._config_path.write_text(yaml.safe_dump(document))
+
+    async def start(self, *, within_s: float = 20.0) -> None:
+        """Start, also again after its end; return once it is ready.
+
+        Raises:
+            AssertionError: It ended or did not become ready; with its log.
+        """
+        self.spawn([sys.executable, "-m", "extproc", "serve", "--config", str(self._config_path)])
+        try:
+            await eventually(self._is_ready, within_s=within_s)
+        except AssertionError as error:
+            raise AssertionError(f"the picker did not start: {self.log[-4000:]}") from error
+
+    async def _is_ready(self) -> bool:
+        assert self.returncode is None, "it has ended"
+        try:
+            return await self.admin_status("/healthz") == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def admin(self, path: str) -> Any:
+        """GET from its admin port: text, or what the JSON says."""
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{self.admin_url}{path}") as response,
+        ):
+            is_json = response.content_type == "application/json"
+            return await (response.json() if is_json else response.text())
+
+    async def admin_status(self, path: str) -> int:
+        """HTTP status of a path of its admin port."""
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{self.admin_url}{path}") as response,
+        ):
+            return response.status
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One HTTP response, read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def served_by(self) -> str:
+        """Name of the pod that answered; "" where Envoy or the picker did."""
+        return self.headers.get("x-served-by", "")
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error_code(self) -> object:
+        """`code` of an OpenAI-shaped error; checks the whole shape."""
+        assert self.headers["content-type"].partition(";")[0] == "application/json"
+        error = self.json["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert error["message"]
+        return error["code"]
+
+
+def chat(model: str, *, padding_bytes: int = 0, is_model_last: bool = False, **more: Any) -> bytes:
+    """A chat completion request; the padding is in a field that engines ignore."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **more}
+    body["padding"] = "x" * padding_bytes
+    body = {**body, "model": model} if is_model_last else {"model": model, **body}
+    return json.dumps(body).encode()
+
+
+class Client:
+    """An HTTP client that sends to one base URL, paths as they are written."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        self._url = url
+        self._http = http
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | AsyncIterator[bytes] | None = None,
+        headers: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    ) -> Answer:
+        """Send a request; the content type is JSON unless said otherwise."""
+        all_headers = CIMultiDict(headers)
+        if body is not None:
+            all_headers.setdefault("content-type", "application/json")
+        # aiohttp warns of large bodies that are given as bytes.
+        data = io.BytesIO(body) if isinstance(body, bytes) else body
+        async with self._http.request(
+            method, URL(self._url + path, encoded=True), data=data, headers=all_headers
+        ) as response:
+            return Answer(response.status, dict(lower(response.headers)), await response.read())
+
+    async def chat(
+        self, model: str, *, headers: Mapping[str, str] = MappingProxyType({}), **body: Any
+    ) -> Answer:
+        """Ask `model` something."""
+        return await self.request("POST", "/v1/chat/completions", chat(model, **body), headers)
+
+
+def lower(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The same headers, names in lower case."""
+    return ((name.lower(), value) for name, value in headers.items())
+
+
+async def raw_request(port: int, data: bytes, *, within_s: float = 10.0) -> Answer:
+    """Send bytes that no HTTP client would."""
+    async with asyncio.timeout(within_s):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(data)
+            await writer.drain()
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip()
+            status_line, *lines = head.split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in lines)
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+        finally:
+            writer.close()
+    return Answer(int(status_line.split()[1]), headers, body)
+
+
+async def h2_request(
+    port: int, body: bytes, *, has_trailers: bool = False, within_s: float = 10.0
+) -> Answer:
+    """Post JSON to the chat completions path over HTTP/2, with trailers if asked for."""
+    async with asyncio.timeout(within_s):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            return await _H2Exchange(reader, writer).post(body, has_trailers=has_trailers)
+        finally:
+            writer.close()
+
+
+class _H2Exchange:
+    """One request on a connection of its own."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._h2 = h2.connection.H2Connection()
+        self._headers: dict[str, str] = {}
+        self._body = b""
+        self._is_over = False
+
+    async def post(self, body: bytes, *, has_trailers: bool) -> Answer:
+        self._h2.initiate_connection()
+        pseudo = {":method": "POST", ":path": "/v1/chat/completions", ":scheme": "http"}
+        headers = {**pseudo, ":authority": "x", "content-type": "application/json"}
+        self._h2.send_headers(1, list(headers.items()), end_stream=not (body or has_trailers))
+        while body and not self._is_over:
+            size = min(self._h2.local_flow_control_window(1), 16384, len(body))
+            if size == 0:
+                await self._receive()
+                continue
+            chunk, body = body[:size], body[size:]
+            self._h2.send_data(1, chunk, end_stream=not (body or has_trailers))
+            await self._flush()
+        if has_trailers and not self._is_over:
+            self._h2.send_headers(1, [("x-checksum", "1")], end_stream=True)
+        while not self._is_over:
+            await self._receive()
+        return Answer(int(self._headers[":status"]), self._headers, self._body)
+
+    async def _flush(self) -> None:
+        self._writer.write(self._h2.data_to_send())
+        await self._writer.drain()
+
+    async def _receive(self) -> None:
+        await self._flush()
+        for event in self._h2.receive_data(await self._reader.read(65536)):
+            if isinstance(event, h2.events.ResponseReceived):
+                self._headers = {name.decode(): value.decode() for name, value in event.headers}
+            elif isinstance(event, h2.events.DataReceived):
+                self._body += event.data
+                self._h2.acknowledge_received_data(event.flow_controlled_length, 1)
+            elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
+                self._is_over = True

@@ -1,0 +1,98 @@
+"""Pods, pickers and Envoys that the end-to-end tests share.
+
+Everything of a session runs in one event loop. Pods are in this process; pickers and Envoys are
+processes. Tests that break something start their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest_asyncio
+
+from extproc.bootstrap import BootstrapOptions, Mode, render
+from extproc.sim.pod import PodConfig, RunningPod, start_pod
+from tests.e2e.harness import EnvoyProcess, PickerProcess, eventually
+
+NUM_PODS = 3
+MAX_BODY_BYTES = 2 * 1024 * 1024
+
+
+def pod_config(number: int, **more: Any) -> PodConfig:
+    """Pod N has an adapter of its own, `only-N`, and one that all have, `shared`."""
+    return PodConfig(name=f"pod-{number}", adapters=[f"only-{number}", "shared"], **more)
+
+
+def picker_config(pods: Sequence[RunningPod], **sections: Any) -> dict[str, Any]:
+    """Configuration of a picker over these pods."""
+    request = {"max_body_bytes": MAX_BODY_BYTES, **sections.pop("request", {})}
+    static = [{"address": pod.address, "name": pod.name} for pod in pods]
+    return {"discovery": {"static": static}, "request": request, **sections}
+
+
+@asynccontextmanager
+async def running_envoy(
+    mode: Mode, *pickers: PickerProcess | str, num_pods: int = NUM_PODS, **options: Any
+) -> AsyncIterator[EnvoyProcess]:
+    """An Envoy that asks these pickers (or addresses), and knows the pods where it has to."""
+    options.setdefault("max_body_bytes", MAX_BODY_BYTES)
+    addresses = tuple(each if isinstance(each, str) else each.address for each in pickers)
+    config = render(BootstrapOptions(mode=mode, pickers=addresses, **options))
+    async with EnvoyProcess(config) as envoy:
+        if mode is Mode.OVERRIDE_HOST:
+            await knows_pods(envoy, num_pods)
+        yield envoy
+
+
+async def knows_pods(envoy: EnvoyProcess, num_pods: int) -> None:
+    """Wait until endpoint discovery has told Envoy of so many pods."""
+
+    async def check() -> bool:
+        stats = await envoy.stats("cluster.pods.membership_total")
+        return stats["cluster.pods.membership_total"] == num_pods
+
+    await eventually(check)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def pods() -> AsyncIterator[list[RunningPod]]:
+    """Three pods that answer at once."""
+    running = [await start_pod(pod_config(number)) for number in range(NUM_PODS)]
+    yield running
+    for pod in running:
+        await pod.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def picker(pods: list[RunningPod]) -> AsyncIterator[PickerProcess]:
+    """The founding preset: one destination."""
+    async with PickerProcess(picker_config(pods)) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def fallback_picker(pods: list[RunningPod]) -> AsyncIterator[PickerProcess]:
+    """One that names fallbacks, as override-host clusters take them."""
+    config = picker_config(pods, destination={"num_fallbacks": 2})
+    async with PickerProcess(config) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def asking_picker(pods: list[RunningPod]) -> AsyncIterator[PickerProcess]:
+    """One that asks for the body where Envoy would not send it in time."""
+    config = picker_config(pods, request={"allow_mode_override": True})
+    async with PickerProcess(config) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    """Connections without limit, and no timeout shorter than a test's."""
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=30)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        yield session

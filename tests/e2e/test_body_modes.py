@@ -1,0 +1,187 @@
+"""Every way in which Envoy can send a body, in every configuration: requests go by adapter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from itertools import product
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from extproc.bootstrap import Mode, RequestBody
+from tests.e2e.conftest import NUM_PODS, running_envoy
+from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat, h2_request, raw_request
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+MODELS = [f"only-{number}" for number in range(NUM_PODS)]
+SERVERS = [f"pod-{number}" for number in range(NUM_PODS)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration of Envoy."""
+
+    mode: Mode
+    body: RequestBody
+    response_phases: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.mode}-{self.body}" + ("-and-responses" if self.response_phases else "")
+
+
+CASES = [Case(mode, body) for mode, body in product(Mode, RequestBody)] + [
+    Case(mode, body, response_phases=True)
+    for mode, body in product(
+        Mode, (RequestBody.BUFFERED, RequestBody.STREAMED, RequestBody.FULL_DUPLEX)
+    )
+]
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A running Envoy and what it was configured with."""
+
+    case: Case
+    envoy: EnvoyProcess
+    client: Client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=CASES, ids=str)
+async def gateway(
+    request: pytest.FixtureRequest,
+    picker: PickerProcess,
+    fallback_picker: PickerProcess,
+    asking_picker: PickerProcess,
+    http: aiohttp.ClientSession,
+) -> AsyncIterator[Gateway]:
+    case: Case = request.param
+    asked = fallback_picker if case.mode is Mode.OVERRIDE_HOST else picker
+    asks_for_body = case.body is RequestBody.STREAMED_STRICT
+    async with running_envoy(
+        case.mode,
+        asking_picker if asks_for_body else asked,
+        request_body=case.body,
+        response_phases=case.response_phases,
+        allow_mode_override=asks_for_body,
+    ) as envoy:
+        yield Gateway(case, envoy, Client(envoy.url, http))
+
+
+@pytest.mark.parametrize("padding_bytes", [0, 107_000, 1_500_000])
+@pytest.mark.parametrize("is_model_last", [False, True], ids=["model-first", "model-last"])
+async def test_a_request_goes_where_its_adapter_is(
+    gateway: Gateway, padding_bytes: int, is_model_last: bool
+) -> None:
+    answers = [
+        await gateway.client.chat(model, padding_bytes=padding_bytes, is_model_last=is_model_last)
+        for model in MODELS
+    ]
+
+    assert [answer.status for answer in answers] == [200] * NUM_PODS
+    assert [answer.served_by for answer in answers] == SERVERS
+    assert [answer.json["model"] for answer in answers] == MODELS
+
+
+async def test_an_answer_streams_back(gateway: Gateway) -> None:
+    answer = await gateway.client.chat("only-1", stream=True, max_tokens=3)
+
+    events = answer.body.decode().strip().split("\n\n")
+    assert answer.served_by == "pod-1"
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert len(events) >= 4
+    assert events[-1] == "data: [DONE]"
+
+
+async def test_a_body_that_ends_half_a_second_later_is_routed(gateway: Gateway) -> None:
+    async def slow_body() -> AsyncIterator[bytes]:
+        body = chat("only-2", is_model_last=True)
+        yield body[:-20]
+        await asyncio.sleep(0.5)
+        yield body[-20:]
+
+    answer = await gateway.client.request("POST", "/v1/chat/completions", slow_body())
+
+    assert answer.status == 200, answer.body
+    assert answer.served_by == "pod-2"
+
+
+async def test_trailers_of_http1_are_dropped_and_the_request_is_routed(gateway: Gateway) -> None:
+    body = chat("only-1")
+    answer = await raw_request(
+        gateway.envoy.port,
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+        b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"%x\r\n%s\r\n0\r\nx-checksum: 1\r\n\r\n" % (len(body), body),
+    )
+
+    assert answer.status == 200, answer.body
+    assert answer.served_by == "pod-1"
+
+
+async def test_a_request_with_trailers_is_routed(gateway: Gateway) -> None:
+    if gateway.case.body is RequestBody.STREAMED:
+        pytest.skip("Envoy keeps the trailers until the headers are answered: 504 in the end")
+    if gateway.case.mode is Mode.OVERRIDE_HOST and gateway.case.body is RequestBody.FULL_DUPLEX:
+        pytest.skip("Envoy 1.40 sends the body twice, where the router may retry (issue 45470)")
+
+    answer = await h2_request(gateway.envoy.port, chat("only-1"), has_trailers=True)
+
+    assert answer.status == 200, answer.body
+    assert answer.served_by == "pod-1"
+
+
+async def test_trailers_without_a_body_are_an_error_at_once(gateway: Gateway) -> None:
+    if gateway.case.body is RequestBody.STREAMED:
+        pytest.skip("Envoy keeps the trailers until the headers are answered: 504 in the end")
+    if gateway.case.body is RequestBody.HEADERS_ONLY:
+        pytest.skip("Envoy asks nobody about them: there was no body to read")
+
+    answer = await h2_request(gateway.envoy.port, b"", has_trailers=True)
+
+    assert (answer.status, answer.error_code) == (400, "invalid_json")
+
+
+async def test_an_inference_path_without_a_body_is_an_error_at_once(gateway: Gateway) -> None:
+    got = await gateway.client.request("GET", "/v1/chat/completions")
+    posted = await gateway.client.request("POST", "/v1/chat/completions")
+
+    assert (got.status, got.error_code) == (405, "method_not_allowed")
+    assert (posted.status, posted.error_code) == (400, "invalid_json")
+
+
+async def test_the_models_of_the_whole_pool_are_listed(gateway: Gateway) -> None:
+    answer = await gateway.client.request("GET", "/v1/models")
+
+    parents = {card["id"]: card["parent"] for card in answer.json["data"]}
+    assert answer.status == 200
+    assert parents == {"base": None, "shared": "base", **dict.fromkeys(MODELS, "base")}
+
+
+async def test_an_unknown_model_is_refused_in_openai_shape(gateway: Gateway) -> None:
+    answer = await gateway.client.chat("nobody")
+
+    assert (answer.status, answer.error_code) == (404, "model_not_found")
+    assert answer.served_by == ""
+
+
+async def test_a_body_that_is_not_json_is_refused(gateway: Gateway) -> None:
+    answer = await gateway.client.request("POST", "/v1/chat/completions", b'{"model": "only-1"')
+
+    assert answer.status == 400
+    assert answer.error_code in ("invalid_json", "missing_model")
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_without_the_body_in_time_the_error_names_the_setting(
+    mode: Mode, picker: PickerProcess, http: aiohttp.ClientSession
+) -> None:
+    """STREAMED alone cannot route, and asking for the body is not allowed here."""
+    async with running_envoy(mode, picker, request_body=RequestBody.STREAMED_STRICT) as envoy:
+        answer = await Client(envoy.url, http).chat("only-1")
+
+    assert (answer.status, answer.error_code) == (500, "body_not_sent")
+    assert "allow_mode_override" in answer.json["error"]["message"]

@@ -1,0 +1,371 @@
+"""No client reaches an address or an endpoint of a pod that we did not choose.
+
+In every configuration, with the picker alive, dead, and ending its RPCs unanswered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from extproc.bootstrap import Mode, RequestBody
+from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.rpc import Call, Metadata, Method, Session
+from extproc.sim.pod import RunningPod
+from tests.e2e.conftest import running_envoy
+from tests.e2e.harness import Answer, Client, EnvoyProcess, PickerProcess, chat, raw_request
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+DESTINATION = "x-gateway-destination-endpoint"
+"""What a client might send, each naming an address that it wants to reach."""
+STEERING_HEADERS = (
+    DESTINATION,
+    DESTINATION.upper(),
+    "x-gateway-destination-endpoint-subset",
+    "x-gateway-destination-endpoint-served",
+    "x-envoy-original-dst-host",
+    "x-envoy-original-url",
+    "x-extproc-pick-id",
+    "x-forwarded-host",
+    "x-host",
+)
+
+FORBIDDEN_PATHS = (
+    "/",
+    "/metrics",
+    "/metrics/",
+    "/metrics/?name[]=vllm:num_requests_running",
+    "/health",
+    "/sleep",
+    "/wake_up",
+    "/collective_rpc",
+    "/server_info",
+    "/reset_prefix_cache",
+    "/invocations",
+    "/docs",
+    "/openapi.json",
+    "/debug/engine",
+    "/v1",
+    "/v1/",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/v1/load_lora_adapter?x=/v1/completions",
+    "/v1/completions/",
+    "/v1/completions/../load_lora_adapter",
+    "/v1/completions/../../metrics",
+    "/v1/models/../load_lora_adapter",
+    "/v1/responses/../load_lora_adapter",
+    "/v1/responses/..;/load_lora_adapter",
+    "/v1/completions;/../load_lora_adapter",
+    "/v1/completions%2f..%2fload_lora_adapter",
+    "/v1/%2e%2e/metrics",
+    "/v1/%2E%2E/metrics",
+    "/v1/%252e%252e/metrics",
+    "/v1%2fload_lora_adapter",
+    "/v1%5cload_lora_adapter",
+    "/v1\\load_lora_adapter",
+    "//metrics",
+    "/v1//load_lora_adapter",
+    "/v1/./load_lora_adapter",
+    "/%76%31/load_lora_adapter",
+    "/V1/load_lora_adapter",
+    "/v1/load_lora_adapter#/v1/completions",
+    "/v1/load_lora_adapter%3f/v1/completions",
+    "/v1/load_lora_adapter%00/v1/completions",
+)
+"""Written as a client would: none may reach a pod."""
+
+
+@dataclass
+class Victim:
+    """An address inside the network that nobody may reach through the gateway."""
+
+    address: str
+    num_connections: int = 0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def victim() -> AsyncIterator[Victim]:
+    async def on_connection(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found.num_connections += 1
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecret")
+        writer.close()
+
+    server = await asyncio.start_server(on_connection, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    found = Victim(f"{host}:{port}")
+    async with server:
+        yield found
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A running Envoy."""
+
+    mode: Mode
+    envoy: EnvoyProcess
+    client: Client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=list(Mode), ids=str)
+async def gateway(
+    request: pytest.FixtureRequest,
+    picker: PickerProcess,
+    fallback_picker: PickerProcess,
+    http: aiohttp.ClientSession,
+) -> AsyncIterator[Gateway]:
+    """Each configuration with a picker that works."""
+    mode: Mode = request.param
+    asked = fallback_picker if mode is Mode.OVERRIDE_HOST else picker
+    async with running_envoy(mode, asked) as envoy:
+        yield Gateway(mode, envoy, Client(envoy.url, http))
+
+
+LEFT_ALONE = [
+    pytest.param((mode, picker_state, fails_open), id=f"{mode}-{picker_state}-{fails_open}")
+    for mode in Mode
+    for picker_state in ("dead", "silent")
+    for fails_open in ("as-configured", "fails-open")
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=LEFT_ALONE)
+async def lonely_gateway(
+    request: pytest.FixtureRequest, pods: list[RunningPod], http: aiohttp.ClientSession
+) -> AsyncIterator[Gateway]:
+    """Each configuration without a choice: nobody listens, or RPCs end with OK unanswered."""
+    mode, state, fails_open = request.param
+    server = GrpcioServer([SILENT], GrpcioSettings(max_message_bytes=2**22))
+    address = await server.start("127.0.0.1:0")
+    if state == "dead":
+        await server.stop(0)
+    options: dict[str, Any] = {}
+    if fails_open == "fails-open":
+        options["failure_mode_allow"] = True
+    if mode is Mode.OVERRIDE_HOST:
+        options["static_pods"] = tuple(pod.address for pod in pods)
+    async with running_envoy(mode, address, **options) as envoy:
+        yield Gateway(mode, envoy, Client(envoy.url, http))
+    await server.stop(0)
+
+
+class _Silent:
+    """Ends each RPC with OK at its first message."""
+
+    def __init__(self, call: Call, _metadata: Metadata) -> None:
+        self._call = call
+
+    def receive(self, _message: bytes) -> None:
+        self._call.end()
+
+    def half_close(self) -> None:
+        self._call.end()
+
+    def closed(self) -> None:
+        pass
+
+
+def _open_silent(call: Call, metadata: Metadata) -> Session:
+    return _Silent(call, metadata)
+
+
+SILENT = Method("/envoy.service.ext_proc.v3.ExternalProcessor/Process", _open_silent)
+
+
+def num_requests(pods: list[RunningPod]) -> int:
+    """Requests that reached any pod, the picker's own reading aside."""
+    return sum(len(pod.pod.last_requests) for pod in pods)
+
+
+def forget_requests(pods: list[RunningPod]) -> None:
+    for pod in pods:
+        pod.pod.last_requests.clear()
+
+
+# --- headers ---------------------------------------------------------------------------------
+
+
+async def test_a_header_that_names_an_address_does_not_steer(
+    gateway: Gateway, victim: Victim
+) -> None:
+    answers = [
+        await gateway.client.chat("only-1", headers={header: victim.address})
+        for header in STEERING_HEADERS
+    ]
+
+    assert {answer.served_by for answer in answers} == {"pod-1"}
+    assert victim.num_connections == 0
+
+
+async def test_a_header_that_names_another_pod_does_not_steer(
+    gateway: Gateway, pods: list[RunningPod]
+) -> None:
+    answers = [
+        await gateway.client.chat("only-1", headers={header: pods[0].address})
+        for header in STEERING_HEADERS
+    ]
+
+    assert {answer.served_by for answer in answers} == {"pod-1"}
+
+
+async def test_a_header_sent_twice_or_in_trailers_does_not_steer(
+    gateway: Gateway, victim: Victim
+) -> None:
+    body = chat("only-1")
+    name, address = DESTINATION.encode(), victim.address.encode()
+    answer = await raw_request(
+        gateway.envoy.port,
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+        b"%s: %s\r\n%s: 127.0.0.1:1\r\n"
+        b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"%x\r\n%s\r\n0\r\n%s: %s\r\n\r\n" % (name, address, name, len(body), body, name, address),
+    )
+
+    assert answer.served_by == "pod-1"
+    assert victim.num_connections == 0
+
+
+async def test_a_pod_sees_the_chosen_destination_and_no_other(
+    gateway: Gateway, pods: list[RunningPod], victim: Victim
+) -> None:
+    forget_requests(pods)
+    await gateway.client.chat("only-2", headers={DESTINATION: victim.address})
+
+    [seen] = pods[2].pod.last_requests
+    headers = seen["headers"]
+    assert isinstance(headers, list)
+    values = [value for name, value in headers if name == DESTINATION]
+    assert values == [pods[2].address]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/responses/resp_1", "/v1/models/nobody"])
+async def test_a_request_that_we_answer_reaches_nobody(
+    gateway: Gateway, pods: list[RunningPod], victim: Victim, path: str
+) -> None:
+    forget_requests(pods)
+    await gateway.client.request("GET", path, headers={DESTINATION: victim.address})
+
+    assert victim.num_connections == 0
+    assert num_requests(pods) == 0
+
+
+async def test_a_client_can_not_shorten_the_timeout_or_ask_for_retries(gateway: Gateway) -> None:
+    """`x-envoy-*` headers are Envoy's own."""
+    headers = {"x-envoy-upstream-rq-timeout-ms": "1", "x-envoy-max-retries": "100"}
+    answer = await gateway.client.chat("only-1", headers=headers)
+
+    assert answer.status == 200
+
+
+async def test_request_ids_are_ours(gateway: Gateway) -> None:
+    """A client that repeats an id could end another's request in the picker's books."""
+    answer = await gateway.client.chat("only-1", headers={"x-request-id": "mine"})
+
+    assert answer.headers["x-request-id"] not in ("", "mine")
+
+
+async def test_without_a_choice_no_header_steers(lonely_gateway: Gateway, victim: Victim) -> None:
+    answers = [
+        await lonely_gateway.client.chat("only-1", headers={header: victim.address})
+        for header in STEERING_HEADERS
+    ]
+
+    assert victim.num_connections == 0
+    for answer in answers:
+        check_left_alone(lonely_gateway, answer)
+
+
+def check_left_alone(gateway: Gateway, answer: Answer) -> None:
+    """A pod of Envoy's own choice where Envoy knows the pods, else a clear error."""
+    if gateway.mode is Mode.OVERRIDE_HOST:
+        assert answer.served_by.startswith("pod-")
+    else:
+        assert answer.status == 503
+        assert answer.error_code in ("picker_unavailable", "endpoint_unavailable")
+        assert answer.headers["retry-after"] == "1"
+
+
+# --- paths -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_path_that_is_not_listed_never_reaches_a_pod(
+    gateway: Gateway, pods: list[RunningPod], method: str
+) -> None:
+    assert await not_refused(gateway, pods, method) == {}
+
+
+async def test_without_a_choice_such_a_path_never_reaches_a_pod_either(
+    lonely_gateway: Gateway, pods: list[RunningPod]
+) -> None:
+    assert await not_refused(lonely_gateway, pods, "POST") == {}
+
+
+async def not_refused(
+    gateway: Gateway, pods: list[RunningPod], method: str
+) -> dict[str, tuple[Answer, int]]:
+    """Forbidden paths that got anything but an error of Envoy's or the picker's."""
+    body = b'{"model": "only-1", "lora_name": "evil", "lora_path": "/evil"}'
+    found = {}
+    for path in FORBIDDEN_PATHS:
+        forget_requests(pods)
+        answer = await raw_request(
+            gateway.envoy.port,
+            f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n".encode()
+            + body,
+        )
+        # 503: where responses pass through the picker, Envoy's own errors do, too.
+        if answer.status not in (400, 404, 503) or answer.served_by or num_requests(pods):
+            found[path] = (answer, num_requests(pods))
+    return found
+
+
+@pytest.mark.parametrize(
+    "start_line",
+    [
+        "CONNECT 127.0.0.1:80 HTTP/1.1",
+        "POST http://victim/v1/load_lora_adapter HTTP/1.1",
+        "POST http://victim/metrics HTTP/1.1",
+        "OPTIONS * HTTP/1.1",
+        "POST v1/completions HTTP/1.1",
+        "POST /v1/load_lora_adapter HTTP/1.0",
+    ],
+)
+async def test_other_forms_of_a_request_line_reach_nobody(
+    gateway: Gateway, pods: list[RunningPod], start_line: str
+) -> None:
+    forget_requests(pods)
+    # Envoy may close the connection without a word.
+    with suppress(asyncio.IncompleteReadError):
+        answer = await raw_request(
+            gateway.envoy.port,
+            f"{start_line}\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode(),
+        )
+        assert answer.status in (400, 404, 405, 426)
+
+    assert num_requests(pods) == 0
+
+
+# --- what the picker gets to see -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [RequestBody.HEADERS_ONLY, RequestBody.BUFFERED])
+async def test_metadata_namespaces_can_not_be_written_by_a_body(
+    picker: PickerProcess, http: aiohttp.ClientSession, victim: Victim, body: RequestBody
+) -> None:
+    """Only the model is read from a body, whatever else it claims to be."""
+    claim: dict[str, Any] = {"envoy.lb": {DESTINATION: victim.address}, DESTINATION: victim.address}
+    async with running_envoy(Mode.ORIGINAL_DST, picker, request_body=body) as envoy:
+        answer = await Client(envoy.url, http).chat("only-1", metadata=claim, **claim)
+
+    assert answer.served_by == "pod-1"
+    assert victim.num_connections == 0
