@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
@@ -20,6 +21,8 @@ app = typer.Typer(
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", help="Configuration file (docs/configuration.md).")
 ]
+
+_Enum = TypeVar("_Enum", bound=StrEnum)
 
 
 def main() -> None:
@@ -113,8 +116,8 @@ def envoy(
         _fail("--preset founding is original-dst with buffered bodies")
     try:
         options = BootstrapOptions(
-            mode=Mode(mode),
-            request_body=RequestBody(body) if body else None,
+            mode=_one_of(Mode, "--mode", mode),
+            request_body=_one_of(RequestBody, "--body", body) if body else None,
             response_phases=response_phases,
             listen=listen,
             admin=admin,
@@ -191,7 +194,7 @@ def watch(
 
     async def run() -> None:
         context = None
-        if tls or tls_ca:
+        if tls or tls_ca or tls_cert:
             context = client.tls_context(ca_file=tls_ca, cert_file=tls_cert, key_file=tls_key)
         decisions = client.watch(
             target,
@@ -223,6 +226,12 @@ def demo(
     from extproc.demo import run_demo
 
     raise typer.Exit(run_demo(keep=keep, seconds=seconds, rate=requests_per_s, slots=slots))
+
+
+def _one_of(kind: type[_Enum], option: str, value: str) -> _Enum:
+    if value not in list(kind):
+        _fail(f"{option} {value}: allowed: {', '.join(kind)}")
+    return kind(value)
 
 
 def _fail(message: str) -> NoReturn:
