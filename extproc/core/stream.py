@@ -305,7 +305,9 @@ class Stream:
 
     def _request_over(self) -> list[m.Command]:
         self._body.clear()
-        if self._settings.uses_response_phases:
+        # A full-duplex response's body is in our hands: an RPC that ends now loses what is under way.
+        is_duplex = self._response_body_mode is BodyMode.FULL_DUPLEX_STREAMED
+        if self._settings.uses_response_phases or is_duplex:
             self.state = State.RESPONSE
             return []
         self.state = State.DONE

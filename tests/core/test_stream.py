@@ -468,6 +468,18 @@ def test_with_response_phases_the_stream_stays_open_and_every_phase_is_answered(
     assert exchange.tell(m.Ended()) == []
 
 
+def test_a_full_duplex_response_keeps_the_stream_open_whoever_ends_the_pick() -> None:
+    """Envoy 1.40 loses the response's body, status 200, if the RPC ends while we hold a chunk."""
+    exchange = begin()
+    exchange.tell(request_headers(response_body_mode=BodyMode.FULL_DUPLEX_STREAMED))
+
+    assert exchange.tell(m.RequestBody(BODY, True)) == [m.ContinueBody(PICK)]
+    assert exchange.tell(m.ResponseHeaders(200)) == [m.ContinueResponseHeaders()]
+    assert exchange.tell(m.ResponseBody(b"x", True)) == [m.EchoResponseBody(b"x", True)]
+    assert exchange.tell(m.Ended()) == []
+    assert exchange.dispatcher.finished == []
+
+
 def test_a_full_duplex_response_body_is_echoed_in_chunks_that_envoy_takes() -> None:
     exchange = answered(response_body_mode=BodyMode.FULL_DUPLEX_STREAMED)
     exchange.tell(m.ResponseHeaders(200))
