@@ -143,10 +143,13 @@ class DuplexProcessor(Processor):
 class Proxy:
     """A running Envoy with its picker."""
 
-    def __init__(self, port: int, admin: str, server: WireServer, opened: list[Processor]) -> None:
+    def __init__(
+        self, port: int, admin: str, pid: int, server: WireServer, opened: list[Processor]
+    ) -> None:
         self.port = port
         self.server = server
         self.opened = opened
+        self.pid = pid
         self._admin = admin
 
     async def stats(self, pattern: str) -> dict[str, int]:
@@ -200,7 +203,7 @@ async def envoy(
             await asyncio.to_thread(_get, f"http://{admin}/listeners?format=json")
         )
         listening = listeners["listener_statuses"][0]["local_address"]["socket_address"]
-        yield Proxy(listening["port_value"], admin, server, opened)
+        yield Proxy(listening["port_value"], admin, process.pid, server, opened)
     finally:
         if process.returncode is None:
             process.kill()

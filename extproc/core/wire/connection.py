@@ -207,6 +207,7 @@ class Connection:
                 slot = (stream_id >> 1) & _RING_MASK
                 if slots[slot] == stream_id << 1 and stream_id:
                     slots[slot] = stream_id << 1 | 1
+                    self.outbox.drop_frames(stream_id)
                     continue
             dispatch.handle(self, kind, flags, stream_id & _ID_MASK, data[start:stop])
         self.windows.take(taken_bytes)

@@ -137,7 +137,10 @@ def on_rst_stream(connection: Connection, stream_id: int, payload: bytes) -> Non
             # CVE-2023-44487 counts where nothing was answered: Envoy ends answered calls this way.
             connection.floods.count(Abuse.RAPID_RESET)
         connection.streams.on_reset_by_peer(stream)
-    elif not connection.streams.closed.age(stream_id):
+    elif connection.streams.closed.age(stream_id):
+        # Answered in this very read: the answer is not written yet.
+        connection.outbox.drop_frames(stream_id)
+    else:
         connection.floods.count(Abuse.OTHER_FRAME_FLOOD)
 
 

@@ -99,11 +99,16 @@ class Outbox:
 
     def drop(self, stream: WireStream) -> None:
         """Forget everything of a stream that is not written yet."""
-        for part in (*self._sealed, self._frames):
-            chunks = part.pop(stream.id, None)
-            if chunks is not None:
-                self._refund(stream.id, b"".join(chunks))
+        self.drop_frames(stream.id)
         self.forget_queue(stream)
+
+    def drop_frames(self, stream_id: int) -> None:
+        """Forget the frames of a stream that are not written yet."""
+        if stream_id in self._frames:
+            self._refund(stream_id, self._frames.pop(stream_id))
+        for part in self._sealed:
+            if stream_id in part:
+                self._refund(stream_id, part.pop(stream_id))
 
     def forget_queue(self, stream: WireStream) -> None:
         """Give up the DATA of a stream that waits for a window."""
@@ -111,9 +116,9 @@ class Outbox:
             self._unqueue(len(stream.queue))
             stream.queue = None
 
-    def _refund(self, stream_id: int, dropped: bytes) -> None:
+    def _refund(self, stream_id: int, chunks: list[bytes]) -> None:
         """Take back what the dropped frames used of the connection's state."""
-        position = 0
+        position, dropped = 0, b"".join(chunks)
         while position < len(dropped):
             word, _, _ = frames.FRAME_HEADER.unpack_from(dropped, position)
             if word & 0xFF == frames.DATA:

@@ -243,7 +243,7 @@ def test_further_acknowledgements_ask_for_no_further_size_update() -> None:
     peer.open(1)
     peer.feed(frames.SETTINGS_ACK)
     for stream_id in (3, 5, 7):
-        peer.open(stream_id)
+        peer.feed(raw(frames.HEADERS, 4, stream_id, literals(REQUEST)))
 
     assert len(peer.sessions) == 4
     assert peer.counters.header_blocks_cached == 1

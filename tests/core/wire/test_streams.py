@@ -10,7 +10,17 @@ from hyperframe import frame as hf
 from extproc.core.wire import frames
 from extproc.core.wire.errors import ErrorCode
 from extproc.core.wire.states import REMEMBERED, TABLE, Scope, State
-from tests.core.wire.peer import REQUEST, WATCH, Peer, first_block, literals, message, raw, request
+from tests.core.wire.peer import (
+    HASTY,
+    REQUEST,
+    WATCH,
+    Peer,
+    first_block,
+    literals,
+    message,
+    raw,
+    request,
+)
 
 U32 = bytes(3) + b"\x01"
 FRAMES = {
@@ -153,6 +163,16 @@ def test_nothing_is_written_for_a_stream_reset_in_the_same_read() -> None:
     assert {frame.stream_id for frame in new} == {3}
     assert peer.sessions[0].num_closed == 1
     assert peer.sessions[0].messages == [b"one"]
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_nothing_is_written_for_a_stream_answered_and_reset_in_one_read(end: bool) -> None:
+    peer = Peer()
+    fields = request(pseudo_path=HASTY)
+    new = peer.feed(peer.headers(1, fields, end=end), frames.rst_stream(1, 8))
+
+    assert new == []
+    assert peer.session.num_closed == 1
 
 
 def test_a_dropped_answer_gives_the_connection_window_back() -> None:

@@ -1,0 +1,64 @@
+"""Certificates from files: what is offered, and when they are loaded again."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+
+from extproc.shell.certificates import Certificates
+from tests.shell.pki import Pki
+
+
+def test_context_demands_modern_tls_and_a_client_certificate_where_asked(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    files = pki.issue("server")
+    mutual, plain = Certificates(*files, client_ca=pki.ca), Certificates(*files)
+
+    assert mutual.context.verify_mode == ssl.CERT_REQUIRED
+    assert plain.context.verify_mode == ssl.CERT_NONE
+    assert plain.context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert plain.context.options & ssl.OP_NO_COMPRESSION
+    assert plain.context.options & ssl.OP_NO_RENEGOTIATION
+
+
+def test_unchanged_files_are_not_loaded_again(tmp_path: Path) -> None:
+    certificates = Certificates(*Pki(tmp_path).issue("server"))
+
+    assert not certificates.reload_if_changed()
+
+
+def test_changed_files_are_loaded_once(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    certificates = Certificates(*pki.issue("server"))
+    pki.issue("server")
+
+    assert certificates.reload_if_changed()
+    assert not certificates.reload_if_changed()
+
+
+def test_half_of_a_rotation_changes_nothing_until_the_other_half_comes(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    certificate, key = pki.issue("server")
+    certificates = Certificates(certificate, key)
+    new_certificate, new_key = pki.issue("other")
+    os.replace(new_certificate, certificate)
+    assert not certificates.reload_if_changed()
+    os.replace(new_key, key)
+
+    assert certificates.reload_if_changed()
+
+
+def test_files_that_vanish_change_nothing(tmp_path: Path) -> None:
+    certificate, key = Pki(tmp_path).issue("server")
+    certificates = Certificates(certificate, key)
+    key.unlink()
+
+    assert not certificates.reload_if_changed()
+
+
+def test_missing_files_are_an_error_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        Certificates(tmp_path / "none.pem", tmp_path / "none.key")

@@ -1,0 +1,244 @@
+"""The wire's server on real sockets: TLS, drain, close, limits of a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import uvloop
+
+from extproc.core.wire import Abuse, Limits
+from extproc.shell.certificates import Certificates
+from extproc.shell.wire import WireServer, serve
+from tests.shell.pki import Pki
+from tests.shell.wire_echo import ECHO, WATCH, grpcio_echo, running, stream, wait_until
+
+# ---- TLS
+
+
+async def test_tls_offers_http2_and_checks_the_client(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    files = pki.issue("server")
+    certificates = Certificates(*files, client_ca=pki.ca)
+
+    def call(with_certificate: bool) -> list[bytes]:
+        certificate, key = pki.issue("client")
+        credentials = grpc.ssl_channel_credentials(
+            pki.ca.read_bytes(),
+            key.read_bytes() if with_certificate else None,
+            certificate.read_bytes() if with_certificate else None,
+        )
+        options = [("grpc.ssl_target_name_override", "localhost")]
+        with grpc.secure_channel(server.address, credentials, options=options) as channel:
+            return list(stream(channel, ECHO)(iter([b"x" * 100_000]), timeout=5))
+
+    async with running(ssl_context=certificates.context) as (server, _):
+        assert await asyncio.to_thread(call, True) == [b"x" * 100_000]
+        with pytest.raises(grpc.RpcError):
+            await asyncio.to_thread(call, False)
+
+
+async def test_tls_without_h2_is_closed(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    context = ssl.create_default_context(cafile=str(pki.ca))
+    async with running(ssl_context=Certificates(*pki.issue("server")).context) as (server, _):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", server.port, ssl=context, server_hostname="localhost"
+        )
+        with contextlib.suppress(OSError):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_changed_certificate_serves_the_next_connection(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    files = pki.issue("server")
+    certificates = Certificates(*files)
+
+    async def served() -> bytes:
+        context = ssl.create_default_context(cafile=str(pki.ca))
+        context.set_alpn_protocols(["h2"])
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", server.port, ssl=context, server_hostname="localhost"
+        )
+        certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return bytes(certificate)
+
+    options = {"ssl_context": certificates.context, "on_tick": certificates.reload_if_changed}
+    async with running(**options) as (server, _):
+        before = await served()
+        pki.issue("server")
+        async with asyncio.timeout(10):
+            while await served() == before:
+                await asyncio.sleep(0.1)
+
+
+# ---- life
+
+
+async def raw_client(server: WireServer, *frames: bytes) -> tuple[asyncio.StreamReader, Any]:
+    """A client that says hello and then what it is told."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
+    writer.write(bytes(3) + b"\x04\x01" + bytes(4) + b"".join(frames))
+    return reader, writer
+
+
+async def test_drain_moves_long_lived_calls_and_waits_for_the_others() -> None:
+    async with running() as (server, sessions):
+
+        def watch() -> str:
+            with grpc.insecure_channel(server.address) as channel:
+                call = stream(channel, WATCH)(iter([b"x"]), timeout=20)
+                with pytest.raises(grpc.RpcError) as moved:
+                    list(call)
+                return str(moved.value.code().name)
+
+        begun, go_on = threading.Event(), threading.Event()
+        watching = asyncio.ensure_future(asyncio.to_thread(watch))
+        echoing = asyncio.ensure_future(
+            asyncio.to_thread(grpcio_echo_slowly, server.address, begun, go_on)
+        )
+        await wait_until(lambda: len(sessions) == 2 and begun.is_set())
+        draining = asyncio.ensure_future(server.drain(20))
+        assert await watching == "UNAVAILABLE"
+        assert not draining.done()
+        go_on.set()
+
+        assert await echoing == [b"one", b"two"]
+        assert await draining
+        with pytest.raises(OSError, match="refused|Connect call failed"):
+            await asyncio.open_connection("127.0.0.1", server.port)
+
+
+def grpcio_echo_slowly(target: str, begun: threading.Event, go_on: threading.Event) -> list[bytes]:
+    """Echo two messages, the second when told."""
+
+    def bodies() -> Any:
+        yield b"one"
+        begun.set()
+        go_on.wait(20)
+        yield b"two"
+
+    with grpc.insecure_channel(target) as channel:
+        return list(stream(channel, ECHO)(bodies(), timeout=20))
+
+
+async def test_drain_gives_up_after_its_time() -> None:
+    async with running() as (server, _):
+        _, writer = await raw_client(server)
+        await wait_until(lambda: bool(server.wires))
+
+        assert not await server.drain(0.1)
+        writer.close()
+
+
+async def test_drain_without_connections_is_at_once() -> None:
+    async with running() as (server, _):
+        assert await server.drain(0)
+
+
+async def test_close_loses_open_calls_and_tells_their_sessions() -> None:
+    async with running() as (server, sessions):
+        call = asyncio.ensure_future(asyncio.to_thread(grpcio_echo, server.address, [b"x"], WATCH))
+        await wait_until(lambda: bool(sessions))
+        await server.close()
+
+        assert sessions[0].num_closed == 1
+        with pytest.raises(grpc.RpcError):
+            await call
+
+
+async def test_peer_that_breaks_the_protocol_reads_why() -> None:
+    async with running() as (server, _):
+        reader, writer = await raw_client(server, b"\0\0\x05\x06\0\0\0\0\0hello")
+        got = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+
+        assert b"length of PING" in got
+        await wait_until(lambda: not server.wires)
+
+
+async def test_connection_above_the_limit_is_closed() -> None:
+    async with running(limits=Limits(max_connections=1)) as (server, _):
+        _, first = await raw_client(server)
+        await wait_until(lambda: bool(server.wires))
+        reader, second = await asyncio.open_connection("127.0.0.1", server.port)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        first.close()
+        second.close()
+
+        assert server.counters.abuse[Abuse.TOO_MANY_CONNECTIONS] == 1
+
+
+async def test_connection_that_says_nothing_is_closed() -> None:
+    async with running(limits=Limits(handshake_timeout_s=0.1)) as (server, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+
+        assert server.counters.abuse[Abuse.HANDSHAKE_TIMEOUT] == 1
+
+
+async def test_peer_that_never_reads_loses_its_connection_and_no_other() -> None:
+    """It asks for pongs and takes none; a neighbour is served meanwhile."""
+    limits = Limits(max_write_buffer_bytes=100_000, max_pings=10**9)
+    async with running(limits=limits) as (server, _):
+        _, writer = await raw_client(server)
+        writer.transport.pause_reading()
+        pings = (b"\0\0\x08\x06\0" + bytes(12)) * 10_000
+        with contextlib.suppress(OSError):
+            while server.counters.abuse[Abuse.SLOW_READER] == 0:
+                writer.write(pings)
+                await asyncio.wait_for(writer.drain(), 10)
+        got = await asyncio.to_thread(grpcio_echo, server.address, [b"x"])
+        writer.close()
+
+        assert got == [b"x"]
+        assert server.counters.abuse[Abuse.SLOW_READER] == 1
+
+
+async def test_megabytes_go_to_a_reader_that_is_only_slow() -> None:
+    """Past the high-water mark the core holds back, and goes on when there is room."""
+    async with running() as (server, sessions):
+
+        def watch() -> int:
+            options = [("grpc.max_receive_message_length", -1)]
+            with grpc.insecure_channel(server.address, options=options) as channel:
+                call = stream(channel, WATCH)(iter([b"x"]), timeout=20)
+                return sum(len(message) for message in call)
+
+        reading = asyncio.ensure_future(asyncio.to_thread(watch))
+        await wait_until(lambda: bool(sessions))
+        for _ in range(10):
+            sessions[0].call.send(b"x" * 3_000_000)
+        sessions[0].call.end()
+
+        assert await reading == 30_000_000 + len(b"watching")
+
+
+async def test_address_in_use_is_an_error() -> None:
+    async with running() as (server, _):
+        with pytest.raises(OSError, match="in use"):
+            await serve([], port=server.port)
+
+
+def test_everything_runs_on_uvloop_too() -> None:
+    async def main() -> None:
+        await test_drain_moves_long_lived_calls_and_waits_for_the_others()
+        await test_peer_that_breaks_the_protocol_reads_why()
+        await test_peer_that_never_reads_loses_its_connection_and_no_other()
+        await test_megabytes_go_to_a_reader_that_is_only_slow()
+        await test_close_loses_open_calls_and_tells_their_sessions()
+
+    uvloop.run(main())
