@@ -19,12 +19,17 @@ class EngineRequest:
         prompt_tokens: At least 1.
         output_tokens: Tokens to generate; 0 for a request that ends with its prefill (embeddings).
         adapter: None for the base model.
+        prefix: Id of the beginning that its prompt shares with others; "" for none. KV of the same
+            prefix is shared only under the same adapter, as in vLLM.
+        prefix_tokens: Length of that beginning, at most `prompt_tokens`.
     """
 
     id: str
     prompt_tokens: int
     output_tokens: int
     adapter: str | None = None
+    prefix: str = ""
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
