@@ -2,9 +2,9 @@
 
 Four rooms: `core` decides (pure, synchronous), `shell` translates one outside thing per file,
 `app` wires the two together, `sim` models engines and fleets and runs the real core.
-A rule of your own needs only the three names exported here.
+A rule of your own needs only the names exported here.
 """
 
-from extproc.core.types import Choice, RequestInfo, Snapshot
+from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
 
-__all__ = ["Choice", "RequestInfo", "Snapshot"]
+__all__ = ["Choice", "RequestInfo", "Snapshot", "Wait"]

@@ -127,7 +127,10 @@ class App:
             asks_for_load=config.pods.orca,
         )
         self._processor = ExternalProcessor(
-            lambda: Stream(self._dispatcher, stream_settings), codec, time.monotonic
+            lambda: Stream(self._dispatcher, stream_settings),
+            codec,
+            time.monotonic,
+            call_later=asyncio.get_running_loop().call_later,
         )
         self._completions = CompletionService(
             self._dispatcher.complete,
@@ -205,7 +208,8 @@ class App:
         self, address: str, report: LoadReport, taken_at_s: float, duration_s: float
     ) -> None:
         self._telemetry.scraped(duration_s)
-        if self._pool.record_report(address, report, taken_at_s=taken_at_s):
+        asked_at_s = taken_at_s - duration_s
+        if self._pool.record_report(address, report, taken_at_s=taken_at_s, asked_at_s=asked_at_s):
             log.info("endpoint %s has restarted", address)
             self._models.poke(address)
         lost = self._pool.reconcile(address, now=taken_at_s, grace_s=self._grace_s())

@@ -221,6 +221,13 @@ class RequestConfig(_Section):
         description="Header (lower case) whose value keeps a client on one pod; allows stored "
         "responses.",
     )
+    max_hold_s: float = Field(
+        60.0,
+        ge=0,
+        le=3600,
+        description="Seconds that a rule may hold a request; keep it 5 s under Envoy's "
+        "max_message_timeout.",
+    )
     max_sessions: int = Field(
         10_000, ge=1, le=10_000_000, description="Sessions remembered, least recently used go."
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from extproc.core.orca import parse_orca
 from extproc.core.pool import InFlight
 from extproc.core.router import Router
-from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
+from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 from extproc.shell.completions import Completion
 from extproc.shell.decisions import DecisionRecord, DecisionsService
 from extproc.shell.telemetry import Telemetry
@@ -46,8 +46,8 @@ class ObservedDispatcher:
     on_not_found: Callable[[str], None]
     _worked: set[tuple[str, str]] = field(default_factory=set)
 
-    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection:
-        """Choose an endpoint and count the request there, or say why not."""
+    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
+        """Choose an endpoint and count the request there, or say why not, or when to ask again."""
         started_s = self.clock()
         result = self.router.route(request, now=now)
         seconds = self.clock() - started_s
@@ -55,6 +55,8 @@ class ObservedDispatcher:
         if isinstance(result, Pick):
             self.telemetry.picked(result)
             self.decisions.publish(DecisionRecord(result, self.wall_clock(), seconds))
+        elif isinstance(result, Wait):
+            self.telemetry.waited(result)
         return result
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
@@ -70,7 +72,8 @@ class ObservedDispatcher:
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         """End a pick that its own stream saw the end of."""
-        if self.router.pool.finish(pick.id, now=now) is not None:
+        has_run = outcome is not Outcome.FAILED
+        if self.router.pool.finish(pick.id, now=now, has_run=has_run) is not None:
             self.telemetry.completed(outcome)
 
     def give_up(self, flights: Sequence[InFlight]) -> None:
@@ -81,9 +84,10 @@ class ObservedDispatcher:
 
     def complete(self, completion: Completion) -> None:
         """Take an entry of Envoy's access log."""
-        pool, now = self.router.pool, self.clock()
+        pool = self.router.pool
         pick_id = completion.pick_id or pool.pick_id_of(completion.request_id) or ""
-        flight = pool.finish(pick_id, now=now)
+        ended_s = self.clock() - completion.lag_s
+        flight = pool.finish(pick_id, now=ended_s, has_run=_has_run(completion))
         if flight is None:
             if pick_id.startswith(self.router_id):
                 self.telemetry.completion_unmatched()
@@ -111,3 +115,10 @@ class ObservedDispatcher:
             if key in self._worked:
                 self.router.pool.unregister(address, request.model)
             self.on_not_found(address)
+
+
+def _has_run(completion: Completion) -> bool:
+    """Whether the engine can have worked on the request: not refused, not unreachable."""
+    if completion.status == NOT_FOUND:
+        return False
+    return completion.first_byte_s is not None or completion.outcome is Outcome.CANCELLED

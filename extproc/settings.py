@@ -48,6 +48,7 @@ def stream_settings(config: Config) -> StreamSettings:
         uses_response_phases=config.completions.source == "response_phases",
         assumed_body_mode=BodyMode[mode],
         session_header=request.session_header,
+        max_hold_s=request.max_hold_s,
     )
 
 

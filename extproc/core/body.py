@@ -123,6 +123,10 @@ class BodyReader:
         """
         return pieces(self._joined()) if self.chunks else iter(())
 
+    def forget(self) -> None:
+        """Drop the bytes and keep the number of chunks: the data plane holds the body itself."""
+        self.chunks = [b""] * len(self.chunks)
+
     def clear(self) -> None:
         """Forget the bytes; the count stays."""
         self.chunks.clear()

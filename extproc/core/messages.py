@@ -95,6 +95,11 @@ class ResponseTrailers:
 
 
 @dataclass(frozen=True, slots=True)
+class Wakeup:
+    """The time that `WakeAt` asked for has come. Not from the data plane."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The data plane closed or reset the RPC. The last event, whoever ended it."""
 
@@ -106,6 +111,7 @@ Event = (
     | ResponseHeaders
     | ResponseBody
     | ResponseTrailers
+    | Wakeup
     | Ended
 )
 EVENT_TYPES: tuple[type, ...] = (
@@ -115,6 +121,7 @@ EVENT_TYPES: tuple[type, ...] = (
     ResponseHeaders,
     ResponseBody,
     ResponseTrailers,
+    Wakeup,
     Ended,
 )
 
@@ -198,6 +205,23 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtendTimeout:
+    """Have the data plane wait longer for the answer to its last message. At most once.
+
+    It answers no event, and it never goes out together with the answer (CVE-2026-47207).
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send `Wakeup` at this time (monotonic seconds), unless the stream ends first."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """Close the RPC with OK: everything needed has been answered."""
 
@@ -212,5 +236,7 @@ Command = (
     | EchoResponseBody
     | ContinueResponseTrailers
     | Reply
+    | ExtendTimeout
+    | WakeAt
     | End
 )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from extproc.core.admission import AdmissionSettings, admit
 from extproc.core.policies import Policy
 from extproc.core.rejections import no_endpoints, stored_response
-from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Snapshot
+from extproc.core.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Picker:
         self._settings = settings or PickerSettings()
         self._admission = admission or AdmissionSettings()
 
-    def pick(self, snapshot: Snapshot, request: RequestInfo) -> Pick | Rejection:
+    def pick(self, snapshot: Snapshot, request: RequestInfo) -> Pick | Rejection | Wait:
         """Choose an endpoint for `request`.
 
         Raises:
@@ -83,7 +83,11 @@ class Picker:
         if chosen is None:
             if not request.model:
                 return stored_response()
-            chosen, reason = self._ask_policy(Snapshot(tuple(admitted), snapshot.now), request)
+            asked = Snapshot(tuple(admitted), snapshot.now)
+            choice = self._policy.choose(asked, request, rng=self._rng)
+            if isinstance(choice, Wait):
+                return choice
+            chosen, reason = self._check(choice, asked), choice.reason
         if request.session is not None:
             self._remember(request.session, chosen[0].address)
         chosen = self._with_fallbacks(chosen, admitted, request)
@@ -114,15 +118,17 @@ class Picker:
         own = self._sessions.get(session) if session is not None else None
         return [view for view in admitted if view.address == own] or None
 
-    def _ask_policy(
-        self, snapshot: Snapshot, request: RequestInfo
-    ) -> tuple[list[EndpointView], str]:
-        choice = self._policy.choose(snapshot, request, rng=self._rng)
+    def _check(self, choice: Choice, snapshot: Snapshot) -> list[EndpointView]:
+        """What a rule chose, without repetitions.
+
+        Raises:
+            ValueError: As `pick`.
+        """
         chosen = list({view.address: view for view in choice.endpoints}.values())
         addresses = {view.address for view in snapshot.endpoints}
         if not chosen or any(view.address not in addresses for view in chosen):
             raise ValueError(f"policy {self._policy_name} chose outside its candidates")
-        return chosen, choice.reason
+        return chosen
 
     def _with_fallbacks(
         self, chosen: list[EndpointView], admitted: Sequence[EndpointView], request: RequestInfo

@@ -148,8 +148,18 @@ class Pool:
         self._tracked = tracked
         self._index_models()
 
-    def record_report(self, address: str, report: LoadReport, *, taken_at_s: float) -> bool:
-        """Take the result of a scrape. True if it shows that the process restarted."""
+    def record_report(
+        self,
+        address: str,
+        report: LoadReport,
+        *,
+        taken_at_s: float,
+        asked_at_s: float | None = None,
+    ) -> bool:
+        """Take the result of a scrape. True if it shows that the process restarted.
+
+        The report was true at some moment from `asked_at_s` to `taken_at_s`.
+        """
         tracked = self._tracked.get(address)
         if tracked is None:
             return False
@@ -157,7 +167,7 @@ class Pool:
         if restarted:
             self._forget(tracked)
         tracked.report, tracked.reported_at_s = report, taken_at_s
-        tracked.residency.record_report(report, taken_at_s=taken_at_s)
+        tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         tracked.estimate_foreign(report)
         tracked.view = None
         return restarted
@@ -220,8 +230,14 @@ class Pool:
             tracked.residency.start(adapter, now=now)
         tracked.view = None
 
-    def finish(self, pick_id: str, *, now: float) -> InFlight | None:
-        """End a pick's accounting; None if it is not in flight (finished, expired, not ours)."""
+    def finish(self, pick_id: str, *, now: float, has_run: bool = True) -> InFlight | None:
+        """End a pick's accounting; None if it is not in flight (finished, expired, not ours).
+
+        Args:
+            pick_id: The pick.
+            now: When the request ended, which may be a while ago.
+            has_run: False if the endpoint's engine cannot have worked on it (refused, not reached).
+        """
         flight = self._flights.pop(pick_id, None)
         if flight is None:
             return None
@@ -236,7 +252,7 @@ class Pool:
                 tracked.adapters[adapter] = left
             else:
                 del tracked.adapters[adapter]
-            tracked.residency.finish(adapter, now=now)
+            tracked.residency.finish(adapter, now=now, has_run=has_run)
         tracked.view = None
         return flight
 
@@ -252,7 +268,7 @@ class Pool:
                 break
             old.append(flight)
         for flight in old:
-            self.finish(flight.pick.id, now=now)
+            self.finish(flight.pick.id, now=now, has_run=False)
         return old
 
     def reconcile(self, address: str, *, now: float, grace_s: float) -> list[InFlight]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from extproc.core.picker import Picker
 from extproc.core.pool import Pool
 from extproc.core.rejections import model_not_found, no_endpoints
-from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo, Snapshot
+from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo, Snapshot, Wait
 
 
 @dataclass(slots=True)
@@ -23,8 +23,8 @@ class Router:
     pool: Pool
     picker: Picker
 
-    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection:
-        """Choose an endpoint and count the request there, or say why not.
+    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
+        """Choose an endpoint and count the request there, or say why not, or when to ask again.
 
         `request.adapter` is filled in here: only the pool knows which names are adapters. An empty
         model (a stored response) goes to the session's endpoint.
@@ -68,4 +68,5 @@ def _for_adapter(request: RequestInfo) -> RequestInfo:
         request.request_id,
         request.session,
         request.subset,
+        request.arrived_at_s,
     )

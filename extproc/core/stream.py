@@ -8,10 +8,11 @@ Rules:
    ends with OK unanswered for "carry on without me".
 5. With the response phases in use, the pick is finished here, once, when the stream ends.
 
-States: HEADERS (nothing seen) -> BODY (the model is not known yet) -> REST (routed; the data plane
-still sends parts of the request) -> RESPONSE (request answered; response phases may come) -> DONE.
-LOCAL_REPLY: the data plane answered the client itself (its own 413, another filter's 401) before
-we routed; nothing of the request follows, and what it shows us of its response goes on unchanged.
+States: HEADERS (nothing seen) -> BODY (the model is not known yet) -> WAITING (only where the rule
+holds the request) -> REST (routed; the data plane still sends parts of the request) -> RESPONSE
+(request answered; response phases may come) -> DONE. LOCAL_REPLY: the data plane answered the
+client itself (its own 413, another filter's 401) before we routed; nothing of the request follows,
+and what it shows us of its response goes on unchanged.
 
 A headers answer is held back where the body comes early (STREAMED with
 `send_body_without_waiting_for_header_response`, FULL_DUPLEX_STREAMED) and given at once where the
@@ -32,14 +33,19 @@ from extproc.core.errors import ProtocolError, RequestError
 from extproc.core.messages import BodyMode
 from extproc.core.openai import error_body, model_body, models_body
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS, Route, RouteKind, RouteTable
-from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
+from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
+
+MIN_WAIT_S = 0.001
+"""A rule that asks to be asked at once is asked in the next pass, not in a loop."""
+HOLD_MARGIN_S = 5.0
+"""The data plane's timer runs this much longer than a hold, so that the answer is ours."""
 
 
 class Dispatcher(Protocol):
     """What a stream asks of the rest of the core."""
 
-    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection:
-        """Choose an endpoint and count the request there, or say why not."""
+    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
+        """Choose an endpoint and count the request there, or say why not, or when to ask again."""
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         """End the pick's accounting. Called at most once per pick by a stream."""
@@ -64,6 +70,7 @@ class StreamSettings:
         uses_response_phases: Keep the RPC open for the response phases; they end the pick.
         assumed_body_mode: For data planes that do not send `protocol_config`.
         session_header: Header whose value keeps a client on one endpoint; None for none.
+        max_hold_s: Longest time that a rule may hold a request, from its headers on; then 429.
     """
 
     routes: RouteTable = field(default_factory=lambda: RouteTable(DEFAULT_INFERENCE_PATHS))
@@ -73,6 +80,7 @@ class StreamSettings:
     uses_response_phases: bool = False
     assumed_body_mode: BodyMode = BodyMode.BUFFERED
     session_header: str | None = None
+    max_hold_s: float = 60.0
 
 
 class State(Enum):
@@ -80,20 +88,29 @@ class State(Enum):
 
     HEADERS = "headers"
     BODY = "body"
+    WAITING = "waiting"
     REST = "rest"
     RESPONSE = "response"
     LOCAL_REPLY = "local_reply"
     DONE = "done"
 
 
+_Release = Callable[["Stream", Pick], list[m.Command]]
+
+
 class Stream:
     """The machine for one request. Not reusable."""
 
     __slots__ = (
+        "_arrived_at_s",
         "_body",
         "_dispatcher",
+        "_has_trailers",
         "_headers",
+        "_is_complete",
         "_mode",
+        "_release",
+        "_request",
         "_response_body_mode",
         "_response_status",
         "_route",
@@ -105,6 +122,8 @@ class Stream:
     _headers: m.RequestHeaders
     _route: Route
     _body: BodyReader
+    _request: RequestInfo
+    _release: _Release
 
     def __init__(self, dispatcher: Dispatcher, settings: StreamSettings) -> None:
         self._dispatcher = dispatcher
@@ -112,6 +131,9 @@ class Stream:
         self._mode = BodyMode.NONE
         self._response_body_mode = BodyMode.NONE
         self._response_status = 0
+        self._arrived_at_s = 0.0
+        self._is_complete = False
+        self._has_trailers = False
         self.state = State.HEADERS
         self.pick: Pick | None = None
 
@@ -132,7 +154,7 @@ class Stream:
     @property
     def is_answered(self) -> bool:
         """Nothing that the data plane still waits for is unanswered."""
-        return self.state not in (State.HEADERS, State.BODY)
+        return self.state not in (State.HEADERS, State.BODY, State.WAITING)
 
     def abandon(self, *, now: float) -> None:
         """The answer could not be given: the request will not reach the pick's endpoint."""
@@ -145,6 +167,7 @@ class Stream:
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> list[m.Command]:
         headers = event.headers
         self._headers, self._response_body_mode = event, event.response_body_mode
+        self._arrived_at_s = now
         route = self._settings.routes.match(headers.get(":method", ""), headers.get(":path", ""))
         if isinstance(route, Rejection):
             return self._reject(route)
@@ -196,13 +219,13 @@ class Stream:
         """The data plane has read the model itself; "" says that it found none."""
         if not model:
             raise RequestError(rejections.missing_model())
-        return [m.ContinueHeaders(self._choose(model, now)), *self._request_over()]
+        return self._decide(model, now, Stream._release_headers)
 
     def _on_stored_response(self, event: m.RequestHeaders, now: float) -> list[m.Command]:
         if self._session() is None:
             raise RequestError(rejections.stored_response())
         if event.end_of_stream or self._mode is BodyMode.NONE:
-            return [m.ContinueHeaders(self._choose("", now)), *self._request_over()]
+            return self._decide("", now, Stream._release_headers)
         return self._await_body(event)
 
     def _answer_models(self, route: Route) -> list[m.Command]:
@@ -219,45 +242,52 @@ class Stream:
     def _on_request_body(self, event: m.RequestBody, now: float) -> list[m.Command]:
         body = self._body
         body.add(event.data)
+        self._is_complete = event.end_of_stream
         if self._mode is BodyMode.BUFFERED:
             # With trailers end_of_stream is unset; the one message is complete all the same.
-            return [m.ContinueBody(self._choose(body.model(), now)), *self._request_over()]
+            return self._decide(body.model(), now, Stream._release_body)
         if self._mode is BodyMode.BUFFERED_PARTIAL:
             model = body.model() if event.end_of_stream else body.model_of_part()
-            return [m.ContinueBody(self._choose(model, now)), *self._request_over()]
+            return self._decide(model, now, Stream._release_body)
         if self._mode is BodyMode.STREAMED:
-            return self._on_streamed_body(event, now)
-        return self._release_duplex(now, is_complete=True) if event.end_of_stream else []
+            so_far = body.model() if event.end_of_stream else body.model_so_far()
+            return [] if so_far is None else self._decide(so_far, now, Stream._release_streamed)
+        if not event.end_of_stream:
+            return []
+        return self._decide(body.model(), now, Stream._release_duplex)
 
-    def _on_streamed_body(self, event: m.RequestBody, now: float) -> list[m.Command]:
-        if event.end_of_stream:
-            return self._release_streamed(self._body.model(), now) + self._request_over()
-        model = self._body.model_so_far()
-        return [] if model is None else self._release_streamed(model, now)
+    def _on_body_trailers(self, _event: m.RequestTrailers, now: float) -> list[m.Command]:
+        """Trailers before a decision: what came of the body is all of it."""
+        self._has_trailers = True
+        if self._mode is BodyMode.FULL_DUPLEX_STREAMED:
+            return self._decide(self._body.model(), now, Stream._release_duplex)
+        if self._mode is BodyMode.STREAMED:
+            return self._decide(self._body.model(), now, Stream._release_streamed)
+        # A buffered body is delivered before the trailers: there is none.
+        raise RequestError(rejections.empty_body())
 
-    def _release_streamed(self, model: str, now: float) -> list[m.Command]:
-        commands: list[m.Command] = [m.ContinueHeaders(self._choose(model, now))]
+    def _release_headers(self, pick: Pick) -> list[m.Command]:
+        return [m.ContinueHeaders(pick), *self._request_over()]
+
+    def _release_body(self, pick: Pick) -> list[m.Command]:
+        return [m.ContinueBody(pick), *self._request_over()]
+
+    def _release_streamed(self, pick: Pick) -> list[m.Command]:
+        commands: list[m.Command] = [m.ContinueHeaders(pick)]
         commands += [m.ContinueBody() for _ in self._body.chunks]
+        if self._has_trailers:
+            commands.append(m.ContinueTrailers())
+        if self._is_complete or self._has_trailers:
+            return commands + self._request_over()
         self._body.clear()
         self.state = State.REST
         return commands
 
-    def _release_duplex(self, now: float, *, is_complete: bool) -> list[m.Command]:
-        pick = self._choose(self._body.model(), now)
-        echo = [m.EchoBody(data, last and is_complete) for data, last in self._body.pieces()]
-        commands: list[m.Command] = [m.ContinueHeaders(pick), *echo]
-        return commands + self._request_over() if is_complete else commands
-
-    def _on_body_trailers(self, _event: m.RequestTrailers, now: float) -> list[m.Command]:
-        """Trailers before a decision: what came of the body is all of it."""
-        if self._mode is BodyMode.FULL_DUPLEX_STREAMED:
-            commands = self._release_duplex(now, is_complete=False)
-        elif self._mode is BodyMode.STREAMED:
-            commands = self._release_streamed(self._body.model(), now)
-        else:
-            # A buffered body is delivered before the trailers: there is none.
-            raise RequestError(rejections.empty_body())
-        return [*commands, m.ContinueTrailers(), *self._request_over()]
+    def _release_duplex(self, pick: Pick) -> list[m.Command]:
+        is_last = not self._has_trailers
+        echo = [m.EchoBody(data, last and is_last) for data, last in self._body.pieces()]
+        trailers = [m.ContinueTrailers()] if self._has_trailers else []
+        return [m.ContinueHeaders(pick), *echo, *trailers, *self._request_over()]
 
     def _on_rest_body(self, event: m.RequestBody, _now: float) -> list[m.Command]:
         answer: list[m.Command] = [m.ContinueBody()]
@@ -265,6 +295,58 @@ class Stream:
 
     def _on_rest_trailers(self, _event: m.RequestTrailers, _now: float) -> list[m.Command]:
         return [m.ContinueTrailers(), *self._request_over()]
+
+    # --- deciding, now or later --------------------------------------------------------------
+
+    def _decide(self, model: str, now: float, release: _Release) -> list[m.Command]:
+        """Ask for an endpoint; what follows a pick is `release`, now or after a wait."""
+        headers = self._headers
+        self._request = RequestInfo(
+            model=model,
+            path=self._route.path,
+            body_bytes=self._body.num_bytes,
+            request_id=headers.headers.get("x-request-id", ""),
+            session=self._session(),
+            subset=headers.subset,
+            arrived_at_s=self._arrived_at_s,
+        )
+        self._release = release
+        return self._ask(now)
+
+    def _ask(self, now: float) -> list[m.Command]:
+        result = self._dispatcher.route(self._request, now=now)
+        if isinstance(result, Pick):
+            self.pick = result
+            return self._release(self, result)
+        if isinstance(result, Wait):
+            return self._hold(result, now)
+        raise RequestError(result)
+
+    def _hold(self, wait: Wait, now: float) -> list[m.Command]:
+        give_up_s = self._arrived_at_s + self._settings.max_hold_s
+        if now >= give_up_s:
+            raise RequestError(rejections.saturated(self._request.model, rejections.RETRY_AFTER_S))
+        wake_s = min(max(wait.until_s, now + MIN_WAIT_S), give_up_s)
+        if self.state is State.WAITING:
+            return [m.WakeAt(wake_s)]
+        self.state = State.WAITING
+        if self._mode is BodyMode.FULL_DUPLEX_STREAMED:
+            return [m.WakeAt(wake_s)]  # no timer runs there, and the body has to be echoed
+        self._body.forget()
+        return [m.ExtendTimeout(give_up_s - now + HOLD_MARGIN_S), m.WakeAt(wake_s)]
+
+    def _on_wakeup(self, _event: m.Wakeup, now: float) -> list[m.Command]:
+        return self._ask(now)
+
+    def _on_waiting_body(self, event: m.RequestBody, _now: float) -> list[m.Command]:
+        """More of a streamed body whose prefix has told the model: only counted."""
+        self._body.chunks.append(b"")
+        self._is_complete = event.end_of_stream
+        return []
+
+    def _on_waiting_trailers(self, _event: m.RequestTrailers, _now: float) -> list[m.Command]:
+        self._has_trailers = True
+        return []
 
     # --- response phases ---------------------------------------------------------------------
 
@@ -315,22 +397,6 @@ class Stream:
 
     # --- helpers -----------------------------------------------------------------------------
 
-    def _choose(self, model: str, now: float) -> Pick:
-        headers = self._headers
-        request = RequestInfo(
-            model=model,
-            path=self._route.path,
-            body_bytes=self._body.num_bytes,
-            request_id=headers.headers.get("x-request-id", ""),
-            session=self._session(),
-            subset=headers.subset,
-        )
-        result = self._dispatcher.route(request, now=now)
-        if isinstance(result, Rejection):
-            raise RequestError(result)
-        self.pick = result
-        return result
-
     def _session(self) -> str | None:
         name = self._settings.session_header
         return None if name is None else self._headers.headers.get(name) or None
@@ -359,6 +425,10 @@ _TRANSITIONS: dict[tuple[State, type], _Handler] = {
     (State.HEADERS, m.RequestHeaders): Stream._on_request_headers,
     (State.BODY, m.RequestBody): Stream._on_request_body,
     (State.BODY, m.RequestTrailers): Stream._on_body_trailers,
+    (State.WAITING, m.Wakeup): Stream._on_wakeup,
+    (State.WAITING, m.RequestBody): Stream._on_waiting_body,
+    (State.WAITING, m.RequestTrailers): Stream._on_waiting_trailers,
+    (State.WAITING, m.ResponseHeaders): Stream._on_local_reply,
     (State.HEADERS, m.ResponseHeaders): Stream._on_local_reply,
     (State.BODY, m.ResponseHeaders): Stream._on_local_reply,
     (State.LOCAL_REPLY, m.ResponseBody): Stream._on_response_body,
@@ -374,4 +444,5 @@ _TRANSITIONS: dict[tuple[State, type], _Handler] = {
     (State.RESPONSE, m.ResponseTrailers): Stream._on_response_trailers,
 }
 _TRANSITIONS |= {(state, m.Ended): Stream._on_ended for state in State}
+_TRANSITIONS |= {(state, m.Wakeup): _ignore for state in State if state is not State.WAITING}
 _TRANSITIONS |= {(State.DONE, event): _ignore for event in m.EVENT_TYPES}

@@ -201,6 +201,7 @@ class RequestInfo:
         session: Value of the configured session header, or None.
         subset: Addresses the data plane allows (`ip:port`, or a bare `ip` for every port), or
             None for all.
+        arrived_at_s: When its headers came; what it has waited since is `snapshot.now` minus this.
     """
 
     model: str
@@ -210,6 +211,20 @@ class RequestInfo:
     request_id: str = ""
     session: str | None = None
     subset: frozenset[str] | None = None
+    arrived_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A rule's answer that it will not choose now. The request is held and the rule asked again.
+
+    Attributes:
+        until_s: When to ask again, at the latest. A request is never held beyond `max_hold_s`.
+        reason: A short slug, as in `Choice`.
+    """
+
+    until_s: float
+    reason: str = "wait"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ class Codec:
             m.EchoResponseBody: _echo_response_body,
             m.ContinueResponseTrailers: _constant("response_trailers"),
             m.Reply: _reply,
+            m.ExtendTimeout: _extend_timeout,
         }
 
     def decode(self, message: bytes) -> m.Event:
@@ -91,7 +92,7 @@ class Codec:
         raise ProtocolError("a ProcessingRequest without a phase")
 
     def encode(self, command: m.Command) -> bytes:
-        """Write one answer. `End` has none."""
+        """Write one answer. `End` and `WakeAt` have none."""
         response = self._encoders[type(command)](command)
         if isinstance(response, bytes):
             return response
@@ -232,6 +233,12 @@ def _reply(command: m.Reply) -> pb.ProcessingResponse:
         option = immediate.headers.set_headers.add()
         option.header.key, option.header.raw_value = key, value.encode("latin-1")
         option.append_action = _OVERWRITE
+    return response
+
+
+def _extend_timeout(command: m.ExtendTimeout) -> pb.ProcessingResponse:
+    response = pb.ProcessingResponse()
+    response.override_message_timeout.FromMilliseconds(round(command.seconds * 1000))
     return response
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
@@ -22,6 +23,13 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 log = logging.getLogger(__name__)
 
 
+class TimerHandle(Protocol):
+    """A call that has not been made."""
+
+    def cancel(self) -> None:
+        """Do not make it."""
+
+
 @dataclass(slots=True)
 class ExternalProcessor:
     """Opens a stream per RPC and counts the open ones.
@@ -30,12 +38,14 @@ class ExternalProcessor:
         new_stream: Makes the machine of one request.
         codec: Translates.
         clock: Monotonic seconds.
+        call_later: Runs a callable after so many seconds, unless its handle is cancelled.
         num_open: RPCs open now.
     """
 
     new_stream: Callable[[], Stream]
     codec: Codec
     clock: Callable[[], float]
+    call_later: Callable[[float, Callable[[], None]], TimerHandle]
     num_open: int = 0
 
     def methods(self) -> list[Method]:
@@ -48,20 +58,32 @@ class ExternalProcessor:
 
 
 class _Session:
-    __slots__ = ("_call", "_service", "_stream")
+    __slots__ = ("_call", "_service", "_stream", "_timer")
 
     def __init__(self, service: ExternalProcessor, call: Call) -> None:
         self._service = service
         self._call = call
         self._stream = service.new_stream()
+        self._timer: TimerHandle | None = None
 
     def receive(self, message: bytes) -> None:
+        self._handle(message)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._handle(None)
+
+    def _handle(self, message: bytes | None) -> None:
+        """Carry out what the stream makes of a message, or of a wake-up (None)."""
         service, call = self._service, self._call
         try:
-            event = service.codec.decode(message)
-            for command in self._stream.handle(event, now=service.clock()):
+            event = m.Wakeup() if message is None else service.codec.decode(message)
+            now = service.clock()
+            for command in self._stream.handle(event, now=now):
                 if isinstance(command, m.End):
                     call.end()
+                elif isinstance(command, m.WakeAt):
+                    self._timer = service.call_later(max(0.0, command.at_s - now), self._wake)
                 else:
                     call.send(service.codec.encode(command))
         except ProtocolError as error:
@@ -84,6 +106,8 @@ class _Session:
     def closed(self) -> None:
         service = self._service
         service.num_open -= 1
+        if self._timer is not None:
+            self._timer.cancel()
         try:
             self._stream.handle(m.Ended(), now=service.clock())
         except Exception:

@@ -23,7 +23,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
-from extproc.core.types import EndpointView, Outcome, Pick, Reason, Rejection, Snapshot
+from extproc.core.types import EndpointView, Outcome, Pick, Reason, Rejection, Snapshot, Wait
 
 OTHER = "other"
 _MAX_SLUGS = 100  # a user's rule may invent reasons; more of them than this are counted as OTHER
@@ -84,6 +84,10 @@ class Telemetry:
         if adapter is not None:
             self._picks_by_adapter.add((self._adapters.cap(adapter),))
             self._affinity.add((_affinity(pick, adapter),))
+
+    def waited(self, wait: Wait) -> None:
+        """A rule held a request, or went on holding it."""
+        self._waits.add((self._slugs.cap(wait.reason),))
 
     def rejected(self, rejection: Rejection) -> None:
         """A request was answered with an error."""
@@ -149,6 +153,7 @@ class Telemetry:
             ("hit", "cold", "spill"),
         )
         self._picks_by_adapter = _Counter("picks_by_adapter", "Picks for an adapter", ("adapter",))
+        self._waits = _Counter("waits", "Times that a rule held a request", ("reason",))
         self._rejections = _Counter(
             "rejections", "Requests answered with an error", ("reason",), tuple(Reason)
         )

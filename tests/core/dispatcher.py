@@ -8,7 +8,7 @@ from typing import Any
 
 from extproc.core import messages as m
 from extproc.core.stream import Stream, StreamSettings
-from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
+from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 from tests.builders import pick
 
 PICK = pick()
@@ -18,13 +18,13 @@ PICK = pick()
 class FakeDispatcher:
     """Answers every request with `result`."""
 
-    result: Pick | Rejection = PICK
+    result: Pick | Rejection | Wait = PICK
     cards: Sequence[ModelCard] = ()
     routed: list[RequestInfo] = field(default_factory=list)
     finished: list[tuple[Pick, Outcome, float]] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
 
-    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection:
+    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
         self.routed.append(request)
         return self.result
 
@@ -57,7 +57,7 @@ class Exchange:
 
 
 def begin(
-    result: Pick | Rejection = PICK, cards: Sequence[ModelCard] = (), **settings: Any
+    result: Pick | Rejection | Wait = PICK, cards: Sequence[ModelCard] = (), **settings: Any
 ) -> Exchange:
     """A new stream, configured with `settings`."""
     dispatcher = FakeDispatcher(result, cards)

@@ -14,7 +14,7 @@ from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
 from extproc.core.messages import BodyMode
 from extproc.core.stream import State
-from extproc.core.types import Pick, Rejection
+from extproc.core.types import Pick, Rejection, Wait
 from tests.builders import body, request_headers
 from tests.core.dispatcher import PICK, Exchange, begin
 from tests.strategies import body_events, event_sequences, rejections, stream_settings
@@ -26,12 +26,14 @@ EVENTS: dict[type, m.Event] = {
     m.ResponseHeaders: m.ResponseHeaders(200),
     m.ResponseBody: m.ResponseBody(b"x"),
     m.ResponseTrailers: m.ResponseTrailers(),
+    m.Wakeup: m.Wakeup(),
     m.Ended: m.Ended(),
 }
 REQUEST, RESPONSE = (m.RequestBody, m.RequestTrailers), (m.ResponseBody, m.ResponseTrailers)
 ALLOWED: dict[State, tuple[type, ...]] = {
     State.HEADERS: (m.RequestHeaders, m.ResponseHeaders, m.Ended),
     State.BODY: (*REQUEST, m.ResponseHeaders, m.Ended),
+    State.WAITING: (*REQUEST, m.ResponseHeaders, m.Ended),
     State.REST: (*REQUEST, m.ResponseHeaders, m.Ended),
     State.RESPONSE: (*REQUEST, m.ResponseHeaders, *RESPONSE, m.Ended),
     State.LOCAL_REPLY: (*RESPONSE, m.Ended),
@@ -56,11 +58,14 @@ def in_state(state: State) -> Exchange:
     steps: dict[State, Sequence[m.Event]] = {
         State.HEADERS: [],
         State.BODY: [early],
+        State.WAITING: [early, m.RequestBody(body())],
         State.REST: [early, m.RequestBody(body())],
         State.RESPONSE: [early, m.RequestBody(body(), True)],
         State.LOCAL_REPLY: [m.ResponseHeaders(401)],
         State.DONE: [m.Ended()],
     }
+    if state is State.WAITING:
+        exchange.dispatcher.result = Wait(until_s=10.0)
     exchange.tell(*steps[state])
     assert exchange.stream.state is state
     return exchange
@@ -73,7 +78,7 @@ def test_every_event_in_every_state_is_taken_or_breaks_the_protocol(
 ) -> None:
     exchange = in_state(state)
 
-    if kind in ALLOWED[state]:
+    if kind in (*ALLOWED[state], m.Wakeup):  # a timer may fire in any state, and means nothing
         exchange.tell(EVENTS[kind])
     else:
         with pytest.raises(ProtocolError, match=f"{kind.__name__} in state {state.value}"):

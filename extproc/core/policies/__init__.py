@@ -11,7 +11,7 @@ from typing import Protocol
 
 from extproc.core.policies.controls import LeastPending, RandomChoice, RoundRobin
 from extproc.core.policies.founding import Founding
-from extproc.core.types import Choice, RequestInfo, Snapshot
+from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
 
 __all__ = ["BUILT_IN", "Founding", "LeastPending", "Policy", "RandomChoice", "RoundRobin"]
 
@@ -19,8 +19,13 @@ __all__ = ["BUILT_IN", "Founding", "LeastPending", "Policy", "RandomChoice", "Ro
 class Policy(Protocol):
     """A rule. Its parameters are the keyword arguments of its constructor."""
 
-    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-        """Choose among `snapshot.endpoints` (never empty); break ties with `rng`."""
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        """Choose among `snapshot.endpoints` (never empty); break ties with `rng`.
+
+        Answer `Wait` to hold the request and be asked again.
+        """
         ...
 
 
