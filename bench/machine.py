@@ -1,0 +1,52 @@
+"""Which machine a result was taken on: what matters for it, and no names."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from bench.processes import envoy_binary
+
+
+def describe() -> dict[str, Any]:
+    """CPU model, cores, memory, and the versions that matter."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
+        "kernel": platform.release().partition("-")[0],
+        "python": platform.python_version(),
+        "grpcio": _version_of("grpcio"),
+        "uvloop": _version_of("uvloop"),
+        "envoy": _envoy_version(),
+        "load_1min_at_start": round(os.getloadavg()[0], 2),
+    }
+
+
+def slug(machine: dict[str, Any]) -> str:
+    """Of the machine's description, for a file name."""
+    words = re.sub(r"[^a-z0-9]+", "-", str(machine["cpu"]).lower()).strip("-")
+    return f"{words}-{machine['cores']}-cores"
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _version_of(package: str) -> str:
+    from importlib.metadata import version
+
+    return version(package)
+
+
+def _envoy_version() -> str:
+    done = subprocess.run([envoy_binary(), "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"/(\d+\.\d+\.\d+)/", done.stdout)
+    return found.group(1) if found else "unknown"

@@ -1,0 +1,163 @@
+"""Tables for people and JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.figures import minus, ratio, render_table
+from bench.machine import slug
+
+Figures = Mapping[str, float | None]
+
+_FOLDER = Path(__file__).parent
+_NAMES = {
+    "none": "no ext_proc",
+    "empty": "empty grpc.aio",
+    "grpcio": "picker, grpcio",
+    "wire": "picker, wire",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """One run of `bench.run`.
+
+    Attributes:
+        machine: Where.
+        options: How it was called.
+        cells: Names, in order.
+        medians: Figures by variant; each the median of its rounds.
+        rounds: Figures by variant, round for round.
+    """
+
+    machine: Mapping[str, Any]
+    options: Mapping[str, Any]
+    cells: list[str]
+    medians: Mapping[str, Figures]
+    rounds: list[dict[str, dict[str, float | None]]]
+
+    @property
+    def ratios(self) -> dict[str, dict[str, float | None]]:
+        """Every figure over the empty server's of the same run; latencies less those without."""
+        empty, none = self.medians.get("empty", {}), self.medians.get("none", {})
+        found: dict[str, dict[str, float | None]] = {}
+        for variant, figures in self.medians.items():
+            if variant in ("none", "empty"):
+                continue
+            found[variant] = {
+                name: ratio(_added(name, value, none), _added(name, empty.get(name), none))
+                for name, value in figures.items()
+            }
+        return found
+
+
+def _added(name: str, value: float | None, none: Figures) -> float | None:
+    """A latency less the one without ext_proc; other figures as they are."""
+    return minus(value, none.get(name)) if name.endswith("_ms") else value
+
+
+def render(results: Results) -> str:
+    """The tables."""
+    machine = results.machine
+    what = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "cpu")
+    parts = [f"{machine['cpu']}: {what}", ""]
+    header = ["", *(_NAMES[variant] for variant in results.medians)]
+    for title, rows in _sections(results):
+        parts += [f"{title} (in brackets: times the empty grpc.aio server)", ""]
+        parts += [render_table(header, rows), ""]
+    return "\n".join(parts).rstrip()
+
+
+def _sections(results: Results) -> list[tuple[str, list[list[str]]]]:
+    row = _Rows(results)
+    cells = results.cells
+    scheduled = [cell for cell in cells if not cell.endswith("@max")]
+    saturated = [cell for cell in cells if cell.endswith("@max")]
+    return [
+        (
+            "ext_proc server, CPU us per request, net of its idle cost",
+            [row.plain(c, f"{c}/server_us_per_request", "{:.0f}") for c in cells],
+        ),
+        (
+            "Envoy, CPU us per request",
+            [row.plain(c, f"{c}/envoy_us_per_request", "{:.0f}") for c in cells],
+        ),
+        (
+            "Requests per second at saturation",
+            [row.plain(c, f"{c}/requests_per_s", "{:.0f}") for c in saturated],
+        ),
+        (
+            "Latency, ms: without ext_proc, and what is added to it",
+            [
+                row.added(f"{c} {which}", f"{c}/{which}_ms")
+                for c in scheduled
+                for which in ("p50", "p99")
+            ],
+        ),
+        (
+            "ext_proc server at rest, and its memory after all cells",
+            [
+                row.plain("idle cores", "idle/cores", "{:.3f}"),
+                row.plain("VmRSS, MB", "memory/rss_mb", "{:.0f}"),
+                row.plain("VmHWM, MB", "memory/peak_mb", "{:.0f}"),
+            ],
+        ),
+    ]
+
+
+class _Rows:
+    def __init__(self, results: Results) -> None:
+        self._medians = results.medians
+        self._ratios = results.ratios
+
+    def plain(self, label: str, name: str, form: str) -> list[str]:
+        return self._row(label, name, lambda figures: figures.get(name), form)
+
+    def added(self, label: str, name: str) -> list[str]:
+        none = self._medians.get("none", {})
+
+        def read(figures: Figures) -> float | None:
+            value = figures.get(name)
+            return value if figures is none else minus(value, none.get(name))
+
+        return self._row(label, name, read, "{:.2f}")
+
+    def _row(
+        self, label: str, name: str, read: Callable[[Figures], float | None], form: str
+    ) -> list[str]:
+        cells = [label]
+        for variant, figures in self._medians.items():
+            value, times = read(figures), self._ratios.get(variant, {}).get(name)
+            text = "-" if value is None else form.format(value)
+            cells.append(text if times is None else f"{text} ({times:.2f})")
+        return cells
+
+
+def default_path(kind: str, machine: dict[str, Any], *, is_quick: bool) -> Path:
+    """Where results go: a quick look among what is not kept."""
+    folder = _FOLDER / ("out" if is_quick else "results")
+    prefix = "" if kind == "bench" else f"{kind}-"
+    return folder / f"{prefix}{time.strftime('%Y-%m-%d')}-{slug(machine)}.json"
+
+
+def write_json(results: Any, path: Path | str) -> None:
+    """Write a record; three significant digits are more than the machine's noise."""
+    document = asdict(results) if is_dataclass(results) else results  # type: ignore[arg-type]
+    if isinstance(results, Results):
+        document["ratios"] = results.ratios
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(_rounded(document), indent=1) + "\n")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list) else value

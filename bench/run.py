@@ -1,0 +1,201 @@
+"""What one request costs the picker, beside an empty ext_proc server and beside none: `make bench`.
+
+Every variant runs every cell (a load and a body size), one variant after the other, and all of it
+again in each round; the figures are medians of rounds. So what the machine does beside it in the
+meantime falls on all of them. Only ratios within one run mean anything on another machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.figures import medians, net_us_per_request
+from bench.load import LoadResult, run_wrk
+from bench.machine import describe
+from bench.processes import BenchError, Program, cpu_s, memory, raise_file_limit, require
+from bench.report import Results, default_path, render, write_json
+from bench.stack import Stack, StackOptions, Variant, running
+
+SMALL_BYTES = 308
+LARGE_BYTES = 107_000
+_SATURATING_CONNECTIONS = 32
+_SCHEDULED_CONNECTIONS = 64  # enough that one is always free
+_SETTLE_S = 2.0  # until the first scrapes and the registration of models are over
+_KEEPS_UP = 0.97  # of the wanted rate
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One load.
+
+    Attributes:
+        body_bytes: Length of each request's body.
+        rate_per_s: Requests a second; None for as many as are answered.
+    """
+
+    body_bytes: int
+    rate_per_s: float | None
+
+    @property
+    def name(self) -> str:
+        """For tables and JSON, e.g. `308B@300`."""
+        rate = "max" if self.rate_per_s is None else f"{self.rate_per_s:g}"
+        return f"{self.body_bytes}B@{rate}"
+
+
+CELLS = tuple(
+    Cell(body_bytes, rate)
+    for body_bytes in (SMALL_BYTES, LARGE_BYTES)
+    for rate in (None, 300, 1000)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds.
+
+    Attributes:
+        cell_s: Of load in each cell.
+        warm_up_s: Of the same load before it.
+        idle_s: For which the idle cost is measured.
+    """
+
+    cell_s: float
+    warm_up_s: float
+    idle_s: float
+
+
+def measure_variant(
+    options: StackOptions, cells: Sequence[Cell], timing: Timing
+) -> dict[str, float | None]:
+    """Start one variant and run every cell: figures by name, `cell/figure`.
+
+    Raises:
+        BenchError: Something did not start, or requests failed.
+    """
+    with running(options) as stack:
+        time.sleep(_SETTLE_S)
+        idle_cores = _idle_cores(stack.server, timing.idle_s)
+        figures: dict[str, float | None] = {}
+        for cell in cells:
+            for name, value in _measure_cell(stack, cell, timing, idle_cores).items():
+                figures[f"{cell.name}/{name}"] = value
+        if stack.server is not None:
+            held = memory(stack.server.pid)
+            figures["idle/cores"] = idle_cores
+            figures["memory/rss_mb"] = held.now_bytes / 1e6
+            figures["memory/peak_mb"] = held.peak_bytes / 1e6
+        return figures
+
+
+def _idle_cores(server: Program | None, idle_s: float) -> float:
+    if server is None:
+        return 0.0
+    began_s, before_s = time.monotonic(), cpu_s(server.pid)
+    time.sleep(idle_s)
+    return (cpu_s(server.pid) - before_s) / (time.monotonic() - began_s)
+
+
+def _measure_cell(
+    stack: Stack, cell: Cell, timing: Timing, idle_cores: float
+) -> dict[str, float | None]:
+    _load(stack, cell, timing.warm_up_s)
+    programs = {"envoy": stack.gateway}
+    if stack.server is not None:
+        programs["server"] = stack.server
+    before_s = {name: cpu_s(program.pid) for name, program in programs.items()}
+    began_s = time.monotonic()
+    result = _load(stack, cell, timing.cell_s)
+    elapsed_s = time.monotonic() - began_s
+    used_s = {name: cpu_s(program.pid) - before_s[name] for name, program in programs.items()}
+    if result.num_errors:
+        raise BenchError(f"{stack.options.variant} {cell.name}: {result.num_errors} failed")
+
+    figures: dict[str, float | None] = {
+        f"{name}_us_per_request": net_us_per_request(
+            used, idle_cores if name == "server" else 0.0, elapsed_s, result.num_requests
+        )
+        for name, used in used_s.items()
+    }
+    figures |= {
+        "requests_per_s": result.requests_per_s,
+        "p50_ms": result.p50_us / 1e3,
+        "p99_ms": result.p99_us / 1e3,
+    }
+    if cell.rate_per_s is not None and result.requests_per_s < cell.rate_per_s * _KEEPS_UP:
+        print(f"  behind: {result.requests_per_s:.0f} of {cell.rate_per_s:g}/s", file=sys.stderr)
+    return figures
+
+
+def _load(stack: Stack, cell: Cell, duration_s: float) -> LoadResult:
+    is_scheduled = cell.rate_per_s is not None
+    return run_wrk(
+        stack.url,
+        duration_s,
+        body_bytes=cell.body_bytes,
+        num_adapters=stack.options.num_adapters,
+        rate_per_s=cell.rate_per_s,
+        connections=_SCHEDULED_CONNECTIONS if is_scheduled else _SATURATING_CONNECTIONS,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit status."""
+    args = _parse(arguments)
+    timing = Timing(args.seconds, 1.0, 3.0 if args.quick else 8.0)
+    cells = [cell for cell in CELLS if not args.cells or cell.name in args.cells]
+    try:
+        require("wrk")
+        raise_file_limit()
+        machine = describe()
+        rounds: list[dict[str, dict[str, float | None]]] = []
+        for number in range(args.rounds):
+            rounds.append({})
+            for variant in args.variants:
+                print(f"round {number + 1} of {args.rounds}: {variant}", file=sys.stderr)
+                options = StackOptions(
+                    variant, args.pods, args.adapters, has_traceparent=args.traceparent
+                )
+                rounds[-1][variant] = measure_variant(options, cells, timing)
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    results = Results(
+        machine=machine,
+        options={key: value for key, value in vars(args).items() if key != "out"},
+        cells=[cell.name for cell in cells],
+        medians={v: medians(each[v] for each in rounds) for v in args.variants},
+        rounds=rounds,
+    )
+    print(render(results))
+    path = args.out or default_path("bench", machine, is_quick=args.quick)
+    write_json(results, path)
+    print(f"\n{path}", file=sys.stderr)
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="2 s a cell, one round: a look only")
+    parser.add_argument("--seconds", type=float, help="of load in each cell (default 10)")
+    parser.add_argument("--rounds", type=int, help="(default 3)")
+    parser.add_argument("--variants", type=Variant, nargs="+", default=list(Variant))
+    parser.add_argument("--cells", nargs="+", choices=[c.name for c in CELLS], metavar="CELL")
+    parser.add_argument("--pods", type=int, default=16)
+    parser.add_argument("--adapters", type=int, default=64, choices=range(1, 101), metavar="1-100")
+    parser.add_argument(
+        "--traceparent", action="store_true", help="a fresh header in every ext_proc stream"
+    )
+    parser.add_argument("--out", help="JSON file (default: bench/results/DATE-machine.json)")
+    args = parser.parse_args(arguments)
+    args.seconds = args.seconds or (2.0 if args.quick else 10.0)
+    args.rounds = args.rounds or (1 if args.quick else 3)
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())
