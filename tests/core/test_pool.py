@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -558,6 +559,14 @@ class PoolMachine(RuleBasedStateMachine):
         others = max(0, report.num_running + report.num_waiting - ours)
         self.reports[life] = (report, self.now, others)
 
+    @rule(number=numbers, num_waiting=st.integers(0, 4))
+    def record_orca(self, number: int, num_waiting: int) -> None:
+        self.pool.record_orca(address(number), (0.5, num_waiting))
+        life = self.life.get(number, -1)
+        if life in self.reports:
+            report, taken_at_s, others = self.reports[life]
+            self.reports[life] = (replace(report, num_waiting=num_waiting), taken_at_s, others)
+
     @rule(number=numbers, names=st.lists(st.sampled_from(ADAPTERS), unique=True))
     def record_models(self, number: int, names: list[str]) -> None:
         self.pool.record_models(address(number), cards(*names), now=self.now)
@@ -611,7 +620,8 @@ class PoolMachine(RuleBasedStateMachine):
         assert seen.registered == (None if names is None else frozenset(names))
         assert seen.num_in_flight == len(adapters)
         assert seen.num_pending == len(adapters) + (others if is_known else 0)
-        assert seen.num_running == (report.num_running if is_known else 0)
+        shown = report if is_known else LoadReport()
+        assert (seen.num_running, seen.num_waiting) == (shown.num_running, shown.num_waiting)
         for adapter in ADAPTERS:
             ours = adapters.count(adapter)
             theirs = is_known and others and adapter in report.active_adapters
