@@ -1,0 +1,54 @@
+"""Small workloads and fleets for the laboratory's tests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from extproc.core.policies import LeastPending, Policy
+from extproc.sim.events import FleetEvent
+from extproc.sim.fleet import Fleet
+from extproc.sim.fleetsettings import FleetSettings
+from extproc.sim.flights import FleetResult
+from extproc.sim.workload import Arrival, Workload
+
+
+def arrival(at_s: float, adapter: str | None = "a", **fields: Any) -> Arrival:
+    defaults: dict[str, Any] = {"prompt_tokens": 50, "output_tokens": 20, "tenant": adapter or ""}
+    return Arrival(at_s, adapter, **{**defaults, **fields})
+
+
+def workload(*arrivals: Arrival, adapters: Sequence[str] = ("a", "b", "c")) -> Workload:
+    return Workload("test", arrivals, dict.fromkeys(adapters, 16), 1, "written by hand")
+
+
+def poisson(
+    num: int, *, rate_rps: float, num_adapters: int = 10, output_tokens: int = 50, seed: int = 1
+) -> Workload:
+    """Adapters by Zipf's law with exponent 1."""
+    rng = random.Random(seed)
+    names = [f"adapter-{number:03d}" for number in range(num_adapters)]
+    weights = [1 / (rank + 1) for rank in range(num_adapters)]
+    arrivals = []
+    at_s = 0.0
+    for _ in range(num):
+        at_s += rng.expovariate(rate_rps)
+        name = rng.choices(names, weights)[0]
+        lengths = {
+            "prompt_tokens": rng.randint(5, 300),
+            "output_tokens": rng.randint(1, output_tokens),
+        }
+        arrivals.append(arrival(at_s, name, **lengths))
+    return workload(*arrivals, adapters=names)
+
+
+def run(
+    work: Workload,
+    policy: type[Policy] = LeastPending,
+    *,
+    seed: int = 1,
+    events: Sequence[FleetEvent] = (),
+    **settings: Any,
+) -> FleetResult:
+    return Fleet(FleetSettings(**settings), work, policy, seed=seed, events=events).run()
