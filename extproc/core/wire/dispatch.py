@@ -12,7 +12,7 @@ from extproc.core.wire import control, frames, grpc, messages
 from extproc.core.wire.errors import ConnectionFault, ErrorCode, StreamFault
 from extproc.core.wire.limits import Abuse
 from extproc.core.wire.requests import Request, judge_trailers
-from extproc.core.wire.states import Scope
+from extproc.core.wire.states import Scope, State
 from extproc.core.wire.stream import WireStream
 
 if TYPE_CHECKING:
@@ -75,7 +75,13 @@ def handle(connection: Connection, kind: int, flags: int, stream_id: int, payloa
             connection.floods.count(Abuse.OTHER_FRAME_FLOOD)
     except StreamFault as fault:
         connection.floods.count(Abuse.RAPID_RESET)
-        connection.streams.reset(stream_id, fault.code)
+        state = connection.streams.state(stream_id)
+        if state is State.IDLE or not stream_id & 1:
+            # 9113 6.4: "RST_STREAM frames MUST NOT be sent for a stream in the idle state"; a
+            # stream error may be treated as a connection error instead (9113 5.4.2).
+            raise ConnectionFault(fault.code, str(fault)) from None
+        if state is not State.CLOSED_BY_US:
+            connection.streams.reset(stream_id, fault.code)
 
 
 # ---- DATA

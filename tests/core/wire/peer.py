@@ -233,7 +233,6 @@ class Peer:
         elif isinstance(frame, hf.DataFrame):
             response.data += frame.data
         elif isinstance(frame, hf.RstStreamFrame):
-            assert response.reset_code is None, "reset twice"
             response.reset_code = frame.error_code
         response.is_ended = response.is_ended or "END_STREAM" in frame.flags
 

@@ -297,6 +297,21 @@ def test_priority_of_another_length_is_a_stream_error(length: int) -> None:
     assert peer.reset_with() == ErrorCode.FRAME_SIZE_ERROR
 
 
+@pytest.mark.parametrize("stream_id", [1, 2])
+def test_idle_streams_are_not_reset(stream_id: int) -> None:
+    peer = Peer()
+    peer.feed(raw(frames.PRIORITY, 0, stream_id, bytes(4)))
+
+    assert peer.failed_with() == ErrorCode.FRAME_SIZE_ERROR
+
+
+def test_no_stream_is_reset_twice() -> None:
+    peer = Peer()
+    _open(peer)
+    assert len(peer.feed(raw(frames.PRIORITY, 0, 1, bytes(4)))) == 1
+    assert peer.feed(raw(frames.PRIORITY, 0, 1, bytes(4))) == []
+
+
 def test_priority_on_the_connection_is_a_protocol_error() -> None:
     peer = Peer()
     peer.feed(raw(frames.PRIORITY, 0, 0, bytes(5)))
