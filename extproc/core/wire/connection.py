@@ -197,11 +197,11 @@ class Connection:
                     continue
             elif kind == frames.HEADERS:
                 if (
-                    stream_id > streams.last_id
+                    streams.last_id < stream_id <= _ID_MASK
                     and stream_id & 1
                     and flags & ~frames.END_STREAM == frames.END_HEADERS
                 ):
-                    self.open_stream(stream_id & _ID_MASK, flags, data[start:stop])
+                    self.open_stream(stream_id, flags, data[start:stop])
                     continue
             elif kind == frames.RST_STREAM and length == frames.U32.size:
                 slot = (stream_id >> 1) & _RING_MASK

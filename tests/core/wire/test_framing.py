@@ -135,6 +135,14 @@ def test_reserved_bit_of_the_stream_identifier_is_ignored() -> None:
     assert peer.responses[1].status == 0
 
 
+def test_reserved_bit_makes_no_identifier_higher() -> None:
+    peer = Peer()
+    peer.open(5)
+    peer.feed(raw(frames.HEADERS, 0x4, 3 | 0x8000_0000, literals(REQUEST)))
+
+    assert peer.failed_with() == ErrorCode.PROTOCOL_ERROR
+
+
 def test_undefined_flags_are_ignored() -> None:
     peer = Peer()
     peer.feed(raw(frames.HEADERS, 0x4 | 0xD2, 1, first_block()))

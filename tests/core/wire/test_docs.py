@@ -1,0 +1,30 @@
+"""docs/wire.md names the test of every rule: each one exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from extproc.core.wire import Abuse
+
+_ROOT = Path(__file__).parents[3]
+_PAGE = (_ROOT / "docs" / "wire.md").read_text()
+
+
+def test_every_test_named_in_the_page_exists() -> None:
+    named = set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", _PAGE))
+    existing = {
+        (path.name, node.name)
+        for folder in ("core/wire", "shell")
+        for path in (_ROOT / "tests" / folder).glob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+    assert len(named) > 80
+    assert named - existing == set()
+
+
+def test_every_limit_is_in_the_page() -> None:
+    assert {abuse for abuse in Abuse if f"`{abuse}`" not in _PAGE} == set()
