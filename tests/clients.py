@@ -104,6 +104,7 @@ class AccessLog:
         host, _, port = address.rpartition(":")
         common.upstream_remote_address.socket_address.address = host
         common.upstream_remote_address.socket_address.port_value = int(port)
+        common.time_to_first_upstream_rx_byte.FromMilliseconds(1)
         entry.response.response_code.value = status
         entry.response.response_code_details = "via_upstream"
         for key, value in headers.items():

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec import Struct
+
 from extproc.core.types import Pick
 
 
@@ -27,8 +29,7 @@ class BodyMode(Enum):
 # --- events ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHeaders:
+class RequestHeaders(Struct, frozen=True):
     """The first event of a stream, unless the data plane answers before it asks.
 
     Attributes:
@@ -51,8 +52,7 @@ class RequestHeaders:
     subset: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBody:
+class RequestBody(Struct, frozen=True):
     """A chunk of the request's body, or all of it, by mode."""
 
     data: bytes
@@ -129,8 +129,7 @@ EVENT_TYPES: tuple[type, ...] = (
 # --- commands -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ContinueHeaders:
+class ContinueHeaders(Struct, frozen=True):
     """Let the request's headers go on: to the pick's endpoint, or undecided (None).
 
     Attributes:
@@ -144,8 +143,7 @@ class ContinueHeaders:
     keeps_response: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ContinueBody:
+class ContinueBody(Struct, frozen=True):
     """Let a body message go on unchanged; with a pick, its destination is set now."""
 
     pick: Pick | None = None
@@ -221,8 +219,7 @@ class WakeAt:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """Close the RPC with OK: everything needed has been answered."""
 
 

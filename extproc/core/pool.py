@@ -66,6 +66,7 @@ class _Tracked:
         "models",
         "num_foreign",
         "num_loads",
+        "registered",
         "report",
         "reported_at_s",
         "residency",
@@ -78,6 +79,7 @@ class _Tracked:
         self.report: LoadReport | None = None
         self.reported_at_s: float | None = None
         self.models: dict[str, ModelCard] | None = None
+        self.registered: frozenset[str] | None = None
         self.flights: dict[str, InFlight] = {}
         self.adapters: dict[str, int] = {}
         self.foreign: dict[str, int] = {}
@@ -89,6 +91,11 @@ class _Tracked:
         )
         self.view: EndpointView | None = None
         self.view_expires_s = 0.0
+
+    def set_models(self, models: dict[str, ModelCard] | None) -> None:
+        """Replace what is registered there; None for unknown."""
+        self.models, self.view = models, None
+        self.registered = None if models is None else frozenset(models)
 
     def count_loads(self) -> None:
         """Count the adapters that have come into a GPU slot since the last call."""
@@ -186,7 +193,7 @@ class Pool:
             # Without a start time, names that vanish are the only sign of a restart.
             tracked.residency.forget()
             tracked.residency.record_registered(adapters, now=now)
-        tracked.models, tracked.view = models, None
+        tracked.set_models(models)
         if models != before:
             self._index_models()
 
@@ -206,8 +213,7 @@ class Pool:
         tracked = self._tracked.get(address)
         if tracked is None or not tracked.models or model not in tracked.models:
             return False
-        del tracked.models[model]
-        tracked.view = None
+        tracked.set_models({k: card for k, card in tracked.models.items() if k != model})
         self._index_models()
         return True
 
@@ -343,7 +349,7 @@ class Pool:
             is_ready=endpoint.is_ready,
             is_known=is_known,
             reported_at_s=at_s,
-            registered=None if tracked.models is None else frozenset(tracked.models),
+            registered=tracked.registered,
             gpu_adapters=tracked.gpu_adapters,
             cpu_adapters=residency.cpu_adapters,
             pending_by_adapter=MappingProxyType(dict(pending)),
@@ -359,7 +365,7 @@ class Pool:
         return view
 
     def _forget(self, tracked: _Tracked) -> None:
-        tracked.models = None
+        tracked.set_models(None)
         tracked.residency.forget()
         self._index_models()
 

@@ -5,14 +5,19 @@ not answered with 404), *resident* (its weights are in a GPU slot or in the CPU 
 (requests for it are in flight there now).
 
 Times are monotonic seconds unless a name says `wall`. Sizes carry their unit in the name.
+
+What is made anew for each request is a `msgspec.Struct`, the rest a dataclass: to make a frozen
+dataclass of seventeen fields takes 7 us, a Struct 1.6.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+
+from msgspec import Struct
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
@@ -113,8 +118,7 @@ class ModelCard:
     owned_by: str = "vllm"
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointView:
+class EndpointView(Struct, frozen=True):
     """One endpoint in a snapshot: the last report overlaid with what we dispatched since.
 
     Attributes:
@@ -148,7 +152,7 @@ class EndpointView:
     registered: frozenset[str] | None = None
     gpu_adapters: tuple[str, ...] = ()
     cpu_adapters: tuple[str, ...] = ()
-    pending_by_adapter: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    pending_by_adapter: Mapping[str, int] = _NOTHING
     num_pending: int = 0
     num_in_flight: int = 0
     num_running: int = 0
@@ -180,16 +184,14 @@ class EndpointView:
         return self.registered is not None and model in self.registered
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The endpoints a rule may choose among, at one moment. Immutable, sorted by address."""
 
     endpoints: tuple[EndpointView, ...]
     now: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestInfo:
+class RequestInfo(Struct, frozen=True):
     """What a rule may know about a request: what production knows, and no more.
 
     Attributes:
@@ -214,8 +216,7 @@ class RequestInfo:
     arrived_at_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """A rule's answer that it will not choose now. The request is held and the rule asked again.
 
     Attributes:
@@ -227,8 +228,7 @@ class Wait:
     reason: str = "wait"
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """What a rule answers.
 
     Attributes:
@@ -240,8 +240,7 @@ class Choice:
     reason: str = "custom"
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(Struct, frozen=True):
     """A routed request.
 
     Attributes:
@@ -260,7 +259,7 @@ class Pick:
     endpoints: tuple[str, ...]
     policy: str
     reason: str
-    candidates: tuple[EndpointView, ...] = field(default=(), repr=False)
+    candidates: tuple[EndpointView, ...] = ()
     picked_at_s: float = 0.0
 
     @property

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.core.admission import AdmissionSettings
 from extproc.core.picker import Picker, PickerSettings
@@ -22,6 +22,7 @@ from extproc.core.types import (
     Rejection,
     RequestInfo,
     Snapshot,
+    Wait,
 )
 from tests.builders import address, endpoint_view, request, snapshot
 from tests.strategies import requests, snapshots
@@ -45,7 +46,7 @@ def picker(
     )
 
 
-def picked(result: Pick | Rejection) -> Pick:
+def picked(result: Pick | Rejection | Wait) -> Pick:
     assert isinstance(result, Pick)
     return result
 
@@ -116,6 +117,7 @@ def test_nobody_over_the_cap_is_picked_and_429_says_when_to_retry(
     snapshot: Snapshot, request: RequestInfo, cap: int
 ) -> None:
     result = picker(max_pending=cap, num_fallbacks=9).pick(snapshot, request)
+    assert not isinstance(result, Wait)
 
     if isinstance(result, Pick):
         pending = {view.address: view.num_pending for view in snapshot.endpoints}
@@ -307,3 +309,19 @@ def test_sessions_outlive_another_rule() -> None:
     views = snapshot(endpoint_view(1), endpoint_view(2))
 
     assert picked(made.pick(views, request(session="s"))).address == address(1)
+
+
+class Holds:
+    """A rule that never chooses."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Wait:
+        return Wait(snapshot.now + 1.0, "full")
+
+
+def test_a_rule_that_waits_is_passed_on_and_starts_no_session() -> None:
+    held = picker(Holds(), "holds")
+    asked = request("a", session="s")
+
+    assert held.pick(snapshot(endpoint_view(), now=5.0), asked) == Wait(6.0, "full")
+    held.configure(BUILT_IN["founding"](), "founding")
+    assert picked(held.pick(snapshot(endpoint_view()), asked)).reason != "session"

@@ -14,7 +14,7 @@ from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
 from extproc.core.router import Router
-from extproc.core.types import Pick, Reason, Rejection
+from extproc.core.types import Pick, Reason, Rejection, Wait
 from tests.builders import BASE, address, cards, endpoint, report, request
 
 ASKED = request(None, model="a")  # as a stream asks: it does not know what is an adapter
@@ -40,12 +40,12 @@ def router(
     return Router(pool, picker)
 
 
-def routed(result: Pick | Rejection) -> Pick:
+def routed(result: Pick | Rejection | Wait) -> Pick:
     assert isinstance(result, Pick)
     return result
 
 
-def refused(result: Pick | Rejection) -> tuple[int, Reason]:
+def refused(result: Pick | Rejection | Wait) -> tuple[int, Reason]:
     assert isinstance(result, Rejection)
     return result.status, result.reason
 

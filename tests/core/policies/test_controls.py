@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from extproc.core.policies import BUILT_IN
 from extproc.core.policies.controls import LeastPending, RandomChoice, RoundRobin
-from extproc.core.types import EndpointView, RequestInfo, Snapshot
+from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
 from tests.builders import address, endpoint_view, request, snapshot
 from tests.strategies import requests, snapshots
 
@@ -77,6 +77,7 @@ def test_every_built_in_rule_answers_an_endpoint_of_the_snapshot_with_a_reason(
 ) -> None:
     for rule in BUILT_IN.values():
         choice = rule().choose(snapshot, request, rng=random.Random(seed))
+        assert isinstance(choice, Choice)
         chosen: list[EndpointView] = list(choice.endpoints)
 
         assert chosen
