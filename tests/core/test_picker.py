@@ -319,7 +319,7 @@ class Holds:
 
 
 def test_a_rule_that_waits_is_passed_on_and_starts_no_session() -> None:
-    held = picker(Holds(), "holds")
+    held = picker(Holds())
     asked = request("a", session="s")
 
     assert held.pick(snapshot(endpoint_view(), now=5.0), asked) == Wait(6.0, "full")
