@@ -1,0 +1,410 @@
+"""What clients see when something breaks: a clear status or their answer, and never a hang."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from extproc.bootstrap import Mode
+from extproc.sim.pod import RunningPod, start_pod
+from extproc.sim.profiles import INSTANT
+from tests.e2e.conftest import (
+    NUM_PODS,
+    knows_pods,
+    picker_config,
+    pod_config,
+    running_envoy,
+)
+from tests.e2e.harness import Answer, Client, EnvoyProcess, PickerProcess, chat, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+PATH = "/v1/chat/completions"
+TALKATIVE = replace(INSTANT, step_s=0.05)
+"""An engine that needs 50 ms for a token."""
+
+CLEAR = {"picker_unavailable", "picker_timeout", "endpoint_unavailable", "no_endpoints"}
+"""Codes of the errors that a client may see while something is broken."""
+
+
+def outcome(answer: Answer) -> str:
+    """`served`, or the code of a clear error."""
+    if answer.status == 200:
+        return "served"
+    assert answer.status in (500, 503, 504), answer
+    code = str(answer.error_code)
+    assert code in CLEAR, answer
+    return code
+
+
+class Load:
+    """Clients that ask without pause, until told to stop."""
+
+    def __init__(self, client: Client, models: list[str], num_clients: int = 8) -> None:
+        self.answers: list[Answer] = []
+        self._client = client
+        self._models = models
+        self._num_clients = num_clients
+        self._stopped = False
+
+    async def _ask(self, number: int) -> None:
+        while not self._stopped:
+            model = self._models[number % len(self._models)]
+            async with asyncio.timeout(10):
+                self.answers.append(await self._client.chat(model))
+            number += 1
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Load]:
+        async with asyncio.TaskGroup() as group:
+            for number in range(self._num_clients):
+                group.create_task(self._ask(number))
+            try:
+                yield self
+            finally:
+                self._stopped = True
+
+    async def some(self, num: int = 50) -> list[Answer]:
+        """The next `num` answers."""
+        seen = len(self.answers)
+
+        async def has_enough() -> bool:
+            return len(self.answers) >= seen + num
+
+        await eventually(has_enough)
+        return self.answers[seen : seen + num]
+
+
+@asynccontextmanager
+async def streaming(
+    envoy: EnvoyProcess, http: aiohttp.ClientSession, model: str, **body: Any
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """A streaming answer that has begun."""
+    data = chat(model, stream=True, **body)
+    headers = {"content-type": "application/json"}
+    async with http.post(envoy.url + PATH, data=data, headers=headers) as answer:
+        yield answer
+
+
+@asynccontextmanager
+async def own_pods(**more: Any) -> AsyncIterator[list[RunningPod]]:
+    pods = [await start_pod(pod_config(number, **more)) for number in range(NUM_PODS)]
+    try:
+        yield pods
+    finally:
+        for pod in pods:
+            await pod.stop()
+
+
+async def num_in_flight(picker: PickerProcess) -> int:
+    """Requests that the picker thinks are unfinished."""
+    snapshot = await picker.admin("/debug/snapshot")
+    return sum(endpoint["num_in_flight"] for endpoint in snapshot["endpoints"])
+
+
+async def has_none_in_flight(picker: PickerProcess) -> bool:
+    return await num_in_flight(picker) == 0
+
+
+# --- the picker ------------------------------------------------------------------------------
+
+
+async def test_a_killed_picker_costs_clear_errors_until_it_is_back(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    async with (
+        PickerProcess(picker_config(pods)) as picker,
+        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        Load(Client(envoy.url, http), ["only-0", "only-1"]).running() as load,
+    ):
+        before = await load.some()
+        await picker.kill()
+        without = await load.some()
+        await picker.start()
+        await load.some()
+        after = await load.some()
+
+    assert {outcome(answer) for answer in before} == {"served"}
+    assert "picker_unavailable" in {outcome(answer) for answer in without}
+    assert {outcome(answer) for answer in after} == {"served"}
+    # `no_endpoints`: it listens again and has not asked the pods yet.
+    seen = {outcome(answer) for answer in load.answers}
+    assert seen <= {"served", "picker_unavailable", "no_endpoints"}
+
+
+async def test_with_override_host_everybody_is_served_while_the_picker_is_gone(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    async with (
+        PickerProcess(picker_config(pods)) as picker,
+        running_envoy(Mode.OVERRIDE_HOST, picker) as envoy,
+        Load(Client(envoy.url, http), ["shared", "base"]).running() as load,
+    ):
+        await load.some()
+        await picker.kill()
+        without = await load.some(200)
+        await picker.start()
+        await load.some()
+
+    assert Counter(map(outcome, load.answers)) == {"served": len(load.answers)}
+    assert {answer.served_by for answer in without} == {f"pod-{n}" for n in range(NUM_PODS)}
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [(Mode.ORIGINAL_DST, "picker_timeout"), (Mode.OVERRIDE_HOST, "served")],
+)
+async def test_a_picker_that_hangs_costs_the_message_timeout(
+    mode: Mode, expected: str, pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    async with (
+        PickerProcess(picker_config(pods)) as picker,
+        running_envoy(mode, picker, message_timeout_s=0.5) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        await client.chat("shared")
+        picker.send(signal.SIGSTOP)
+        answer = await client.chat("shared")
+        picker.send(signal.SIGCONT)
+
+        assert outcome(answer) == expected
+        assert outcome(await client.chat("shared")) == "served"
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_envoy_comes_up_before_the_picker(
+    mode: Mode, pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    picker = PickerProcess(picker_config(pods))
+    async with running_envoy(mode, picker, num_pods=0) as envoy:
+        client = Client(envoy.url, http)
+        early = await client.chat("only-1")
+        async with picker:
+            if mode is Mode.OVERRIDE_HOST:
+                await knows_pods(envoy, NUM_PODS)
+            answer = await client.chat("only-1")
+
+    assert outcome(early) in ("picker_unavailable", "endpoint_unavailable")
+    assert answer.served_by == "pod-1"
+
+
+async def test_of_two_pickers_one_may_die(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    """A request goes to the other one, and each hears of what it chose."""
+    async with (
+        PickerProcess(picker_config(pods)) as first,
+        PickerProcess(picker_config(pods)) as second,
+        running_envoy(Mode.ORIGINAL_DST, first, second) as envoy,
+        Load(Client(envoy.url, http), ["only-0", "only-1"], num_clients=2).running() as load,
+    ):
+        await load.some(100)
+        await first.kill()
+        # Those that it was deciding are lost; those that come after are not.
+        await load.some(10)
+        after = await load.some(200)
+
+    assert Counter(map(outcome, after)) == {"served": len(after)}
+
+
+async def test_a_running_answer_does_not_need_the_picker(http: aiohttp.ClientSession) -> None:
+    async with (
+        own_pods(profile=TALKATIVE) as pods,
+        PickerProcess(picker_config(pods)) as picker,
+        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        streaming(envoy, http, "only-1", max_tokens=20) as answer,
+    ):
+        await answer.content.readline()
+        await picker.kill()
+        rest = await answer.content.read()
+
+    assert rest.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_picker_that_drains_finishes_what_it_has_begun(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    """Not ready at once, the request whose body is still coming is served, and then it ends."""
+    half_sent, drained = asyncio.Event(), asyncio.Event()
+
+    async def slow_body() -> AsyncIterator[bytes]:
+        body = chat("only-1")
+        yield body[:20]
+        half_sent.set()
+        await drained.wait()
+        yield body[20:]
+
+    picker = PickerProcess(picker_config(pods, server={"drain_timeout_s": 10}))
+    async with picker, running_envoy(Mode.ORIGINAL_DST, picker) as envoy:
+        client = Client(envoy.url, http)
+        async with asyncio.TaskGroup() as group:
+            request = group.create_task(client.request("POST", PATH, slow_body()))
+            await half_sent.wait()
+            await eventually(lambda: _is_deciding(envoy))
+            picker.send(signal.SIGTERM)
+            await eventually(lambda: _is_unready(picker))
+            drained.set()
+        status = await picker.wait()
+
+    assert request.result().served_by == "pod-1"
+    assert status == 0
+
+
+async def _is_deciding(envoy: EnvoyProcess) -> bool:
+    name = "cluster.picker.upstream_rq_active"
+    # One is the access log's stream, if it is open already.
+    started = await envoy.stats("http.openai.ext_proc.streams_started")
+    return (await envoy.stats(f"{name}$"))[name] >= 1 and sum(started.values()) >= 1
+
+
+async def _is_unready(picker: PickerProcess) -> bool:
+    try:
+        return await picker.admin_status("/healthz") == 503
+    except aiohttp.ClientError:
+        return False
+
+
+# --- pods ------------------------------------------------------------------------------------
+
+
+async def test_a_killed_pod_costs_clear_errors_until_the_picker_knows(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with (
+        own_pods() as pods,
+        PickerProcess(picker_config(pods, scrape={"expiry_s": 0.5})) as picker,
+        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        Load(Client(envoy.url, http), ["shared", "base"]).running() as load,
+    ):
+        await load.some()
+        await pods[0].kill()
+        await eventually(lambda: _is_unknown(picker, pods[0]))
+        await load.some()
+        after = await load.some(100)
+
+    assert {outcome(answer) for answer in load.answers} <= {"served", "endpoint_unavailable"}
+    assert {answer.served_by for answer in after} <= {"pod-1", "pod-2"}
+    assert Counter(map(outcome, after)) == {"served": len(after)}
+
+
+async def _is_unknown(picker: PickerProcess, pod: RunningPod) -> bool:
+    snapshot = await picker.admin("/debug/snapshot")
+    endpoints = {each["address"]: each for each in snapshot["endpoints"]}
+    return not endpoints[pod.address]["is_known"]
+
+
+async def test_with_override_host_a_killed_pod_costs_at_most_what_it_was_running(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with (
+        own_pods() as pods,
+        PickerProcess(picker_config(pods, destination={"num_fallbacks": 2})) as picker,
+        running_envoy(Mode.OVERRIDE_HOST, picker) as envoy,
+        Load(Client(envoy.url, http), ["shared", "base"], num_clients=8).running() as load,
+    ):
+        await load.some()
+        await pods[0].kill()
+        await load.some(300)
+
+    lost = [answer for answer in load.answers if outcome(answer) != "served"]
+    assert len(lost) <= 8, Counter(map(outcome, load.answers))
+
+
+async def test_a_fallback_is_dialled_where_the_first_address_refuses(
+    http: aiohttp.ClientSession,
+) -> None:
+    """The picker still believes in a pod that has just gone."""
+    async with (
+        own_pods() as pods,
+        PickerProcess(
+            picker_config(pods, destination={"num_fallbacks": 2}, scrape={"interval_s": 60})
+        ) as picker,
+        running_envoy(Mode.OVERRIDE_HOST, picker) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        await pods[0].kill()
+        answers = [await client.chat("base") for _ in range(20)]
+        retries = await envoy.stats("cluster.pods.upstream_rq_retry_success")
+
+    assert Counter(map(outcome, answers)) == {"served": 20}
+    assert sum(retries.values()) >= 1
+
+
+# --- many at once, and clients that leave ----------------------------------------------------
+
+
+async def test_more_than_1024_requests_can_be_under_decision_at_once(
+    pods: list[RunningPod],
+) -> None:
+    """Envoy's default limit of streams to the picker turns the rest into errors."""
+    num_requests, body = 1500, chat("only-1")
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    ).encode()
+    async with (
+        PickerProcess(picker_config(pods)) as picker,
+        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+    ):
+        connections = [
+            await asyncio.open_connection("127.0.0.1", envoy.port) for _ in range(num_requests)
+        ]
+        for _, writer in connections:
+            writer.write(head + body[:10])
+        await eventually(lambda: _has_open(envoy, num_requests), within_s=20)
+        for _, writer in connections:
+            writer.write(body[10:])
+        lines = await asyncio.gather(*(reader.readline() for reader, _ in connections))
+        for _, writer in connections:
+            writer.close()
+        await eventually(lambda: has_none_in_flight(picker))
+
+    assert Counter(lines) == {b"HTTP/1.1 200 OK\r\n": num_requests}
+
+
+async def _has_open(envoy: EnvoyProcess, num_streams: int) -> bool:
+    name = "cluster.picker.upstream_rq_active"
+    return (await envoy.stats(f"{name}$"))[name] >= num_streams
+
+
+async def test_clients_that_leave_at_any_moment_leave_nothing_in_flight(
+    http: aiohttp.ClientSession,
+) -> None:
+    rng = random.Random(7)
+    body = chat("shared", stream=True, max_tokens=4)
+
+    async def leave_early(envoy: EnvoyProcess) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", envoy.port)
+        sent = body[: rng.randrange(len(body) + 1)] if rng.random() < 0.3 else body
+        writer.write(
+            f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n".encode()
+            + sent
+        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(rng.uniform(0, 0.05)):
+                await reader.read(rng.randrange(1, 2000))
+        writer.transport.abort()
+
+    async with (
+        own_pods(profile=replace(INSTANT, step_s=0.01)) as pods,
+        PickerProcess(picker_config(pods)) as picker,
+        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+    ):
+        for _ in range(20):
+            await asyncio.gather(*(leave_early(envoy) for _ in range(25)))
+        await eventually(lambda: has_none_in_flight(picker))
+        snapshot = await picker.admin("/debug/snapshot")
+        decisions = await picker.admin("/debug/decisions")
+
+    assert decisions["decisions"]
+    assert all(not each["pending_by_adapter"] for each in snapshot["endpoints"])
