@@ -10,8 +10,8 @@ from extproc.core.admission import AdmissionSettings
 from extproc.core.messages import BodyMode
 from extproc.core.picker import PickerSettings
 from extproc.core.pool import PoolSettings
+from extproc.core.ports import StreamSettings
 from extproc.core.routes import RouteTable
-from extproc.core.stream import StreamSettings
 from extproc.shell.tls import TlsFiles, client_context
 
 

@@ -21,10 +21,9 @@ body waits for it (BUFFERED, BUFFERED_PARTIAL).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from extproc.core import messages as m
 from extproc.core import rejections
@@ -32,55 +31,14 @@ from extproc.core.body import BodyReader, pieces
 from extproc.core.errors import ProtocolError, RequestError
 from extproc.core.messages import BodyMode
 from extproc.core.openai import error_body, model_body, models_body
-from extproc.core.routes import DEFAULT_INFERENCE_PATHS, Route, RouteKind, RouteTable
-from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.core.ports import Dispatcher, StreamSettings
+from extproc.core.routes import Route, RouteKind
+from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
 
 MIN_WAIT_S = 0.001
 """A rule that asks to be asked at once is asked in the next pass, not in a loop."""
 HOLD_MARGIN_S = 5.0
 """The data plane's timer runs this much longer than a hold, so that the answer is ours."""
-
-
-class Dispatcher(Protocol):
-    """What a stream asks of the rest of the core."""
-
-    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
-        """Choose an endpoint and count the request there, or say why not, or when to ask again."""
-
-    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
-        """End the pick's accounting. Called at most once per pick by a stream."""
-
-    def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
-        """Take note of an error that the client of the request with `headers` gets."""
-
-    def models(self) -> Sequence[ModelCard]:
-        """Every base model and adapter registered anywhere in the pool."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamSettings:
-    """What a stream is configured with.
-
-    Attributes:
-        routes: The paths that are served.
-        max_body_bytes: Larger request bodies get 413.
-        early_decision_bytes: A streamed body's prefix of this size may decide, so that a body that
-            is longer than the data plane buffers does not wait for its end.
-        allow_mode_override: The data plane lets us ask for the body (`allow_mode_override`).
-        uses_response_phases: Keep the RPC open for the response phases; they end the pick.
-        assumed_body_mode: For data planes that do not send `protocol_config`.
-        session_header: Header whose value keeps a client on one endpoint; None for none.
-        max_hold_s: Longest time that a rule may hold a request, from its headers on; then 429.
-    """
-
-    routes: RouteTable = field(default_factory=lambda: RouteTable(DEFAULT_INFERENCE_PATHS))
-    max_body_bytes: int = 16 * 1024 * 1024
-    early_decision_bytes: int = 256 * 1024
-    allow_mode_override: bool = False
-    uses_response_phases: bool = False
-    assumed_body_mode: BodyMode = BodyMode.BUFFERED
-    session_header: str | None = None
-    max_hold_s: float = 60.0
 
 
 class State(Enum):
@@ -387,7 +345,7 @@ class Stream:
 
     def _request_over(self) -> list[m.Command]:
         self._body.clear()
-        # A full-duplex response's body is in our hands: an RPC that ends now loses what is under way.
+        # A full-duplex response's body is in our hands: ending the RPC loses what is under way.
         is_duplex = self._response_body_mode is BodyMode.FULL_DUPLEX_STREAMED
         if self._settings.uses_response_phases or is_duplex:
             self.state = State.RESPONSE

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from extproc.core import messages as m
-from extproc.core.stream import Stream, StreamSettings
+from extproc.core.ports import StreamSettings
+from extproc.core.stream import Stream
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 from tests.builders import pick
 
