@@ -148,8 +148,10 @@ def _subset(metadata: Any) -> frozenset[str] | None:
 def _response_headers(request: pb.ProcessingRequest) -> m.ResponseHeaders:
     http, status, served = request.response_headers, 0, None
     for header in http.headers.headers:
-        if header.key == ":status" and header.raw_value.isdigit():
-            status = int(header.raw_value)
+        # The count of digits first: int() refuses thousands of them with a ValueError.
+        value = header.raw_value
+        if header.key == ":status" and len(value) == 3 and value.isdigit():
+            status = int(value)
     metadata = request.metadata_context.filter_metadata
     if DESTINATION_NAMESPACE in metadata:
         fields = metadata[DESTINATION_NAMESPACE].fields

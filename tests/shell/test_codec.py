@@ -1,0 +1,272 @@
+"""Both ways between bytes and the core, judged by a second implementation of the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core import messages as m
+from extproc.core.errors import ProtocolError
+from extproc.core.messages import BodyMode
+from extproc.shell.codec import Codec
+from tests.builders import address, pick
+from tests.shell import ext_proc
+from tests.shell.ext_proc import destination, phase, read
+
+CODEC = Codec()
+PICK = pick("id-7", endpoints=(address(1), address(2)))
+LIST = f"{address(1)},{address(2)}"
+
+
+# --- events ---------------------------------------------------------------------------------
+
+
+def test_request_headers_carry_what_the_data_plane_says_of_the_body() -> None:
+    message = ext_proc.request_headers(
+        headers={"x-request-id": "r", "x-latin": "café"},
+        body_mode=ext_proc.STREAMED,
+        response_body_mode=ext_proc.FULL_DUPLEX,
+        early=True,
+        end_of_stream=True,
+    )
+
+    assert CODEC.decode(message) == m.RequestHeaders(
+        {":method": "POST", ":path": "/v1/completions", "x-request-id": "r", "x-latin": "café"},
+        end_of_stream=True,
+        body_mode=BodyMode.STREAMED,
+        sends_body_early=True,
+        response_body_mode=BodyMode.FULL_DUPLEX_STREAMED,
+    )
+
+
+def test_without_protocol_config_the_body_mode_is_not_known() -> None:
+    event = CODEC.decode(ext_proc.request_headers(body_mode=None))
+
+    assert isinstance(event, m.RequestHeaders)
+    assert (event.body_mode, event.response_body_mode) == (None, BodyMode.NONE)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "model"),
+    [
+        (None, None),
+        ({}, None),
+        ({"other": {"model": "a"}}, None),
+        ({"extproc.request": {"model": "a"}}, "a"),
+        ({"extproc.request": {"model": ""}}, ""),
+        ({"extproc.request": {"else": "a"}}, ""),
+        ({"extproc.request": {"model": 5}}, ""),
+    ],
+)
+def test_a_model_in_the_metadata_is_told_from_none_found_and_not_looked(
+    metadata: dict[str, Any] | None, model: str | None
+) -> None:
+    event = CODEC.decode(ext_proc.request_headers(metadata=metadata))
+
+    assert isinstance(event, m.RequestHeaders)
+    assert event.model == model
+
+
+def test_the_place_of_the_model_is_configured() -> None:
+    codec = Codec(model_namespace="mine", model_key="name")
+    event = codec.decode(ext_proc.request_headers(metadata={"mine": {"name": "a"}}))
+
+    assert isinstance(event, m.RequestHeaders)
+    assert event.model == "a"
+
+
+@pytest.mark.parametrize(
+    ("hint", "subset"),
+    [
+        ({}, None),
+        ({"x-gateway-destination-endpoint-subset": ["1.1.1.1:1", "2.2.2.2"]}, True),
+        ({"x-gateway-destination-endpoint-subset": "1.1.1.1:1, 2.2.2.2,"}, True),
+        ({"x-gateway-destination-endpoint-subset": []}, False),
+        ({"x-gateway-destination-endpoint-subset": ""}, False),
+        ({"x-gateway-destination-endpoint-subset": 3}, False),
+    ],
+)
+def test_a_subset_is_a_list_or_a_string_and_an_empty_one_allows_nobody(
+    hint: dict[str, Any], subset: bool | None
+) -> None:
+    event = CODEC.decode(ext_proc.request_headers(metadata={"envoy.lb.subset_hint": hint}))
+
+    assert isinstance(event, m.RequestHeaders)
+    expected = {None: None, True: frozenset({"1.1.1.1:1", "2.2.2.2"}), False: frozenset()}[subset]
+    assert event.subset == expected
+
+
+def test_bodies_and_trailers_are_told_apart_by_direction() -> None:
+    messages = {
+        ext_proc.request_body(b"\x00x", False): m.RequestBody(b"\x00x", False),
+        ext_proc.request_body(b"", True): m.RequestBody(b"", True),
+        ext_proc.request_trailers(): m.RequestTrailers(),
+        ext_proc.response_body(b"y", True): m.ResponseBody(b"y", True),
+        ext_proc.response_trailers(): m.ResponseTrailers(),
+    }
+    for message, event in messages.items():
+        assert CODEC.decode(message) == event
+
+
+@pytest.mark.parametrize(
+    ("status", "read_as"), [("200", 200), ("503", 503), ("", 0), ("2x0", 0), (9999 * "9", 0)]
+)
+def test_a_response_tells_its_status_or_none(status: str, read_as: int) -> None:
+    event = CODEC.decode(ext_proc.response_headers({":status": status}, end_of_stream=True))
+
+    assert event == m.ResponseHeaders(read_as, end_of_stream=True)
+
+
+def test_a_response_tells_who_served_and_how_its_body_comes() -> None:
+    served = {"envoy.lb": {"x-gateway-destination-endpoint-served": address(3)}}
+    message = ext_proc.response_headers(
+        {":status": "200"}, metadata=served, response_body_mode=ext_proc.FULL_DUPLEX
+    )
+
+    assert CODEC.decode(message) == m.ResponseHeaders(
+        200, served_by=address(3), body_mode=BodyMode.FULL_DUPLEX_STREAMED
+    )
+    nobody = ext_proc.response_headers({":status": "200"}, metadata={"envoy.lb": {}})
+    assert CODEC.decode(nobody) == m.ResponseHeaders(200)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_event_or_a_broken_protocol(data: bytes) -> None:
+    try:
+        event = CODEC.decode(data)
+    except ProtocolError:
+        return
+    assert isinstance(event, m.EVENT_TYPES)
+
+
+@given(st.data())
+def test_a_damaged_message_is_an_event_or_a_broken_protocol(data: st.DataObject) -> None:
+    message = bytearray(ext_proc.request_headers(metadata={"extproc.request": {"model": "a"}}))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(message) - 1))
+        message[at] = data.draw(st.integers(0, 255))
+    try:
+        event = CODEC.decode(bytes(message))
+    except ProtocolError:
+        return
+    assert isinstance(event, m.EVENT_TYPES)
+
+
+def test_a_message_without_a_phase_breaks_the_protocol() -> None:
+    with pytest.raises(ProtocolError, match="without a phase"):
+        CODEC.decode(b"")
+
+
+# --- commands -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (m.ContinueHeaders(PICK), "request_headers"),
+        (m.ContinueBody(PICK), "request_body"),
+    ],
+)
+def test_a_destination_goes_out_as_header_and_as_metadata_always_equal(
+    command: m.Command, name: str
+) -> None:
+    answer = CODEC.encode(command)
+
+    assert phase(answer) == name
+    assert destination(answer) == (LIST, LIST, "id-7")
+    assert read(answer).mode_override is None
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (m.ContinueHeaders(), "request_headers"),
+        (m.ContinueBody(), "request_body"),
+        (m.ContinueTrailers(), "request_trailers"),
+        (m.ContinueResponseHeaders(), "response_headers"),
+        (m.ContinueResponseBody(), "response_body"),
+        (m.ContinueResponseTrailers(), "response_trailers"),
+    ],
+)
+@pytest.mark.parametrize("asks_for_load", [True, False])
+def test_an_answer_without_a_destination_changes_nothing(
+    command: m.Command, name: str, asks_for_load: bool
+) -> None:
+    """Whatever is configured: a request that is not routed yet must not be touched."""
+    answer = Codec(asks_for_load=asks_for_load).encode(command)
+
+    assert phase(answer) == name
+    message = read(answer)
+    common = getattr(getattr(message, name), "response", None)
+    assert common is None or common == type(common)()
+    assert message.dynamic_metadata is message.mode_override is None
+
+
+@pytest.mark.parametrize(("keeps_response", "response_mode"), [(False, "SKIP"), (True, "SEND")])
+def test_the_body_is_asked_for_whole_and_the_response_only_if_wanted(
+    keeps_response: bool, response_mode: str
+) -> None:
+    command = m.ContinueHeaders(ask_for_body=True, keeps_response=keeps_response)
+    mode = read(CODEC.encode(command)).mode_override
+
+    assert mode.request_body_mode.name == "BUFFERED"
+    assert mode.response_header_mode.name == response_mode
+    assert mode.response_trailer_mode.name == response_mode
+    assert mode.response_body_mode.name == "NONE"
+
+
+@given(st.binary(max_size=50), st.booleans())
+def test_echoed_chunks_arrive_byte_for_byte(data: bytes, end_of_stream: bool) -> None:
+    request = read(CODEC.encode(m.EchoBody(data, end_of_stream))).request_body
+    response = read(CODEC.encode(m.EchoResponseBody(data, end_of_stream))).response_body
+
+    for body in (request, response):
+        chunk = body.response.body_mutation.streamed_response
+        assert (chunk.body, chunk.end_of_stream) == (data, end_of_stream)
+
+
+def test_a_reply_ends_the_request_with_status_body_headers_and_details() -> None:
+    command = m.Reply(429, b'{"error": 1}', {"retry-after": "2"}, "saturated")
+    reply = read(CODEC.encode(command)).immediate_response
+
+    assert (reply.status.code.value, reply.body, reply.details) == (
+        429,
+        b'{"error": 1}',
+        "saturated",
+    )
+    headers = {option.header.key: option.header.raw_value for option in reply.headers.set_headers}
+    assert headers == {"content-type": b"application/json", "retry-after": b"2"}
+    assert all(option.header.value == "" for option in reply.headers.set_headers)
+
+
+def test_more_time_is_asked_for_in_a_message_of_its_own() -> None:
+    message = read(CODEC.encode(m.ExtendTimeout(12.5)))
+
+    assert message.override_message_timeout.total_seconds() == 12.5
+    assert message.request_headers is message.request_body is message.immediate_response is None
+
+
+def headers_set(answer: bytes) -> dict[str, bytes]:
+    message = read(answer)
+    common = (message.request_headers or message.request_body).response
+    return {o.header.key: o.header.raw_value for o in common.header_mutation.set_headers}
+
+
+@pytest.mark.parametrize("command", [m.ContinueHeaders(PICK), m.ContinueBody(PICK)])
+def test_a_load_report_is_asked_for_where_it_is_configured(command: m.Command) -> None:
+    asked = Codec(asks_for_load=True).encode(command)
+
+    assert headers_set(asked)["endpoint-load-metrics-format"] == b"JSON"
+    assert destination(asked) == (LIST, LIST, "id-7")
+    assert "endpoint-load-metrics-format" not in headers_set(CODEC.encode(command))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [m.EchoBody(b"x"), m.Reply(404, b""), m.EchoResponseBody(b"x"), m.ExtendTimeout(1.0)],
+)
+def test_asking_for_load_reports_changes_no_other_answer(command: m.Command) -> None:
+    assert Codec(asks_for_load=True).encode(command) == CODEC.encode(command)

@@ -1,0 +1,258 @@
+"""The ext_proc service: sessions that answer, and that never end with OK unanswered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from extproc.core.ports import StreamSettings
+from extproc.core.stream import Stream
+from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.shell.codec import Codec
+from extproc.shell.rpc import Code, Session
+from extproc.shell.server import ExternalProcessor, TimerHandle
+from tests.builders import address, body
+from tests.core.dispatcher import PICK, FakeDispatcher
+from tests.shell.ext_proc import (
+    destination,
+    phase,
+    read,
+    request_body,
+    request_headers,
+    response_headers,
+)
+from tests.shell.fake_call import FakeCall, begin
+
+BODY = body()
+
+
+@dataclass
+class Timer:
+    """A call that the test makes when it wants to."""
+
+    delay_s: float
+    callback: Callable[[], None]
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@dataclass
+class Service:
+    """The service over a fake dispatcher, a clock that stands still, and timers in a list."""
+
+    dispatcher: FakeDispatcher = field(default_factory=FakeDispatcher)
+    settings: StreamSettings = field(default_factory=StreamSettings)
+    codec: Codec = field(default_factory=Codec)
+    now: float = 100.0
+    timers: list[Timer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.processor = ExternalProcessor(
+            new_stream=lambda: Stream(self.dispatcher, self.settings),
+            codec=self.codec,
+            clock=lambda: self.now,
+            call_later=self.call_later,
+        )
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
+        self.timers.append(Timer(delay_s, callback))
+        return self.timers[-1]
+
+    def open(self) -> tuple[FakeCall, Session]:
+        return begin(self.processor.methods(), "Process")
+
+
+class BrokenDispatcher(FakeDispatcher):
+    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
+        raise RuntimeError("a bug with a prompt in it")
+
+
+class BrokenCodec(Codec):
+    """Fails when a destination is to be written."""
+
+    def encode(self, command: object) -> bytes:
+        if getattr(command, "pick", None) is not None:
+            raise RuntimeError("cannot be written")
+        return super().encode(command)  # type: ignore[arg-type] # an object to take any command
+
+
+def test_the_service_has_the_name_that_envoy_calls() -> None:
+    [method] = Service().processor.methods()
+
+    assert method.path == "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+    assert not method.is_long_lived
+
+
+def test_a_request_is_answered_and_the_rpc_ends_with_ok() -> None:
+    call, session = Service().open()
+    session.receive(request_headers())
+    session.receive(request_body(BODY))
+
+    headers, routed = call.sent
+    assert (phase(headers), phase(routed)) == ("request_headers", "request_body")
+    assert destination(routed) == (address(1), address(1), "pick-1")
+    assert call.code is Code.OK
+
+
+def test_open_rpcs_are_counted_whoever_ends_them() -> None:
+    service = Service()
+    _, first = service.open()
+    _, second = service.open()
+    first.receive(b"garbage\xff")
+    during = service.processor.num_open
+    first.closed()
+    second.closed()
+
+    assert (during, service.processor.num_open) == (2, 0)
+
+
+@pytest.mark.parametrize("message", [b"garbage\xff", b"", request_body(BODY)])
+def test_a_broken_protocol_is_an_invalid_argument(
+    message: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    call, session = Service().open()
+    session.receive(message)
+
+    assert (call.sent, call.code) == ([], Code.INVALID_ARGUMENT)
+    assert "broke the ext_proc protocol" in caplog.text
+
+
+def test_a_bug_is_an_internal_error_and_tells_the_peer_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    call, session = Service(BrokenDispatcher()).open()
+    session.receive(request_headers())
+    session.receive(request_body(BODY))
+
+    assert call.ended == (Code.INTERNAL, "internal error, see the picker's log")
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+@pytest.mark.parametrize("uses_response_phases", [True, False])
+def test_a_pick_whose_answer_cannot_be_written_is_ended(uses_response_phases: bool) -> None:
+    service = Service(
+        settings=StreamSettings(uses_response_phases=uses_response_phases), codec=BrokenCodec()
+    )
+    call, session = service.open()
+    session.receive(request_headers())
+    session.receive(request_body(BODY))
+    session.closed()
+
+    assert call.code is Code.INTERNAL
+    assert service.dispatcher.finished == [(PICK, Outcome.FAILED, service.now)]
+
+
+def test_what_comes_after_the_end_is_ignored() -> None:
+    service = Service()
+    call, session = service.open()
+    session.receive(b"garbage\xff")
+    session.receive(request_headers())
+    session.half_close()
+    session.closed()
+
+    assert (call.sent, call.code) == ([], Code.INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize("messages", [[], [request_headers()]])
+def test_a_half_close_before_the_answer_is_no_ok(messages: list[bytes]) -> None:
+    call, session = Service().open()
+    for message in messages:
+        session.receive(message)
+    session.half_close()
+
+    assert call.code is Code.CANCELLED
+
+
+def test_a_half_close_after_the_answer_is_ok() -> None:
+    call, session = Service(settings=StreamSettings(uses_response_phases=True)).open()
+    session.receive(request_headers())
+    session.receive(request_body(BODY))
+    assert call.code is None
+    session.half_close()
+
+    assert call.code is Code.OK
+
+
+def test_the_end_of_the_rpc_finishes_the_pick_where_the_response_is_seen() -> None:
+    service = Service(settings=StreamSettings(uses_response_phases=True))
+    _, session = service.open()
+    for message in (request_headers(), request_body(BODY), response_headers({":status": "200"})):
+        session.receive(message)
+    service.now = 200.0
+    session.closed()
+
+    assert service.dispatcher.finished == [(PICK, Outcome.COMPLETED, 200.0)]
+
+
+def test_a_bug_at_the_end_of_an_rpc_is_logged_and_hurts_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(FakeDispatcher):
+        def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
+            raise RuntimeError("a bug")
+
+    service = Service(Broken(), StreamSettings(uses_response_phases=True))
+    _, session = service.open()
+    session.receive(request_headers())
+    session.receive(request_body(BODY))
+    session.closed()
+
+    assert service.processor.num_open == 0
+    assert "could not be ended" in caplog.text
+
+
+# --- held requests --------------------------------------------------------------------------
+
+
+def held(service: Service) -> tuple[FakeCall, Session]:
+    """A request that the rule holds for two seconds."""
+    service.dispatcher.result = Wait(service.now + 2.0)
+    call, session = service.open()
+    session.receive(request_headers())
+    session.receive(request_body(BODY))
+    return call, session
+
+
+def test_a_held_request_gets_more_time_and_is_asked_about_again() -> None:
+    service = Service()
+    call, _ = held(service)
+    [timer] = service.timers
+    assert (timer.delay_s, call.code) == (2.0, None)
+    assert read(call.sent[-1]).override_message_timeout is not None
+
+    service.now += 2.0
+    service.dispatcher.result = PICK
+    timer.callback()
+
+    assert destination(call.sent[-1]) == (address(1), address(1), "pick-1")
+    assert call.code is Code.OK
+
+
+def test_a_request_that_ends_while_it_is_held_is_not_asked_about_again() -> None:
+    service = Service()
+    _, session = held(service)
+    session.closed()
+
+    assert [timer.is_cancelled for timer in service.timers] == [True]
+
+
+def test_a_half_close_while_a_request_is_held_is_no_ok() -> None:
+    call, session = held(Service())
+    session.half_close()
+
+    assert call.code is Code.CANCELLED
+
+
+def test_a_bug_in_a_wake_up_is_an_internal_error() -> None:
+    service = Service(dispatcher=FakeDispatcher())
+    call, session = held(service)
+    service.dispatcher.result = None  # type: ignore[assignment] # what no dispatcher may answer
+    service.timers[0].callback()
+    session.closed()
+
+    assert call.code is Code.INTERNAL
