@@ -1,0 +1,200 @@
+"""What the README prints works as printed."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from extproc.bootstrap import BootstrapOptions, Mode, RequestBody, render
+from extproc.cli import app
+from extproc.config import parse_config
+from extproc.sim.pod import PodConfig, start_pod
+from tests.e2e import test_body_modes as body_modes
+from tests.e2e.conftest import running_envoy
+from tests.e2e.harness import Client, PickerProcess
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/policy.md", "docs/operations.md"]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.M | re.S)
+
+
+# --- the rule of one's own -------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """The README's rule where Python finds it, and the configuration that names it."""
+    (module,) = blocks(README, "python")
+    (tmp_path / "warm.py").write_text(module)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (policy,) = (block for block in blocks(README, "yaml") if '"warm:Warm"' in block)
+    found: dict[str, object] = yaml.safe_load(policy)
+    return found
+
+
+def test_the_rule_has_ten_lines_beside_its_imports() -> None:
+    (module,) = blocks(README, "python")
+    lines = [line for line in module.splitlines() if line and "import" not in line]
+
+    assert len(lines) <= 10
+
+
+@pytest.mark.e2e
+async def test_the_own_rule_decides_behind_a_real_envoy(
+    own_rule: dict[str, object], http: aiohttp.ClientSession
+) -> None:
+    config = PodConfig(adapters=["sql", "chat"], max_loras=1, max_cpu_loras=1)
+    pods = [await start_pod(config) for _ in range(3)]
+    discovery = {"static": [pod.address for pod in pods]}
+    try:
+        async with (
+            PickerProcess({"discovery": discovery, **own_rule}) as picker,
+            running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        ):
+            client = Client(envoy.url, http)
+            answers = [await client.chat("sql") for _ in range(5)]
+            decisions = (await picker.admin("/debug/decisions"))["decisions"]
+    finally:
+        for pod in pods:
+            await pod.stop()
+
+    picks = [decision["pick"] for decision in decisions]
+    assert [answer.status for answer in answers] == [200] * 5
+    assert {pick["policy"] for pick in picks} == {"warm:Warm"}
+    assert {pick["reason"] for pick in picks} == {"warm", "emptiest"}
+    assert len({pick["endpoints"][0] for pick in picks}) == 1
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+def test_the_test_of_a_rule_in_the_policy_page_passes(
+    own_rule: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    page = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+    (example,) = (block for block in blocks(page, "python") if "assert" in block)
+    (tmp_path / "example.py").write_text(example)
+
+    runpy.run_path(str(tmp_path / "example.py"))
+
+
+# --- configuration ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_configuration_that_is_shown_is_valid(page: str) -> None:
+    for block in blocks((ROOT / page).read_text(encoding="utf-8"), "yaml"):
+        pool: dict[str, object] = {} if "discovery" in block else {"discovery": {"static": []}}
+        parse_config(yaml.safe_dump({**yaml.safe_load(block), **pool}))
+
+
+# --- commands --------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every `extproc ...` in a block of shell or in the text, with its page."""
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        shell = "\n".join(blocks(text, "sh")).replace("\\\n", " ")
+        lines = re.findall(r"^(extproc .*)$", shell, flags=re.M)
+        lines += re.findall(r"`(extproc [a-z-]+(?: [^`]*)?)`", text)
+        for line in lines:
+            yield page, shlex.split(line.partition(">")[0])[1:]
+
+
+COMMANDS = [pytest.param(words, id=f"{page}: {' '.join(words)}") for page, words in commands()]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_that_is_shown_exists_with_its_options(words: list[str]) -> None:
+    result = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200"})
+    known = set(re.findall(r"(?<![\w-])--[a-z-]+", result.output))
+
+    assert result.exit_code == 0
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_the_envoy_command_prints_what_it_says() -> None:
+    (words,) = (
+        words
+        for page, words in commands()
+        if page == "README.md" and words[0] == "envoy" and "--listen" in words
+    )
+    result = CliRunner().invoke(app, words)
+
+    options = BootstrapOptions(mode=Mode.OVERRIDE_HOST, listen="0.0.0.0:8080")
+    assert (result.exit_code, result.stdout) == (0, render(options))
+
+
+@pytest.mark.parametrize(
+    "url", re.findall(r"curl '?(http://127\.0\.0\.1:9090/[^'\s]*)", README), ids=str
+)
+async def test_every_url_of_the_admin_port_answers(url: str) -> None:
+    async with (
+        PickerProcess({"discovery": {"static": []}}) as picker,
+        aiohttp.ClientSession() as http,
+        http.get(url.replace("http://127.0.0.1:9090", picker.admin_url)) as response,
+    ):
+        assert response.status == 200
+
+
+# --- the table of body modes -----------------------------------------------------------------
+
+
+def body_table() -> dict[RequestBody, list[str]]:
+    """The cells of each row: Envoy's setting, then one for each mode."""
+    table = README.split("| `--body` |")[1].split("\n\n")[0].splitlines()
+    assert [cell.strip() for cell in table[0].strip("|").split("|")][1:] == list(Mode)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+    return {RequestBody(row[0].strip("`")): row[1:] for row in cells}
+
+
+def test_the_table_of_body_modes_is_what_runs_through_a_real_envoy() -> None:
+    told = {
+        (mode, body)
+        for body, (_, *cells) in body_table().items()
+        for mode, cell in zip(Mode, cells, strict=True)
+        if cell in ("yes", "default")
+    }
+
+    run = {(case.mode, case.body) for case in body_modes.CASES if not case.response_phases}
+    assert told == run
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("body", list(RequestBody))
+def test_the_table_names_envoys_setting_and_the_default(mode: Mode, body: RequestBody) -> None:
+    setting, *cells = body_table()[body]
+    options = BootstrapOptions(mode=mode, request_body=body)
+    is_default = render(options) == render(BootstrapOptions(mode=mode))
+
+    found = re.search(r"request_body_mode: (\w+)", render(options))
+    assert found
+    assert setting.startswith(f"`{found[1]}`")
+    assert ("send_body_without_waiting_for_header_response: true" in render(options)) == (
+        "send_body_without_waiting_for_header_response" in setting
+    )
+    assert (cells[list(Mode).index(mode)] == "default") == is_default
+
+
+def test_the_modes_named_with_response_phases_are_those_that_run() -> None:
+    run = {str(case.body) for case in body_modes.CASES if case.response_phases}
+    (sentence,) = re.findall(r"^(.*) are also run with `--response-phases`", README, flags=re.M)
+
+    assert set(re.findall(r"`([\w-]+)`", sentence)) == run

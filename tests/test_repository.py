@@ -1,0 +1,170 @@
+"""What must hold for the repository as a whole."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from extproc.sim.pod import PodConfig, start_pod
+from tests.e2e.harness import PickerProcess
+
+ROOT = Path(__file__).parents[1]
+
+# Written in parts, so that this file does not find itself.
+FORBIDDEN = re.compile(
+    "|".join(
+        (
+            "/ro" + "ot/",
+            "/wo" + "rk/",
+            "/ho" + "me/",
+            "/o" + "pt/",
+            "pypi" + r"\.org",
+            "python" + "hosted",
+            "proxy" + r"\.golang",
+            "registry" + r"\.npm",
+            "ind" + "ex-url",
+        )
+    )
+)
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    """Files of the repository, as git knows them, those about to be added included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = (ROOT / line for line in listed.stdout.splitlines())
+    return tuple(path for path in paths if path.is_file())
+
+
+def pages() -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".md"]
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def outside_code(page: Path) -> str:
+    """A page's text without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", outside_code(page), flags=re.M)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.strip().replace(" ", "-") for heading in kept}
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)\s]+)\)", outside_code(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        if not linked.exists() or (anchor and anchor not in anchors(linked)):
+            yield target
+
+
+@pytest.mark.parametrize("page", pages(), ids=relative)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    assert list(broken_links(page)) == []
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A b\n[1](#a-b) [2](#c) [3](gone.md) [4](page.md#a-b) [5](https://x.example)\n"
+    )
+
+    assert list(broken_links(page)) == ["#c", "gone.md"]
+
+
+@pytest.mark.parametrize("page", pages(), ids=relative)
+def test_every_make_target_that_is_named_exists(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.M))
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.M))
+
+    assert named <= targets
+
+
+def test_the_makefile_tells_of_each_of_its_targets() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, flags=re.M)
+    told = set(re.findall(r"@echo 'make ([a-z-]+)", makefile))
+
+    assert told == set(phony.split()) - {"help"}
+
+
+def test_no_tracked_file_names_a_machine_s_paths_or_a_registry() -> None:
+    found = [
+        f"{relative(path)}: {match[0]}"
+        for path in tracked()
+        for match in FORBIDDEN.finditer(path.read_text(encoding="utf-8", errors="replace"))
+    ]
+
+    assert found == []
+
+
+def test_the_folder_of_envoy_configurations_holds_no_python() -> None:
+    """It would hide the generated package of the same name."""
+    assert [relative(path) for path in (ROOT / "envoy").rglob("*.py")] == []
+
+
+def test_there_is_a_licence_and_the_package_names_it() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+    assert "Apache License" in text
+    assert "Version 2.0" in text
+    assert 'license = "Apache-2.0"' in project
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "extproc" / "py.typed").exists()
+
+
+async def test_the_table_of_metrics_is_that_of_the_metrics() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(extproc_\w+)` \| (.*?) \|", page, flags=re.M)
+    told = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
+    pod = await start_pod(PodConfig())
+    try:
+        async with PickerProcess({"discovery": {"static": [pod.address]}}) as picker:
+            text = await picker.admin("/metrics")
+    finally:
+        await pod.stop()
+
+    served = {
+        "extproc_build_info" if family.name == "extproc_build" else family.name: {
+            label for sample in family.samples for label in sample.labels if label != "le"
+        }
+        for family in text_string_to_metric_families(text)
+        if family.name.startswith("extproc_")
+    }
+    assert served.keys() == told.keys()
+    assert {name: labels for name, labels in served.items() if not labels <= told[name]} == {}
+
+
+async def test_the_admin_port_has_what_its_page_names() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    section = page.split("## The admin port")[1].split("\n## ")[0]
+    paths = re.findall(r"`(/[^`]+)`", section)
+    async with (
+        PickerProcess({"discovery": {"static": []}}) as picker,
+        aiohttp.ClientSession() as http,
+    ):
+        for path in paths:
+            async with http.get(picker.admin_url + path) as response:
+                assert response.status == 200, path
+    assert len(paths) == 4
