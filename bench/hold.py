@@ -29,6 +29,13 @@ _SETTLE_S = 2.0
 _MAX_OVERTIME_S = 60.0
 _HEALTH_PATH = "/grpc.health.v1.Health/Check"
 _EMPTY_MESSAGE = bytes(5)  # not compressed, no bytes
+_FAULTS = (
+    "http.openai.downstream_rq_5xx",
+    "http.openai.ext_proc.message_timeouts",
+    "http.openai.ext_proc.spurious_msgs_received",
+    "http.openai.ext_proc.streams_failed",
+    "cluster.picker.http2.keepalive_timeout",
+)
 _GRPC_HEADERS = {"content-type": "application/grpc", "te": "trailers"}
 
 
@@ -183,13 +190,16 @@ def _num_streams(stack: Stack) -> int:
 
 def envoy_faults(stack: Stack) -> dict[str, int]:
     """Envoy's counters that must stay 0: its own errors, and what it holds against our answers."""
-    names = ("streams_failed", "spurious_msgs_received", "message_timeouts")
-    wanted = {f"http.openai.ext_proc.{name}" for name in names} | {"http.openai.downstream_rq_5xx"}
-    page = get(f"{stack.gateway_admin_url}/stats?filter=^http.openai") or ""
+    counts = envoy_stats(stack)
+    return {name.rpartition(".")[2]: counts.get(name, 0) for name in _FAULTS}
+
+
+def envoy_stats(stack: Stack) -> dict[str, int]:
+    """The gateway's counters of requests, ext_proc streams and the picker's cluster."""
+    filters = "^http.openai|^cluster.picker"
+    page = get(f"{stack.gateway_admin_url}/stats?type=Counters&filter={filters}") or ""
     lines = (line.partition(": ") for line in page.splitlines())
-    return {
-        name.rpartition(".")[2]: int(value) for name, _, value in sorted(lines) if name in wanted
-    }
+    return {name: int(value) for name, _, value in lines}
 
 
 def _render(holds: Sequence[HoldResult], many: Sequence[ConnectionsResult]) -> str:
