@@ -4,8 +4,10 @@ We announce a dynamic table of size 0, so a peer's block for one method is the s
 time, and a dictionary answers it. Tracing puts one fresh field into each block; then the block is
 cut into its fields, and only the fresh one is decoded.
 
-1. Only bytes that decode the same in every state are remembered: no table size update, no
-   incremental indexing, no index into the dynamic table (7541 6.1 to 6.3).
+1. Bytes are remembered for as long as they mean the same. For ever, where they touch no dynamic
+   table: no size update, no incremental indexing, no dynamic index (7541 6.1 to 6.3). Until the
+   table next changes, where they only read it: so come the requests of a burst, before the peer has
+   read our SETTINGS. Never, where they change it.
 2. A remembered block never bypasses the decoder's state: from the acknowledgement of our SETTINGS
    until a block has passed the decoder, everything goes through the decoder, because the first
    block then must begin with a size update (9113 4.3.1).
@@ -98,7 +100,7 @@ class StickyCache(Generic[V]):
 class HeaderReader:
     """Reads the header blocks of one connection, in the order they came."""
 
-    __slots__ = ("_blocks", "_counters", "_decoder", "_fields", "_judge", "requests")
+    __slots__ = ("_blocks", "_counters", "_decoder", "_fields", "_judge", "_volatile", "requests")
 
     def __init__(
         self, judge: Callable[[list[Field]], Request], limits: Limits, counters: Counters
@@ -112,6 +114,8 @@ class HeaderReader:
         self._fields: StickyCache[Field] = StickyCache(
             max_entries=_MAX_FIELDS, max_key_bytes=_MAX_FIELD_BYTES
         )
+        # Remembered blocks that read the dynamic table as it is now.
+        self._volatile: set[bytes] = set()
         # What `Connection` looks blocks up in; empty while everything must pass the decoder.
         self.requests: dict[bytes, Request] = self._blocks.kept
 
@@ -135,7 +139,13 @@ class HeaderReader:
         self._counters.header_blocks_decoded += 1
         pieces = None if self._must_shrink else split_stateless(block)
         if pieces is None:
-            return self._judge(self.read_fields(block))
+            fields, has_changed = self._decode(block)
+            request = self._judge(fields)
+            if not has_changed:
+                self._blocks.offer(block, request)
+                if block in self._blocks.kept:
+                    self._volatile.add(block)
+            return request
         request = self._judge(self._read_pieces(pieces))
         self._blocks.offer(block, request)
         return request
@@ -159,6 +169,14 @@ class HeaderReader:
         Raises:
             ConnectionFault: As `read_request`.
         """
+        return self._decode(block)[0]
+
+    def _decode(self, block: bytes) -> tuple[list[Field], bool]:
+        """Decode a block, and tell whether that changed the dynamic table."""
+        table = self._decoder.header_table
+        entries = table.dynamic_entries
+        # Held, so that no new entry can be the same object: an insertion puts a new one in front.
+        first, length, maxsize = entries[0] if entries else None, len(entries), table.maxsize
         try:
             decoded = self._decoder.decode(block, raw=True)
         except OversizedHeaderListError:
@@ -167,8 +185,17 @@ class HeaderReader:
             # 9113 4.3: "A decoding error in a field block MUST be treated as a connection error of
             # type COMPRESSION_ERROR."
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, str(error)) from None
+        has_changed = (
+            len(entries) != length
+            or table.maxsize != maxsize
+            or (entries[0] if entries else None) is not first
+        )
+        if has_changed:
+            for key in self._volatile:
+                self._blocks.kept.pop(key, None)
+            self._volatile.clear()
         self.requests = self._blocks.kept
-        return [_read_field(bytes(name), bytes(value)) for name, value in decoded]
+        return [_read_field(bytes(name), bytes(value)) for name, value in decoded], has_changed
 
 
 def _too_large() -> ConnectionFault:

@@ -274,13 +274,42 @@ def test_dynamic_table_serves_until_the_peer_acknowledges() -> None:
     peer.feed(frames.PREFACE + frames.settings({}))
     encoder = hpack.Encoder()
     fields = request(user_agent="a-client", x_a="b")
-    blocks = [encoder.encode(fields) for _ in range(3)]
+    blocks = [encoder.encode(fields) for _ in range(5)]
     assert len(blocks[1]) < len(blocks[0])
     for i, block in enumerate(blocks):
         peer.feed(raw(frames.HEADERS, 4, 2 * i + 1, block))
 
-    assert [session.metadata["x-a"] for session in peer.sessions] == ["b"] * 3
-    assert peer.counters.header_blocks_cached == 0
+    assert [session.metadata["x-a"] for session in peer.sessions] == ["b"] * 5
+    assert peer.counters.header_blocks_cached == 2
+
+
+def test_blocks_that_read_the_dynamic_table_are_forgotten_when_it_changes() -> None:
+    peer = Peer(handshake=False)
+    peer.feed(frames.PREFACE + frames.settings({}))
+    reading = literals(REQUEST) + b"\xbe"  # the newest entry, whatever it is
+    sent: list[bytes] = []
+    for value in (b"1", b"2", b"3"):
+        sent += [literals(REQUEST) + b"\x40\x03x-a\x01" + value, reading, reading, reading]
+    for i, block in enumerate(sent):
+        peer.feed(raw(frames.HEADERS, 4, 2 * i + 1, block))
+
+    assert [session.metadata["x-a"] for session in peer.sessions] == [*"111122223333"]
+    assert peer.counters.header_blocks_cached > 0
+
+
+def test_two_entries_that_replace_each_other_are_a_change() -> None:
+    """The table has room for one: the second insertion may reuse the memory of the first."""
+    peer = Peer(handshake=False)
+    peer.feed(frames.PREFACE + frames.settings({}))
+    size = b"\x3f\x0a"  # 41: one entry of 9 octets
+    peer.feed(raw(frames.HEADERS, 4, 1, size + literals(REQUEST) + b"\x40\x03x-a\x01" + b"0"))
+    reading, stream_id = literals(REQUEST) + b"\xbe", 3
+    for value in b"123456789":
+        insertions = b"".join(b"\x40\x03x-a\x01" + bytes((v,)) for v in (120, value))
+        for block in (literals(REQUEST) + insertions, reading, reading, reading):
+            peer.feed(raw(frames.HEADERS, 4, stream_id, block))
+            stream_id += 2
+        assert [s.metadata["x-a"] for s in peer.sessions[-3:]] == [chr(value)] * 3
 
 
 def test_our_first_block_gives_up_the_dynamic_table() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.wire import Counters, Limits, frames
-from extproc.core.wire.errors import ErrorCode
+from extproc.core.wire.errors import ConnectionFault, ErrorCode
 from extproc.core.wire.headers import Field, HeaderReader, StickyCache, split_stateless
 from extproc.core.wire.requests import Request
 from tests.core.wire.peer import REQUEST, Peer, first_block, literals, message, raw, request
@@ -204,6 +205,43 @@ def test_fields_are_remembered_when_blocks_are_not() -> None:
     assert judged[2][0] is judged[3][0]
     assert judged[2][-1].value != judged[3][-1].value
     assert reader.requests == {}
+
+
+few = st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from(["1", "2", "x" * 40]))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.lists(few, max_size=4),
+            st.sampled_from([0, 60, 120, 4096]),
+            st.sampled_from([b"\xbe", b"\xbf", b"\x82", b"\x40\x01a\x011", b"\x00\x01a\x011"]),
+        ),
+        max_size=40,
+    )
+)
+def test_remembering_never_changes_what_a_block_means(
+    blocks: list[list[tuple[str, str]] | int | bytes],
+) -> None:
+    """The same blocks through a decoder that remembers and one that does not."""
+    encoder, plain, reader = hpack.Encoder(), hpack.Decoder(), _reader()
+    for item in blocks:
+        if isinstance(item, int):
+            encoder.header_table_size = item
+            continue
+        block = item if isinstance(item, bytes) else encoder.encode(item)
+        try:
+            decoded = plain.decode(block, raw=True)
+        except hpack.HPACKError:
+            with pytest.raises(ConnectionFault):
+                _look_up(reader, block)
+            return
+        expected = b" ".join(bytes(name) + b"=" + bytes(value) for name, value in decoded)
+        assert _look_up(reader, block).details.encode() == expected
+
+
+def _look_up(reader: HeaderReader, block: bytes) -> Request:
+    return reader.requests.get(block) or reader.read_request(block)
 
 
 def test_cache_keeps_what_comes_twice_and_evicts_nothing() -> None:

@@ -197,6 +197,20 @@ def test_drop_reaches_behind_a_settings_acknowledgement() -> None:
     assert [type(frame) for frame in new] == [hf.SettingsFrame]
 
 
+def test_drop_spares_what_other_streams_wrote_before_an_acknowledgement() -> None:
+    peer = Peer()
+    new = peer.feed(
+        peer.headers(1),
+        peer.data(1, message(b"one")),
+        frames.settings({}),
+        peer.headers(3),
+        peer.data(3, message(b"two")),
+        frames.rst_stream(3, 8),
+    )
+
+    assert [frame.stream_id for frame in new] == [1, 1, 0]
+
+
 @pytest.mark.parametrize("length", [0, 3, 5])
 def test_rst_stream_has_four_octets(length: int) -> None:
     peer = Peer()
