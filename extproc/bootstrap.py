@@ -25,7 +25,7 @@ MODEL_KEY = "model"
 """The key in `MODEL_NAMESPACE`; an empty string where the body has no `model`."""
 
 _TYPE = "type.googleapis.com/envoy."
-_STREAMED = ("STREAMED", "FULL_DUPLEX_STREAMED")
+_IN_PARTS = ("STREAMED", "FULL_DUPLEX_STREAMED", "BUFFERED_PARTIAL")
 _EXT_PROC = "envoy.filters.http.ext_proc"
 
 
@@ -214,7 +214,7 @@ def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:
     mode = config["processing_mode"]
     if options.request_body is not None:
         _set_request_body(config, options.request_body)
-    if options.mode is Mode.ORIGINAL_DST and mode["request_body_mode"] in _STREAMED:
+    if options.mode is Mode.ORIGINAL_DST and mode["request_body_mode"] in _IN_PARTS:
         _drop_retries(manager["route_config"]["virtual_hosts"][0])
     if options.response_phases is not None:
         phase = "SEND" if options.response_phases else "SKIP"
