@@ -143,7 +143,7 @@ class _Call:
     async def _push(self) -> None:
         try:
             await self._write()
-        except (aio.UsageError, asyncio.InvalidStateError, grpc.RpcError):
+        except (aio.BaseError, asyncio.InvalidStateError, grpc.RpcError):
             log.debug("the peer left before it was told")
         finally:
             self.pusher = None

@@ -112,7 +112,7 @@ def phase(answer: bytes) -> str:
 def destination(answer: bytes) -> tuple[str, str, str] | None:
     """The destination header, the destination in the metadata, and the pick's id."""
     message = read(answer)
-    common = (message.request_headers or message.request_body).response
+    common = getattr(message, phase(answer)).response
     if common is None or common.header_mutation is None:
         assert message.dynamic_metadata is None
         return None

@@ -250,8 +250,7 @@ def test_more_time_is_asked_for_in_a_message_of_its_own() -> None:
 
 
 def headers_set(answer: bytes) -> dict[str, bytes]:
-    message = read(answer)
-    common = (message.request_headers or message.request_body).response
+    common = getattr(read(answer), phase(answer)).response
     return {o.header.key: o.header.raw_value for o in common.header_mutation.set_headers}
 
 
