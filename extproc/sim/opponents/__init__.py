@@ -1,0 +1,89 @@
+"""The rules that ours is measured against, each small, over the snapshot that production rules get.
+
+Every rule is listed as shipped (its own constants; its own signals where a snapshot has them) and,
+where that can differ, with our signals; `TUNABLE` names the parameters that the tuning on the
+development suites may set for each, so that all get the same search budget.
+
+What no variant here can have as shipped: signals older than ours. A snapshot overlays the last
+scrape with our own dispatches, so "active" adapters are fresher than llm-d's or v0.1's were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from extproc.core.policies import Founding, LeastPending, Policy, RandomChoice, RoundRobin
+from extproc.sim.opponents.dynamo import ProportionalSticky
+from extproc.sim.opponents.filter_tree import FilterTree
+from extproc.sim.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous
+from extproc.sim.opponents.hold import Hold
+from extproc.sim.opponents.least_request import LeastRequest
+from extproc.sim.opponents.llmd import LoadState, LoraAffinity
+from extproc.sim.opponents.lmetric import LMetric
+from extproc.sim.opponents.toppings import Toppings
+from extproc.sim.opponents.vllm_balancer import VllmBalancer
+
+__all__ = ["OPPONENTS", "TUNABLE"]
+
+
+def _held_sticky(**hold: Any) -> Policy:
+    return Hold(ProportionalSticky(), **hold)
+
+
+def _held_founding(**hold: Any) -> Policy:
+    return Hold(Founding(), **hold)
+
+
+OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
+    {
+        "random": RandomChoice,
+        "round_robin": RoundRobin,
+        "least_request_p2c": LeastRequest,
+        "least_pending": LeastPending,
+        "rendezvous": Rendezvous,
+        "bounded_loads": BoundedLoads,
+        "dedicated_pods": DedicatedPods,
+        "founding": Founding,
+        # The proof of concept's own default: it never spilled.
+        "founding_as_shipped": partial(Founding, threshold=100_000),
+        "filter_tree_v01": FilterTree,
+        "llmd_lora_affinity": LoraAffinity,
+        "llmd_lora_repaired": partial(LoraAffinity, is_repaired=True),
+        "llmd_load_state": LoadState,
+        "vllm_counts": VllmBalancer,
+        "lmetric": LMetric,
+        "lmetric_with_loads": partial(
+            LMetric, load_tokens=3_000, slot_tokens=30_000, is_fresh=True
+        ),
+        "toppings": Toppings,
+        "toppings_with_loads": partial(Toppings, load_s=0.1),
+        "dynamo_sticky": ProportionalSticky,
+        "dynamo_sticky_hold": _held_sticky,
+        "dynamo_sticky_hold_slots": partial(_held_sticky, is_slot_aware=True),
+        "founding_hold_slots": partial(_held_founding, is_slot_aware=True),
+    }
+)
+"""Name to what makes the rule. Keyword arguments override its constants."""
+
+TUNABLE: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType(
+    {
+        "least_request_p2c": {"choice_count": (2, 3, 4)},
+        "bounded_loads": {"c": (1.1, 1.25, 1.5, 2.0, 3.0)},
+        "founding": {"threshold": (4, 8, 16, 32, 64)},
+        "filter_tree_v01": {"queue_threshold": (2, 5, 10, 50)},
+        "llmd_lora_repaired": {"lora_weight": (1, 2, 4, 8), "queue_weight": (1, 2, 4)},
+        "llmd_load_state": {"lora_weight": (1, 2, 4, 8), "queue_weight": (1, 2, 4)},
+        "vllm_counts": {"num_routers": (1, 2, 4)},
+        "lmetric_with_loads": {
+            "load_tokens": (300, 1_000, 3_000),
+            "slot_tokens": (3_000, 30_000, 300_000),
+        },
+        "toppings_with_loads": {"load_s": (0.02, 0.1, 0.5, 2.0)},
+        "dynamo_sticky": {"window_s": (10, 30, 90), "tick_s": (1, 3)},
+        "dynamo_sticky_hold": {"slack": (1, 2, 4)},
+    }
+)
+"""Parameters that may be tuned, and the values to try. What is not here has none."""

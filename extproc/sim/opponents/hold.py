@@ -1,0 +1,58 @@
+"""Hold at the gateway: send only where nothing waits, and keep the rest here.
+
+Source: SkyWalker (EuroSys 2026), selective pushing: a request goes to a replica only if its queue
+is empty, else it waits in the balancer. A wrapper around any rule; the rule chooses among the
+endpoints that are open.
+
+As published an endpoint is open if no request waits there. Slot-aware, it is open if its adapter
+would not have to wait for a slot: it runs there already, or a slot is free.
+"""
+
+from __future__ import annotations
+
+import random
+
+from extproc.core.policies import Policy
+from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
+from extproc.sim.opponents.recent import SinceReport
+
+
+class Hold:
+    """A rule with the right to wait.
+
+    Args:
+        policy: The rule.
+        slack: Requests that may wait at an open endpoint.
+        again_s: A held request is looked at again after this.
+        is_slot_aware: See above.
+    """
+
+    def __init__(
+        self, policy: Policy, slack: int = 1, again_s: float = 0.02, is_slot_aware: bool = False
+    ) -> None:
+        self.policy = policy
+        self.slack = slack
+        self.again_s = again_s
+        self.is_slot_aware = is_slot_aware
+        self._sent = SinceReport()
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        """Choose among the open endpoints, or wait."""
+        is_open = self._has_slot if self.is_slot_aware else self._has_no_queue
+        views = tuple(view for view in snapshot.endpoints if is_open(view, request.adapter))
+        if not views:
+            return Wait(snapshot.now + self.again_s, "hold")
+        answer = self.policy.choose(Snapshot(views, snapshot.now), request, rng=rng)
+        if isinstance(answer, Choice):
+            self._sent.note(answer.endpoints[0].address, 1, now=snapshot.now)
+        return answer
+
+    def _has_no_queue(self, view: EndpointView, _adapter: str | None) -> bool:
+        return view.num_waiting + self._sent.amount(view) < self.slack
+
+    def _has_slot(self, view: EndpointView, adapter: str | None) -> bool:
+        if adapter is None or adapter in view.pending_by_adapter or view.max_loras is None:
+            return True
+        return view.num_active_adapters < view.max_loras

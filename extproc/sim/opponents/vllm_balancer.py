@@ -1,0 +1,39 @@
+"""vLLM's own balancer between its data-parallel engines.
+
+Source: vLLM 0.32, `v1/engine/core_client.py`, `DPLBAsyncMPClient.get_core_engine_for_request`: the
+least of 4 x waiting + running, the scan beginning somewhere else for each client; after a pick the
+chosen engine's waiting count goes up by the number of clients, as if every other one did the same.
+"""
+
+from __future__ import annotations
+
+import random
+
+from extproc.core.types import Choice, RequestInfo, Snapshot
+from extproc.sim.opponents.recent import SinceReport
+
+
+class VllmBalancer:
+    """4 x waiting + running.
+
+    Args:
+        num_routers: How many routers share the endpoints.
+    """
+
+    def __init__(self, num_routers: int = 1) -> None:
+        self.num_routers = num_routers
+        self._sent = SinceReport()
+        self._start: float | None = None
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+        """Choose by the last report and what we have sent since."""
+        if self._start is None:
+            self._start = rng.random()
+        endpoints = snapshot.endpoints
+        start = int(self._start * len(endpoints))
+        chosen = min(
+            endpoints[start:] + endpoints[:start],
+            key=lambda v: 4 * (v.num_waiting + self._sent.amount(v)) + v.num_running,
+        )
+        self._sent.note(chosen.address, self.num_routers, now=snapshot.now)
+        return Choice((chosen,), "counts")

@@ -1,0 +1,309 @@
+"""The opponents: the contract that all keep, and what makes each of them what it is."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.core.policies import Policy
+from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
+from extproc.sim.opponents import OPPONENTS, TUNABLE
+from extproc.sim.opponents.dynamo import ProportionalSticky
+from extproc.sim.opponents.filter_tree import FilterTree
+from extproc.sim.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous, rendezvous_order
+from extproc.sim.opponents.hold import Hold
+from extproc.sim.opponents.least_request import LeastRequest
+from extproc.sim.opponents.llmd import LoadState, LoraAffinity
+from extproc.sim.opponents.lmetric import LMetric
+from extproc.sim.opponents.recent import SinceReport
+from extproc.sim.opponents.toppings import Toppings
+from extproc.sim.opponents.vllm_balancer import VllmBalancer
+from tests.builders import address, endpoint_view, request, snapshot
+
+
+def chosen(policy: Policy, snap: Snapshot, info: RequestInfo | None = None, seed: int = 1) -> str:
+    answer = policy.choose(snap, info or request("a"), rng=random.Random(seed))
+    assert isinstance(answer, Choice)
+    return answer.endpoints[0].address
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    views = []
+    for number in range(1, draw(st.integers(1, 5)) + 1):
+        pending = draw(st.dictionaries(st.sampled_from("abc"), st.integers(1, 4)))
+        views.append(
+            endpoint_view(
+                number,
+                pending_by_adapter=pending,
+                num_in_flight=draw(st.integers(0, 9)),
+                num_running=draw(st.integers(0, 9)),
+                num_waiting=draw(st.integers(0, 80)),
+                kv_usage_ratio=draw(st.floats(0, 1)),
+                max_loras=draw(st.none() | st.integers(1, 3)),
+                gpu_adapters=tuple(draw(st.lists(st.sampled_from("abc"), unique=True))),
+                cpu_adapters=tuple(draw(st.lists(st.sampled_from("abc"), unique=True))),
+                reported_at_s=draw(st.none() | st.floats(0, 100)),
+            )
+        )
+    return snapshot(*views, now=100.0)
+
+
+@pytest.mark.parametrize("name", sorted(OPPONENTS))
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_every_rule_chooses_from_the_snapshot_and_is_decided_by_its_seed(
+    name: str, data: st.DataObject
+) -> None:
+    snaps = data.draw(st.lists(snapshots(), min_size=1, max_size=4))
+    adapter = data.draw(st.none() | st.sampled_from("abc"))
+    answers = []
+    for _ in range(2):
+        policy, rng = OPPONENTS[name](), random.Random(1)
+        answers.append([policy.choose(snap, request(adapter), rng=rng) for snap in snaps])
+
+    assert answers[0] == answers[1]
+    for snap, answer in zip(snaps, answers[0], strict=True):
+        if isinstance(answer, Wait):
+            assert answer.until_s > snap.now
+        else:
+            assert answer.endpoints[0] in snap.endpoints
+
+
+@pytest.mark.parametrize("name", sorted(TUNABLE))
+def test_every_tunable_value_is_accepted(name: str) -> None:
+    for parameter, values in TUNABLE[name].items():
+        for value in values:
+            OPPONENTS[name](**{parameter: value})
+
+
+def test_p2c_takes_the_less_busy_of_two() -> None:
+    snap = snapshot(endpoint_view(1, num_in_flight=5), endpoint_view(2, num_in_flight=1))
+    many = snapshot(*(endpoint_view(n, num_in_flight=n) for n in range(1, 10)))
+
+    assert chosen(LeastRequest(), snap) == address(2)
+    hits = {chosen(LeastRequest(), many, seed=seed) for seed in range(100)}
+    assert address(9) not in hits
+    assert len(hits) > 4
+
+
+def test_rendezvous_moves_only_what_was_on_the_endpoint_that_left() -> None:
+    views = [endpoint_view(number) for number in range(1, 6)]
+    for number in range(50):
+        before = rendezvous_order(views, f"adapter-{number}")
+        after = rendezvous_order(views[1:], f"adapter-{number}")
+        assert after == [view for view in before if view is not views[0]]
+
+
+def test_rendezvous_spreads_adapters_and_keeps_each_in_place() -> None:
+    busy = [endpoint_view(n, num_pending=n * 100) for n in range(1, 5)]
+    homes = Counter(
+        chosen(Rendezvous(), snapshot(*busy), request(f"adapter-{n}")) for n in range(400)
+    )
+
+    assert min(homes.values()) > 60
+
+
+def test_bounded_loads_leaves_a_home_that_is_above_its_bound() -> None:
+    home = rendezvous_order([endpoint_view(1), endpoint_view(2)], "a")[0].address
+    other = address(1) if home == address(2) else address(2)
+
+    def snap(at_home: int, elsewhere: int) -> Snapshot:
+        loads = {home: at_home, other: elsewhere}
+        return snapshot(*(endpoint_view(n, num_pending=loads[address(n)]) for n in (1, 2)))
+
+    assert chosen(BoundedLoads(c=1.5), snap(10, 10)) == home
+    assert chosen(BoundedLoads(c=1.5), snap(30, 2)) == other
+    with pytest.raises(ValueError, match="above 1"):
+        BoundedLoads(c=1.0)
+
+
+def test_dedicated_pods_deals_adapters_out_evenly() -> None:
+    names = [f"x{number}" for number in range(8)]
+    snap = snapshot(*(endpoint_view(n, registered=frozenset(names)) for n in (1, 2, 3, 4)))
+    policy = DedicatedPods()
+
+    assert Counter(chosen(policy, snap, request(name)) for name in names) == Counter(
+        {address(number): 2 for number in (1, 2, 3, 4)}
+    )
+
+
+def test_filter_tree_prefers_activity_then_room_then_the_shortest_queue() -> None:
+    active = endpoint_view(1, pending_by_adapter={"a": 1, "b": 1}, max_loras=2, num_waiting=5)
+    roomy = endpoint_view(2, pending_by_adapter={"b": 1}, max_loras=2, num_waiting=0)
+    full = endpoint_view(3, pending_by_adapter={"b": 1, "c": 1}, max_loras=2, num_waiting=0)
+
+    assert chosen(FilterTree(), snapshot(active, roomy, full)) == address(1)
+    assert chosen(FilterTree(), snapshot(roomy, full)) == address(2)
+    assert chosen(FilterTree(queue_threshold=5), snapshot(active, full, roomy)) == address(2)
+    swamped = [endpoint_view(n, num_waiting=50 + 40 * n, max_loras=2) for n in (1, 2)]
+    assert chosen(FilterTree(), snapshot(*swamped)) == address(1)
+
+
+def test_llmd_as_shipped_counts_active_adapters_twice() -> None:
+    """Three of four slots in use: there is room, but 2 x 3 is not below 4."""
+    three = endpoint_view(1, pending_by_adapter=dict.fromkeys("xyz", 1), max_loras=4)
+    full = endpoint_view(2, pending_by_adapter=dict.fromkeys("wxyz", 1), max_loras=4)
+    hits = {chosen(LoraAffinity(), snapshot(three, full), seed=seed) for seed in range(20)}
+
+    assert hits == {address(1), address(2)}
+    repaired = LoraAffinity(is_repaired=True, queue_weight=0)
+    assert {chosen(repaired, snapshot(three, full), seed=s) for s in range(20)} == {address(1)}
+
+
+def test_llmd_follows_an_active_adapter() -> None:
+    active = endpoint_view(1, pending_by_adapter={"a": 3}, max_loras=4)
+
+    assert chosen(LoraAffinity(), snapshot(active, endpoint_view(2, max_loras=4))) == address(1)
+
+
+def test_load_state_ranks_gpu_before_cpu_before_free_before_evictable_before_full() -> None:
+    slots: dict[str, Any] = {"max_loras": 2}
+    views = [
+        endpoint_view(1, gpu_adapters=("a",), **slots),
+        endpoint_view(2, cpu_adapters=("a",), **slots),
+        endpoint_view(3, **slots),
+        endpoint_view(4, gpu_adapters=("b", "c"), **slots),
+        endpoint_view(5, pending_by_adapter={"b": 1, "c": 1}, **slots),
+    ]
+    for first in range(4):
+        assert chosen(LoadState(queue_weight=0), snapshot(*views[first:])) == address(first + 1)
+
+
+def test_vllm_balancer_counts_its_own_picks_for_all_routers_until_the_next_report() -> None:
+    policy = VllmBalancer(num_routers=2)
+    views = [endpoint_view(1, reported_at_s=0.0), endpoint_view(2, num_running=9, reported_at_s=0)]
+    first, second = (chosen(policy, snapshot(*views, now=1.0)) for _ in range(2))
+    third = chosen(policy, snapshot(*views, now=1.0))
+    reported = [endpoint_view(1, reported_at_s=2.0), views[1]]
+
+    assert (first, second, third) == (address(1), address(1), address(2))
+    assert chosen(policy, snapshot(*reported, now=3.0)) == address(1)
+
+
+def test_since_report_forgets_what_a_later_report_must_show() -> None:
+    sent = SinceReport()
+    sent.note(address(1), 5, now=1.0)
+    sent.note(address(1), 7, now=2.0)
+
+    assert sent.amount(endpoint_view(1, reported_at_s=0.5)) == 12
+    assert sent.amount(endpoint_view(1, reported_at_s=1.0)) == 7
+    assert sent.amount(endpoint_view(1, reported_at_s=9.0)) == 0
+    assert sent.amount(endpoint_view(2)) == 0
+
+
+def test_lmetric_multiplies_queue_and_batch() -> None:
+    info = request("a", body_bytes=400)
+    small_batch = endpoint_view(1, num_waiting=3, num_running=1)
+    large_batch = endpoint_view(2, num_waiting=0, num_running=9)
+
+    assert chosen(LMetric(), snapshot(small_batch, large_batch), info) == address(2)
+
+
+def test_lmetric_with_loads_stays_where_the_adapter_is() -> None:
+    info = request("a", body_bytes=400)
+    warm = endpoint_view(1, gpu_adapters=("a",), num_pending=5, max_loras=2)
+    cold = endpoint_view(2, num_pending=1, max_loras=2)
+    full = endpoint_view(3, pending_by_adapter={"b": 1, "c": 1}, gpu_adapters=("a",), max_loras=2)
+
+    assert chosen(LMetric(is_fresh=True), snapshot(warm, cold), info) == address(2)
+    assert chosen(LMetric(3000, is_fresh=True), snapshot(warm, cold), info) == address(1)
+    assert chosen(LMetric(0, 30_000, is_fresh=True), snapshot(warm, full), info) == address(1)
+
+
+def test_toppings_avoids_high_ranks_and_what_would_break_the_objective() -> None:
+    policy = Toppings(ranks={"b": 64, "c": 8}, tpot_slo_s=0.0327, step_s=0.0326)
+    high = endpoint_view(1, pending_by_adapter={"b": 1})
+    low = endpoint_view(2, pending_by_adapter={"c": 2})
+
+    assert chosen(policy, snapshot(high, low)) == address(2)
+
+
+def test_toppings_with_loads_prefers_a_warm_idle_endpoint() -> None:
+    warm = endpoint_view(2, gpu_adapters=("a",))
+    picks = {
+        chosen(Toppings(load_s=0.1), snapshot(endpoint_view(1), warm), seed=s) for s in range(3)
+    }
+
+    assert picks == {address(2)}
+
+
+def _sticky_views(num: int, **fields: Any) -> list[EndpointView]:
+    return [endpoint_view(number, max_loras=2, **fields) for number in range(1, num + 1)]
+
+
+def test_dynamo_gives_a_hot_adapter_more_homes_than_a_cold_one() -> None:
+    policy = ProportionalSticky(tick_s=1.0)
+    hits: dict[str, set[str]] = {"a": set(), "b": set()}
+    rng = random.Random(1)
+    for number in range(400):
+        views = [endpoint_view(n, max_loras=2, num_pending=rng.randrange(5)) for n in (1, 2, 3, 4)]
+        adapter = "b" if number % 20 == 0 else "a"
+        home = chosen(policy, snapshot(*views, now=number / 10), request(adapter))
+        if number > 100:
+            hits[adapter].add(home)
+
+    assert len(hits["a"]) == 4
+    assert len(hits["b"]) == 1
+
+
+def test_dynamo_never_scatters_an_adapter_without_a_home() -> None:
+    policy = ProportionalSticky(tick_s=1000.0)
+    chosen(policy, snapshot(*_sticky_views(4), now=0.0), request("b"))
+    pins = {chosen(policy, snapshot(*_sticky_views(4), now=1.0), seed=seed) for seed in range(20)}
+
+    assert len(pins) == 1
+
+
+def test_dynamo_keeps_a_larger_set_until_the_cool_down_is_over() -> None:
+    policy = ProportionalSticky(tick_s=1.0, window_s=2.0, smoothing=1.0, cooldown_ticks=3)
+    chosen(policy, snapshot(*_sticky_views(4), now=0.0), request("a"))
+    num_homes = []
+    for tick in range(1, 6):
+        for part in range(60):
+            now = tick + 0.1 + part / 100
+            chosen(policy, snapshot(*_sticky_views(4), now=now), request("b"))
+        num_homes.append(len(_homes(policy, "a", now=tick + 0.8)))
+
+    assert num_homes[0] == 4
+    assert num_homes[-1] == 1
+
+
+def _homes(policy: ProportionalSticky, adapter: str, now: float) -> set[str]:
+    """The endpoints that are chosen where each in turn is the idle one."""
+    asked = set()
+    for idle in (1, 2, 3, 4):
+        views = (endpoint_view(n, max_loras=2, num_pending=9 * (n != idle)) for n in (1, 2, 3, 4))
+        asked.add(chosen(policy, snapshot(*views, now=now), request(adapter)))
+    return asked
+
+
+def test_hold_waits_while_every_queue_is_occupied() -> None:
+    policy = Hold(LeastRequest(), again_s=0.02)
+    queued = endpoint_view(1, num_waiting=1, reported_at_s=1.0)
+    answer = policy.choose(snapshot(queued, now=1.0), request(), rng=random.Random(1))
+
+    assert answer == Wait(1.02, "hold")
+    assert chosen(policy, snapshot(queued, endpoint_view(2), now=1.0)) == address(2)
+
+
+def test_hold_counts_what_it_has_sent_since_the_report() -> None:
+    policy = Hold(LeastRequest())
+    view = endpoint_view(1, reported_at_s=1.0)
+
+    assert chosen(policy, snapshot(view, now=2.0)) == address(1)
+    assert isinstance(policy.choose(snapshot(view, now=2.0), request(), rng=random.Random()), Wait)
+
+
+def test_hold_aware_of_slots_waits_only_for_a_slot() -> None:
+    policy = Hold(LeastRequest(), is_slot_aware=True)
+    full = endpoint_view(1, pending_by_adapter={"b": 1}, max_loras=1, num_waiting=9)
+
+    assert chosen(policy, snapshot(full), request("b")) == address(1)
+    assert chosen(policy, snapshot(full), request(None)) == address(1)
+    assert isinstance(policy.choose(snapshot(full), request("a"), rng=random.Random()), Wait)
