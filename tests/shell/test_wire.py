@@ -233,8 +233,10 @@ async def test_address_in_use_is_an_error() -> None:
             await serve([], port=server.port)
 
 
-def test_everything_runs_on_uvloop_too() -> None:
+def test_everything_runs_on_uvloop_too(tmp_path: Path) -> None:
     async def main() -> None:
+        await test_tls_offers_http2_and_checks_the_client(tmp_path)
+        await test_changed_certificate_serves_the_next_connection(tmp_path)
         await test_drain_moves_long_lived_calls_and_waits_for_the_others()
         await test_peer_that_breaks_the_protocol_reads_why()
         await test_peer_that_never_reads_loses_its_connection_and_no_other()
