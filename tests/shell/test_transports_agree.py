@@ -1,0 +1,231 @@
+"""Both transports carry the same services the same way: what comes back is equal."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+from grpc import aio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.core.ports import StreamSettings
+from extproc.core.stream import Stream
+from extproc.core.wire.limits import Limits
+from extproc.shell import wire
+from extproc.shell.codec import Codec
+from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.rpc import Call, Code, Metadata, Method, Session
+from extproc.shell.server import ExternalProcessor
+from tests import clients
+from tests.core.dispatcher import FakeDispatcher
+from tests.strategies import stream_settings
+
+MAX_MESSAGE_BYTES = 4096
+SCRIPT = "/test.Script/Run"
+PATIENCE_S = 20.0
+SILENCE_S = 0.05
+EOF: Any = getattr(aio, "EOF")  # noqa: B009 - the stubs do not know it
+
+
+class Heard(NamedTuple):
+    """What a client got for one RPC."""
+
+    messages: tuple[bytes, ...]
+    code: grpc.StatusCode
+    details: str
+
+
+class Script:
+    """Does what its messages say."""
+
+    def __init__(self, call: Call, _metadata: Metadata) -> None:
+        self._call = call
+
+    def receive(self, message: bytes) -> None:
+        verb, rest = message[:1], message[1:]
+        if verb == b"e":
+            self._call.send(rest)
+        elif verb == b"t":
+            self._call.send(rest)
+            self._call.send(rest[::-1])
+        elif verb == b"o":
+            self._call.end()
+        elif verb == b"f":
+            self._call.end(Code.FAILED_PRECONDITION, rest.decode("utf-8", "replace"))
+        elif verb == b"l":
+            # Said after the pass: by a timer, as an answer to a held request is.
+            asyncio.get_running_loop().call_later(0.001, self._call.send, rest)
+
+    def half_close(self) -> None:
+        asyncio.get_running_loop().call_later(0.01, self._call.end)
+
+    def closed(self) -> None:
+        pass
+
+
+def open_script(call: Call, metadata: Metadata) -> Session:
+    return Script(call, metadata)
+
+
+class Servers:
+    """Both transports over the same services, on a loop of their own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.settings: dict[str, Any] = {}
+        self.channels = self.run(self._start())
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
+
+    def methods(self) -> list[Method]:
+        def new_stream() -> Stream:
+            return Stream(FakeDispatcher(), StreamSettings(**self.settings))
+
+        processor = ExternalProcessor(new_stream, Codec(), self.loop.time, self.loop.call_later)
+        return [*processor.methods(), Method(SCRIPT, open_script)]
+
+    async def _start(self) -> list[Any]:
+        limits = Limits(max_message_bytes=MAX_MESSAGE_BYTES)
+        self._wire = await wire.serve(self.methods(), limits=limits)
+        self._grpcio = GrpcioServer(self.methods(), GrpcioSettings(MAX_MESSAGE_BYTES))
+        addresses = [self._wire.address, await self._grpcio.start("127.0.0.1:0")]
+        return [aio.insecure_channel(address) for address in addresses]
+
+    async def _stop(self) -> None:
+        for channel in self.channels:
+            await channel.close()
+        await self._wire.close()
+        await self._grpcio.stop(0)
+
+    def close(self) -> None:
+        self.run(self._stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def ask(self, path: str, messages: list[bytes]) -> list[Heard]:
+        """The same RPC over each transport."""
+
+        async def both() -> list[Heard]:
+            return [await talk(channel, path, messages) for channel in self.channels]
+
+        heard: list[Heard] = self.run(both())
+        return heard
+
+
+async def talk(channel: Any, path: str, messages: list[bytes]) -> Heard:
+    """One RPC, a message at a time.
+
+    grpc.aio forgets the server's status if a write of its own fails, so a message is written only
+    when the one before has had its effect: an answer, the end, or a moment of silence.
+    """
+    call = channel.stream_stream(path)()
+    received: list[bytes] = []
+    news = asyncio.Event()
+
+    async def read() -> None:
+        with suppress(aio.AioRpcError):
+            while (message := await call.read()) is not EOF:
+                received.append(message)
+                news.set()
+        news.set()
+
+    reader = asyncio.ensure_future(read())
+    for message in messages:
+        if reader.done():
+            break
+        news.clear()
+        with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(message)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(news.wait(), SILENCE_S)
+    with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+        await call.done_writing()
+    await reader
+    return Heard(tuple(received), await call.code(), await call.details() or "")
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    running = Servers()
+    yield running
+    running.close()
+
+
+@contextmanager
+def configured(servers: Servers, **settings: Any) -> Iterator[None]:
+    servers.settings = settings
+    yield
+    servers.settings = {}
+
+
+verbs = st.sampled_from([b"e", b"t", b"n", b"l"])
+script = st.lists(st.tuples(verbs, st.binary(max_size=300)).map(b"".join), max_size=6)
+endings = st.sampled_from([b"", b"o"]) | st.text(max_size=20).map(lambda text: b"f" + text.encode())
+
+
+@settings(max_examples=60)
+@given(script, endings)
+def test_the_same_messages_are_answered_the_same(
+    servers: Servers, messages: list[bytes], ending: bytes
+) -> None:
+    """Late answers may overtake nothing of their own kind; against others their place is open."""
+    over_wire, over_grpcio = servers.ask(SCRIPT, messages + ([ending] if ending else []))
+    late = [message[1:] for message in messages if message[:1] == b"l"]
+
+    assert (over_wire.code, over_wire.details) == (over_grpcio.code, over_grpcio.details)
+    if ending or not late:
+        prompt = [
+            [m for m in heard.messages if m not in late] for heard in (over_wire, over_grpcio)
+        ]
+        assert prompt[0] == prompt[1]
+    else:
+        assert sorted(over_wire.messages) == sorted(over_grpcio.messages)
+
+
+@settings(max_examples=60)
+@given(stream_settings(), st.lists(st.sampled_from(["headers", "get", "body", "junk"]), max_size=4))
+def test_the_same_ext_proc_messages_are_answered_the_same(
+    servers: Servers, settings: dict[str, Any], kinds: list[str]
+) -> None:
+    encoded = {
+        "headers": clients.request_headers(),
+        "get": clients.request_headers("/v1/models", "GET"),
+        "body": clients.request_body("a"),
+        "junk": b"\xff\xff",
+    }
+    with configured(servers, **settings):
+        over_wire, over_grpcio = servers.ask(
+            "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
+            [encoded[kind] for kind in kinds],
+        )
+
+    assert over_wire == over_grpcio
+
+
+def test_what_no_service_has_is_unimplemented_on_both(servers: Servers) -> None:
+    heard = servers.ask("/no.Such/Method", [b"x"])
+
+    assert [each.code for each in heard] == [grpc.StatusCode.UNIMPLEMENTED] * 2
+
+
+def test_a_message_over_the_limit_is_refused_on_both(servers: Servers) -> None:
+    heard = servers.ask(SCRIPT, [b"e" + b"x" * MAX_MESSAGE_BYTES])
+
+    assert [each.code for each in heard] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+
+
+def test_a_message_at_the_limit_passes_on_both(servers: Servers) -> None:
+    heard = servers.ask(SCRIPT, [b"e" + b"x" * (MAX_MESSAGE_BYTES - 1)])
+
+    assert [each.code for each in heard] == [grpc.StatusCode.OK] * 2
+    assert heard[0].messages == heard[1].messages == (b"x" * (MAX_MESSAGE_BYTES - 1),)
