@@ -13,7 +13,7 @@ from extproc.core.wire.errors import ConnectionFault, ErrorCode, StreamFault
 from extproc.core.wire.limits import Abuse, Counters, Limits
 from extproc.core.wire.outbox import Outbox
 from extproc.core.wire.states import TABLE, ClosedStreams, Scope, State, Verdict
-from extproc.core.wire.stream import WireStream
+from extproc.core.wire.stream import NO_SESSION, WireStream
 
 
 class Streams:
@@ -134,8 +134,10 @@ class Streams:
         while self._finished:
             finished, self._finished = self._finished, []
             for stream in finished:
+                # Session and stream know each other; apart, both go without the garbage collector.
+                session, stream.session = stream.session, NO_SESSION
                 try:
-                    stream.session.closed()
+                    session.closed()
                 except Exception as error:
                     self.counters.session_errors += 1
                     self._on_session_error(error, stream.path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from urllib.parse import unquote
 
 import hpack
@@ -343,3 +345,17 @@ def test_messages_behind_the_end_of_a_queued_call_are_not_delivered() -> None:
 
     assert peer.responses[1].status == 0
     assert peer.responses[1].reset_code is None
+
+
+def test_finished_calls_leave_no_garbage() -> None:
+    """Reference counts alone free a session and its stream: no pauses of the collector."""
+    peer = Peer()
+    gc.collect()
+    gc.disable()
+    try:
+        peer.feed(peer.headers(1), peer.data(1, message(b"x"), end=True))
+        gone = weakref.ref(peer.sessions.pop())
+
+        assert gone() is None
+    finally:
+        gc.enable()
