@@ -1,0 +1,294 @@
+"""Measures of one run, the capacity of a rule, and what pairs of runs say about two rules.
+
+*Attainment* is the part of the requests *offered* after the warm-up that got their first token and
+their tokens in time. What was shed, failed, abandoned or not finished is a miss. *SLO capacity* is
+the highest offered rate with an attainment of at least `Slo.target`.
+
+Percentiles of TTFT and TPOT are over the requests that have one; a rule that sheds looks better
+there and pays in attainment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, exp, log, sqrt
+from statistics import fmean, stdev
+
+from extproc.sim.flights import Fate, FleetResult, Flight
+
+SLORA_TTFT_S = 6.0
+"""S-LoRA's objective for the first token (S-LoRA, section 7, and `slora/utils/metric.py`)."""
+
+MIN_TENANT_REQUESTS = 30
+"""A tenant with fewer requests says nothing about fairness."""
+
+NOT_WORSE_RATIO = 0.97
+"""A rule is not worse than another if the paired ratio is surely at least this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request must meet.
+
+    Attributes:
+        ttft_s: Longest time from Envoy to the first token, time held at the gateway included.
+        tpot_s: Longest mean time per token after the first.
+        target: Part of the offered requests that must meet both.
+    """
+
+    ttft_s: float = 0.5
+    tpot_s: float = 0.05
+    target: float = 0.99
+
+    def is_met(self, flight: Flight) -> bool:
+        """Whether a request got what it should."""
+        ttft_s, tpot_s = flight.ttft_s, flight.tpot_s
+        return (
+            ttft_s is not None
+            and tpot_s is not None
+            and ttft_s <= self.ttft_s
+            and tpot_s <= self.tpot_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Measures of one run, over the requests that came after the warm-up.
+
+    Attributes:
+        num_offered: Requests.
+        fates: How many met which fate.
+        offered_rps: Their rate.
+        attainment: Part that met the SLO.
+        throughput_rps: Finished requests per second, from the warm-up to the last of their ends.
+        output_tokens_per_s: Their tokens per second.
+        ttft_mean_s: Mean time to the first token.
+        ttft_p50_s: Its median.
+        ttft_p99_s: Its 99th percentile.
+        tpot_mean_s: Mean time per token.
+        tpot_p50_s: Its median.
+        tpot_p99_s: Its 99th percentile.
+        slora_attainment: Part that got a first token within S-LoRA's 6 s.
+        slora_satisfaction: Mean over all of `1 - (TTFT / 6 s)^2`, 0 from 6 s on or without one.
+        loads_per_1000: Adapters brought into GPU slots per 1,000 requests.
+        disk_loads_per_1000: Those of them read from disk.
+        slot_wait_s: Mean time per request that it was held back by adapter slots alone.
+        max_over_mean_load: Request-seconds of the busiest pod over the mean pod's.
+        fairness_gap: Attainment of the best served tenant less that of the worst served, among
+            those with enough requests.
+    """
+
+    num_offered: int
+    fates: Mapping[str, int]
+    offered_rps: float
+    attainment: float
+    throughput_rps: float
+    output_tokens_per_s: float
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_mean_s: float
+    tpot_p50_s: float
+    tpot_p99_s: float
+    slora_attainment: float
+    slora_satisfaction: float
+    loads_per_1000: float
+    disk_loads_per_1000: float
+    slot_wait_s: float
+    max_over_mean_load: float
+    fairness_gap: float
+
+
+def measure(result: FleetResult, slo: Slo) -> Metrics:
+    """Measure a run.
+
+    Raises:
+        ValueError: No request came after the warm-up.
+    """
+    flights = result.counted
+    if not flights:
+        raise ValueError("no request came after the warm-up")
+    ttfts_s = sorted(f.ttft_s for f in flights if f.ttft_s is not None)
+    tpots_s = sorted(f.tpot_s for f in flights if f.tpot_s is not None)
+    finished = [f for f in flights if f.fate is Fate.FINISHED]
+    num = len(flights)
+    offered_s = max(flights[-1].arrival.at_s - result.warm_up_s, 1e-9)
+    until_s = max((f.ended_s or 0.0 for f in finished), default=0.0)
+    served_s = max(offered_s, until_s - result.warm_up_s)
+    return Metrics(
+        num_offered=num,
+        fates=dict(sorted(Counter(f.fate.value for f in flights).items())),
+        offered_rps=num / offered_s,
+        attainment=sum(map(slo.is_met, flights)) / num,
+        throughput_rps=len(finished) / served_s,
+        output_tokens_per_s=sum(f.arrival.output_tokens for f in finished) / served_s,
+        ttft_mean_s=_mean(ttfts_s),
+        ttft_p50_s=percentile(ttfts_s, 0.5),
+        ttft_p99_s=percentile(ttfts_s, 0.99),
+        tpot_mean_s=_mean(tpots_s),
+        tpot_p50_s=percentile(tpots_s, 0.5),
+        tpot_p99_s=percentile(tpots_s, 0.99),
+        slora_attainment=sum(ttft_s < SLORA_TTFT_S for ttft_s in ttfts_s) / num,
+        slora_satisfaction=sum(map(satisfaction, ttfts_s)) / num,
+        loads_per_1000=1000 * sum(pod.num_loads for pod in result.pods) / num,
+        disk_loads_per_1000=1000 * sum(pod.num_disk_loads for pod in result.pods) / num,
+        slot_wait_s=sum(pod.slot_wait_s for pod in result.pods) / num,
+        max_over_mean_load=_max_over_mean(flights, [pod.address for pod in result.pods]),
+        fairness_gap=_fairness_gap(flights, slo),
+    )
+
+
+def satisfaction(ttft_s: float) -> float:
+    """S-LoRA's user satisfaction: `1 - (t / 6)^2`, nothing from 6 s on."""
+    return max(0.0, 1 - (ttft_s / SLORA_TTFT_S) ** 2)
+
+
+def percentile(ordered: Sequence[float], part: float) -> float:
+    """The smallest value that `part` of the ordered values do not exceed; 0 of none."""
+    if not ordered:
+        return 0.0
+    return ordered[max(0, ceil(part * len(ordered)) - 1)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+def _max_over_mean(flights: Iterable[Flight], addresses: Iterable[str]) -> float:
+    loads_s = dict.fromkeys(addresses, 0.0)
+    for flight in flights:
+        if flight.dispatched_s is not None and flight.ended_s is not None:
+            loads_s[flight.pod] += flight.ended_s - flight.dispatched_s
+    mean_s = _mean(list(loads_s.values()))
+    return max(loads_s.values()) / mean_s if mean_s else 1.0
+
+
+def _fairness_gap(flights: Iterable[Flight], slo: Slo) -> float:
+    tenants: defaultdict[str, list[bool]] = defaultdict(list)
+    for flight in flights:
+        tenants[flight.arrival.tenant].append(slo.is_met(flight))
+    parts = [sum(met) / len(met) for met in tenants.values() if len(met) >= MIN_TENANT_REQUESTS]
+    return max(parts) - min(parts) if parts else 0.0
+
+
+# --- capacity -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CapacitySearch:
+    """Finds the capacity of one rule from attainments at chosen rates.
+
+    Attributes:
+        attainment_at: Runs the rule at a rate.
+        target: Attainment that must be reached.
+        points: What was measured, rate to attainment.
+    """
+
+    attainment_at: Callable[[float], float]
+    target: float = 0.99
+    points: dict[float, float] = field(default_factory=dict)
+
+    def run(self, rates_rps: Iterable[float], num_refinements: int = 0) -> float:
+        """Measure at every rate, then halve the gap around the capacity a few times."""
+        for rate_rps in rates_rps:
+            self._measure(rate_rps)
+        for _ in range(num_refinements):
+            low, high = bracket(self.points, self.target)
+            if high is None:
+                break
+            self._measure((low + high) / 2)
+        return capacity(self.points, self.target)
+
+    def _measure(self, rate_rps: float) -> None:
+        if rate_rps not in self.points:
+            self.points[rate_rps] = self.attainment_at(rate_rps)
+
+
+def bracket(points: Mapping[float, float], target: float) -> tuple[float, float | None]:
+    """The highest rate up to which every measured rate reached the target, and the next one.
+
+    The first is 0 if none did; the second is None if all did.
+    """
+    low = 0.0
+    for rate_rps in sorted(points):
+        if points[rate_rps] < target:
+            return low, rate_rps
+        low = rate_rps
+    return low, None
+
+
+def capacity(points: Mapping[float, float], target: float) -> float:
+    """The rate at which attainment falls below the target, on the line between two measurements.
+
+    At rate 0 everything is attained. If every measurement reached the target it is the highest
+    rate measured: a lower bound.
+    """
+    low, high = bracket(points, target)
+    if high is None:
+        return low
+    above, below = points.get(low, 1.0), points[high]
+    return low + (high - low) * (above - target) / (above - below)
+
+
+# --- pairs ----------------------------------------------------------------------------------
+
+_T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom (any table)."""
+_T_95_MORE = 2.228
+"""For more than 10: that of 10, which is on the safe side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and its 95 % confidence interval.
+
+    Attributes:
+        mean: The mean.
+        low: Lower bound; None with fewer than two values.
+        high: Upper bound; None with fewer than two values.
+    """
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Mean of values from independent seeds, by Student's t.
+
+    Raises:
+        ValueError: There is no value.
+    """
+    if not values:
+        raise ValueError("no values")
+    mean = fmean(values)
+    if len(values) == 1:
+        return Interval(mean)
+    quantile = _T_95[len(values) - 2] if len(values) - 2 < len(_T_95) else _T_95_MORE
+    half = quantile * stdev(values) / sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)
+
+
+def paired_difference(values: Sequence[float], others: Sequence[float]) -> Interval:
+    """Mean of value less other, seed by seed."""
+    return interval([a - b for a, b in zip(values, others, strict=True)])
+
+
+def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Interval:
+    """Geometric mean of value over other, seed by seed.
+
+    Raises:
+        ValueError: A value is not positive.
+    """
+    if min(*values, *others) <= 0:
+        raise ValueError("ratios need positive values")
+    logs = interval([log(a / b) for a, b in zip(values, others, strict=True)])
+    bounds = (None if bound is None else exp(bound) for bound in (logs.low, logs.high))
+    return Interval(exp(logs.mean), *bounds)
+
+
+def is_not_worse(ratio: Interval) -> bool:
+    """Whether the ratio is surely at least 0.97. One seed is never sure."""
+    return ratio.low is not None and ratio.low >= NOT_WORSE_RATIO

@@ -1,0 +1,177 @@
+"""Measures, capacity and paired statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.sim.flights import Fate, FleetResult, Flight, PodTotals
+from extproc.sim.judge import (
+    CapacitySearch,
+    Interval,
+    Slo,
+    bracket,
+    capacity,
+    interval,
+    is_not_worse,
+    measure,
+    paired_difference,
+    paired_ratio,
+    percentile,
+    satisfaction,
+)
+from tests.sim.lab import arrival
+
+
+def flight(
+    at_s: float = 1.0, *, ttft_s: float | None = 0.1, tpot_s: float = 0.01, **fields: Any
+) -> Flight:
+    """A finished request with 11 tokens, or a shed one where there is no TTFT."""
+    made = Flight("0", arrival(at_s, output_tokens=11, tenant=fields.pop("tenant", "")), 0)
+    made.pod = fields.pop("pod", "p1")
+    if ttft_s is None:
+        made.end(Fate.SHED, at_s)
+        return made
+    made.dispatched_s, made.first_token_s = at_s, at_s + ttft_s
+    made.end(fields.pop("fate", Fate.FINISHED), at_s + ttft_s + 10 * tpot_s)
+    return made
+
+
+def result(*flights: Flight, pods: tuple[PodTotals, ...] = (), warm_up_s: float = 0) -> FleetResult:
+    totals = pods or (PodTotals("p1", 0, 0, 0.0), PodTotals("p2", 0, 0, 0.0))
+    return FleetResult(flights, totals, warm_up_s, 100.0)
+
+
+def test_only_what_finished_in_time_attains_the_slo() -> None:
+    slo = Slo(ttft_s=0.5, tpot_s=0.05)
+    metrics = measure(
+        result(
+            flight(),
+            flight(ttft_s=0.6),
+            flight(tpot_s=0.06),
+            flight(ttft_s=None),
+            flight(fate=Fate.FAILED),
+        ),
+        slo,
+    )
+
+    assert metrics.attainment == pytest.approx(1 / 5)
+    assert metrics.num_offered == 5
+    assert metrics.fates == {"failed": 1, "finished": 3, "shed": 1}
+
+
+def test_the_warm_up_does_not_count() -> None:
+    metrics = measure(result(flight(1.0, ttft_s=9.0), flight(3.0), warm_up_s=2.0), Slo())
+
+    assert metrics.num_offered == 1
+    assert metrics.attainment == 1
+    with pytest.raises(ValueError, match="warm-up"):
+        measure(result(flight(1.0), warm_up_s=2.0), Slo())
+
+
+def test_rates_are_per_second_after_the_warm_up() -> None:
+    metrics = measure(result(*(flight(10.0 + n / 10) for n in range(101)), warm_up_s=10), Slo())
+
+    assert metrics.offered_rps == pytest.approx(10.1)
+    assert metrics.throughput_rps == pytest.approx(101 / 10.2)
+    assert metrics.output_tokens_per_s == pytest.approx(1111 / 10.2)
+
+
+def test_slora_satisfaction_falls_with_the_square_and_misses_count_as_nothing() -> None:
+    assert satisfaction(0.0) == 1
+    assert satisfaction(3.0) == pytest.approx(0.75)
+    assert satisfaction(6.0) == satisfaction(60.0) == 0
+    metrics = measure(result(flight(ttft_s=3.0), flight(ttft_s=None)), Slo())
+    assert metrics.slora_satisfaction == pytest.approx(0.375)
+    assert metrics.slora_attainment == 0.5
+
+
+def test_loads_and_slot_waits_are_per_request() -> None:
+    pods = (PodTotals("p1", 3, 2, 1.0), PodTotals("p2", 1, 0, 1.0))
+    metrics = measure(result(*(flight() for _ in range(8)), pods=pods), Slo())
+
+    assert metrics.loads_per_1000 == 500
+    assert metrics.disk_loads_per_1000 == 250
+    assert metrics.slot_wait_s == 0.25
+
+
+def test_max_over_mean_load_counts_idle_pods() -> None:
+    assert measure(result(flight(pod="p1")), Slo()).max_over_mean_load == pytest.approx(2)
+    even = result(flight(pod="p1"), flight(pod="p2"))
+    assert measure(even, Slo()).max_over_mean_load == pytest.approx(1)
+
+
+def test_the_fairness_gap_is_between_the_best_and_the_worst_served_tenant() -> None:
+    served = [flight(tenant="good") for _ in range(30)]
+    mixed = [flight(tenant="bad", ttft_s=9.0 if n % 2 else 0.1) for n in range(30)]
+    rare = [flight(tenant="rare", ttft_s=9.0)]
+
+    assert measure(result(*served, *mixed, *rare), Slo()).fairness_gap == pytest.approx(0.5)
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    values = [float(number) for number in range(1, 101)]
+
+    assert percentile(values, 0.5) == 50
+    assert percentile(values, 0.99) == 99
+    assert percentile(values, 1.0) == 100
+    assert percentile([3.0], 0.01) == 3
+    assert percentile([], 0.5) == 0
+
+
+def test_capacity_lies_where_the_line_crosses_the_target() -> None:
+    assert capacity({10: 1.0, 20: 0.98}, 0.99) == pytest.approx(15)
+    assert capacity({10: 0.98}, 0.99) == pytest.approx(5)
+    assert capacity({10: 1.0, 20: 0.995}, 0.99) == 20
+    assert capacity({10: 1.0, 20: 0.9, 30: 1.0}, 0.99) == pytest.approx(11)
+    assert bracket({10: 1.0, 20: 0.98}, 0.99) == (10, 20)
+    assert bracket({10: 1.0}, 0.99) == (10, None)
+
+
+@given(st.floats(5, 95))
+def test_the_search_closes_in_on_the_capacity(true: float) -> None:
+    """A rule that attains everything up to its capacity, and little above it."""
+    search = CapacitySearch(lambda rate: 1.0 if rate <= true else 0.5)
+    found = search.run([25, 50, 75, 100], num_refinements=6)
+
+    assert abs(found - true) <= 25 / 2**6
+    assert len(search.points) <= 10
+
+
+def test_the_search_stops_where_every_rate_is_attained() -> None:
+    search = CapacitySearch(lambda _: 1.0)
+
+    assert search.run([1, 2], num_refinements=5) == 2
+    assert len(search.points) == 2
+
+
+def test_intervals_follow_student() -> None:
+    found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+
+    assert found.mean == 3
+    assert found.low == pytest.approx(3 - 2.776 * 1.5811388 / 5**0.5)
+    assert found.high == pytest.approx(3 + 2.776 * 1.5811388 / 5**0.5)
+    assert interval([2.0]) == Interval(2.0)
+    assert interval([1.0, 2.0] * 20).low is not None
+    with pytest.raises(ValueError, match="no values"):
+        interval([])
+
+
+def test_pairs_cancel_what_seeds_share() -> None:
+    ours, theirs = [11.0, 22.0, 44.0], [10.0, 20.0, 40.0]
+    ratio = paired_ratio(ours, theirs)
+
+    assert ratio.mean == pytest.approx(1.1)
+    assert ratio.low == pytest.approx(1.1)
+    assert paired_difference(ours, theirs).mean == pytest.approx(7 / 3)
+    with pytest.raises(ValueError, match="positive"):
+        paired_ratio([0.0], [1.0])
+
+
+def test_not_worse_needs_certainty() -> None:
+    assert is_not_worse(Interval(1.0, 0.98, 1.02))
+    assert not is_not_worse(Interval(1.0, 0.96, 1.04))
+    assert not is_not_worse(Interval(1.0))
