@@ -332,7 +332,7 @@ def parse_config(text: str, *, source: str = "configuration") -> Config:
     """
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2024-13-45 is a ValueError
         raise ConfigError(f"{source}: not YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: must be a mapping of sections, got {type(data).__name__}")

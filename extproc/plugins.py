@@ -26,7 +26,7 @@ def load_policy(name: str, args: Mapping[str, Any]) -> Policy:
     factory = _find(name)
     try:
         policy = factory(**args)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # whatever a user's rule raises about its arguments
         raise PolicyError(f"policy {name}: {error}") from error
     if not callable(getattr(policy, "choose", None)):
         raise PolicyError(f"policy {name}: has no method choose(snapshot, request, *, rng)")
@@ -37,17 +37,17 @@ def _find(name: str) -> Any:
     if name in BUILT_IN:
         return BUILT_IN[name]
     if ":" in name:
-        return _import(name)
+        return _import(name, name)
     for entry_point in entry_points(group=GROUP, name=name):
-        return entry_point.load()
+        return _import(name, entry_point.value)
     allowed = ", ".join(sorted(BUILT_IN))
     raise PolicyError(
         f"policy {name}: unknown; allowed: {allowed}, an entry point in {GROUP}, module:attribute"
     )
 
 
-def _import(name: str) -> Any:
-    module_name, _, attribute = name.partition(":")
+def _import(name: str, reference: str) -> Any:
+    module_name, _, attribute = reference.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):

@@ -24,6 +24,7 @@ class FileWatch:
         on_change: Gets the text, at the first look and after each change. What it raises is
             reported to `on_failure`, and the same text is not offered again.
         on_failure: Gets a message, once per new trouble.
+        initial: The text as the caller knows it already; not offered.
     """
 
     def __init__(

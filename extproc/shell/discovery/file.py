@@ -16,7 +16,9 @@ import yaml
 
 from extproc.core.types import Endpoint
 
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\],%]+):([0-9]{1,5})")
+"""No comma: the destination is a list. No `%`: a scoped address crashes older Envoys
+(CVE-2026-73549)."""
 
 
 def parse_endpoints(text: str, *, scheme: str = "http") -> list[Endpoint]:
@@ -27,7 +29,7 @@ def parse_endpoints(text: str, *, scheme: str = "http") -> list[Endpoint]:
     """
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"not YAML: {error}") from error
     if data is None:
         data = []

@@ -1,0 +1,89 @@
+"""Endpoints from text: every entry is right, or the message says which is not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.types import Endpoint
+from extproc.shell.discovery.file import make_endpoints, parse_endpoints
+
+
+def test_a_list_of_addresses_and_mappings_is_read_in_order() -> None:
+    text = """
+    - 10.0.0.7:8000
+    - {address: "10.0.0.8:8001", name: pod-b}
+    - "[2001:db8::1]:80"
+    """
+
+    assert parse_endpoints(text, scheme="https") == [
+        Endpoint("10.0.0.7:8000", "https://10.0.0.7:8000"),
+        Endpoint("10.0.0.8:8001", "https://10.0.0.8:8001", "pod-b"),
+        Endpoint("[2001:db8::1]:80", "https://[2001:db8::1]:80"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "[]", "null"])
+def test_an_empty_list_empties_the_pool(text: str) -> None:
+    assert parse_endpoints(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "not YAML"),
+        ("a: 1", "must be a list"),
+        ("10.0.0.1:1", "must be a list"),
+        (50 * "[" + 50 * "]", "must be `ip:port` or"),
+        (500 * "[", "not YAML"),
+        ("- 2024-13-45", "month must be"),
+        ("- 10.0.0.1:1\n- 5", "entry 1: must be `ip:port` or {address, name}, got 5"),
+        ("- {address: '1.1.1.1:1', weight: 2}", "entry 0: must be"),
+        ("- {name: pod}", "entry 0: address must be `ip:port`, got None"),
+        ("- {address: 5}", "entry 0: address must be `ip:port`, got 5"),
+        ("- {address: '1.1.1.1:1', name: 5}", "entry 0: name must be a string, got 5"),
+        ("- 1.1.1.1:1\n- {address: '1.1.1.1:1'}", "entry 1: 1.1.1.1:1 stands twice"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_endpoints(text)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.0.0.1",
+        "10.0.0.1:",
+        ":80",
+        "10.0.0.1:0",
+        "10.0.0.1:65536",
+        "10.0.0.1:99999",
+        "10.0.0.1:\uff18\uff10",  # digits, but not ASCII ones
+        "http://10.0.0.1:80",
+        "10.0.0.1:80/path",
+        "10.0.0.1 :80",
+        "2001:db8::1:80",
+        "[10.0.0.1:80",
+        "[fe80::1%eth0]:80",
+        "fe80%eth0:80",
+        "10.0.0.1,10.0.0.2:80",
+        "",
+    ],
+)
+def test_what_envoy_could_not_dial_as_one_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="entry 0: address must be `ip:port`"):
+        make_endpoints([{"address": address}])
+
+
+@given(st.lists(st.tuples(st.ip_addresses(), st.integers(1, 65_535)), unique=True, max_size=5))
+def test_every_address_and_port_is_taken_as_it_is(pairs: list[tuple[object, int]]) -> None:
+    addresses = [f"[{ip}]:{port}" if ":" in str(ip) else f"{ip}:{port}" for ip, port in pairs]
+
+    made = make_endpoints(addresses)
+
+    assert [endpoint.address for endpoint in made] == addresses
+    assert all(endpoint.is_ready for endpoint in made)

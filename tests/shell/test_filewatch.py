@@ -1,0 +1,156 @@
+"""A file is followed by its text: what is new is handed on once, what is wrong is told once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from extproc.shell.filewatch import MAX_FILE_BYTES, FileWatch
+
+
+@dataclass
+class Follower:
+    """A watch, and what it handed on."""
+
+    path: Path
+    initial: str | None = None
+    texts: list[str] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.watch = FileWatch(
+            self.path,
+            interval_s=0.001,
+            on_change=self.take,
+            on_failure=self.troubles.append,
+            initial=self.initial,
+        )
+
+    def take(self, text: str) -> None:
+        self.texts.append(text)
+        if "bad" in text:
+            raise ValueError(f"cannot use {text}")
+
+    def look(self, times: int = 2) -> None:
+        for _ in range(times):
+            self.watch.look()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "file"
+
+
+def test_a_text_is_handed_on_at_the_first_look_and_after_each_change(path: Path) -> None:
+    follower = Follower(path)
+    for text in ("one", "two", "", "one"):
+        path.write_text(text)
+        follower.look()
+
+    assert follower.texts == ["one", "two", "", "one"]
+    assert follower.troubles == []
+
+
+def test_what_is_known_already_is_not_handed_on(path: Path) -> None:
+    path.write_text("known")
+    follower = Follower(path, initial="known")
+    follower.look()
+    path.write_text("new")
+    follower.look()
+
+    assert follower.texts == ["new"]
+
+
+def test_a_change_that_keeps_size_and_time_is_seen(path: Path) -> None:
+    follower = Follower(path)
+    for text in ("aaa", "bbb"):
+        path.write_text(text)
+        os.utime(path, (1, 1))
+        follower.look()
+
+    assert follower.texts == ["aaa", "bbb"]
+
+
+def test_a_swapped_symbolic_link_is_seen(path: Path, tmp_path: Path) -> None:
+    """As Kubernetes swaps a ConfigMap."""
+    follower = Follower(path)
+    for name in ("first", "second"):
+        (tmp_path / name).write_text(name)
+        fresh = tmp_path / "fresh"
+        fresh.symlink_to(tmp_path / name)
+        fresh.rename(path)
+        follower.look()
+
+    assert follower.texts == ["first", "second"]
+
+
+def test_a_missing_file_is_told_once_and_found_when_it_comes(path: Path) -> None:
+    follower = Follower(path)
+    follower.look(3)
+    path.write_text("here")
+    follower.look(3)
+    path.unlink()
+    follower.look(3)
+
+    assert follower.texts == ["here"]
+    assert len(follower.troubles) == 2
+    assert all(str(path) in trouble for trouble in follower.troubles)
+
+
+def test_a_text_that_cannot_be_used_is_told_and_not_offered_again(path: Path) -> None:
+    follower = Follower(path)
+    for text in ("bad 1", "bad 2", "good"):
+        path.write_text(text)
+        follower.look(3)
+
+    assert follower.texts == ["bad 1", "bad 2", "good"]
+    assert follower.troubles == [f"{path}: cannot use bad 1", f"{path}: cannot use bad 2"]
+
+
+def test_the_same_trouble_after_better_times_is_told_again(path: Path) -> None:
+    follower = Follower(path)
+    for text in ("bad", "good", "bad"):
+        path.write_text(text)
+        follower.look()
+
+    assert follower.troubles == [f"{path}: cannot use bad"] * 2
+
+
+def test_what_is_no_text_is_told(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe")
+    follower = Follower(path)
+    follower.look()
+
+    assert (follower.texts, len(follower.troubles)) == ([], 1)
+
+
+def test_a_file_that_is_far_too_large_is_not_read(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    follower = Follower(path)
+    follower.look()
+
+    assert follower.texts == []
+    assert follower.troubles == [f"{path}: larger than {MAX_FILE_BYTES} bytes"]
+
+
+async def test_it_follows_until_it_is_cancelled(path: Path) -> None:
+    path.write_text("one")
+    follower = Follower(path)
+    running = asyncio.ensure_future(follower.watch.run())
+    async with asyncio.timeout(10):
+        while not follower.texts:
+            await asyncio.sleep(0.001)
+        path.write_text("two")
+        while len(follower.texts) < 2:
+            await asyncio.sleep(0.001)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert follower.texts[0] == "one"
+    assert follower.texts[-1] == "two"

@@ -1,0 +1,115 @@
+"""A rule is found by its name, wherever it lives, or the message says why not."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from extproc.core.policies import BUILT_IN, Founding
+from extproc.core.types import Choice, RequestInfo, Snapshot
+from extproc.plugins import GROUP, PolicyError, load_policy
+from tests.builders import endpoint_view, request, snapshot
+
+
+class Last:
+    """A user's rule: the last endpoint, or the one `back` before it."""
+
+    def __init__(self, back: int = 0) -> None:
+        if back < 0:
+            raise LookupError("back is negative")
+        self.back = back
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+        return Choice(snapshot.endpoints[-1 - self.back :][:1], "last")
+
+
+class Outer:
+    """A place for a rule."""
+
+    Inner = Last
+
+
+NOT_A_RULE = dict
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_a_built_in_rule_is_had_by_its_name(name: str) -> None:
+    assert isinstance(load_policy(name, {}), BUILT_IN[name])
+
+
+def test_arguments_are_the_rules_own() -> None:
+    policy = load_policy("founding", {"threshold": 3})
+
+    assert isinstance(policy, Founding)
+    assert policy.threshold == 3
+
+
+@pytest.mark.parametrize("name", [f"{__name__}:Last", f"{__name__}:Outer.Inner"])
+def test_a_rule_of_ones_own_is_had_by_module_and_attribute(name: str) -> None:
+    policy = load_policy(name, {"back": 1})
+    views = snapshot(endpoint_view(1), endpoint_view(2))
+
+    choice = policy.choose(views, request(), rng=random.Random(0))
+
+    assert isinstance(choice, Choice)
+    assert choice.endpoints == (views.endpoints[0],)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution that offers two rules, one of which cannot be imported."""
+    (tmp_path / "somebodys_rules.py").write_text(
+        "class Rule:\n"
+        "    def choose(self, snapshot, request, *, rng):\n"
+        "        raise NotImplementedError\n"
+    )
+    info = tmp_path / "somebodys_rules-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys-rules\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[{GROUP}]\nsomebodys = somebodys_rules:Rule\nbroken = somebodys_rules:Gone\n"
+        "founding = somebodys_rules:Rule\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_rule_is_had_by_its_entry_point() -> None:
+    assert type(load_policy("somebodys", {})).__module__ == "somebodys_rules"
+
+
+@pytest.mark.usefixtures("installed")
+def test_nobody_can_take_the_name_of_a_built_in_rule() -> None:
+    assert isinstance(load_policy("founding", {}), Founding)
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_entry_point_that_leads_nowhere_is_told() -> None:
+    with pytest.raises(PolicyError, match="policy broken: cannot be imported: .*Gone"):
+        load_policy("broken", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("nope", {}, "policy nope: unknown; allowed: founding, least_pending, random, round_robin"),
+        ("nope", {}, f"an entry point in {GROUP}, module:attribute"),
+        ("founding", {"threshold": 0}, "policy founding: threshold is 0; allowed: 1 or more"),
+        ("founding", {"treshold": 1}, "policy founding: .*unexpected keyword argument 'treshold'"),
+        ("random", {"threshold": 1}, "policy random: "),
+        ("no.such.module:Rule", {}, "cannot be imported: No module named 'no'"),
+        (f"{__name__}:Missing", {}, "cannot be imported: .*Missing"),
+        (f"{__name__}:", {}, "cannot be imported"),
+        (":Rule", {}, "cannot be imported"),
+        (f"{__name__}:Last", {"back": -1}, "back is negative"),
+        (f"{__name__}:NOT_A_RULE", {}, r"has no method choose\(snapshot, request, \*, rng\)"),
+        (f"{__name__}:__doc__", {}, "not callable"),
+    ],
+)
+def test_what_cannot_be_had_is_told_with_what_is_allowed(
+    name: str, args: dict[str, int], message: str
+) -> None:
+    with pytest.raises(PolicyError, match=message):
+        load_policy(name, args)
