@@ -13,6 +13,7 @@ import yaml
 from extproc.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
 from tests.e2e.harness import envoy_binary
+from tests.shell.pki import Pki
 
 FOLDER = Path(__file__).parents[1] / "envoy"
 ALL_MODES = pytest.mark.parametrize("mode", list(Mode))
@@ -313,6 +314,7 @@ async def complaint(options: BootstrapOptions, path: Path, slots: asyncio.Semaph
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(120)
 async def test_envoy_accepts_every_combination_of_options(tmp_path: Path) -> None:
     slots = asyncio.Semaphore(2)
     complaints = await asyncio.gather(
@@ -326,41 +328,10 @@ async def test_envoy_accepts_every_combination_of_options(tmp_path: Path) -> Non
 
 
 @pytest.mark.e2e
-async def test_envoy_accepts_tls_to_the_picker_and_to_the_pods(
-    tmp_path: Path, certificate: tuple[Path, Path]
-) -> None:
-    cert, key = (str(path) for path in certificate)
-    tls = TlsFiles(ca=cert, cert=cert, key=key, server_name="picker")
+async def test_envoy_accepts_tls_to_the_picker_and_to_the_pods(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    cert, key = (str(path) for path in pki.issue("envoy"))
+    tls = TlsFiles(ca=str(pki.ca), cert=cert, key=key, server_name="localhost")
 
-    options = BootstrapOptions(picker_tls=tls, pod_tls=TlsFiles(ca=cert))
+    options = BootstrapOptions(picker_tls=tls, pod_tls=TlsFiles(ca=str(pki.ca)))
     assert await complaint(options, tmp_path / "envoy.yaml", asyncio.Semaphore()) is None
-
-
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A self-signed certificate and its key."""
-    import datetime
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "picker")])
-    now = datetime.datetime.now(datetime.UTC)
-    built = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now)
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    cert_path, key_path = tmp_path / "cert.pem", tmp_path / "key.pem"
-    cert_path.write_bytes(built.public_bytes(serialization.Encoding.PEM))
-    key_path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return cert_path, key_path

@@ -69,7 +69,7 @@ async def pods() -> AsyncIterator[list[RunningPod]]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def picker(pods: list[RunningPod]) -> AsyncIterator[PickerProcess]:
     """The founding preset: one destination."""
-    async with PickerProcess(picker_config(pods)) as running:
+    async with PickerProcess(picker_config(pods, preset="founding")) as running:
         yield running
 
 

@@ -43,7 +43,7 @@ def free_port() -> int:
 
 
 async def eventually(
-    check: Callable[[], Awaitable[object]], *, within_s: float = 10.0, every_s: float = 0.02
+    check: Callable[[], Awaitable[object]], *, within_s: float = 20.0, every_s: float = 0.02
 ) -> Any:
     """Repeat `check` until it gives something true; return that."""
     loop = asyncio.get_running_loop()
@@ -295,6 +295,18 @@ class PickerProcess(_Process):
         ):
             is_json = response.content_type == "application/json"
             return await (response.json() if is_json else response.text())
+
+    async def counter(self, name: str) -> float:
+        """A counter of its /metrics, all labels together."""
+        page: str = await self.admin("/metrics")
+        lines = [line for line in page.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+        assert lines, f"no {name} in {page}"
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    async def has_none_in_flight(self) -> bool:
+        """Whether it thinks that every request that it routed is finished."""
+        snapshot = await self.admin("/debug/snapshot")
+        return not any(endpoint["num_in_flight"] for endpoint in snapshot["endpoints"])
 
     async def admin_status(self, path: str) -> int:
         """HTTP status of a path of its admin port."""

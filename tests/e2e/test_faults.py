@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -103,16 +102,6 @@ async def own_pods(**more: Any) -> AsyncIterator[list[RunningPod]]:
     finally:
         for pod in pods:
             await pod.stop()
-
-
-async def num_in_flight(picker: PickerProcess) -> int:
-    """Requests that the picker thinks are unfinished."""
-    snapshot = await picker.admin("/debug/snapshot")
-    return sum(endpoint["num_in_flight"] for endpoint in snapshot["endpoints"])
-
-
-async def has_none_in_flight(picker: PickerProcess) -> bool:
-    return await num_in_flight(picker) == 0
 
 
 # --- the picker ------------------------------------------------------------------------------
@@ -339,9 +328,10 @@ async def test_a_fallback_is_dialled_where_the_first_address_refuses(
     assert sum(retries.values()) >= 1
 
 
-# --- many at once, and clients that leave ----------------------------------------------------
+# --- many at once ----------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(120)
 async def test_more_than_1024_requests_can_be_under_decision_at_once(
     pods: list[RunningPod],
 ) -> None:
@@ -360,13 +350,13 @@ async def test_more_than_1024_requests_can_be_under_decision_at_once(
         ]
         for _, writer in connections:
             writer.write(head + body[:10])
-        await eventually(lambda: _has_open(envoy, num_requests), within_s=20)
+        await eventually(lambda: _has_open(envoy, num_requests), within_s=60)
         for _, writer in connections:
             writer.write(body[10:])
         lines = await asyncio.gather(*(reader.readline() for reader, _ in connections))
         for _, writer in connections:
             writer.close()
-        await eventually(lambda: has_none_in_flight(picker))
+        await eventually(picker.has_none_in_flight)
 
     assert Counter(lines) == {b"HTTP/1.1 200 OK\r\n": num_requests}
 
@@ -374,37 +364,3 @@ async def test_more_than_1024_requests_can_be_under_decision_at_once(
 async def _has_open(envoy: EnvoyProcess, num_streams: int) -> bool:
     name = "cluster.picker.upstream_rq_active"
     return (await envoy.stats(f"{name}$"))[name] >= num_streams
-
-
-async def test_clients_that_leave_at_any_moment_leave_nothing_in_flight(
-    http: aiohttp.ClientSession,
-) -> None:
-    rng = random.Random(7)
-    body = chat("shared", stream=True, max_tokens=4)
-
-    async def leave_early(envoy: EnvoyProcess) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", envoy.port)
-        sent = body[: rng.randrange(len(body) + 1)] if rng.random() < 0.3 else body
-        writer.write(
-            f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n\r\n".encode()
-            + sent
-        )
-        with suppress(TimeoutError):
-            async with asyncio.timeout(rng.uniform(0, 0.05)):
-                await reader.read(rng.randrange(1, 2000))
-        writer.transport.abort()
-
-    async with (
-        own_pods(profile=replace(INSTANT, step_s=0.01)) as pods,
-        PickerProcess(picker_config(pods)) as picker,
-        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
-    ):
-        for _ in range(20):
-            await asyncio.gather(*(leave_early(envoy) for _ in range(25)))
-        await eventually(lambda: has_none_in_flight(picker))
-        snapshot = await picker.admin("/debug/snapshot")
-        decisions = await picker.admin("/debug/decisions")
-
-    assert decisions["decisions"]
-    assert all(not each["pending_by_adapter"] for each in snapshot["endpoints"])
