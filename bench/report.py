@@ -1,10 +1,16 @@
-"""Tables for people and JSON for machines."""
+"""Tables for people and JSON for machines.
+
+`python -m bench.report FILE` prints the tables of a kept result of `bench.run`; `--into PAGE` puts
+them between the page's marks instead.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +21,7 @@ from bench.machine import slug
 Figures = Mapping[str, float | None]
 
 _FOLDER = Path(__file__).parent
+_BEGIN, _END = "<!-- bench -->\n", "<!-- /bench -->\n"
 _NAMES = {
     "none": "no ext_proc",
     "empty": "empty grpc.aio",
@@ -161,3 +168,41 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(each) for key, each in value.items()}
     return [_rounded(each) for each in value] if isinstance(value, list) else value
+
+
+def read_json(path: Path | str) -> Results:
+    """Read a result that `write_json` wrote."""
+    document = json.loads(Path(path).read_text())
+    del document["ratios"]
+    return Results(**document)
+
+
+def replace_between_marks(page: str, tables: str) -> str:
+    """The page with `tables` between its marks.
+
+    Raises:
+        ValueError: It has no marks.
+    """
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (begin and end):
+        raise ValueError(f"no {_BEGIN.strip()} and {_END.strip()}, each on a line of its own")
+    return f"{before}{begin}{tables}\n{end}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print or insert the tables; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
+    parser.add_argument("file", type=Path, help="JSON that bench.run wrote")
+    parser.add_argument("--into", type=Path, help="page with marks")
+    args = parser.parse_args(arguments)
+    tables = render(read_json(args.file))
+    if args.into is None:
+        print(tables)
+    else:
+        args.into.write_text(replace_between_marks(args.into.read_text(), tables))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

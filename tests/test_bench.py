@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -273,15 +274,39 @@ def test_the_table_shows_figures_and_ratios() -> None:
     assert "Test CPU" in table
 
 
-def test_the_json_holds_the_ratios_beside_the_rounds(tmp_path: os.PathLike[str]) -> None:
-    path = os.path.join(tmp_path, "new", "results.json")
+def test_the_json_holds_the_ratios_beside_the_rounds(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "results.json"
 
     report.write_json(_results(), path)
 
-    with open(path, encoding="utf-8") as file:
-        written = json.load(file)
+    written = json.loads(path.read_text())
     assert written["ratios"]["wire"]["308B@300/p99_ms"] == 0.25
     assert written["rounds"][0]["empty"]["308B@300/p99_ms"] == 9.0
+
+
+def test_a_kept_result_gives_the_same_tables_again(tmp_path: Path) -> None:
+    report.write_json(_results(), tmp_path / "results.json")
+
+    assert report.render(report.read_json(tmp_path / "results.json")) == report.render(_results())
+
+
+def test_tables_replace_what_stands_between_the_marks_alone() -> None:
+    page = "before\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n"
+
+    new = report.replace_between_marks(page, "new")
+
+    assert new == "before\n<!-- bench -->\nnew\n<!-- /bench -->\nafter\n"
+
+
+def test_a_page_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="bench"):
+        report.replace_between_marks("no marks", "new")
+
+
+def test_the_page_on_performance_has_the_marks() -> None:
+    page = Path(__file__).parents[1] / "docs" / "performance.md"
+
+    assert "new" in report.replace_between_marks(page.read_text(encoding="utf-8"), "new")
 
 
 # --- holding ---------------------------------------------------------------------------------
