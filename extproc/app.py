@@ -28,7 +28,9 @@ from extproc.core.pool import Pool
 from extproc.core.router import Router
 from extproc.core.stream import Stream
 from extproc.core.types import Endpoint, LoadReport, ModelCard, Snapshot
+from extproc.core.wire.limits import Counters
 from extproc.dispatch import ObservedDispatcher
+from extproc.gauges import add_gauges
 from extproc.plugins import PolicyError, load_policy
 from extproc.shell.admin import AdminServer
 from extproc.shell.codec import Codec
@@ -73,6 +75,7 @@ class App:
         self._stop = asyncio.Event()
         self._synced = False
         self._num_config_failures = 0
+        self._wire = Counters()
         self._unasked: set[str] = set()
         self._ready_by_s = float("inf")
         self._rng = random.Random(secrets.randbits(64))
@@ -141,7 +144,15 @@ class App:
             config.destination.eds_cluster, on_nack=self._on_eds_nack, on_unusable=self._on_unusable
         )
         self._health = HealthService()
-        self._add_gauges()
+        add_gauges(
+            self._telemetry,
+            processor=self._processor,
+            pool=self._pool,
+            completions=self._completions,
+            eds=self._eds,
+            wire=self._wire,
+            num_config_failures=lambda: self._num_config_failures,
+        )
         host, _, port = config.admin.address.rpartition(":")
         self._admin = AdminServer(
             host.strip("[]"),
@@ -150,18 +161,6 @@ class App:
             snapshot=self._snapshot,
             decisions=self._decisions.recent,
             health=self._why_not_ready,
-        )
-
-    def _add_gauges(self) -> None:
-        add = self._telemetry.add_gauge
-        add("streams_active", "Open ext_proc streams", lambda: self._processor.num_open)
-        add("picks_in_flight", "Picks that have not ended", lambda: self._pool.num_in_flight)
-        add("access_log_streams", "Open access log streams", lambda: self._completions.num_streams)
-        add("eds_streams", "Open endpoint discovery streams", lambda: self._eds.num_streams)
-        add(
-            "config_failures",
-            "Changes of the configuration file that were not taken over",
-            lambda: self._num_config_failures,
         )
 
     def _make_readers(self) -> None:
@@ -307,7 +306,7 @@ class App:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop)
-        transport = await transports.listen(self._config, self._methods())
+        transport = await transports.listen(self._config, self._methods(), self._wire)
         self.address = transport.address
         await self._admin.start()
         self.admin_address = f"{self._config.admin.address.rpartition(':')[0]}:{self._admin.port}"

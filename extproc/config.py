@@ -49,7 +49,7 @@ class ServerConfig(_Section):
         description="`host:port` or `unix:PATH` of the gRPC services.",
     )
     transport: Literal["wire", "grpcio"] = Field(
-        "grpcio", description="`wire`: our own HTTP/2 server; `grpcio`: grpc.aio, the reference."
+        "wire", description="`wire`: our own HTTP/2 server; `grpcio`: grpc.aio, the reference."
     )
     tls: TlsConfig | None = Field(None, description="TLS for the gRPC services; none means plain.")
     drain_timeout_s: float = Field(

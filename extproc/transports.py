@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from extproc.config import Config
-from extproc.core.wire.limits import Limits
+from extproc.core.wire.limits import Counters, Limits
 from extproc.settings import tls_files
 from extproc.shell import wire
 from extproc.shell.certificates import Certificates
@@ -29,15 +29,15 @@ class Transport(Protocol):
         """Take nothing new, send peers elsewhere, let what runs end; then cut off the rest."""
 
 
-async def listen(config: Config, methods: Iterable[Method]) -> Transport:
-    """Start the configured transport.
+async def listen(config: Config, methods: Iterable[Method], counters: Counters) -> Transport:
+    """Start the configured transport; our own counts in `counters`.
 
     Raises:
         OSError: The address cannot be bound, or a certificate file not be read.
     """
     if config.server.transport == "grpcio":
         return await _listen_grpcio(config, methods)
-    return await _listen_wire(config, methods)
+    return await _listen_wire(config, methods, counters)
 
 
 class _Grpcio:
@@ -70,7 +70,7 @@ class _Wire:
         await self._server.close()
 
 
-async def _listen_wire(config: Config, methods: Iterable[Method]) -> _Wire:
+async def _listen_wire(config: Config, methods: Iterable[Method], counters: Counters) -> _Wire:
     certificates = None
     if config.server.tls is not None:
         files = tls_files(config)
@@ -87,6 +87,7 @@ async def _listen_wire(config: Config, methods: Iterable[Method]) -> _Wire:
             max_message_bytes=config.request.max_body_bytes + MESSAGE_OVERHEAD_BYTES,
             max_streams_per_connection=config.server.max_concurrent_streams,
         ),
+        counters=counters,
         on_tick=None if certificates is None else certificates.reload_if_changed,
     )
     return _Wire(server)

@@ -24,7 +24,14 @@ SHELL_SHARED = {"extproc.shell.rpc", "extproc.shell.loops", "extproc.shell.gen"}
 """What several shell files share: the transport's contract, the loops over endpoints, messages."""
 
 KNOWS_CONFIG = {"extproc.app", "extproc.cli", "extproc.settings", "extproc.configdocs"}
-WIRES = {"extproc.app", "extproc.cli", "extproc.dispatch", "extproc.settings", "extproc.transports"}
+WIRES = {
+    "extproc.app",
+    "extproc.cli",
+    "extproc.dispatch",
+    "extproc.settings",
+    "extproc.transports",
+    "extproc.gauges",
+}
 """Parts of the composition root, and the commands."""
 
 

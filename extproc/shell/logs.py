@@ -36,6 +36,8 @@ def configure_logging(level: str, *, is_json: bool, stream: TextIO | None = None
     root = logging.getLogger()
     root.setLevel(level.upper())
     root.handlers[:] = [handler]
+    # Its debug lines quote header fields, the client's credentials among them.
+    logging.getLogger("hpack").setLevel(logging.WARNING)
 
 
 class PlainFormatter(logging.Formatter):

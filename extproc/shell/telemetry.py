@@ -12,7 +12,7 @@ and those of endpoints that left the pool disappear with them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -57,6 +57,7 @@ class Telemetry:
         self._snapshot = snapshot
         self._version = version
         self._gauges: list[tuple[str, str, Callable[[], float]]] = []
+        self._readings: list[tuple[str, str, str, Callable[[], Mapping[str, float]]]] = []
         self._adapters = _Labels(max_adapter_labels)
         self._slugs = _Labels(_MAX_SLUGS)
         self._make_counters()
@@ -127,6 +128,12 @@ class Telemetry:
         """Add `extproc_<name>`, read at each scrape."""
         self._gauges.append((f"extproc_{name}", documentation, read))
 
+    def add_counters(
+        self, name: str, documentation: str, label: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Add `extproc_<name>_total` with one label, read at each scrape."""
+        self._readings.append((f"extproc_{name}", documentation, label, read))
+
     def describe(self) -> Iterable[Metric]:
         """Nothing: the registry need not collect at registration to learn the names."""
         return ()
@@ -140,6 +147,11 @@ class Telemetry:
         yield from (each.family() for each in (self._decision_s, self._scrape_s, self._lag_s))
         for name, documentation, read in self._gauges:
             yield GaugeMetricFamily(name, documentation, value=read())
+        for name, documentation, label, read_all in self._readings:
+            family = CounterMetricFamily(name, documentation, labels=(label,))
+            for value, count in read_all().items():
+                family.add_metric((value,), count)
+            yield family
         yield InfoMetricFamily("extproc_build", "This program", {"version": self._version})
         yield from _endpoint_families(snapshot)
 

@@ -117,3 +117,9 @@ def test_configuring_again_replaces_the_handler(lines: io.StringIO) -> None:
 def test_an_unknown_level_is_an_error() -> None:
     with pytest.raises(ValueError, match="LOUD"):
         configure_logging("loud", is_json=True)
+
+
+def test_header_fields_are_not_logged_at_any_level() -> None:
+    configure_logging("debug", is_json=True)
+
+    assert not logging.getLogger("hpack.hpack").isEnabledFor(logging.DEBUG)

@@ -267,3 +267,12 @@ def test_adapter_loads_are_those_that_the_pool_has_seen() -> None:
 
     assert sample(metrics, "adapter_loads_total", endpoint="10.0.0.1:80") == 3
     assert sample(metrics, "adapter_loads_total", endpoint=BARE.address) == 0
+
+
+def test_counters_of_others_are_read_at_each_scrape() -> None:
+    metrics = telemetry()
+    counts = {"a": 1}
+    metrics.add_counters("wire_abuse", "Limits passed", "limit", lambda: counts)
+    counts["a"] = 5
+
+    assert sample(metrics, "wire_abuse_total", limit="a") == 5

@@ -1,0 +1,56 @@
+"""What the parts know of themselves, as metrics. Part of `app`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from extproc.core.pool import Pool
+from extproc.core.wire.limits import Counters
+from extproc.shell.completions import CompletionService
+from extproc.shell.eds import EdsService
+from extproc.shell.server import ExternalProcessor
+from extproc.shell.telemetry import Telemetry
+
+
+def add_gauges(
+    telemetry: Telemetry,
+    *,
+    processor: ExternalProcessor,
+    pool: Pool,
+    completions: CompletionService,
+    eds: EdsService,
+    wire: Counters,
+    num_config_failures: Callable[[], int],
+) -> None:
+    """Have the parts' own counts read at each scrape of the metrics."""
+    add = telemetry.add_gauge
+    add("streams_active", "Open ext_proc streams", lambda: processor.num_open)
+    add("picks_in_flight", "Picks that have not ended", lambda: pool.num_in_flight)
+    add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
+    add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)
+    add(
+        "config_failures",
+        "Changes of the configuration file that were not taken over",
+        num_config_failures,
+    )
+    add("wire_connections", "Open connections of the wire", lambda: wire.connections_open)
+    add("wire_buffered_bytes", "Half-received and unsent bytes", lambda: wire.buffered_bytes)
+    telemetry.add_counters(
+        "wire_streams", "Streams of the wire by how they ended", "end", lambda: _ends(wire)
+    )
+    telemetry.add_counters(
+        "wire_abuse",
+        "Limits of the wire that peers ran into",
+        "limit",
+        lambda: {str(limit): count for limit, count in wire.abuse.items()},
+    )
+
+
+def _ends(wire: Counters) -> Mapping[str, float]:
+    return {
+        "answered": wire.streams_answered,
+        "reset_by_peer": wire.streams_reset_by_peer,
+        "reset_by_us": wire.streams_reset_by_us,
+        "lost": wire.streams_lost,
+        "refused": wire.streams_refused,
+    }
