@@ -107,6 +107,16 @@ def total(samples: Mapping[str, float], name: str) -> float:
     return sum(v for key, v in samples.items() if key == name or key.startswith(name + "{"))
 
 
+def by_label(samples: Mapping[str, float], name: str, label: str) -> dict[str, int]:
+    """Counts of a metric with this one label, by the label's value."""
+    prefix = f'{name}{{{label}="'
+    return {
+        key.removeprefix(prefix).removesuffix('"}'): int(value)
+        for key, value in samples.items()
+        if key.startswith(prefix)
+    }
+
+
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with padded columns, the first one to the left."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]

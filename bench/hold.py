@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from bench.figures import count_statuses, parse_counters, percentile, render_table, total
+from bench.figures import by_label, count_statuses, parse_counters, percentile, render_table, total
 from bench.load import Burst, chat_body
 from bench.machine import describe
 from bench.processes import BenchError, get, memory, raise_file_limit, require
@@ -54,6 +54,7 @@ class HoldResult:
         peak_mb: Its most (VmHWM).
         envoy_peak_mb: The gateway's most.
         envoy_faults: Envoy's counters of what must not happen.
+        abuse: The picker's limits that Envoy ran into.
     """
 
     transport: str
@@ -66,11 +67,13 @@ class HoldResult:
     peak_mb: float
     envoy_peak_mb: float
     envoy_faults: dict[str, int]
+    abuse: dict[str, int]
 
     @property
     def is_good(self) -> bool:
-        """Whether every request was answered with 200 and Envoy saw no fault."""
-        return self.statuses == {200: self.num_requests} and not any(self.envoy_faults.values())
+        """Whether every request was answered with 200 and nobody saw a fault."""
+        faults = (*self.envoy_faults.values(), *self.abuse.values())
+        return self.statuses == {200: self.num_requests} and not any(faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,7 @@ def hold(transport: Variant, num_requests: int, hold_s: float, body_bytes: int) 
             peak_mb=memory(pid).peak_bytes / 1e6,
             envoy_peak_mb=memory(stack.gateway.pid).peak_bytes / 1e6,
             envoy_faults=envoy_faults(stack),
+            abuse=by_label(_metrics(stack), "extproc_wire_abuse_total", "limit"),
         )
 
 
@@ -184,8 +188,11 @@ def _picker_pid(stack: Stack) -> int:
 
 
 def _num_streams(stack: Stack) -> int:
-    page = get(f"{stack.server_admin_url}/metrics")
-    return int(total(parse_counters(page), "extproc_streams_active")) if page else 0
+    return int(total(_metrics(stack), "extproc_streams_active"))
+
+
+def _metrics(stack: Stack) -> dict[str, float]:
+    return parse_counters(get(f"{stack.server_admin_url}/metrics") or "")
 
 
 def envoy_faults(stack: Stack) -> dict[str, int]:
@@ -204,7 +211,7 @@ def envoy_stats(stack: Stack) -> dict[str, int]:
 
 def _render(holds: Sequence[HoldResult], many: Sequence[ConnectionsResult]) -> str:
     header = ["transport", "requests", "held at once", "statuses", "p50 / max s", "picker MB"]
-    header += ["Envoy MB", "Envoy's faults"]
+    header += ["Envoy MB", "Envoy's faults", "abuse"]
     rows = [
         [
             each.transport,
@@ -215,6 +222,7 @@ def _render(holds: Sequence[HoldResult], many: Sequence[ConnectionsResult]) -> s
             f"{each.rss_before_mb:.0f} -> {each.peak_mb:.0f}",
             f"{each.envoy_peak_mb:.0f}",
             _counts({name: n for name, n in each.envoy_faults.items() if n}) or "none",
+            _counts({name: n for name, n in each.abuse.items() if n}) or "none",
         ]
         for each in holds
     ]

@@ -22,7 +22,7 @@ from typing import Any
 
 import uvloop
 
-from bench.figures import parse_counters, slope_per_s, total
+from bench.figures import by_label, parse_counters, slope_per_s, total
 from bench.hold import envoy_faults, envoy_stats
 from bench.load import chat_body, parse_wrk, wrk_command, wrk_environment
 from bench.machine import describe
@@ -52,6 +52,8 @@ class Sample:
         completions: `extproc_completions_total` by outcome.
         rejections: `extproc_rejections_total`.
         unmatched: `extproc_completions_unmatched_total`.
+        wire: `extproc_wire_streams_total` by end; all 0 on grpcio.
+        abuse: `extproc_wire_abuse_total` by limit.
     """
 
     at_s: float
@@ -62,25 +64,24 @@ class Sample:
     completions: dict[str, int]
     rejections: int
     unmatched: int
+    wire: dict[str, int]
+    abuse: dict[str, int]
 
 
 def read_sample(page: str, *, at_s: float, rss_bytes: int) -> Sample:
     """From the picker's metrics page."""
     samples = parse_counters(page)
-    prefix = 'extproc_completions_total{outcome="'
     return Sample(
         at_s=at_s,
         rss_bytes=rss_bytes,
         in_flight=int(total(samples, "extproc_picks_in_flight")),
         streams=int(total(samples, "extproc_streams_active")),
         picks=int(total(samples, "extproc_picks_total")),
-        completions={
-            name.removeprefix(prefix).removesuffix('"}'): int(value)
-            for name, value in samples.items()
-            if name.startswith(prefix)
-        },
+        completions=by_label(samples, "extproc_completions_total", "outcome"),
         rejections=int(total(samples, "extproc_rejections_total")),
         unmatched=int(total(samples, "extproc_completions_unmatched_total")),
+        wire=by_label(samples, "extproc_wire_streams_total", "end"),
+        abuse=by_label(samples, "extproc_wire_abuse_total", "limit"),
     )
 
 
@@ -108,6 +109,12 @@ def find_faults(last: Sample, envoy: dict[str, int], load_errors: int) -> list[s
         faults.append(f"Envoy started {started} streams and closed {closed}")
     if last.picks > started:
         faults.append(f"{last.picks} picks from {started} streams")
+    # Health checks and access logs are streams, too, but not ext_proc's.
+    if any(last.wire.values()) and sum(last.wire.values()) < started:
+        faults.append(f"Envoy started {started} streams, {last.wire} ended here")
+    wrong = {name: last.wire.get(name, 0) for name in ("reset_by_us", "lost", "refused")}
+    faults += [f"{count} streams {end}" for end, count in wrong.items() if count]
+    faults += [f"limit {limit} passed {n} times" for limit, n in last.abuse.items() if n]
     if load_errors:
         faults.append(f"{load_errors} requests of clients that stayed failed")
     return faults

@@ -339,11 +339,22 @@ extproc_picks_in_flight 0.0
 extproc_streams_active 0.0
 extproc_rejections_total{reason="saturated"} 0.0
 extproc_completions_unmatched_total 0.0
+extproc_wire_streams_total{end="answered"} 10.0
+extproc_wire_streams_total{end="reset_by_peer"} 3.0
+extproc_wire_streams_total{end="refused"} 0.0
+extproc_wire_abuse_total{limit="rapid_reset"} 0.0
 """
 _ENVOY = {
     "http.openai.ext_proc.streams_started": 11,
     "http.openai.ext_proc.streams_closed": 11,
 }
+
+
+def test_a_run_on_grpcio_has_no_counts_of_the_wire() -> None:
+    sample = soak.read_sample(_PAGE, at_s=10.0, rss_bytes=1)
+    none = dict.fromkeys(sample.wire, 0)
+
+    assert soak.find_faults(replace(sample, wire=none), _ENVOY, 0) == []
 
 
 def test_a_run_in_which_everything_adds_up_has_no_faults() -> None:
@@ -366,6 +377,9 @@ def _broken() -> Iterator[tuple[str, soak.Sample, dict[str, int], int]]:
     yield "closed 11", good, {**_ENVOY, "http.openai.ext_proc.streams_started": 12}, 0
     yield "10 picks from 0 streams", good, {}, 0
     yield "5 requests", good, _ENVOY, 5
+    yield "ended here", replace(good, wire={"answered": 10}), _ENVOY, 0
+    yield "1 streams refused", replace(good, wire={**good.wire, "refused": 1}), _ENVOY, 0
+    yield "limit slow_reader passed 2", replace(good, abuse={"slow_reader": 2}), _ENVOY, 0
 
 
 @pytest.mark.parametrize(("message", "sample", "envoy", "load_errors"), list(_broken()))
