@@ -1,0 +1,240 @@
+"""What one pod will do if no further request comes: the inside of the informed bounds.
+
+It knows what no router can: the answers' remaining lengths and the engine's constants. It is
+coarser than the engine model: between two ends of answers every step takes the same time, and
+whatever is admitted together is computed in one prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from extproc.sim.judge import Slo
+from extproc.sim.profiles import EngineProfile
+
+if TYPE_CHECKING:
+    from extproc.sim.fleetpod import FleetPod
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A request in the batch."""
+
+    remaining_tokens: int
+    output_tokens: int
+    kv_tokens: int
+    adapter: str | None
+    first_token_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A request that has no token yet."""
+
+    arrived_s: float
+    prompt_tokens: int
+    output_tokens: int
+    adapter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """Everything about a pod, at one moment.
+
+    Attributes:
+        profile: Its engine's costs.
+        max_loras: Its slots.
+        kv_capacity_tokens: Its KV cache.
+        gpu_adapters: Adapters in its slots.
+        cpu_adapters: Adapters in its CPU cache.
+        ranks: Rank of each adapter.
+        running: Its batch.
+        queued: Its queue, prefills in progress included, head first.
+    """
+
+    profile: EngineProfile
+    max_loras: int
+    kv_capacity_tokens: int
+    gpu_adapters: frozenset[str]
+    cpu_adapters: frozenset[str]
+    ranks: Mapping[str, int]
+    running: tuple[Running, ...]
+    queued: tuple[Queued, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a state leads to.
+
+    Attributes:
+        num_misses: Requests that will miss the SLO, of those in the pod.
+        total_s: Sum of their ends, as virtual times.
+        slot_s: Time that slots are in use, summed over slots.
+    """
+
+    num_misses: int
+    total_s: float
+    slot_s: float
+
+
+def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodState:
+    """Read a pod's state, its step in progress taken as done."""
+    engine = pod.engine
+    running, queued = [], []
+    for flight in pod.flights.values():
+        arrival = flight.arrival
+        if flight.first_token_s is None:
+            waiting = Queued(
+                arrival.at_s, arrival.prompt_tokens, arrival.output_tokens, arrival.adapter
+            )
+            queued.append(waiting)
+            continue
+        generated = 1 + pod.num_steps - flight.step_of_first_token
+        generated = min(generated, arrival.output_tokens - 1)
+        running.append(
+            Running(
+                arrival.output_tokens - generated,
+                arrival.output_tokens,
+                arrival.prompt_tokens + generated,
+                arrival.adapter,
+                flight.first_token_s,
+            )
+        )
+    return PodState(
+        engine.profile,
+        engine.max_loras,
+        engine.kv_blocks * engine.profile.block_tokens,
+        frozenset(engine.gpu_adapters),
+        frozenset(engine.cpu_adapters),
+        ranks,
+        tuple(running),
+        tuple(queued),
+    )
+
+
+def forecast(state: PodState, slo: Slo, *, now: float, extra: Queued | None = None) -> Forecast:
+    """Simulate a pod until it is empty, with one more request at the end of its queue."""
+    return _Run(state, slo, now, extra).finish()
+
+
+class _Run:
+    __slots__ = (
+        "_active",
+        "_batch",
+        "_kv",
+        "_may_admit",
+        "_misses",
+        "_now",
+        "_queue",
+        "_slo",
+        "_slot_s",
+        "_state",
+        "_step",
+    )
+
+    def __init__(self, state: PodState, slo: Slo, now: float, extra: Queued | None) -> None:
+        self._state = state
+        self._slo = slo
+        self._now = now
+        self._step = 0  # tokens that a request running from the start would have got
+        self._misses = 0
+        self._slot_s = 0.0
+        self._may_admit = True
+        self._kv = 0
+        self._active: dict[str, int] = {}
+        self._queue = [*state.queued, extra] if extra else list(state.queued)
+        # (step of its end, first token, tokens, kv at its end, adapter)
+        self._batch: list[tuple[int, float, int, int, str | None]] = []
+        for each in state.running:
+            self._enter(each.adapter, each.kv_tokens)
+            kv_at_end = each.kv_tokens + each.remaining_tokens
+            entry = (each.remaining_tokens, each.first_token_s, each.output_tokens, kv_at_end)
+            self._batch.append((*entry, each.adapter))
+        heapify(self._batch)
+
+    def finish(self) -> Forecast:
+        total_s = 0.0
+        while self._batch or self._queue:
+            if self._queue and self._may_admit:
+                self._admit()
+            if self._batch:
+                total_s += self._run_to_next_end()
+        return Forecast(self._misses, total_s, self._slot_s)
+
+    def _enter(self, adapter: str | None, kv_tokens: int) -> None:
+        self._kv += kv_tokens
+        if adapter is not None:
+            self._active[adapter] = self._active.get(adapter, 0) + 1
+
+    def _run_to_next_end(self) -> float:
+        end_step, first_token_s, tokens, kv_tokens, adapter = heappop(self._batch)
+        num_decoding = len(self._batch) + 1
+        steps = max(0, end_step - self._step)
+        # The cache grows by a token per sequence and step: its mean is at half the way.
+        step_s = self._state.profile.forward_s(
+            num_decoding=num_decoding,
+            kv_tokens=self._kv + num_decoding * steps // 2,
+            prefill_tokens=0,
+            num_adapters=len(self._active),
+        )
+        self._step += steps
+        self._now += steps * step_s
+        self._slot_s += steps * step_s * len(self._active)
+        self._kv += num_decoding * steps - kv_tokens
+        if adapter is not None:
+            self._active[adapter] -= 1
+            if not self._active[adapter]:
+                del self._active[adapter]
+                self._may_admit = True
+        if (self._now - first_token_s) > self._slo.tpot_s * max(1, tokens - 1):
+            self._misses += 1
+        return self._now
+
+    def _admit(self) -> None:
+        """Prefill everything that may start now."""
+        admitted, kept = [], []
+        load_s = 0.0
+        self._may_admit = False  # until an adapter leaves, or KV that was short gets free
+        state = self._state
+        for index, each in enumerate(self._queue):
+            adapter = each.adapter
+            is_new = adapter is not None and adapter not in self._active
+            if is_new and len(self._active) >= state.max_loras:
+                kept.append(each)
+                continue
+            if self._batch and self._kv + each.prompt_tokens > state.kv_capacity_tokens:
+                kept += self._queue[index:]
+                self._may_admit = True
+                break
+            if is_new and adapter not in state.gpu_adapters:
+                load_s += self._load_s(adapter)
+            self._enter(adapter, each.prompt_tokens)
+            admitted.append(each)
+        self._queue = kept
+        if admitted:
+            self._prefill(admitted, load_s)
+
+    def _load_s(self, adapter: str | None) -> float:
+        state = self._state
+        rank = state.ranks.get(adapter or "", 0)
+        return state.profile.load_s(rank, is_from_disk=adapter not in state.cpu_adapters)
+
+    def _prefill(self, admitted: list[Queued], load_s: float) -> None:
+        self._now += load_s + self._state.profile.forward_s(
+            num_decoding=len(self._batch),
+            kv_tokens=self._kv,
+            prefill_tokens=sum(each.prompt_tokens for each in admitted),
+            num_adapters=len(self._active),
+        )
+        self._step += 1  # the batch gets a token in the same step
+        self._kv += len(self._batch)
+        for each in admitted:
+            if self._now - each.arrived_s > self._slo.ttft_s:
+                self._misses += 1
+            end_step = self._step + max(0, each.output_tokens - 1)
+            kv_at_end = each.prompt_tokens + each.output_tokens
+            entry = (end_step, self._now, each.output_tokens, kv_at_end, each.adapter)
+            heappush(self._batch, entry)
