@@ -17,17 +17,18 @@ PICK = pick()
 
 @dataclass
 class FakeDispatcher:
-    """Answers every request with `result`."""
+    """Answers every request with `result`, after `num_waits` times with a wait."""
 
     result: Pick | Rejection | Wait = PICK
     cards: Sequence[ModelCard] = ()
+    num_waits: int = 0
     routed: list[RequestInfo] = field(default_factory=list)
     finished: list[tuple[Pick, Outcome, float]] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
 
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
         self.routed.append(request)
-        return self.result
+        return Wait(until_s=now) if len(self.routed) <= self.num_waits else self.result
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         self.finished.append((pick, outcome, now))

@@ -92,17 +92,36 @@ class Observer:
         self.exchange = exchange
         self.delivered: list[m.Event] = []
         self.answers: list[m.Command] = []
-        self.is_replied = self.is_ended = False
+        self.is_replied = self.is_ended = self.is_extended = self.is_to_be_woken = False
 
     def tell(self, event: m.Event) -> None:
         commands = self.exchange.tell(event)
         if self.is_ended:
             assert commands == [], "an answer after the end"
             return
-        if not isinstance(event, m.Ended):
+        if not isinstance(event, m.Ended | m.Wakeup):
             self.delivered.append(event)
+        if any(isinstance(command, m.WakeAt) for command in commands):
+            self.hold(commands)
+            return
         for command in commands:
             self.take(command)
+
+    def hold(self, commands: list[m.Command]) -> None:
+        """A request that is held gets more time once at most, and no answer in the same pass."""
+        *extensions, wake = commands
+        assert isinstance(wake, m.WakeAt)
+        assert wake.at_s > self.exchange.now
+        assert [type(each) for each in extensions] in ([], [m.ExtendTimeout])
+        assert not (extensions and self.is_extended)
+        self.is_extended |= bool(extensions)
+        self.is_to_be_woken = True
+
+    def wake(self) -> None:
+        """Let the timer fire, if there is one."""
+        if self.is_to_be_woken:
+            self.is_to_be_woken = False
+            self.tell(m.Wakeup())
 
     def take(self, command: m.Command) -> None:
         assert not self.is_ended, "a command after the end"
@@ -148,27 +167,42 @@ def echoed(observer: Observer, kind: type) -> bytes:
 
 
 @settings(max_examples=400)
-@given(event_sequences(), stream_settings(), st.just(PICK) | rejections())
+@given(
+    event_sequences(),
+    stream_settings(),
+    st.just(PICK) | rejections(),
+    st.sampled_from((0, 0, 1, 2)),
+    st.booleans(),
+)
 def test_every_event_is_answered_once_in_order_and_the_end_comes_last(
-    events: list[m.Event], configured: dict[str, Any], result: Pick | Rejection
+    events: list[m.Event],
+    configured: dict[str, Any],
+    result: Pick | Rejection,
+    num_waits: int,
+    is_woken_at_once: bool,
 ) -> None:
     """Also: an RPC ends with OK only with a destination or a reply given, and the pick is finished
-    once if the response phases are used and never if they are not."""
+    once if the response phases are used and never if they are not. Held or not."""
     exchange = begin(result, **configured)
+    exchange.dispatcher.num_waits = num_waits
     observer = Observer(exchange)
     try:
         for event in events:
             observer.tell(event)
+            if is_woken_at_once:
+                observer.wake()
+        for _ in range(num_waits):
+            observer.wake()
     except ProtocolError:
         note("protocol broken")
         exchange.stream.abandon(now=exchange.now)
     observer.tell(m.Ended())
 
     dispatcher = exchange.dispatcher
-    assert len(dispatcher.routed) <= 1
+    assert len(dispatcher.routed) <= 1 + num_waits
     assert len(dispatcher.rejections) <= 1
     note("replied" if observer.is_replied else "routed" if dispatcher.routed else "undecided")
-    if isinstance(result, Rejection) or not dispatcher.routed:
+    if isinstance(result, Rejection) or len(dispatcher.routed) <= num_waits:
         assert dispatcher.finished == []
     elif configured["uses_response_phases"]:
         assert [pick for pick, _outcome, _now in dispatcher.finished] == [PICK]
