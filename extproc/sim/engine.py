@@ -1,8 +1,9 @@
 """A model of one vLLM engine, step by step, without a clock.
 
-The caller owns time: it submits and aborts requests between steps, calls `step(now=...)`, and lets
-`Step.duration_s` pass before it uses what the step answered. So one class serves virtual time and
-real time. The rules are those of vLLM 0.32 (`v1/core/sched/scheduler.py`):
+The caller owns time. In real time it submits and aborts requests between steps, calls
+`step(now=...)`, and lets `Step.duration_s` pass before it uses what the step answered. In virtual
+time it calls `advance(now=..., until=...)`, which takes the same steps, many at once. The rules are
+those of vLLM 0.32 (`v1/core/sched/scheduler.py`):
 
 1. A step first serves the running requests in their order, then admits waiting ones, until the
    token budget, the number of sequences or the KV cache ends it. Prefills are cut to the budget.
@@ -14,59 +15,29 @@ real time. The rules are those of vLLM 0.32 (`v1/core/sched/scheduler.py`):
 4. A waiting request is admitted only if its whole sequence so far fits into the free blocks.
 5. The adapters of the batch are brought onto the GPU before the forward pass; the batch waits.
 
-Two simplifications: there is no prefix cache, and the adapters of a batch are placed in the
-batch's order (vLLM iterates over a set, an order that differs between processes).
+6. KV of a shared beginning is found again under the same adapter (`extproc.sim.blocks`).
+
+One simplification: the adapters of a batch are placed in the batch's order (vLLM iterates over a
+set, an order that differs between processes).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from extproc.sim.activity import Activity
 from extproc.sim.lru import AdapterCache, AdapterLoad
 from extproc.sim.profiles import EngineProfile
-from extproc.sim.records import EngineCounters, EngineRequest, EngineStats, Step, Timeline
-
-
-@dataclass(slots=True, eq=False)
-class _State:
-    """A request inside the engine. `computed` tokens have their KV in `blocks` blocks."""
-
-    request: EngineRequest
-    submitted_s: float
-    computed: int = 0
-    generated: int = 0
-    blocks: int = 0
-    scheduled_s: float | None = None
-    first_token_s: float | None = None
-    num_preemptions: int = 0
-    is_deferred: bool = False
-
-    @property
-    def num_tokens(self) -> int:
-        return self.request.prompt_tokens + self.generated
-
-
-@dataclass(slots=True)
-class _Batch:
-    """One step while it is being put together."""
-
-    budget: int
-    parts: list[tuple[_State, int]] = field(default_factory=list)
-    admitted: list[EngineRequest] = field(default_factory=list)
-    preempted: list[EngineRequest] = field(default_factory=list)
-    prefill_tokens: int = 0
-    num_decoding: int = 0
-    kv_tokens: int = 0
-
-    def add(self, state: _State, tokens: int) -> None:
-        if state.generated and state.computed + 1 == state.num_tokens:
-            self.num_decoding += 1
-        else:
-            self.prefill_tokens += tokens
-        self.kv_tokens += state.computed + tokens
-        self.budget -= tokens
-        self.parts.append((state, tokens))
+from extproc.sim.records import (
+    Advance,
+    EngineCounters,
+    EngineReport,
+    EngineRequest,
+    EngineStats,
+    Step,
+    Timeline,
+)
+from extproc.sim.scheduler import Batch, Scheduler
 
 
 class Engine:
@@ -92,6 +63,8 @@ class Engine:
         max_lora_rank: int = 16,
         ranks: Mapping[str, int] | None = None,
     ) -> None:
+        if profile.max_num_batched_tokens < profile.max_num_seqs:
+            raise ValueError("max_num_batched_tokens is smaller than max_num_seqs")
         self.profile = profile
         self.max_loras = max_loras
         self.max_lora_rank = max_lora_rank
@@ -100,21 +73,19 @@ class Engine:
         cpu = max_loras if max_cpu_loras is None else max_cpu_loras
         self._cache = AdapterCache(max_loras, cpu) if max_loras else None
         self._ranks = dict(ranks or {})
-        self._free_blocks = self.kv_blocks
-        self._running: list[_State] = []
-        self._waiting: list[_State] = []
-        self._states: dict[str, _State] = {}
-        self._num_deferred = 0
+        self._adapters: tuple[str, ...] = ()  # of the batch, in its order
+        self._scheduler = Scheduler(profile, kv_blocks=self.kv_blocks, max_loras=max_loras)
+        self._activity = Activity()
 
     @property
     def running(self) -> tuple[EngineRequest, ...]:
         """The running batch, oldest first."""
-        return tuple(state.request for state in self._running)
+        return tuple(sequence.request for sequence in self._scheduler.running)
 
     @property
     def waiting(self) -> tuple[EngineRequest, ...]:
         """The queue, head first."""
-        return tuple(state.request for state in self._waiting)
+        return tuple(sequence.request for sequence in self._scheduler.waiting)
 
     @property
     def gpu_adapters(self) -> tuple[str, ...]:
@@ -129,42 +100,56 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """The gauges now."""
-        return EngineStats(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            num_deferred=self._num_deferred,
-            kv_usage_ratio=1 - self._free_blocks / self.kv_blocks,
-        )
+        return self._scheduler.stats(self._scheduler.pool.free)
+
+    def generated_tokens(self, request_id: str) -> int:
+        """Tokens of its answer that an unfinished request has.
+
+        Raises:
+            KeyError: It is unknown or finished.
+        """
+        sequence = self._scheduler.sequences[request_id]
+        if sequence.joined is None:
+            return sequence.generated
+        return sequence.generated + self._scheduler.decoders.tick - sequence.joined
+
+    def report(self, *, now: float, max_adapters: int | None = None) -> EngineReport:
+        """What the metrics page says at `now`, for an engine that has been advanced to `now`.
+
+        Args:
+            now: Not before the start of the last step.
+            max_adapters: Longest `adapter_log` wanted; all by default.
+        """
+        return self._activity.report(now=now, max_adapters=max_adapters)
 
     def submit(self, request: EngineRequest, *, now: float) -> None:
         """Queue a request.
 
         Raises:
-            ValueError: Its id is in use, it is longer than the model allows, it is empty, or it
-                names an adapter where there are no slots.
+            ValueError: Its id is in use, it is longer than the model allows, it is empty, its
+                prefix is longer than its prompt, or it names an adapter where there are no slots.
         """
         length = request.prompt_tokens + request.output_tokens
-        if request.id in self._states:
+        if request.id in self._scheduler.sequences:
             raise ValueError(f"request {request.id!r} is unfinished")
         if request.prompt_tokens < 1 or request.output_tokens < 0:
             raise ValueError(f"request {request.id!r} has no prompt or a negative output")
+        if not 0 <= request.prefix_tokens <= request.prompt_tokens:
+            raise ValueError(f"request {request.id!r} has a prefix longer than its prompt")
         if length > self.profile.max_model_len:
             raise ValueError(f"{length} tokens exceed max_model_len")
         if request.adapter is not None and self._cache is None:
             raise ValueError("this engine has no adapter slots")
-        state = _State(request, now)
-        self._states[request.id] = state
-        self._waiting.append(state)
+        self._scheduler.submit(request, now=now)
         self.counters.num_submitted += 1
 
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it is. False if it is unknown or finished."""
-        state = self._states.pop(request_id, None)
-        if state is None:
+        sequence = self._scheduler.abort(request_id)
+        if sequence is None:
             return False
-        (self._waiting if state in self._waiting else self._running).remove(state)
-        self._undefer(state)
-        self._free(state)
+        if sequence.first_token_s is not None:
+            self._activity.remove(sequence.request)
         self.counters.num_aborted += 1
         return True
 
@@ -195,108 +180,126 @@ class Engine:
             raise ValueError("this engine has no adapter slots")
         if is_reload:
             self._cache.drop(adapter)
-        return sum(self._load_s(load) for load in self._place([adapter]))
+        self._scheduler.is_regrouped = True  # the batch must be brought back
+        return sum(self._load_s(load) for load in self._place((adapter,)))
 
     def step(self, *, now: float) -> Step | None:
         """Run one step that begins at `now`. None if there is nothing to do.
 
         Afterwards the engine is in its state at the end of the step, `duration_s` later.
         """
-        if not self._states:
+        if not self._scheduler.sequences:
             return None
-        batch = _Batch(self.profile.max_num_batched_tokens)
-        self._schedule_running(batch)
-        if not batch.preempted:
-            self._admit(batch, now)
-        found = {state.request.adapter: None for state, _ in batch.parts}
-        adapters = tuple(adapter for adapter in found if adapter is not None)
-        loads = self._place(adapters)
-        duration_s = sum(map(self._load_s, loads)) + self.profile.forward_s(
-            num_decoding=batch.num_decoding,
-            kv_tokens=batch.kv_tokens,
-            prefill_tokens=batch.prefill_tokens,
-            num_adapters=len(adapters),
-        )
-        tokens, first_tokens, finished = self._advance(batch, now + duration_s)
-        self.counters.num_steps += 1
+        batch, loads, duration_s = self._take_step(now, is_detailed=True)
         return Step(
             started_s=now,
             duration_s=duration_s,
-            tokens=tokens,
-            first_tokens=first_tokens,
-            finished=finished,
+            tokens=tuple(batch.tokens),
+            first_tokens=tuple(batch.first_tokens),
+            finished=tuple(batch.finished),
             admitted=tuple(batch.admitted),
             preempted=tuple(batch.preempted),
-            adapters=adapters,
+            adapters=self._adapters,
             loads=loads,
             prefill_tokens=batch.prefill_tokens,
             num_decoding=batch.num_decoding,
             stats=self.stats,
         )
 
-    def _schedule_running(self, batch: _Batch) -> None:
-        index = 0
-        while index < len(self._running) and batch.budget:
-            state = self._running[index]
-            tokens = min(state.num_tokens - state.computed, batch.budget)
-            if not self._make_room(state, tokens, batch):
-                return
-            batch.add(state, tokens)
-            index += 1
+    def advance(self, *, now: float, until: float) -> Advance:
+        """Run every step that begins from `now` on and before `until`, one after the other.
 
-    def _make_room(self, state: _State, tokens: int, batch: _Batch) -> bool:
-        """Allocate for `tokens` more. False if `state` itself had to be preempted."""
-        needed = self._blocks(state.computed + tokens) - state.blocks
-        while needed > self._free_blocks:
-            victim = self._running.pop()
-            self._preempt(victim)
-            batch.preempted.append(victim.request)
-            if victim is state:
-                return False
-        self._free_blocks -= needed
-        state.blocks += needed
-        return True
+        Equal to calling `step` again and again, and much faster.
+        """
+        num_steps = self.counters.num_steps
+        first_tokens: list[Timeline] = []
+        finished: list[Timeline] = []
+        loads: list[AdapterLoad] = []
+        while now < until and self._scheduler.sequences:
+            if self._scheduler.is_steady and not self._scheduler.is_regrouped:
+                now = self._repeat(now, until)
+                if now >= until:
+                    break
+            batch, batch_loads, duration_s = self._take_step(now)
+            now += duration_s
+            first_tokens += batch.first_tokens
+            finished += batch.finished
+            loads += batch_loads
+        if not self._scheduler.sequences:
+            self._activity.show_idle(now=now)
+        num_steps = self.counters.num_steps - num_steps
+        return Advance(now, num_steps, tuple(first_tokens), tuple(finished), tuple(loads))
 
-    def _preempt(self, state: _State) -> None:
-        self._free(state)
-        state.computed = 0
-        state.num_preemptions += 1
-        self._waiting.insert(0, state)
-        self.counters.num_preemptions += 1
+    def _repeat(self, now: float, until: float) -> float:
+        """Take steps in which nobody comes, ends or lacks a block; the end of the last one.
 
-    def _admit(self, batch: _Batch, now: float) -> None:
-        adapters = {s.request.adapter for s in self._running} - {None}
-        kept: list[_State] = []
-        index = 0
-        for index, state in enumerate(self._waiting):  # noqa: B007 - read after the loop
-            adapter = state.request.adapter
-            if not batch.budget or len(self._running) == self.profile.max_num_seqs:
+        Only time, KV and blocks change. The arithmetic on floats is that of `forward_s`, in its
+        order, so that the result is that of single steps to the last bit.
+        """
+        profile, decoders, pool = self.profile, self._scheduler.decoders, self._scheduler.pool
+        first, last = decoders.tick, decoders.next_end - 1
+        count, kv_tokens, residues = decoders.count, decoders.kv_tokens, decoders.residues
+        fixed_s = profile.step_s + profile.step_per_decode_s * count
+        per_kv_token_s, factor = (
+            profile.step_per_kv_token_s,
+            profile.lora_factor(len(self._adapters)),
+        )
+        tick, free, block_tokens = first, pool.free, profile.block_tokens
+        previous_s, previous_free = now, free
+        while tick < last and now < until:
+            needed = residues[-tick % block_tokens]
+            if needed > free:
                 break
-            if adapter is not None and adapter not in adapters and len(adapters) == self.max_loras:
-                self._defer(state)
-                kept.append(state)
-                continue
-            if self._blocks(state.num_tokens) > self._free_blocks:
-                break
-            self._start(state, batch, now)
-            if adapter is not None:
-                adapters.add(adapter)
-        else:
-            index = len(self._waiting)
-        if batch.admitted:
-            self._waiting = kept + self._waiting[index:]
+            previous_s, previous_free = now, free
+            free -= needed
+            tick += 1
+            kv_tokens += count
+            now += (fixed_s + per_kv_token_s * kv_tokens) * factor
+        if tick == first:
+            return now
+        decoders.advance(tick - first)
+        pool.allocate(pool.free - free)
+        self.counters.num_steps += tick - first
+        if tick > first + 1:
+            self._activity.show(self._scheduler.stats(previous_free), at_s=previous_s)
+        self._activity.show(self.stats, at_s=now)
+        return now
 
-    def _start(self, state: _State, batch: _Batch, now: float) -> None:
-        tokens = min(state.num_tokens, batch.budget)
-        self._undefer(state)
-        self._make_room(state, tokens, batch)
-        self._running.append(state)
-        if state.scheduled_s is None:
-            state.scheduled_s = now
-        batch.add(state, tokens)
-        batch.admitted.append(state.request)
+    def _take_step(
+        self, now: float, *, is_detailed: bool = False
+    ) -> tuple[Batch, tuple[AdapterLoad, ...], float]:
+        """One step: what it did, what had to be moved for it, and how long it takes."""
+        scheduler = self._scheduler
+        batch = scheduler.schedule(now=now)
+        loads: tuple[AdapterLoad, ...] = ()
+        if scheduler.is_regrouped:  # else the batch's adapters are the latest used, in this order
+            self._adapters = scheduler.adapters
+            loads = self._place(self._adapters)
+            scheduler.is_regrouped = False
+        duration_s = sum(map(self._load_s, loads)) + self.profile.forward_s(
+            num_decoding=batch.num_decoding,
+            kv_tokens=batch.kv_tokens,
+            prefill_tokens=batch.prefill_tokens,
+            num_adapters=len(self._adapters),
+        )
+        scheduler.complete(batch, ended_s=now + duration_s, is_detailed=is_detailed)
+        self._count(batch)
+        self._activity.show(self.stats, at_s=now + duration_s)
+        return batch, loads, duration_s
 
-    def _place(self, adapters: tuple[str, ...] | list[str]) -> tuple[AdapterLoad, ...]:
+    def _count(self, batch: Batch) -> None:
+        counters = self.counters
+        counters.num_steps += 1
+        counters.num_preemptions += len(batch.preempted)
+        counters.num_finished += len(batch.finished)
+        counters.num_prompt_tokens += batch.num_prompt_tokens
+        counters.num_cached_tokens += batch.num_cached_tokens
+        for timeline in batch.first_tokens:
+            self._activity.add(timeline.request)
+        for timeline in batch.finished:
+            self._activity.remove(timeline.request)
+
+    def _place(self, adapters: tuple[str, ...]) -> tuple[AdapterLoad, ...]:
         if self._cache is None:
             return ()
         loads = tuple(load for load in map(self._cache.use, adapters) if load)
@@ -307,59 +310,3 @@ class Engine:
     def _load_s(self, load: AdapterLoad) -> float:
         rank = self._ranks.get(load.adapter, self.max_lora_rank)
         return self.profile.load_s(rank, is_from_disk=load.is_from_disk)
-
-    def _advance(
-        self, batch: _Batch, ended_s: float
-    ) -> tuple[tuple[EngineRequest, ...], tuple[Timeline, ...], tuple[Timeline, ...]]:
-        tokens: list[EngineRequest] = []
-        first_tokens: list[Timeline] = []
-        finished: list[Timeline] = []
-        for state, computed in batch.parts:
-            state.computed += computed
-            if state.computed < state.num_tokens:
-                continue
-            if state.request.output_tokens:
-                state.generated += 1
-                tokens.append(state.request)
-            if state.first_token_s is None:
-                state.first_token_s = ended_s
-                first_tokens.append(_timeline(state))
-            if state.generated == state.request.output_tokens:
-                finished.append(_timeline(state, ended_s))
-                self._finish(state)
-        if finished:
-            self._running = [s for s in self._running if s.request.id in self._states]
-        return tuple(tokens), tuple(first_tokens), tuple(finished)
-
-    def _finish(self, state: _State) -> None:
-        del self._states[state.request.id]
-        self._free(state)
-        self.counters.num_finished += 1
-
-    def _free(self, state: _State) -> None:
-        self._free_blocks += state.blocks
-        state.blocks = 0
-
-    def _defer(self, state: _State) -> None:
-        self._num_deferred += not state.is_deferred
-        state.is_deferred = True
-
-    def _undefer(self, state: _State) -> None:
-        self._num_deferred -= state.is_deferred
-        state.is_deferred = False
-
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.profile.block_tokens)
-
-
-def _timeline(state: _State, finished_s: float | None = None) -> Timeline:
-    assert state.scheduled_s is not None
-    assert state.first_token_s is not None
-    return Timeline(
-        request=state.request,
-        submitted_s=state.submitted_s,
-        scheduled_s=state.scheduled_s,
-        first_token_s=state.first_token_s,
-        finished_s=finished_s,
-        num_preemptions=state.num_preemptions,
-    )

@@ -95,9 +95,13 @@ class EngineProfile:
             + self.step_per_kv_token_s * kv_tokens
             + self.step_per_prefill_token_s * prefill_tokens
         )
+        return base_s * self.lora_factor(num_adapters)
+
+    def lora_factor(self, num_adapters: int) -> float:
+        """By how much `num_adapters` distinct ones in the batch lengthen its forward pass."""
         if not num_adapters:
-            return base_s
-        return base_s * (1 + self.lora_ratio + self.lora_per_adapter_ratio * (num_adapters - 1))
+            return 1.0
+        return 1 + self.lora_ratio + self.lora_per_adapter_ratio * (num_adapters - 1)
 
 
 _GPU_PROVENANCE = "model, not measured"

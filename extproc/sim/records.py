@@ -5,7 +5,7 @@ Times are the caller's seconds, virtual or real.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from extproc.sim.lru import AdapterLoad
 
@@ -44,6 +44,9 @@ class Timeline:
             the end of its prefill.
         finished_s: End of its last step; None while it runs.
         num_preemptions: How often it lost its KV.
+        slot_wait_s: Seconds from when it was first skipped for want of an adapter slot until it
+            ran; 0 if it never was.
+        num_cached_tokens: Prompt tokens whose KV it found instead of computing them.
     """
 
     request: EngineRequest
@@ -52,6 +55,8 @@ class Timeline:
     first_token_s: float
     finished_s: float | None
     num_preemptions: int
+    slot_wait_s: float = 0.0
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,42 @@ class Step:
         return self.started_s + self.duration_s
 
 
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What a run of steps produced; in it, each in the order it happened.
+
+    Attributes:
+        ended_s: When the last step ends, which may be later than the time asked for, and the
+            engine begins the next; the time of the call if there was nothing to do.
+        num_steps: How many.
+        first_tokens: As in `Step`.
+        finished: As in `Step`.
+        loads: As in `Step`.
+    """
+
+    ended_s: float
+    num_steps: int = 0
+    first_tokens: tuple[Timeline, ...] = ()
+    finished: tuple[Timeline, ...] = ()
+    loads: tuple[AdapterLoad, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What the engine's metrics page says at a moment: the end of the last step that has ended.
+
+    Attributes:
+        stats: The gauges.
+        active_adapters: Adapters with a request between its first and its last token.
+        adapter_log: (adapter, seconds when it was last reported active), latest first; those of
+            one moment in no order to rely on.
+    """
+
+    stats: EngineStats = field(default_factory=EngineStats)
+    active_adapters: frozenset[str] = frozenset()
+    adapter_log: tuple[tuple[str, float], ...] = ()
+
+
 @dataclass(slots=True)
 class EngineCounters:
     """Totals since the engine was made (or since `Engine.counters` was replaced)."""
@@ -120,3 +161,5 @@ class EngineCounters:
     num_steps: int = 0
     num_disk_loads: int = 0
     num_gpu_loads: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0

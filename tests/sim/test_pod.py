@@ -70,7 +70,7 @@ def _events(text: str) -> list[Json]:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - the state is the pod's, it has no event for us
+    while not condition():
         await asyncio.sleep(0.005)
 
 

@@ -102,7 +102,7 @@ async def test_the_page_says_idle_after_the_only_request_was_aborted() -> None:
         generation = runner.submit(EngineRequest("r", 10, 8000, "a"))
         await generation.more(0)
         runner.abort(generation.request)
-        while runner.reported.num_running:  # noqa: ASYNC110 - the runner has no event for it
+        while runner.reported.num_running:
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.01)
         page = runner.page.render(["vllm:lora_requests_info", "vllm:num_requests_running"]).decode()

@@ -53,7 +53,7 @@ def _lora_series(page: VllmPage) -> dict[str, float]:
 
 
 def _engine(max_num_batched_tokens: int = 8192) -> Engine:
-    profile = replace(INSTANT, max_num_batched_tokens=max_num_batched_tokens)
+    profile = replace(INSTANT, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=64)
     return Engine(profile, max_loras=2)
 
 

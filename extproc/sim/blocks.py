@@ -1,0 +1,122 @@
+"""The KV cache of one engine: blocks, and the prefixes that requests share in it.
+
+As vLLM 0.32 does it (`v1/core/block_pool.py`, `v1/core/kv_cache_manager.py`):
+
+1. Free blocks stand in a queue. Allocation takes from its head, freed blocks go to its tail.
+2. A full block keeps its content, and can be found by it, until it is allocated again. Blocks that
+   somebody uses are shared, not copied; blocks found in the queue leave it.
+3. A request's blocks are freed last one first, so that the end of a prefix goes before its
+   beginning.
+4. The adapter is part of what a block is found by: the same prompt under another adapter, or under
+   the base model, finds nothing.
+5. A block can be found as soon as the step that computes it is put together.
+
+One simplification: only the shared beginning that a request names is found again, not the rest of
+its prompt, its answer, or what it lost by preemption.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+PrefixKey = tuple[str | None, str, int]
+"""Adapter, name of the prefix, and its length in blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """A shared beginning: `blocks` of its `key[2]` blocks have their content, the first ones.
+
+    While nobody uses it, `run` are its blocks in the queue.
+    """
+
+    key: PrefixKey
+    blocks: int = 0
+    num_users: int = 0
+    run: _Run | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Neighbours in the queue of free blocks that are alike: of one prefix, or without use."""
+
+    blocks: int
+    prefix: Prefix | None = None
+
+
+class BlockPool:
+    """All KV blocks of an engine.
+
+    Attributes:
+        size: Blocks in all.
+        free: Blocks that nobody uses, those with a prefix that can still be found among them.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.free = size
+        self._queue = deque([_Run(size)])
+        self._prefixes: dict[PrefixKey, Prefix] = {}
+
+    def cost(self, blocks: int, key: PrefixKey | None) -> int:
+        """Free blocks that `blocks` take which begin with the prefix `key`."""
+        prefix = self._prefixes.get(key) if key else None
+        return blocks if prefix is None or not prefix.num_users else blocks - prefix.blocks
+
+    def hold(self, key: PrefixKey) -> Prefix:
+        """Use the prefix `key`, as far as it is here, at the beginning of a sequence."""
+        prefix = self._prefixes.get(key)
+        if prefix is None:
+            prefix = self._prefixes[key] = Prefix(key)
+        if prefix.run is not None:
+            prefix.run.blocks = 0
+            prefix.run.prefix = None
+            prefix.run = None
+            self.free -= prefix.blocks
+        prefix.num_users += 1
+        return prefix
+
+    def allocate(self, blocks: int) -> None:
+        """Take `blocks` free ones; there are as many."""
+        self.free -= blocks
+        while blocks:
+            run = self._queue[0]
+            taken = min(blocks, run.blocks)
+            run.blocks -= taken
+            blocks -= taken
+            if run.prefix is not None:
+                self._forget(run.prefix, taken)
+            if not run.blocks:
+                self._queue.popleft()
+
+    def release(self, blocks: int, prefix: Prefix | None) -> None:
+        """Give back a sequence of `blocks` that begins with `prefix`."""
+        if prefix is None:
+            self._append(blocks)
+            return
+        self._append(blocks - prefix.blocks)
+        prefix.num_users -= 1
+        if prefix.num_users:
+            return
+        if not prefix.blocks:
+            del self._prefixes[prefix.key]
+            return
+        prefix.run = _Run(prefix.blocks, prefix)
+        self._queue.append(prefix.run)
+        self.free += prefix.blocks
+
+    def _append(self, blocks: int) -> None:
+        if not blocks:
+            return
+        self.free += blocks
+        if self._queue and self._queue[-1].prefix is None:
+            self._queue[-1].blocks += blocks
+        else:
+            self._queue.append(_Run(blocks))
+
+    def _forget(self, prefix: Prefix, blocks: int) -> None:
+        prefix.blocks -= blocks
+        if not prefix.blocks:
+            prefix.run = None
+            del self._prefixes[prefix.key]
