@@ -1,0 +1,103 @@
+"""A rule may hold requests far beyond Envoy's message timeout, in every body mode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from extproc.bootstrap import Mode, RequestBody
+from extproc.sim.pod import RunningPod
+from tests.e2e.conftest import picker_config, running_envoy
+from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+MESSAGE_TIMEOUT_S = 0.5
+HOLD_S = 3 * MESSAGE_TIMEOUT_S
+NUM_AT_ONCE = 50
+
+
+def hold_config(
+    pods: list[RunningPod], transport: str, hold_s: float = HOLD_S
+) -> dict[str, object]:
+    policy = {"name": "tests.e2e.rules:Hold", "args": {"hold_s": hold_s}}
+    server = {"transport": transport, "drain_timeout_s": 1}
+    return picker_config(pods, policy=policy, server=server)
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="session", params=["wire", "grpcio"], ids=["wire", "grpcio"]
+)
+async def holder(
+    request: pytest.FixtureRequest, pods: list[RunningPod]
+) -> AsyncIterator[PickerProcess]:
+    async with PickerProcess(hold_config(pods, request.param)) as picker:
+        yield picker
+
+
+async def has_no_trouble(envoy: EnvoyProcess) -> bool:
+    stats = await envoy.stats("http.openai.ext_proc")
+    names = ("streams_failed", "spurious_msgs_received", "message_timeouts")
+    return all(count == 0 for name, count in stats.items() if name.endswith(names))
+
+
+@pytest.mark.parametrize(
+    ("mode", "body"),
+    [
+        (Mode.ORIGINAL_DST, RequestBody.BUFFERED),
+        (Mode.ORIGINAL_DST, RequestBody.BUFFERED_PARTIAL),
+        (Mode.ORIGINAL_DST, RequestBody.STREAMED),
+        (Mode.ORIGINAL_DST, RequestBody.HEADERS_ONLY),
+        (Mode.FULL_DUPLEX, RequestBody.FULL_DUPLEX),
+    ],
+)
+async def test_held_requests_are_answered_late_and_all(
+    holder: PickerProcess, http: aiohttp.ClientSession, mode: Mode, body: RequestBody
+) -> None:
+    async with running_envoy(
+        mode, holder, request_body=body, message_timeout_s=MESSAGE_TIMEOUT_S
+    ) as envoy:
+        client = Client(envoy.url, http)
+        answers = await asyncio.gather(*(client.chat("shared") for _ in range(NUM_AT_ONCE)))
+
+        assert [answer.status for answer in answers] == [200] * NUM_AT_ONCE
+        assert await has_no_trouble(envoy)
+
+
+async def test_clients_that_leave_a_hold_are_forgotten(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    """At once, not when the hold would have ended."""
+
+    async def holds(picker: PickerProcess, count: int) -> bool:
+        return await picker.counter("extproc_streams_active") == count
+
+    picker = PickerProcess(hold_config(pods, "wire", hold_s=50.0))
+    async with picker, running_envoy(Mode.ORIGINAL_DST, picker) as envoy:
+        client = Client(envoy.url, http)
+        requests = [asyncio.ensure_future(client.chat("shared")) for _ in range(NUM_AT_ONCE)]
+        await eventually(lambda: holds(picker, NUM_AT_ONCE))
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+
+        await eventually(lambda: holds(picker, 0))
+        assert (await picker.admin("/debug/decisions?n=1"))["decisions"] == []
+        assert await has_no_trouble(envoy)
+
+
+async def test_a_hold_beyond_the_limit_is_shed_with_429(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    config = hold_config(pods, "wire", hold_s=50.0)
+    config["request"] = {"max_hold_s": 1.0}
+    picker = PickerProcess(config)
+    async with picker, running_envoy(Mode.ORIGINAL_DST, picker) as envoy:
+        answer = await Client(envoy.url, http).chat("shared")
+
+        assert (answer.status, answer.error_code) == (429, "saturated")
+        assert "retry-after" in answer.headers
