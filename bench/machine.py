@@ -6,24 +6,32 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from bench.processes import envoy_binary
 
 
+_BUSY = 0.3
+"""Load per core before the start from which on figures say more about the rest than about us."""
+
+
 def describe() -> dict[str, Any]:
-    """CPU model, cores, memory, and the versions that matter."""
+    """CPU model, cores, memory, and the versions that matter. Warns if others use the machine."""
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    if load > _BUSY * cores:
+        print(f"the machine is busy (load {load:.1f}): do not trust the figures", file=sys.stderr)
     return {
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores,
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
         "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
         "grpcio": _version_of("grpcio"),
         "uvloop": _version_of("uvloop"),
         "envoy": _envoy_version(),
-        "load_1min_at_start": round(os.getloadavg()[0], 2),
+        "load_1min_at_start": round(load, 2),
     }
 
 
