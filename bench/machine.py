@@ -12,7 +12,6 @@ from typing import Any
 
 from bench.processes import envoy_binary
 
-
 _BUSY = 0.3
 """Load per core before the start from which on figures say more about the rest than about us."""
 
