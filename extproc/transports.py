@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from extproc.config import Config
 from extproc.core.wire.limits import Counters, Limits
 from extproc.settings import tls_files
 from extproc.shell import wire
 from extproc.shell.certificates import Certificates
-from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
 from extproc.shell.rpc import Method
-from extproc.shell.tls import server_credentials
+
+if TYPE_CHECKING:
+    from extproc.shell.grpcio import GrpcioServer
 
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024
 """Headers and framing of an ext_proc message beside the body it carries."""
@@ -51,6 +52,10 @@ class _Grpcio:
 
 
 async def _listen_grpcio(config: Config, methods: Iterable[Method]) -> _Grpcio:
+    # Imported where it is used: grpc takes 9 MB that the other transport does not need.
+    from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+    from extproc.shell.tls import server_credentials
+
     settings = GrpcioSettings(
         max_message_bytes=config.request.max_body_bytes + MESSAGE_OVERHEAD_BYTES,
         max_concurrent_streams=config.server.max_concurrent_streams,

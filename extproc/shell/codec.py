@@ -30,6 +30,9 @@ SERVED_KEY = "x-gateway-destination-endpoint-served"
 ORCA_REQUEST_HEADER = "endpoint-load-metrics-format"
 """vLLM answers it with a load report in a header of its own, on non-streaming responses."""
 
+MAX_TEMPLATES = 4096
+"""Encoded answers kept, about 200 bytes each: one per destination and length of a pick's id."""
+
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _MODES = {mode.value: mode for mode in BodyMode}
 
@@ -53,9 +56,10 @@ class Codec:
         self._model_namespace = model_namespace
         self._asks_for_load = asks_for_load
         self._model_key = model_key
-        self._encoders: dict[type, Callable[[Any], pb.ProcessingResponse]] = {
-            m.ContinueHeaders: _continue_headers,
-            m.ContinueBody: _continue_body,
+        self._templates: dict[tuple[type, tuple[str, ...], int], tuple[bytes, bytes]] = {}
+        self._encoders: dict[type, Callable[[Any], bytes]] = {
+            m.ContinueHeaders: self._continue_headers,
+            m.ContinueBody: self._continue_body,
             m.EchoBody: _echo_body,
             m.ContinueTrailers: _constant("request_trailers"),
             m.ContinueResponseHeaders: _constant("response_headers"),
@@ -93,13 +97,46 @@ class Codec:
 
     def encode(self, command: m.Command) -> bytes:
         """Write one answer. `End` and `WakeAt` have none."""
-        response = self._encoders[type(command)](command)
-        if isinstance(response, bytes):
-            return response
+        return self._encoders[type(command)](command)
+
+    def _continue_headers(self, command: m.ContinueHeaders) -> bytes:
+        if command.pick is not None:
+            return self._routed(m.ContinueHeaders, command.pick)
+        if command.ask_for_body:
+            return _ask_for_body(command)
+        return _PLAIN_HEADERS
+
+    def _continue_body(self, command: m.ContinueBody) -> bytes:
+        if command.pick is not None:
+            return self._routed(m.ContinueBody, command.pick)
+        return _PLAIN_BODY
+
+    def _routed(self, kind: type, pick: Pick) -> bytes:
+        """An answer that sets a destination.
+
+        Answers for one destination differ in the pick's id alone, so all but the id is encoded
+        once: building the message anew takes 7 us, this 0.5.
+        """
+        key = (kind, pick.endpoints, len(pick.id))
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= MAX_TEMPLATES:
+                self._templates.clear()
+            template = self._templates[key] = self._make_template(*key)
+        return template[0] + pick.id.encode() + template[1]
+
+    def _make_template(
+        self, kind: type, endpoints: tuple[str, ...], id_length: int
+    ) -> tuple[bytes, bytes]:
+        """The encoded answer before and behind the pick's id."""
+        blank = "\0" * id_length
+        response = pb.ProcessingResponse()
+        phase = response.request_body if kind is m.ContinueBody else response.request_headers
+        _set_destination(response, phase.response, ",".join(endpoints), blank)
         if self._asks_for_load:
-            _ask_for_load(response)
-        encoded: bytes = response.SerializeToString()
-        return encoded
+            _set_header(phase.response.header_mutation, ORCA_REQUEST_HEADER, b"JSON")
+        before, _, after = response.SerializeToString().partition(blank.encode())
+        return before, after
 
     def _request_headers(self, request: pb.ProcessingRequest) -> m.RequestHeaders:
         http = request.request_headers
@@ -165,67 +202,49 @@ def _response_body_mode(request: pb.ProcessingRequest) -> BodyMode:
     return _MODES.get(request.protocol_config.response_body_mode, BodyMode.NONE)
 
 
-def _route(response: pb.ProcessingResponse, common: pb.CommonResponse, pick: Pick) -> None:
+def _set_destination(
+    response: pb.ProcessingResponse, common: pb.CommonResponse, destination: str, pick_id: str
+) -> None:
     """Set the destination, as header and as metadata, always equal."""
-    destination = ",".join(pick.endpoints)
-    option = common.header_mutation.set_headers.add()
-    option.header.key = DESTINATION_KEY
-    option.header.raw_value = destination.encode()
-    option.append_action = _OVERWRITE
+    _set_header(common.header_mutation, DESTINATION_KEY, destination.encode())
     fields = response.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value.fields
     fields[DESTINATION_KEY].string_value = destination
-    fields[PICK_ID_KEY].string_value = pick.id
+    fields[PICK_ID_KEY].string_value = pick_id
 
 
-def _ask_for_load(response: pb.ProcessingResponse) -> None:
-    """Where a destination is set, set the header that asks for an ORCA report beside it."""
-    kind = response.WhichOneof("response")
-    if kind in ("request_headers", "request_body"):
-        mutation = getattr(response, kind).response.header_mutation
-        if mutation.set_headers:
-            option = mutation.set_headers.add()
-            option.header.key, option.header.raw_value = ORCA_REQUEST_HEADER, b"JSON"
-            option.append_action = _OVERWRITE
+def _set_header(mutation: pb.HeaderMutation, name: str, value: bytes) -> None:
+    option = mutation.set_headers.add()
+    option.header.key, option.header.raw_value = name, value
+    option.append_action = _OVERWRITE
 
 
-def _continue_headers(command: m.ContinueHeaders) -> pb.ProcessingResponse:
+def _ask_for_body(command: m.ContinueHeaders) -> bytes:
     response = pb.ProcessingResponse()
     response.request_headers.SetInParent()
-    if command.pick is not None:
-        _route(response, response.request_headers.response, command.pick)
-    if command.ask_for_body:
-        mode = response.mode_override
-        mode.request_body_mode = processing_mode_pb2.ProcessingMode.BUFFERED
-        # An override replaces the whole mode; unset would be SEND for headers, SKIP for trailers.
-        sent = processing_mode_pb2.ProcessingMode
-        response_mode = sent.SEND if command.keeps_response else sent.SKIP
-        mode.response_header_mode = mode.response_trailer_mode = response_mode
-    return response
+    mode = response.mode_override
+    mode.request_body_mode = processing_mode_pb2.ProcessingMode.BUFFERED
+    # An override replaces the whole mode; unset would be SEND for headers, SKIP for trailers.
+    sent = processing_mode_pb2.ProcessingMode
+    response_mode = sent.SEND if command.keeps_response else sent.SKIP
+    mode.response_header_mode = mode.response_trailer_mode = response_mode
+    return _encoded(response)
 
 
-def _continue_body(command: m.ContinueBody) -> pb.ProcessingResponse:
-    response = pb.ProcessingResponse()
-    response.request_body.SetInParent()
-    if command.pick is not None:
-        _route(response, response.request_body.response, command.pick)
-    return response
-
-
-def _echo_body(command: m.EchoBody) -> pb.ProcessingResponse:
+def _echo_body(command: m.EchoBody) -> bytes:
     response = pb.ProcessingResponse()
     chunk = response.request_body.response.body_mutation.streamed_response
     chunk.body, chunk.end_of_stream = command.data, command.end_of_stream
-    return response
+    return _encoded(response)
 
 
-def _echo_response_body(command: m.EchoResponseBody) -> pb.ProcessingResponse:
+def _echo_response_body(command: m.EchoResponseBody) -> bytes:
     response = pb.ProcessingResponse()
     chunk = response.response_body.response.body_mutation.streamed_response
     chunk.body, chunk.end_of_stream = command.data, command.end_of_stream
-    return response
+    return _encoded(response)
 
 
-def _reply(command: m.Reply) -> pb.ProcessingResponse:
+def _reply(command: m.Reply) -> bytes:
     response = pb.ProcessingResponse()
     immediate = response.immediate_response
     immediate.status.code = command.status
@@ -235,18 +254,31 @@ def _reply(command: m.Reply) -> pb.ProcessingResponse:
         option = immediate.headers.set_headers.add()
         option.header.key, option.header.raw_value = key, value.encode("latin-1")
         option.append_action = _OVERWRITE
-    return response
+    return _encoded(response)
 
 
-def _extend_timeout(command: m.ExtendTimeout) -> pb.ProcessingResponse:
+def _extend_timeout(command: m.ExtendTimeout) -> bytes:
     response = pb.ProcessingResponse()
     response.override_message_timeout.FromMilliseconds(round(command.seconds * 1000))
-    return response
+    return _encoded(response)
 
 
-def _constant(phase: str) -> Callable[[Any], Any]:
+def _constant(phase: str) -> Callable[[Any], bytes]:
     """An answer without content is always the same bytes."""
+    encoded = _plain(phase)
+    return lambda _command: encoded
+
+
+def _plain(phase: str) -> bytes:
     response = pb.ProcessingResponse()
     getattr(response, phase).SetInParent()
-    encoded = response.SerializeToString()
-    return lambda _command: encoded
+    return _encoded(response)
+
+
+def _encoded(response: pb.ProcessingResponse) -> bytes:
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+_PLAIN_HEADERS = _plain("request_headers")
+_PLAIN_BODY = _plain("request_body")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import grpc
+if TYPE_CHECKING:
+    import grpc
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     Raises:
         OSError: The files cannot be read at the start.
     """
+    import grpc  # only one of the transports needs it, and it takes 9 MB
+
     loaded = files.state()
     initial = _configuration(files)
 
@@ -63,6 +67,8 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
 
 def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    import grpc
+
     pair = (files.key.read_bytes(), files.cert.read_bytes())
     roots = files.client_ca.read_bytes() if files.client_ca is not None else None
     return grpc.ssl_server_certificate_configuration([pair], roots)

@@ -269,3 +269,22 @@ def test_a_load_report_is_asked_for_where_it_is_configured(command: m.Command) -
 )
 def test_asking_for_load_reports_changes_no_other_answer(command: m.Command) -> None:
     assert Codec(asks_for_load=True).encode(command) == CODEC.encode(command)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 10**6), st.booleans()), min_size=1, max_size=20
+    )
+)
+def test_an_answer_is_the_same_however_many_like_it_were_written_before(
+    asked: list[tuple[int, int, bool]],
+) -> None:
+    """Answers for one destination share their encoding, all but the pick's id."""
+    used = Codec()
+    for number, count, in_body in asked:
+        chosen = pick(id=f"router-{count}", endpoints=(address(number), address(9)))
+        command = m.ContinueBody(chosen) if in_body else m.ContinueHeaders(chosen)
+
+        assert read(used.encode(command)) == read(Codec().encode(command))
+        told = ",".join(chosen.endpoints)
+        assert destination(used.encode(command)) == (told, told, chosen.id)
