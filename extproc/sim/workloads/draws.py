@@ -1,0 +1,111 @@
+"""Random pieces of workloads: arrival times, shares, lengths, ranks."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from random import Random
+from typing import Generic, TypeVar
+
+_KeyT = TypeVar("_KeyT")
+
+Lengths = Callable[[Random], tuple[int, int]]
+"""Draws the tokens of one prompt and of its answer."""
+
+RANKS_MIXED = (64, 32, 16, 8)
+"""S-LoRA's setting S2 (its Table 1)."""
+
+
+def uniform_lengths(low: int = 8, high: int = 512) -> Lengths:
+    """Both lengths uniform from `low` on and below `high`; S-LoRA's by default."""
+    return lambda rng: (rng.randrange(low, high), rng.randrange(low, high))
+
+
+def sampled_lengths(pairs: Iterable[tuple[int, int]]) -> Lengths:
+    """Pairs drawn from recorded ones.
+
+    Raises:
+        ValueError: There are none.
+    """
+    recorded = tuple(pairs)
+    if not recorded:
+        raise ValueError("no lengths to draw from")
+    return lambda rng: recorded[rng.randrange(len(recorded))]
+
+
+def adapter_names(count: int, stem: str = "adapter") -> tuple[str, ...]:
+    """`adapter-0000` and so on."""
+    return tuple(f"{stem}-{index:04d}" for index in range(count))
+
+
+def round_robin_ranks(names: Sequence[str], ranks: Sequence[int]) -> dict[str, int]:
+    """Ranks handed out in turn, as S-LoRA does."""
+    return {name: ranks[index % len(ranks)] for index, name in enumerate(names)}
+
+
+def zipf_shares(count: int, exponent: float) -> tuple[float, ...]:
+    """Shares that fall with `rank ** -exponent`; uniform for exponent 0."""
+    return normalised([(index + 1) ** -exponent for index in range(count)])
+
+
+def geometric_shares(count: int, ratio: float) -> tuple[float, ...]:
+    """Each `ratio` times the next: what Punica calls Zipf-`ratio` (arXiv 2310.18547)."""
+    return normalised([ratio**-index for index in range(count)])
+
+
+def normalised(weights: Iterable[float]) -> tuple[float, ...]:
+    """Weights whose sum is 1."""
+    values = tuple(weights)
+    total = math.fsum(values)
+    return tuple(value / total for value in values)
+
+
+class Choice(Generic[_KeyT]):
+    """Draws keys by their weights, which need not sum to 1."""
+
+    def __init__(self, weights: Mapping[_KeyT, float]) -> None:
+        self._keys = tuple(weights)
+        self._bounds = tuple(accumulate(weights.values()))
+
+    def __call__(self, rng: Random) -> _KeyT:
+        """Draw one."""
+        index = bisect(self._bounds, rng.random() * self._bounds[-1])
+        return self._keys[min(index, len(self._keys) - 1)]
+
+
+def gamma_gaps(rng: Random, *, rate_rps: float, cv: float) -> Iterator[float]:
+    """Times between arrivals, seconds: Gamma of mean `1 / rate_rps`; `cv` 1 is Poisson's."""
+    shape = 1 / (cv * cv)
+    while True:
+        yield rng.gammavariate(shape, 1 / (rate_rps * shape))
+
+
+def gamma_times(rng: Random, *, rate_rps: float, cv: float, end_s: float) -> list[float]:
+    """Arrival times before `end_s` of a process that has been running for ever.
+
+    Its first gap is what is left of a gap that covers time 0, drawn by its length. A process that
+    began at 0 would have `(cv ** 2 - 1) / 2` requests too many, all at its beginning.
+    """
+    if rate_rps <= 0:
+        return []
+    shape = 1 / (cv * cv)
+    now_s = rng.random() * rng.gammavariate(shape + 1, 1 / (rate_rps * shape))
+    times = []
+    for gap_s in gamma_gaps(rng, rate_rps=rate_rps, cv=cv):
+        if now_s >= end_s:
+            break
+        times.append(now_s)
+        now_s += gap_s
+    return times
+
+
+def gap_cv(times: Sequence[float]) -> float:
+    """Coefficient of variation of the gaps between sorted `times`; 0 for fewer than three."""
+    gaps = [second - first for first, second in pairwise(times)]
+    if len(gaps) < 2:
+        return 0.0
+    mean = math.fsum(gaps) / len(gaps)
+    variance = math.fsum((gap - mean) ** 2 for gap in gaps) / len(gaps)
+    return math.sqrt(variance) / mean if mean else 0.0
