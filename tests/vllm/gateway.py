@@ -161,7 +161,7 @@ async def running_gateway(servers: Sequence[VllmServer]) -> AsyncIterator[Gatewa
         "discovery": {"static": pods},
         "pods": {"max_loras": MAX_LORAS, "max_cpu_loras": MAX_CPU_LORAS},
         # A server that starves for a moment on a busy machine is not one that is gone.
-        "scrape": {"timeout_s": 5.0, "expiry_s": 10.0},
+        "scrape": {"timeout_s": 5.0, "expiry_s": 6.0},
     }
     async with (
         PickerProcess(config) as picker,
