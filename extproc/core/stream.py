@@ -225,18 +225,16 @@ class Stream:
         raise RequestError(rejections.empty_body())
 
     def _release_headers(self, pick: Pick) -> list[m.Command]:
-        return [m.ContinueHeaders(pick), *self._request_over()]
+        return [m.ContinueHeaders(pick), *self._trailers(), *self._request_over()]
 
     def _release_body(self, pick: Pick) -> list[m.Command]:
-        return [m.ContinueBody(pick), *self._request_over()]
+        return [m.ContinueBody(pick), *self._trailers(), *self._request_over()]
 
     def _release_streamed(self, pick: Pick) -> list[m.Command]:
         commands: list[m.Command] = [m.ContinueHeaders(pick)]
         commands += [m.ContinueBody() for _ in self._body.chunks]
-        if self._has_trailers:
-            commands.append(m.ContinueTrailers())
         if self._is_complete or self._has_trailers:
-            return commands + self._request_over()
+            return [*commands, *self._trailers(), *self._request_over()]
         self._body.clear()
         self.state = State.REST
         return commands
@@ -244,8 +242,10 @@ class Stream:
     def _release_duplex(self, pick: Pick) -> list[m.Command]:
         is_last = not self._has_trailers
         echo = [m.EchoBody(data, last and is_last) for data, last in self._body.pieces()]
-        trailers = [m.ContinueTrailers()] if self._has_trailers else []
-        return [m.ContinueHeaders(pick), *echo, *trailers, *self._request_over()]
+        return [m.ContinueHeaders(pick), *echo, *self._trailers(), *self._request_over()]
+
+    def _trailers(self) -> list[m.Command]:
+        return [m.ContinueTrailers()] if self._has_trailers else []
 
     def _on_rest_body(self, event: m.RequestBody, _now: float) -> list[m.Command]:
         answer: list[m.Command] = [m.ContinueBody()]
@@ -298,13 +298,19 @@ class Stream:
 
     def _on_waiting_body(self, event: m.RequestBody, _now: float) -> list[m.Command]:
         """More of a streamed body whose prefix has told the model: only counted."""
+        self._check_goes_on(is_possible=self._mode is BodyMode.STREAMED)
         self._body.chunks.append(b"")
         self._is_complete = event.end_of_stream
         return []
 
     def _on_waiting_trailers(self, _event: m.RequestTrailers, _now: float) -> list[m.Command]:
+        self._check_goes_on()
         self._has_trailers = True
         return []
+
+    def _check_goes_on(self, *, is_possible: bool = True) -> None:
+        if self._is_complete or self._has_trailers or not is_possible:
+            raise ProtocolError("more of a request that is complete")
 
     # --- response phases ---------------------------------------------------------------------
 

@@ -266,3 +266,32 @@ def test_a_duplex_response_is_echoed_byte_for_byte_and_ends_once(sizes: list[int
     assert echoed(observer, m.EchoResponseBody) == sum(sizes) * b"r"
     last = [c.end_of_stream for c in observer.answers if isinstance(c, m.EchoResponseBody)]
     assert last == [False] * (len(last) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("mode", "events"),
+    [
+        (BodyMode.BUFFERED, [m.RequestBody(b"")]),
+        (BodyMode.BUFFERED, [m.RequestTrailers(), m.RequestTrailers()]),
+        (BodyMode.STREAMED, [m.RequestBody(b"", True), m.RequestBody(b"")]),
+        (BodyMode.STREAMED, [m.RequestBody(b"", True), m.RequestTrailers()]),
+        (BodyMode.STREAMED, [m.RequestTrailers(), m.RequestBody(b"")]),
+    ],
+)
+def test_a_held_request_that_is_complete_takes_no_more(
+    mode: BodyMode, events: list[m.Event]
+) -> None:
+    exchange = begin(Wait(until_s=10.0), early_decision_bytes=1)
+    exchange.tell(request_headers(body_mode=mode, sends_body_early=True), m.RequestBody(body()))
+    exchange.tell(*events[:-1])
+
+    with pytest.raises(ProtocolError, match="more of a request that is complete"):
+        exchange.tell(events[-1])
+
+
+def test_trailers_that_come_while_a_request_is_held_are_answered_after_it() -> None:
+    exchange = begin(Wait(until_s=10.0))
+    exchange.tell(request_headers(), m.RequestBody(body()), m.RequestTrailers())
+    exchange.dispatcher.result = PICK
+
+    assert exchange.tell(m.Wakeup()) == [m.ContinueBody(PICK), m.ContinueTrailers(), m.End()]
