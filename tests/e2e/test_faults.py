@@ -160,13 +160,17 @@ async def test_a_picker_that_hangs_costs_the_message_timeout(
         running_envoy(mode, picker, message_timeout_s=0.5) as envoy,
     ):
         client = Client(envoy.url, http)
-        await client.chat("shared")
+        await eventually(lambda: _is_served(client))
         picker.send(signal.SIGSTOP)
         answer = await client.chat("shared")
         picker.send(signal.SIGCONT)
+        await eventually(lambda: _is_served(client))
 
-        assert outcome(answer) == expected
-        assert outcome(await client.chat("shared")) == "served"
+    assert outcome(answer) == expected
+
+
+async def _is_served(client: Client) -> bool:
+    return outcome(await client.chat("shared")) == "served"
 
 
 @pytest.mark.parametrize("mode", list(Mode))
