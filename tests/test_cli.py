@@ -116,12 +116,14 @@ def test_a_wrong_configuration_is_told_in_a_line(
     assert "Traceback" not in done.stderr
 
 
-def test_serve_says_which_address_is_taken(config: Path) -> None:
+@pytest.mark.parametrize("transport", ["wire", "grpcio"])
+def test_serve_says_which_address_is_taken(config: Path, transport: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        config.write_text(GOOD + yaml.safe_dump({"server": {"address": address}}))
+        port = taken.getsockname()[1]
+        server = {"address": f"127.0.0.1:{port}", "transport": transport}
+        config.write_text(GOOD + yaml.safe_dump({"server": server}))
         done = subprocess.run(
             [sys.executable, "-m", "extproc", "serve", "--config", str(config)],
             capture_output=True,
@@ -130,7 +132,7 @@ def test_serve_says_which_address_is_taken(config: Path) -> None:
         )
 
     assert done.returncode == 2
-    assert address in done.stderr.splitlines()[-1]
+    assert str(port) in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
