@@ -7,7 +7,7 @@ them was measured by this project. `PROFILES` names them; `dataclasses.replace` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 
@@ -86,9 +86,12 @@ class EngineProfile:
         return to_gpu_s + self.disk_load_s + self.disk_load_per_rank_s * rank
 
     def forward_s(
-        self, *, num_decoding: int, kv_tokens: int, prefill_tokens: int, num_adapters: int
+        self, *, num_decoding: float, kv_tokens: float, prefill_tokens: float, num_adapters: int
     ) -> float:
-        """Seconds that the forward pass of one step takes, loads excluded."""
+        """Seconds that the forward pass of one step takes, loads excluded.
+
+        The counts are whole for one step; calibration asks for the mean of several.
+        """
         base_s = (
             self.step_s
             + self.step_per_decode_s * num_decoding
@@ -170,6 +173,80 @@ A100_8B = EngineProfile(
     slot_tokens_per_rank=_SLOT_TOKENS_PER_RANK_8B,
 )
 
+# S-LoRA's own settings (github.com/S-LoRA/S-LoRA). Fitted by hand to the results that its authors
+# published, `benchmarks/paper/synthetic/slora/*.jsonl` (mean latency and first-token latency at
+# each rate give the step over the batch), with the slopes below derived. Its engine is LightLLM of
+# 2023: slower steps than vLLM's. There are no slots; give `max_loras` the value of `max_num_seqs`
+# to have no gate. Its adapters are in main memory, so nothing is read from disk.
+_SLORA_PROVENANCE = "model, not measured; fitted to results published by S-LoRA's authors"
+
+A100_80_7B_SLORA = EngineProfile(
+    name="a100-80-7b-slora",
+    provenance=_SLORA_PROVENANCE,
+    # The published `--max_total_token_num` for setting S2. S-LoRA takes a request's final length
+    # and its adapter's pages out of it and never recomputes; this engine takes what a request has
+    # and preempts. The two come out within 10 % of each other (tests/sim/test_profiles.py).
+    kv_capacity_tokens=125_000,
+    block_tokens=1,
+    max_num_batched_tokens=8192,
+    # LightLLM's default `running_max_req_size`.
+    max_num_seqs=1000,
+    # Its default `max_req_total_len`.
+    max_model_len=3072,
+    # 35 ms for 16 to 24 requests with adapters (Toppings, ATC 2025: A100, Llama-2-7B).
+    step_s=0.0265,
+    step_per_decode_s=0.00001,
+    # Derived: 524,288 bytes a KV token (32 layers x 4,096 x 2 x 2 bytes) at 1.6 TB/s.
+    step_per_kv_token_s=0.00000033,
+    # Slope of the matrix products over tokens: 134 ms at 2,048 (Vidur's profile, Llama-2-7B).
+    step_per_prefill_token_s=0.0000645,
+    lora_ratio=0.2,
+    # Latency grows by 4 % from 5 to 100 adapters, by 20 % to 1,000 (setting S1).
+    lora_per_adapter_ratio=0.001,
+    # 2 MiB a rank (query, key, value, output) over PCIe 4: 2 ms at rank 16 (Punica, 2310.18547).
+    gpu_load_per_rank_s=0.000125,
+)
+
+# Derived: (40 GB x 0.9 less 13.5 GB of weights and 2 GB of workspace) / 524,288 bytes.
+A100_40_7B_SLORA = replace(
+    A100_80_7B_SLORA,
+    name="a100-40-7b-slora",
+    kv_capacity_tokens=39_000,
+)
+
+A100_80_13B_SLORA = replace(
+    A100_80_7B_SLORA,
+    name="a100-80-13b-slora",
+    kv_capacity_tokens=65_000,
+    # 58, 64 and 86 ms a token at 1, 2 and 4 requests per second (14, 32 and 81 at once).
+    step_s=0.043,
+    # Derived: 819,200 bytes a KV token (40 layers x 5,120 x 2 x 2 bytes) at 1.6 TB/s.
+    step_per_kv_token_s=0.0000005,
+    # Derived: 26 GFLOP a token where the 7B model has 13.5.
+    step_per_prefill_token_s=0.00013,
+    # 3.1 MiB a rank.
+    gpu_load_per_rank_s=0.000195,
+)
+
+A100_40_13B_SLORA = replace(
+    A100_80_13B_SLORA,
+    name="a100-40-13b-slora",
+    kv_capacity_tokens=14_000,
+)
+
+A10G_7B_SLORA = replace(
+    A100_80_7B_SLORA,
+    name="a10g-7b-slora",
+    kv_capacity_tokens=14_000,
+    # 46 and 55 ms a token at 1 and 1.5 requests per second (12 and 20 at once).
+    step_s=0.0276,
+    step_per_decode_s=0.0002,
+    # Derived: 524,288 bytes at 0.5 TB/s.
+    step_per_kv_token_s=0.00000105,
+    # Derived: 14 GFLOP a token at two thirds of 70 TFLOP/s.
+    step_per_prefill_token_s=0.0003,
+)
+
 # No cost at all: for tests of what surrounds the engine, where only order and limits matter.
 INSTANT = EngineProfile(
     name="instant",
@@ -177,6 +254,17 @@ INSTANT = EngineProfile(
     kv_capacity_tokens=423_000,
 )
 
+_ALL = (
+    H100_8B,
+    A100_8B,
+    A100_80_7B_SLORA,
+    A100_40_7B_SLORA,
+    A100_80_13B_SLORA,
+    A100_40_13B_SLORA,
+    A10G_7B_SLORA,
+    INSTANT,
+)
+
 PROFILES: Mapping[str, EngineProfile] = MappingProxyType(
-    {profile.name: profile for profile in (H100_8B, A100_8B, INSTANT)}
+    {profile.name: profile for profile in _ALL}
 )
