@@ -180,7 +180,8 @@ class Engine:
             raise ValueError("this engine has no adapter slots")
         if is_reload:
             self._cache.drop(adapter)
-        self._scheduler.is_regrouped = True  # the batch must be brought back
+        # The batch's adapters are no longer the latest used.
+        self._adapters, self._scheduler.is_regrouped = (), True
         return sum(self._load_s(load) for load in self._place((adapter,)))
 
     def step(self, *, now: float) -> Step | None:
@@ -272,10 +273,12 @@ class Engine:
         scheduler = self._scheduler
         batch = scheduler.schedule(now=now)
         loads: tuple[AdapterLoad, ...] = ()
-        if scheduler.is_regrouped:  # else the batch's adapters are the latest used, in this order
-            self._adapters = scheduler.adapters
-            loads = self._place(self._adapters)
+        if scheduler.is_regrouped:
             scheduler.is_regrouped = False
+            adapters = scheduler.adapters
+            if adapters != self._adapters:  # else they are the latest used, in this order
+                self._adapters = adapters
+                loads = self._place(adapters)
         duration_s = sum(map(self._load_s, loads)) + self.profile.forward_s(
             num_decoding=batch.num_decoding,
             kv_tokens=batch.kv_tokens,

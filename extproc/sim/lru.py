@@ -61,17 +61,20 @@ class AdapterCache:
         Returns:
             What had to be moved, or None if the adapter had its slot already.
         """
+        if adapter in self._gpu:  # and so in the CPU cache
+            _refresh(self._cpu, adapter)
+            _refresh(self._gpu, adapter)
+            return None
         is_from_disk = adapter not in self._cpu
         if is_from_disk and len(self._cpu) == self.max_cpu_loras:
             oldest = next(iter(self._cpu))
             del self._cpu[oldest]
             self._gpu.pop(oldest, None)
         _refresh(self._cpu, adapter)
-        is_on_gpu = adapter in self._gpu
-        if not is_on_gpu and len(self._gpu) == self.max_loras:
+        if len(self._gpu) == self.max_loras:
             del self._gpu[next(iter(self._gpu))]
-        _refresh(self._gpu, adapter)
-        return None if is_on_gpu else AdapterLoad(adapter, is_from_disk)
+        self._gpu[adapter] = None
+        return AdapterLoad(adapter, is_from_disk)
 
     def drop(self, adapter: str) -> None:
         """Forget `adapter`, which need not be there."""

@@ -23,7 +23,7 @@ EPSILON_EXACT = 1e-6
 EPSILON_NOISY = 0.15
 """Relative; 200 samples with 5 % of noise each."""
 EPSILON_PAGE = 0.01
-"""Mean relative error of a step; pages tell means over several steps, and a prompt when it is done."""
+"""Mean relative error of a step; a page tells means over steps, and a prompt when it is done."""
 
 _READ = (
     "vllm:iteration_tokens_total_count",
