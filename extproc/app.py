@@ -21,7 +21,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from extproc import settings, transports
-from extproc.config import Config, ConfigError, parse_config
+from extproc.config import Config
+from extproc.configfile import ConfigError, parse_config
 from extproc.core.engines import PROFILES
 from extproc.core.picker import Picker
 from extproc.core.pool import Pool
@@ -339,7 +340,7 @@ class App:
             )
             yield watch.run()
         else:
-            entries = [e if isinstance(e, str) else e.model_dump() for e in discovery.static or ()]
+            entries = [each.model_dump() for each in discovery.static or ()]
             self._on_endpoints(make_endpoints(entries, scheme=settings.scheme(self._config)))
         if self._path is not None:
             yield FileWatch(

@@ -36,7 +36,7 @@ def serve(config: ConfigOption) -> None:
     import uvloop
 
     from extproc.app import App
-    from extproc.config import ConfigError, parse_config
+    from extproc.configfile import ConfigError, parse_config
     from extproc.shell.logs import configure_logging
 
     async def run() -> None:
@@ -54,7 +54,7 @@ def serve(config: ConfigOption) -> None:
 @app.command("check-config")
 def check_config(config: ConfigOption) -> None:
     """Check a configuration file, its rule included, without serving."""
-    from extproc.config import ConfigError, load_config
+    from extproc.configfile import ConfigError, load_config
     from extproc.plugins import PolicyError, load_policy
 
     try:

@@ -10,20 +10,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from extproc.core.engines import PROFILES
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
 
+
+def _check_port(address: str) -> str:
+    if int(address.rpartition(":")[2]) > MAX_PORT:
+        raise ValueError(f"the port must be at most {MAX_PORT}")
+    return address
+
+
+MAX_PORT = 65_535
 Address = Annotated[
-    str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:/]+):\d{1,5}$", examples=["127.0.0.1:9002"])
+    str,
+    Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:/,%]+):[0-9]{1,5}$", examples=["127.0.0.1:9002"]),
+    AfterValidator(_check_port),
 ]
 """`host:port` or `[v6]:port`."""
-
-
-class ConfigError(Exception):
-    """The file cannot be used; the message says where and what is allowed, a line per mistake."""
 
 
 class _Section(BaseModel):
@@ -92,8 +96,8 @@ class StaticEndpoint(_Section):
 class DiscoveryConfig(_Section):
     """Which pods exist: exactly one of the sources."""
 
-    static: tuple[StaticEndpoint | Address, ...] | None = Field(
-        None, description="The pods, written down here."
+    static: tuple[StaticEndpoint, ...] | None = Field(
+        None, description="The pods, written down here: `ip:port`, or `{address, name}`."
     )
     file: Path | None = Field(
         None, description="YAML file with a list of pods (as in `static`), watched for change."
@@ -101,6 +105,22 @@ class DiscoveryConfig(_Section):
     file_interval_s: float = Field(
         0.5, gt=0, le=60, description="Seconds between looks at the file."
     )
+
+    @field_validator("static", mode="before")
+    @classmethod
+    def _written_short(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        return [{"address": each} if isinstance(each, str) else each for each in value]
+
+    @field_validator("static")
+    @classmethod
+    def _each_once(cls, value: tuple[StaticEndpoint, ...] | None) -> Any:
+        addresses = [each.address for each in value or ()]
+        for address in addresses:
+            if addresses.count(address) > 1:
+                raise ValueError(f"{address} stands twice; allowed: once")
+        return value
 
     @model_validator(mode="after")
     def _one_source(self) -> DiscoveryConfig:
@@ -138,13 +158,6 @@ class PodsConfig(_Section):
         description="Ask for ORCA load reports with each request and read them from the access "
         "log. vLLM gives them on non-streaming answers only and pays for each, hence off.",
     )
-
-    @field_validator("engine")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        if value not in PROFILES:
-            raise ValueError(f"allowed: {', '.join(sorted(PROFILES))}")
-        return value
 
 
 class ScrapeConfig(_Section):
@@ -322,43 +335,3 @@ class Config(_Section):
             if self.request.assumed_body_mode != "buffered":
                 raise ValueError("preset founding: request.assumed_body_mode must be buffered")
         return self
-
-
-def parse_config(text: str, *, source: str = "configuration") -> Config:
-    """Read a configuration.
-
-    Raises:
-        ConfigError: A line for each mistake: path, value and what is allowed.
-    """
-    try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2024-13-45 is a ValueError
-        raise ConfigError(f"{source}: not YAML: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{source}: must be a mapping of sections, got {type(data).__name__}")
-    try:
-        return Config.model_validate(data)
-    except ValidationError as error:
-        lines = [f"{source}: {_describe(item)}" for item in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
-
-
-def load_config(path: Path) -> Config:
-    """Read a configuration file.
-
-    Raises:
-        ConfigError: It cannot be read, or as `parse_config`.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    return parse_config(text, source=str(path))
-
-
-def _describe(item: Any) -> str:
-    where = ".".join(str(part) for part in item["loc"]) or "(top level)"
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] in ("missing", "extra_forbidden") or not item["loc"]:
-        return f"{where}: {message}"
-    return f"{where}: {item['input']!r}: {message}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable
 
-from extproc.config import Config, ConfigError
+from extproc.config import Config
+from extproc.configfile import ConfigError
 from extproc.core.admission import AdmissionSettings
 from extproc.core.messages import BodyMode
 from extproc.core.picker import PickerSettings

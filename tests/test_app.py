@@ -17,7 +17,7 @@ import yaml
 from grpc import aio
 
 from extproc.app import App
-from extproc.config import ConfigError, parse_config
+from extproc.configfile import ConfigError, parse_config
 from extproc.sim.pod import PodConfig, RunningPod, start_pod
 from tests import clients
 

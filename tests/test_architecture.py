@@ -23,7 +23,9 @@ its functions."""
 SHELL_SHARED = {"extproc.shell.rpc", "extproc.shell.loops", "extproc.shell.gen"}
 """What several shell files share: the transport's contract, the loops over endpoints, messages."""
 
-KNOWS_CONFIG = {"extproc.app", "extproc.cli", "extproc.settings", "extproc.configdocs"}
+KNOWS_CONFIG = {
+    f"extproc.{name}" for name in ("app", "cli", "configdocs", "configfile", "settings")
+}
 WIRES = {
     "extproc.app",
     "extproc.cli",
@@ -126,7 +128,8 @@ def test_the_simulator_is_a_client_of_core_alone() -> None:
         ("extproc.config", {*KNOWS_CONFIG, "extproc.transports"}),
         ("extproc.shell", WIRES),
         ("extproc.demo", {"extproc.cli"}),
-        ("extproc.sim", set()),
+        ("extproc.sim", {"extproc.lab"}),
+        ("extproc.lab", {"extproc.cli"}),
     ],
 )
 def test_only_these_import_a_room(room: str, importers: set[str]) -> None:

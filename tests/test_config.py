@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from extproc.config import Config, ConfigError, StaticEndpoint, load_config, parse_config
+from extproc.config import Config, StaticEndpoint
+from extproc.configfile import ConfigError, load_config, parse_config
 from extproc.core.engines import PROFILES
 from extproc.core.policies import BUILT_IN
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
@@ -29,7 +30,7 @@ def mistakes(text: str) -> list[str]:
 def test_endpoints_are_all_that_must_be_given() -> None:
     config = parse_config(PODS)
 
-    assert config.discovery.static == ("10.0.0.7:8000",)
+    assert config.discovery.static == (StaticEndpoint(address="10.0.0.7:8000"),)
     assert (config.policy.name, config.destination.num_fallbacks) == ("founding", 0)
     assert config.request.paths == DEFAULT_INFERENCE_PATHS
     assert config.admin.address.startswith("127.0.0.1:")
@@ -39,7 +40,7 @@ def test_endpoints_may_have_names_and_come_from_a_file() -> None:
     text = 'discovery: {static: [{address: "10.0.0.7:8000", name: a}, "[::1]:80"]}'
     named = StaticEndpoint(address="10.0.0.7:8000", name="a")
 
-    assert parse_config(text).discovery.static == (named, "[::1]:80")
+    assert parse_config(text).discovery.static == (named, StaticEndpoint(address="[::1]:80"))
     assert parse_config("discovery: {file: pods.yaml}").discovery.file == Path("pods.yaml")
 
 
@@ -76,6 +77,8 @@ log: {level: debug}
         ("discovery: {}", "discovery", "{}", "exactly one of: static, file"),
         ("discovery: {static: [], file: f}", "discovery", "'f'", "exactly one of: static, file"),
         ("discovery: {static: [10.0.0.7]}", "discovery.static.0", "'10.0.0.7'", "match pattern"),
+        ('discovery: {static: ["a:1", "a:1"]}', "discovery.static", "a:1", "allowed: once"),
+        ('discovery: {static: ["a:99999"]}', "discovery.static.0.address", "99999", "65535"),
     ],
 )
 def test_a_mistake_is_told_with_path_value_and_what_is_allowed(
@@ -105,7 +108,25 @@ def test_a_name_that_does_not_exist_is_told_not_ignored(text: str, path: str) ->
     [line] = mistakes(text)
 
     assert line.startswith(f"{path}: ")
-    assert "not permitted" in line
+    assert "unknown; allowed: " in line
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("scrpe: {}", "scrape"),
+        ("scrape: {timeuot_s: 1}", "timeout_s"),
+        ("server: {tls: {cert_file: c, key_file: k, ca: x}}", "client_ca_file"),
+        ("discovery: {static: [{address: 'a:1', nmae: x}]}", "address, name"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_answered_with_those_that_do(text: str, allowed: str) -> None:
+    assert allowed in mistakes(text)[-1]
+
+
+def test_a_key_that_stands_twice_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="'policy' stands twice"):
+        parse_config(PODS + "policy: {name: random}\npolicy: {name: founding}")
 
 
 def test_the_pods_must_be_given() -> None:

@@ -15,7 +15,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from extproc import configdocs
-from extproc.config import Config, parse_config
+from extproc.config import Config
+from extproc.configfile import parse_config
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "configuration.md"

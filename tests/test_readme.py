@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from extproc.bootstrap import BootstrapOptions, Mode, RequestBody, render
 from extproc.cli import app
-from extproc.config import parse_config
+from extproc.configfile import parse_config
 from extproc.sim.pod import PodConfig, start_pod
 from tests.e2e import test_body_modes as body_modes
 from tests.e2e.conftest import running_envoy

@@ -19,6 +19,10 @@ from extproc.core.types import Reason
 MAX_ECHO_BYTES = 62_000
 """Envoy refuses streamed chunks over 64 KiB; the Gateway API's pickers use 62,000 bytes."""
 
+MAX_WHOLE_TRIES = 8
+"""Times that a streamed body which ends in a brace is read as if it were whole. Each costs a pass
+over it, and a client chooses where its chunks end."""
+
 _UNFINISHED = (Reason.INVALID_JSON, Reason.INVALID_BODY)
 """What a body that was cut off looks like to a reader of complete bodies."""
 
@@ -40,6 +44,7 @@ class BodyReader:
         "_max_bytes",
         "_next_look_bytes",
         "_route",
+        "_tries_left",
         "chunks",
         "num_bytes",
     )
@@ -58,6 +63,7 @@ class BodyReader:
         self._max_bytes = max_bytes
         self._allows_stored = allows_stored
         self._next_look_bytes = first_look_bytes
+        self._tries_left = MAX_WHOLE_TRIES
         self.chunks: list[bytes] = []
         self.num_bytes = 0
 
@@ -107,10 +113,19 @@ class BodyReader:
         return model
 
     def model_so_far(self) -> str | None:
-        """The model if the chunks are enough to look and it stands in them, else None.
+        """The model if the chunks make a whole body, or are enough to look and it stands in them.
 
-        Looking again only when the prefix has doubled keeps the work linear.
+        A body with trailers may be whole with nothing to say so: the data plane holds the trailers
+        back until the headers are answered. A prefix is looked at again only when it has doubled,
+        which keeps the work linear.
         """
+        if self._tries_left and self.chunks[-1].rstrip().endswith(b"}"):
+            self._tries_left -= 1
+            try:
+                return self.model()
+            except RequestError as error:
+                if error.rejection.reason not in _UNFINISHED:
+                    raise
         if self.num_bytes < self._next_look_bytes:
             return None
         self._next_look_bytes = 2 * self.num_bytes

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.body import MAX_ECHO_BYTES, BodyReader, pieces
+from extproc.core.body import MAX_ECHO_BYTES, MAX_WHOLE_TRIES, BodyReader, pieces
 from extproc.core.errors import RequestError
 from extproc.core.routes import Route, RouteKind
 from extproc.core.types import Reason
@@ -131,6 +131,36 @@ def test_a_prefix_is_looked_at_from_the_first_size_on_and_again_when_it_has_doub
     assert made.model_so_far() is None  # looked at 16 bytes and at 32; not due before 64
     made.add(b" ")
     assert made.model_so_far() == "a"
+
+
+def test_a_streamed_body_that_is_whole_gives_its_model_with_nothing_to_say_so() -> None:
+    """Trailers follow it, and the data plane keeps them until the headers are answered."""
+    made = reader(first_look_bytes=1000)
+    made.add(b'{"model": "a", "metadata": {}')
+    before = made.model_so_far()
+    made.add(b"} \n")
+
+    assert (before, made.model_so_far()) == (None, "a")
+
+
+def test_a_streamed_body_that_is_whole_and_wrong_is_refused() -> None:
+    made = reader(first_look_bytes=1000)
+    made.add(b'{"prompt": "hi"}')
+    with pytest.raises(RequestError) as error:
+        made.model_so_far()
+
+    assert reason_of(error) is Reason.MISSING_MODEL
+
+
+def test_a_client_can_not_have_its_body_read_again_for_every_brace() -> None:
+    made = reader(first_look_bytes=1000)
+    made.add(b'{"a": ')
+    for _ in range(MAX_WHOLE_TRIES):
+        made.add(b"{}, ".rstrip(b", "))
+        assert made.model_so_far() is None
+    made.chunks[:] = [b'{"model": "a"}']
+
+    assert made.model_so_far() is None
 
 
 def test_a_prefix_of_a_form_gives_the_model_once_its_field_is_complete() -> None:
