@@ -1,17 +1,12 @@
 """What can happen to a fleet while requests come: the events of a scenario, as values.
 
-Events of the fleet are applied in virtual time. A flash crowd is an event of the clients, so it is
-a change of the workload instead.
+They are applied in virtual time. A flash crowd is an event of the clients, so it is a change of the
+workload instead (`extproc.sim.workloads.synthetic.flash_crowd`).
 """
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from extproc.sim.workload import Workload
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +62,3 @@ class AdapterRegistered:
 
 
 FleetEvent = PodLoss | PodJoin | SlowPod | AdapterRegistered
-
-
-def with_flash_crowd(
-    workload: Workload, *, at_s: float, adapter: str, share: float, seed: int
-) -> Workload:
-    """The workload with a share of its requests from `at_s` on turned to one adapter.
-
-    Args:
-        workload: The workload.
-        at_s: When the crowd comes.
-        adapter: Where it goes.
-        share: Part of all later requests that joins it, 0 to 1.
-        seed: Chooses which requests join.
-    """
-    rng = random.Random(f"flash-crowd/{seed}")
-    arrivals = tuple(
-        replace(arrival, adapter=adapter, tenant=adapter)
-        if arrival.at_s >= at_s and rng.random() < share
-        else arrival
-        for arrival in workload.arrivals
-    )
-    return replace(workload, arrivals=arrivals)

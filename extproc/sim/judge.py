@@ -24,6 +24,9 @@ SLORA_TTFT_S = 6.0
 MIN_TENANT_REQUESTS = 30
 """A tenant with fewer requests says nothing about fairness."""
 
+MAX_EXTENSIONS = 6
+"""Half as high again six times is more than elevenfold."""
+
 NOT_WORSE_RATIO = 0.97
 """A rule is not worse than another if the paired ratio is surely at least this."""
 
@@ -77,7 +80,7 @@ class Metrics:
         slot_wait_s: Mean time per request that it was held back by adapter slots alone.
         max_over_mean_load: Request-seconds of the busiest pod over the mean pod's.
         fairness_gap: Attainment of the best served tenant less that of the worst served, among
-            those with enough requests.
+            those with enough requests. Where a workload names no tenants, adapters are tenants.
     """
 
     num_offered: int
@@ -168,7 +171,9 @@ def _max_over_mean(flights: Iterable[Flight], addresses: Iterable[str]) -> float
 def _fairness_gap(flights: Iterable[Flight], slo: Slo) -> float:
     tenants: defaultdict[str, list[bool]] = defaultdict(list)
     for flight in flights:
-        tenants[flight.arrival.tenant].append(slo.is_met(flight))
+        tenants[flight.arrival.tenant or flight.arrival.adapter or "base"].append(
+            slo.is_met(flight)
+        )
     parts = [sum(met) / len(met) for met in tenants.values() if len(met) >= MIN_TENANT_REQUESTS]
     return max(parts) - min(parts) if parts else 0.0
 
@@ -191,9 +196,18 @@ class CapacitySearch:
     points: dict[float, float] = field(default_factory=dict)
 
     def run(self, rates_rps: Iterable[float], num_refinements: int = 0) -> float:
-        """Measure at every rate, then halve the gap around the capacity a few times."""
+        """Measure at every rate, and beyond them where all or none are attained; then refine.
+
+        Beyond is half as high again, or as low, `MAX_EXTENSIONS` times at most. Refining halves the
+        gap that the capacity lies in.
+        """
         for rate_rps in rates_rps:
             self._measure(rate_rps)
+        for _ in range(MAX_EXTENSIONS):
+            low, high = bracket(self.points, self.target)
+            if low and high is not None:
+                break
+            self._measure(low * 1.5 if high is None else high / 1.5)
         for _ in range(num_refinements):
             low, high = bracket(self.points, self.target)
             if high is None:

@@ -19,7 +19,6 @@ from extproc.sim.events import (
     PodJoin,
     PodLoss,
     SlowPod,
-    with_flash_crowd,
 )
 from extproc.sim.fleet import Fleet
 from extproc.sim.fleetpod import FleetPod
@@ -220,21 +219,6 @@ def test_an_adapter_registered_late_is_404_before_and_served_after() -> None:
 
     assert [flight.fate for flight in result.flights] == [Fate.SHED, Fate.FINISHED]
     assert result.flights[0].status == 404
-
-
-def test_a_flash_crowd_turns_its_share_of_later_requests() -> None:
-    crowd = with_flash_crowd(
-        workload(*(arrival(number / 100) for number in range(2000))),
-        at_s=10.0,
-        adapter="c",
-        share=0.3,
-        seed=1,
-    )
-    before = [a for a in crowd.arrivals if a.at_s < 10]
-    after = [a for a in crowd.arrivals if a.at_s >= 10]
-
-    assert not any(a.adapter == "c" for a in before)
-    assert sum(a.adapter == "c" for a in after) / len(after) == pytest.approx(0.3, abs=0.05)
 
 
 class Patient:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from extproc.sim.flights import Fate, FleetResult, Flight, PodTotals
 from extproc.sim.judge import (
+    MAX_EXTENSIONS,
     CapacitySearch,
     Interval,
     Slo,
@@ -138,14 +139,18 @@ def test_the_search_closes_in_on_the_capacity(true: float) -> None:
     found = search.run([25, 50, 75, 100], num_refinements=6)
 
     assert abs(found - true) <= 25 / 2**6
-    assert len(search.points) <= 10
+    assert len(search.points) <= 4 + 6 + MAX_EXTENSIONS
 
 
-def test_the_search_stops_where_every_rate_is_attained() -> None:
-    search = CapacitySearch(lambda _: 1.0)
+def test_the_search_goes_beyond_rates_that_are_all_attained_but_not_for_ever() -> None:
+    beyond = CapacitySearch(lambda rate: 1.0 if rate <= 5 else 0.5)
+    endless = CapacitySearch(lambda _: 1.0)
 
-    assert search.run([1, 2], num_refinements=5) == 2
-    assert len(search.points) == 2
+    assert 4.5 <= beyond.run([1, 2], num_refinements=6) <= 5.1
+    assert endless.run([1, 2], num_refinements=5) == pytest.approx(2 * 1.5**MAX_EXTENSIONS)
+    assert len(endless.points) == 2 + MAX_EXTENSIONS
+    below = CapacitySearch(lambda rate: 1.0 if rate <= 5 else 0.5)
+    assert 4.5 <= below.run([20, 40], num_refinements=4) <= 5.1
 
 
 def test_intervals_follow_student() -> None:

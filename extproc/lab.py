@@ -1,0 +1,245 @@
+"""The commands `extproc lab run` and `extproc lab report`: the laboratory at the terminal.
+
+Here is what the laboratory itself must not know: files, processes, the real clock, and rules found
+by name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from extproc.core.policies import Policy
+from extproc.plugins import PolicyError, load_policy
+from extproc.sim.opponents import OPPONENTS
+from extproc.sim.profiles import PROFILES
+from extproc.sim.report import render
+from extproc.sim.suites import Suite, SuiteError, find_suite, parse_suite, varied
+from extproc.sim.summary import FORMAT, summarize
+from extproc.sim.trials import Trial, TrialResult, run_trial
+
+DEFAULT_OUT = Path("loadtest/out")
+
+lab_app = typer.Typer(
+    name="lab",
+    help="Judge routing rules in virtual time (docs/lab.md).",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+OutOption = Annotated[Path, typer.Option(help="Folder for results.")]
+
+
+@lab_app.command("run")
+def run_command(
+    suite: Annotated[str, typer.Argument(help="quick, development, evaluation, or a file.")],
+    policy: Annotated[str, typer.Option(help="A rule of yours: module:attribute.")] = "",
+    jobs: Annotated[int, typer.Option(help="Processes; 0 for one per core.")] = 0,
+    out: OutOption = DEFAULT_OUT,
+) -> None:
+    """Run a suite and keep what came out as JSON."""
+    console = Console()
+    try:
+        result = run(suite, policy=policy or None, jobs=jobs, out=out, console=console)
+    except (SuiteError, PolicyError, OSError) as error:
+        raise _failed(error) from error
+    _print(result, console)
+    console.print(f"[bold]{out / (result['suite'].name + '.json')}[/]: now `extproc lab report`")
+
+
+@lab_app.command("report")
+def report_command(
+    result: Annotated[
+        Path | None, typer.Argument(help="JSON of a run; the newest by default.")
+    ] = None,
+    out: OutOption = DEFAULT_OUT,
+) -> None:
+    """Make one HTML page of a run's JSON."""
+    try:
+        page = report(result, out=out)
+    except (OSError, msgspec.DecodeError, ValueError) as error:
+        raise _failed(error) from error
+    Console().print(f"[bold]{page}[/]")
+
+
+def run(
+    name: str,
+    *,
+    policy: str | None = None,
+    jobs: int = 0,
+    out: Path = DEFAULT_OUT,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Run the suite called `name`, with a rule of the user's own if there is one.
+
+    Args:
+        name: A suite in `loadtest/scenarios/`, or a path.
+        policy: As in the configuration file's `policy.name`.
+        jobs: Processes; 0 for one per core. The result does not depend on it.
+        out: Where `<suite>.json` is written.
+        console: Where progress is shown; None for nowhere.
+
+    Returns:
+        What was written.
+
+    Raises:
+        SuiteError: The suite cannot be used.
+        PolicyError: The rule cannot be had.
+        OSError: A file cannot be read or written.
+    """
+    suite = parse_suite(find_suite(name).read_text(encoding="utf-8"))
+    if policy is not None:
+        sys.path.insert(0, os.getcwd())  # a rule of one's own lies beside one
+        load_policy(policy, {})
+        suite = msgspec.structs.replace(suite, rules=[policy, *suite.rules])
+    trials = plan(suite)
+    results = _run_all(trials, jobs or os.cpu_count() or 1, console or Console(quiet=True))
+    result = {**summarize(suite, results), "provenance": PROFILES[suite.profile].provenance}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{suite.name}.json").write_bytes(msgspec.json.encode(result))
+    return result
+
+
+def report(result: Path | None = None, *, out: Path = DEFAULT_OUT) -> Path:
+    """Write the HTML page of a run's JSON beside it, and answer its path.
+
+    Raises:
+        OSError: A file cannot be read or written.
+        ValueError: There is no run, or the file is not one.
+    """
+    if result is None:
+        found = sorted(out.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        if not found:
+            raise ValueError(f"no results in {out}: first `extproc lab run quick`")
+        result = found[-1]
+    content = msgspec.json.decode(result.read_bytes())
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{result}: not a result of this version's `extproc lab run`")
+    page = result.with_suffix(".html")
+    page.write_text(render(content), encoding="utf-8")
+    return page
+
+
+def plan(suite: Suite) -> list[Trial]:
+    """Every trial of a suite, in a fixed order: bounds first, they take longest."""
+    trials = [
+        Trial(
+            suite,
+            scenario,
+            rule,
+            seed,
+            tuple(suite.rates_of(scenario)),
+            keeps_placement=seed == suite.seeds[0] and rule in suite.rules[:4],
+        )
+        for scenario in suite.scenarios
+        for rule in [*suite.bounds, *suite.rules]
+        for seed in suite.seeds
+    ]
+    scenarios = {scenario.name: scenario for scenario in suite.scenarios}
+    for sweep in suite.sweeps:
+        trials += [
+            Trial(
+                suite,
+                varied(scenarios[sweep.scenario], sweep, value),
+                rule,
+                seed,
+                (sweep.rate_rps,),
+                sweep=sweep.name,
+                value=value,
+            )
+            for value in sweep.values
+            for rule in sweep.rules
+            for seed in suite.seeds[: sweep.num_seeds]
+        ]
+    return trials
+
+
+def make_policy(name: str) -> Callable[[], Policy]:
+    """What makes the rule called `name`, once for each router."""
+    if name in OPPONENTS:
+        return OPPONENTS[name]
+    return lambda: load_policy(name, {})
+
+
+def _run_one(trial: Trial) -> TrialResult:
+    return run_trial(trial, make_policy, perf_counter)
+
+
+def _run_all(trials: list[Trial], jobs: int, console: Console) -> list[TrialResult]:
+    with _progress(console, len(trials)) as advance:
+        if jobs == 1:
+            results = []
+            for trial in trials:
+                results.append(_run_one(trial))
+                advance(trial)
+            return results
+        # Spawned, not forked: the progress bar has threads.
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            futures: dict[Future[TrialResult], Trial] = {
+                pool.submit(_run_one, trial): trial for trial in trials
+            }
+            waiting = set(futures)
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                    advance(futures[future])
+            return [future.result() for future in futures]
+
+
+@contextmanager
+def _progress(console: Console, total: int) -> Iterator[Callable[[Trial], None]]:
+    columns = (
+        TextColumn("{task.description:<44}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("starting", total=total)
+
+        def advance(trial: Trial) -> None:
+            what = f"{trial.sweep or trial.scenario.name}: {trial.rule}"
+            progress.update(task, advance=1, description=what)
+
+        yield advance
+
+
+def _print(result: dict[str, Any], console: Console) -> None:
+    for name, summary in result["summary"].items():
+        table = Table(title=f"{name}: SLO capacity, and at {summary['main_rate_rps']:g} req/s")
+        for head in ("rule", "req/s", "95 %", "x baseline", "of B3", "served", "TTFT p99", "loads"):
+            table.add_column(head, justify="left" if head == "rule" else "right")
+        for row in summary["rows"]:
+            capacity, measures = row["capacity_rps"], row["measures"]
+            low, informed = capacity["low"], row["over_informed"]
+            table.add_row(
+                row["rule"],
+                f"{capacity['mean']:.1f}",
+                "" if low is None else f"{max(0.0, low):.1f}-{capacity['high']:.1f}",
+                f"{row['over_baseline']['mean']:.2f}",
+                "" if informed is None else f"{informed['mean']:.0%}",
+                f"{measures['attainment']:.1%}",
+                f"{measures['ttft_p99_s']:.2f} s",
+                f"{measures['loads_per_1000']:.0f}",
+                style="dim" if row["is_bound"] else "",
+            )
+        console.print(table)
+
+
+def _failed(error: Exception) -> typer.Exit:
+    Console(stderr=True).print(f"extproc: {error}", style="red", markup=False)
+    return typer.Exit(1)
