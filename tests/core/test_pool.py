@@ -18,7 +18,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from extproc.core.pool import RESTART_TOLERANCE_S, InFlight, Pool, PoolSettings
+from extproc.core.pool import InFlight, Pool, PoolSettings
+from extproc.core.tracked import RESTART_TOLERANCE_S
 from extproc.core.types import Endpoint, EndpointView, LoadReport, Pick
 from tests.builders import (
     BASE,

@@ -1,0 +1,160 @@
+"""One endpoint's state in the pool: what it said, what we sent there, what follows for a view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from extproc.core.residency import Residency
+from extproc.core.types import Endpoint, EndpointView, LoadReport, ModelCard, Pick
+
+RESTART_TOLERANCE_S = 1.0
+"""Start times of one process are equal up to float printing; a restart takes longer than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """What the pool is configured with.
+
+    Attributes:
+        report_expiry_s: Age from which a load report is not trusted.
+        max_loras: Adapter slots per endpoint where its metrics page does not say; None for unknown.
+        max_cpu_loras: Adapters in each endpoint's CPU cache; None means as many as GPU slots, which
+            is vLLM's default.
+    """
+
+    report_expiry_s: float = 2.0
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A pick that has not finished, and the endpoint object that it was counted on."""
+
+    pick: Pick
+    started_at_s: float
+    tracked: Tracked
+
+
+class Tracked:
+    """One endpoint's mutable state."""
+
+    __slots__ = (
+        "adapters",
+        "endpoint",
+        "flights",
+        "foreign",
+        "gpu_adapters",
+        "models",
+        "num_foreign",
+        "num_loads",
+        "registered",
+        "report",
+        "reported_at_s",
+        "residency",
+        "view",
+        "view_expires_s",
+    )
+
+    def __init__(self, endpoint: Endpoint, settings: PoolSettings) -> None:
+        self.endpoint = endpoint
+        self.report: LoadReport | None = None
+        self.reported_at_s: float | None = None
+        self.models: dict[str, ModelCard] | None = None
+        self.registered: frozenset[str] | None = None
+        self.flights: dict[str, InFlight] = {}
+        self.adapters: dict[str, int] = {}
+        self.foreign: dict[str, int] = {}
+        self.num_foreign = 0
+        self.gpu_adapters: tuple[str, ...] = ()
+        self.num_loads = 0
+        self.residency = Residency(
+            max_loras=settings.max_loras, max_cpu_loras=settings.max_cpu_loras
+        )
+        self.view: EndpointView | None = None
+        self.view_expires_s = 0.0
+
+    def set_models(self, models: dict[str, ModelCard] | None) -> None:
+        """Replace what is registered there; None for unknown."""
+        self.models, self.view = models, None
+        self.registered = None if models is None else frozenset(models)
+
+    def count_loads(self) -> None:
+        """Count the adapters that have come into a GPU slot since the last call."""
+        adapters = self.residency.gpu_adapters
+        if adapters != self.gpu_adapters:
+            self.num_loads += len(set(adapters).difference(self.gpu_adapters))
+            self.gpu_adapters = adapters
+
+    def estimate_foreign(self, report: LoadReport) -> None:
+        """Count what others sent: all that the report has and we did not dispatch.
+
+        The engine names active adapters without counts, so what is not ours is spread evenly over
+        the active adapters that we have nothing in flight for, at least one each.
+        """
+        total = report.num_running + report.num_waiting
+        self.num_foreign = max(0, total - len(self.flights))
+        names = [name for name in report.active_adapters if name not in self.adapters]
+        share = max(1, self.num_foreign // len(names)) if names and self.num_foreign else 0
+        self.foreign = dict.fromkeys(names, share) if share else {}
+
+    def pending_of_all(self) -> dict[str, int]:
+        """Others' requests per adapter at the last report, and ours, those since then included."""
+        pending = dict(self.foreign)
+        for adapter, count in self.adapters.items():
+            pending[adapter] = pending.get(adapter, 0) + count
+        return pending
+
+    def make_view(self, now: float, settings: PoolSettings) -> EndpointView:
+        """The endpoint as it is at `now`; kept in `view` until something changes or expires."""
+        report, at_s = self.report, self.reported_at_s
+        expires_s = float("inf") if at_s is None else at_s + settings.report_expiry_s
+        is_known = at_s is not None and now <= expires_s
+        self.view_expires_s = expires_s if is_known else float("inf")
+        if report is None or not is_known:
+            report = LoadReport(max_loras=report.max_loras if report else None)
+        pending, num_pending = self.adapters, len(self.flights)
+        if is_known and self.num_foreign:
+            pending, num_pending = self.pending_of_all(), num_pending + self.num_foreign
+        residency, endpoint = self.residency, self.endpoint
+        self.count_loads()
+        self.view = EndpointView(
+            address=endpoint.address,
+            name=endpoint.name or endpoint.address,
+            is_ready=endpoint.is_ready,
+            is_known=is_known,
+            reported_at_s=at_s,
+            registered=self.registered,
+            gpu_adapters=self.gpu_adapters,
+            cpu_adapters=residency.cpu_adapters,
+            pending_by_adapter=MappingProxyType(dict(pending)),
+            num_pending=num_pending,
+            num_in_flight=len(self.flights),
+            num_running=report.num_running,
+            num_waiting=report.num_waiting,
+            num_deferred=report.num_deferred or 0,
+            kv_usage_ratio=report.kv_usage_ratio or 0.0,
+            max_loras=report.max_loras or settings.max_loras,
+            num_adapter_loads=self.num_loads,
+        )
+        return self.view
+
+
+def settled(before: ModelCard | None, now: ModelCard) -> ModelCard:
+    """The card kept of a model: vLLM's `created` is the time of its answer, not the model's."""
+    if before is None or (before.parent, before.root) != (now.parent, now.root):
+        return now
+    return before
+
+
+def has_start_time(report: LoadReport | None) -> bool:
+    """Whether a report says when its process started."""
+    return report is not None and report.process_start_wall_s is not None
+
+
+def is_restart(before: LoadReport | None, after: LoadReport) -> bool:
+    """Whether the process started anew between two reports."""
+    if before is None or before.process_start_wall_s is None or after.process_start_wall_s is None:
+        return False
+    return abs(after.process_start_wall_s - before.process_start_wall_s) > RESTART_TOLERANCE_S
