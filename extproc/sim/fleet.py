@@ -26,7 +26,7 @@ from extproc.sim.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, 
 from extproc.sim.fleetpod import FleetPod
 from extproc.sim.fleetrouter import FleetRouter
 from extproc.sim.fleetsettings import FleetSettings
-from extproc.sim.flights import Fate, FleetResult, Flight, PodTotals
+from extproc.sim.flights import Fate, FleetResult, Flight
 
 if TYPE_CHECKING:
     from extproc.sim.workload import Workload
@@ -89,6 +89,7 @@ class Fleet:
             for number in range(settings.num_routers)
         ]
         self._start_routers()
+        self._at(settings.warm_up_s, self._start_measuring)
         for event in events:
             self._at(event.at_s, partial(self._happen, event))
 
@@ -257,10 +258,13 @@ class Fleet:
             base_model=BASE_MODEL,
             adapters=self._adapters,
             now=self.now,
-            measure_from_s=settings.warm_up_s,
         )
         self.pods[pod.address] = pod
         return pod
+
+    def _start_measuring(self) -> None:
+        for pod in [*self.pods.values(), *self._gone]:
+            pod.start_measuring(self.now)
 
     def _happen(self, event: FleetEvent) -> None:
         match event:
@@ -294,10 +298,9 @@ class Fleet:
 
     def _result(self) -> FleetResult:
         pods = sorted([*self.pods.values(), *self._gone], key=lambda pod: pod.address)
-        totals = [PodTotals(p.address, p.num_loads, p.num_disk_loads, p.slot_wait_s) for p in pods]
         return FleetResult(
             list(self.flights.values()),
-            totals,
+            [pod.totals for pod in pods],
             self.settings.warm_up_s,
             self.now,
             self._decision_s,

@@ -38,7 +38,6 @@ class Flight:
         scheduled_s: Start of the first engine step that ran it.
         first_token_s: End of the step that produced its first token.
         ended_s: When it got its fate.
-        step_of_first_token: The pod's number of steps then.
         has_run: False if it was sent to a pod that could not take it.
     """
 
@@ -53,7 +52,6 @@ class Flight:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     ended_s: float | None = None
-    step_of_first_token: int = 0
     has_run: bool = True
 
     def end(self, fate: Fate, now: float) -> None:
@@ -64,6 +62,13 @@ class Flight:
     def ttft_s(self) -> float | None:
         """From Envoy to the first token, time held at the gateway included; None without one."""
         return None if self.first_token_s is None else self.first_token_s - self.arrival.at_s
+
+    @property
+    def queue_wait_s(self) -> float | None:
+        """From the pod's getting it to its first step; None if it never had one."""
+        if self.scheduled_s is None or self.dispatched_s is None:
+            return None
+        return self.scheduled_s - self.dispatched_s
 
     @property
     def tpot_s(self) -> float | None:
@@ -81,13 +86,11 @@ class PodTotals:
         address: The pod.
         num_loads: Adapters brought into a GPU slot.
         num_disk_loads: Those of them read from disk.
-        slot_wait_s: Seconds that requests were held back by the slots, summed over requests.
     """
 
     address: str
     num_loads: int
     num_disk_loads: int
-    slot_wait_s: float
 
 
 @dataclass(frozen=True, slots=True)

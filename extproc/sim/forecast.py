@@ -17,6 +17,7 @@ from extproc.sim.profiles import EngineProfile
 
 if TYPE_CHECKING:
     from extproc.sim.fleetpod import FleetPod
+    from extproc.sim.workload import Arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +85,22 @@ def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodState:
     """Read a pod's state, its step in progress taken as done."""
     engine = pod.engine
     running, queued = [], []
-    for flight in pod.flights.values():
-        arrival = flight.arrival
-        if flight.first_token_s is None:
-            waiting = Queued(
-                arrival.at_s, arrival.prompt_tokens, arrival.output_tokens, arrival.adapter
-            )
-            queued.append(waiting)
+    for request in engine.running:
+        generated = engine.generated_tokens(request.id)
+        if not generated:
+            queued.append(_queued(pod.flights[request.id].arrival))
             continue
-        generated = 1 + pod.num_steps - flight.step_of_first_token
-        generated = min(generated, arrival.output_tokens - 1)
+        first_token_s = pod.flights[request.id].first_token_s
         running.append(
             Running(
-                arrival.output_tokens - generated,
-                arrival.output_tokens,
-                arrival.prompt_tokens + generated,
-                arrival.adapter,
-                flight.first_token_s,
+                request.output_tokens - generated,
+                request.output_tokens,
+                request.prompt_tokens + generated,
+                request.adapter,
+                pod.free_at_s if first_token_s is None else first_token_s,
             )
         )
+    queued += [_queued(pod.flights[request.id].arrival) for request in engine.waiting]
     return PodState(
         engine.profile,
         engine.max_loras,
@@ -113,6 +111,10 @@ def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodState:
         tuple(running),
         tuple(queued),
     )
+
+
+def _queued(arrival: Arrival) -> Queued:
+    return Queued(arrival.at_s, arrival.prompt_tokens, arrival.output_tokens, arrival.adapter)
 
 
 def forecast(state: PodState, slo: Slo, *, now: float, extra: Queued | None = None) -> Forecast:

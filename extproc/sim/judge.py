@@ -77,7 +77,8 @@ class Metrics:
         slora_satisfaction: Mean over all of `1 - (TTFT / 6 s)^2`, 0 from 6 s on or without one.
         loads_per_1000: Adapters brought into GPU slots per 1,000 requests.
         disk_loads_per_1000: Those of them read from disk.
-        slot_wait_s: Mean time per request that it was held back by adapter slots alone.
+        queue_wait_s: Mean time from a pod's getting a request to the first step that ran it. What
+            is more than a step is waiting for an adapter slot, or for KV where that is short.
         max_over_mean_load: Request-seconds of the busiest pod over the mean pod's.
         fairness_gap: Attainment of the best served tenant less that of the worst served, among
             those with enough requests. Where a workload names no tenants, adapters are tenants.
@@ -99,7 +100,7 @@ class Metrics:
     slora_satisfaction: float
     loads_per_1000: float
     disk_loads_per_1000: float
-    slot_wait_s: float
+    queue_wait_s: float
     max_over_mean_load: float
     fairness_gap: float
 
@@ -137,7 +138,7 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
         slora_satisfaction=sum(map(satisfaction, ttfts_s)) / num,
         loads_per_1000=1000 * sum(pod.num_loads for pod in result.pods) / num,
         disk_loads_per_1000=1000 * sum(pod.num_disk_loads for pod in result.pods) / num,
-        slot_wait_s=sum(pod.slot_wait_s for pod in result.pods) / num,
+        queue_wait_s=_mean([f.queue_wait_s for f in flights if f.queue_wait_s is not None]),
         max_over_mean_load=_max_over_mean(flights, [pod.address for pod in result.pods]),
         fairness_gap=_fairness_gap(flights, slo),
     )

@@ -17,10 +17,12 @@ from extproc.sim.reportpanels import (
     loads_panel,
     sweep_panels,
 )
-from extproc.sim.summary import is_bound
-from extproc.sim.svg import COLOURS, GREY, Bar, bar_chart
+from extproc.sim.summary import called, is_bound
+from extproc.sim.svg import COLOURS, GREYS, Bar, bar_chart
 
 Json = Mapping[str, Any]
+MAX_BOUND_RATIO = 2.5
+"""A bound further above the best rule than this is put in words: its bar would hide the others."""
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:1180px;margin:24px auto;
@@ -31,7 +33,8 @@ h3{font-size:15px;margin:10px 0}
 padding:10px 16px;margin:14px 0;max-width:900px}.grid{display:flex;flex-wrap:wrap;gap:18px 26px}
 .grid>div{max-width:560px}svg{max-width:100%;height:auto;font-family:system-ui,sans-serif}
 table{border-collapse:collapse;font-size:13px}td,th{padding:3px 9px;text-align:right;
-border-bottom:1px solid #e4e4e4}th{background:#fafafa;vertical-align:bottom}
+border-bottom:1px solid #e4e4e4;white-space:nowrap}th{white-space:normal;background:#fafafa;
+vertical-align:bottom}
 td:first-child,th:first-child{text-align:left}.bound td{color:#777;font-style:italic}
 .note{color:#666;font-size:13px;max-width:900px}dt{font-weight:600}dd{margin:0 0 6px 0}
 """
@@ -59,7 +62,7 @@ def colours_of(suite: Json) -> dict[str, str]:
     """A colour for each rule; bounds are grey."""
     rules = [rule for rule in suite["rules"] if not is_bound(rule)]
     colours = {rule: COLOURS[index % len(COLOURS)] for index, rule in enumerate(rules)}
-    return {**colours, **dict.fromkeys(suite["bounds"], GREY)}
+    return {**colours, **{bound: GREYS.get(bound[:2], GREYS["B4"]) for bound in suite["bounds"]}}
 
 
 def _introduction(suite: Json) -> str:
@@ -94,18 +97,19 @@ def _scenario(result: Json, scenario: Json, colours: Mapping[str, str]) -> str:
 
 
 def _capacity_chart(rows: Sequence[Json], colours: Mapping[str, str]) -> str:
+    best = max(row["capacity_rps"]["mean"] for row in rows if not row["is_bound"])
     bars: list[Bar] = []
+    beyond = []
     for row in rows:
-        capacity, rule = row["capacity_rps"], str(row["rule"])
+        capacity, name = row["capacity_rps"], called(row["rule"])
+        if row["is_bound"] and capacity["mean"] > MAX_BOUND_RATIO * best:
+            beyond.append(f"{name}: {capacity['mean']:.3g}")
+            continue
         interval = (capacity["mean"], capacity["low"], capacity["high"])
-        bars.append((_NAMES.get(rule, rule), *interval, colours[rule]))
-    return bar_chart(bars, "capacity: requests per second served well (mean and 95 % interval)")
-
-
-_NAMES = {
-    "B0_pooled": "bound: perfect pooling",
-    "B3_informed": "bound: all-knowing greedy",
-}
+        bars.append((name, *interval, colours[row["rule"]]))
+    note = f'<p class="note">Far beyond the scale: {escape("; ".join(beyond))}.</p>'
+    label = "capacity: requests per second served well (mean and 95 % interval)"
+    return bar_chart(bars, label) + (note if beyond else "")
 
 
 def _findings(summary: Json, suite: Json) -> str:
@@ -120,8 +124,8 @@ def _findings(summary: Json, suite: Json) -> str:
     informed = best["over_informed"]
     if informed is not None:
         sentences.append(
-            f"A rule that knew everything, even the length of every answer before it is written, "
-            f"would get to {1 / informed['mean']:.2g} times that."
+            f"That is {informed['mean']:.0%} of what the greedy bound reaches, which knows "
+            "everything, even the length of every answer before it is written."
         )
     surely = [row["rule"] for row in rules if (row["over_baseline"]["low"] or 0) > 1]
     if surely:
@@ -134,13 +138,13 @@ def _findings(summary: Json, suite: Json) -> str:
 
 _COLUMNS = (
     ("served well", "attainment", "{:.1%}"),
-    ("first word p50", "ttft_p50_s", "{:.3f} s"),
-    ("p99", "ttft_p99_s", "{:.2f} s"),
-    ("per word p99", "tpot_p99_s", "{:.4f} s"),
+    ("first word p50, s", "ttft_p50_s", "{:.3f}"),
+    ("first word p99, s", "ttft_p99_s", "{:.2f}"),
+    ("per word p99, s", "tpot_p99_s", "{:.4f}"),
     ("finished /s", "throughput_rps", "{:.1f}"),
     ("S-LoRA satisfaction", "slora_satisfaction", "{:.3f}"),
     ("adapter loads /1000", "loads_per_1000", "{:.0f}"),
-    ("slot wait", "slot_wait_s", "{:.3f} s"),
+    ("queue wait, s", "queue_wait_s", "{:.3f}"),
     ("max/mean load", "max_over_mean_load", "{:.2f}"),
     ("fairness gap", "fairness_gap", "{:.2f}"),
 )
@@ -158,7 +162,7 @@ def _line(row: Json) -> str:
     capacity = row["capacity_rps"]
     low, high = capacity["low"], capacity["high"]
     cells = [
-        escape(row["rule"]),
+        escape(called(row["rule"])),
         f"{capacity['mean']:.1f}",
         "" if low is None else f"{max(0.0, low):.1f} to {high:.1f}",
         *(
@@ -175,8 +179,8 @@ def _glossary(suite: Json) -> str:
     terms = {
         "adapter loads": "How often a server had to fetch an adapter; each fetch stops the whole "
         "server for a moment.",
-        "slot wait": "Time per request that it waited only because all adapter places of its "
-        "server were taken.",
+        "queue wait": "Mean time that a request lay in its server's queue, nearly always because "
+        "all adapter places were taken.",
         "max/mean load": "The busiest server's work over the average server's; 1 is perfect "
         "balance.",
         "fairness gap": "Part served well of the best served customer less that of the worst.",

@@ -8,7 +8,7 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
-from extproc.sim.summary import is_bound
+from extproc.sim.summary import called, is_bound
 from extproc.sim.svg import Axis, Bar, Series, bar_chart, heat_map, line_chart
 
 Json = Mapping[str, Any]
@@ -49,7 +49,7 @@ def _series(
     most = max((len(own) for line in values.values() for own in line.values()), default=0)
     return [
         Series(
-            rule,
+            called(rule),
             [(rate, fmean(own)) for rate, own in sorted(line.items()) if len(own) == most],
             colours[rule],
             is_bound(rule),
@@ -69,7 +69,9 @@ def loads_panel(trials: Sequence[Json], colours: Mapping[str, str]) -> str:
                 bounds.append(run["belady_loads_per_1000"])
     if not loads:
         return ""
-    bars: list[Bar] = [(rule, fmean(own), None, None, colours[rule]) for rule, own in loads.items()]
+    bars: list[Bar] = [
+        (called(rule), fmean(own), None, None, colours[rule]) for rule, own in loads.items()
+    ]
     bars.sort(key=lambda bar: bar[1])
     chart = bar_chart(
         bars,
@@ -117,7 +119,7 @@ def _sweep_series(trials: Sequence[Json], key: str, colours: Mapping[str, str]) 
             values[trial["rule"]][trial["value"]].append(run[key])
     return [
         Series(
-            rule,
+            called(rule),
             [(value, fmean(own)) for value, own in sorted(line.items())],
             colours.get(rule, "#333"),
             is_bound(rule),
@@ -140,7 +142,7 @@ def heat_maps(trials: Sequence[Json]) -> str:
         ]
         names = [f"server {number + 1}" for number in range(len(pods))]
         chart = heat_map(cells, adapters, names, len(counts))
-        parts.append(f"<div><h3>{escape(trial['rule'])}</h3>{chart}</div>")
+        parts.append(f"<div><h3>{escape(called(trial['rule']))}</h3>{chart}</div>")
     if not parts:
         return ""
     return (

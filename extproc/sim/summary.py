@@ -30,7 +30,7 @@ MEASURES = (
     "slora_satisfaction",
     "loads_per_1000",
     "disk_loads_per_1000",
-    "slot_wait_s",
+    "queue_wait_s",
     "max_over_mean_load",
     "fairness_gap",
 )
@@ -66,6 +66,13 @@ class Row:
 def is_bound(rule: str) -> bool:
     """Whether a rule is a bound: it knows what no router can."""
     return rule in (POOLED, INFORMED) or rule.startswith(STALE)
+
+
+def called(rule: str) -> str:
+    """A rule's or bound's name for people."""
+    if rule.startswith(STALE):
+        return f"bound: greedy, {rule.removeprefix(STALE)} old"
+    return {POOLED: "bound: perfect pooling", INFORMED: "bound: all-knowing greedy"}.get(rule, rule)
 
 
 def main_rate(rates_rps: Sequence[float]) -> float:

@@ -21,7 +21,8 @@ COLOURS = (
     "#7a5230",
     "#5b7083",
 )
-GREY = "#8a8a8a"
+GREYS = {"B0": "#b5b5b5", "B3": "#444444", "B4": "#8a8a8a"}
+"""Bounds, by the beginning of their names."""
 
 
 Bar = tuple[str, float, float | None, float | None, str]

@@ -185,5 +185,5 @@ def test_nobody_loads_less_than_the_clairvoyant_while_nothing_queues() -> None:
     fleet = FleetSettings(num_pods=2, max_loras=4)
     for policy in (LeastPending, Founding):
         metrics = measure(run(work, policy, num_pods=2, max_loras=4), SLO)
-        assert metrics.slot_wait_s == 0
+        assert metrics.queue_wait_s < 0.05
         assert metrics.loads_per_1000 >= count_belady(work, fleet) > 0

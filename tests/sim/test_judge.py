@@ -42,7 +42,7 @@ def flight(
 
 
 def result(*flights: Flight, pods: tuple[PodTotals, ...] = (), warm_up_s: float = 0) -> FleetResult:
-    totals = pods or (PodTotals("p1", 0, 0, 0.0), PodTotals("p2", 0, 0, 0.0))
+    totals = pods or (PodTotals("p1", 0, 0), PodTotals("p2", 0, 0))
     return FleetResult(flights, totals, warm_up_s, 100.0)
 
 
@@ -90,13 +90,19 @@ def test_slora_satisfaction_falls_with_the_square_and_misses_count_as_nothing() 
     assert metrics.slora_attainment == 0.5
 
 
-def test_loads_and_slot_waits_are_per_request() -> None:
-    pods = (PodTotals("p1", 3, 2, 1.0), PodTotals("p2", 1, 0, 1.0))
+def test_loads_are_per_thousand_requests() -> None:
+    pods = (PodTotals("p1", 3, 2), PodTotals("p2", 1, 0))
     metrics = measure(result(*(flight() for _ in range(8)), pods=pods), Slo())
 
     assert metrics.loads_per_1000 == 500
     assert metrics.disk_loads_per_1000 == 250
-    assert metrics.slot_wait_s == 0.25
+
+
+def test_the_queue_wait_is_from_the_pod_to_the_first_step() -> None:
+    first, second, shed = flight(1.0), flight(2.0), flight(ttft_s=None)
+    first.scheduled_s, second.scheduled_s = 1.1, 2.3
+
+    assert measure(result(first, second, shed), Slo()).queue_wait_s == pytest.approx(0.2)
 
 
 def test_max_over_mean_load_counts_idle_pods() -> None:
