@@ -218,7 +218,7 @@ def watch(
 @app.command()
 def demo(
     keep: Annotated[bool, typer.Option(help="Stay up afterwards, with a curl to try.")] = False,
-    seconds: Annotated[float, typer.Option(help="Length of each of the two runs.")] = 12.0,
+    seconds: Annotated[float, typer.Option(help="Length of each of the two runs.")] = 10.0,
     requests_per_s: Annotated[float, typer.Option("--rate", help="Requests a second.")] = 24.0,
     slots: Annotated[int, typer.Option(min=1, help="GPU slots for adapters on each pod.")] = 3,
 ) -> None:

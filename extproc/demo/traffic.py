@@ -13,8 +13,10 @@ from openai import AsyncOpenAI
 from extproc.demo.stack import ADAPTERS
 
 PROMPT = "tell me more " * 20
-MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS = 16, 48
+MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS = 12, 36
 ZIPF_EXPONENT = 0.7
+TIMEOUT_S = 120.0
+"""Of each step of a request. The client's own is 5 s to connect, too little on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def make_schedule(seconds: float, rate: float, seed: int) -> list[Arrival]:
 async def send_all(gateway: str, schedule: list[Arrival], results: Results) -> None:
     """Send each request at its time, whether or not earlier ones have ended."""
     async with AsyncOpenAI(
-        base_url=f"http://{gateway}/v1", api_key="demo", max_retries=0
+        base_url=f"http://{gateway}/v1", api_key="demo", max_retries=0, timeout=TIMEOUT_S
     ) as client:
         started_s = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
