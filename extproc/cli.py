@@ -92,6 +92,12 @@ def envoy(
     ] = None,
     max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = 16 * 1024 * 1024,
     message_timeout_s: Annotated[float, typer.Option(help="For one answer of the picker.")] = 10.0,
+    max_message_timeout_s: Annotated[
+        float, typer.Option(help="Longest hold that the picker may ask for, seconds.")
+    ] = 120.0,
+    flush_interval_s: Annotated[
+        float, typer.Option(help="Longest delay of an access log entry, seconds.")
+    ] = 0.05,
     response_phases: Annotated[
         bool | None, typer.Option(help="Send the response's phases to the picker, too.")
     ] = None,
@@ -106,6 +112,8 @@ def envoy(
     tls_cert: Annotated[str, typer.Option(help="Client certificate for mutual TLS.")] = "",
     tls_key: Annotated[str, typer.Option(help="Its private key.")] = "",
     tls_name: Annotated[str, typer.Option(help="Name in the picker's certificate.")] = "",
+    pod_tls_ca: Annotated[str, typer.Option(help="CA file for TLS to the pods.")] = "",
+    pod_tls_name: Annotated[str, typer.Option(help="Name in the pods' certificates.")] = "",
 ) -> None:
     """Print a complete Envoy bootstrap."""
     from extproc.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
@@ -123,10 +131,13 @@ def envoy(
             admin=admin,
             pickers=tuple(picker or ("127.0.0.1:9002",)),
             picker_tls=TlsFiles(tls_ca, tls_cert, tls_key, tls_name) if tls_ca else None,
+            pod_tls=TlsFiles(pod_tls_ca, server_name=pod_tls_name) if pod_tls_ca else None,
             static_pods=tuple(pod or ()),
             inference_paths=tuple(path) if path else None,
             max_body_bytes=max_body_bytes,
             message_timeout_s=message_timeout_s,
+            max_message_timeout_s=max_message_timeout_s,
+            access_log_flush_interval_s=flush_interval_s,
             access_log=access_log,
             failure_mode_allow=fail_open,
             allow_mode_override=allow_mode_override,
@@ -213,6 +224,21 @@ def watch(
         return
     except (client.WatchError, OSError) as error:
         _fail(str(error))
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
+def lab(context: typer.Context) -> None:
+    """Judge routing rules in virtual time (docs/lab.md): `lab run SUITE`, `lab report`."""
+    # Imported here: what serves has no need of the laboratory.
+    from extproc.lab import lab_app
+
+    lab_app(context.args or ["--help"], prog_name="extproc lab")
 
 
 @app.command()

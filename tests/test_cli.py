@@ -94,7 +94,7 @@ async def test_serve_is_ready_until_a_signal_and_ends_well(pod: RunningPod) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("discovery: {static: []}\nserver: {addres: x}\n", "server.addres: Extra inputs"),
+        ("discovery: {static: []}\nserver: {addres: x}\n", "server.addres: unknown; allowed: address"),
         (GOOD + "policy: {name: nope}\n", "policy nope: unknown; allowed: founding"),
         (GOOD + "policy: {args: {threshold: 0}}\n", "threshold is 0; allowed: 1 or more"),
     ],
@@ -186,6 +186,12 @@ def test_the_founding_preset_is_one_destination_with_buffered_bodies() -> None:
             [*("--tls-ca", "ca", "--tls-cert", "c"), *("--tls-key", "k", "--tls-name", "n")],
             {"picker_tls": TlsFiles("ca", "c", "k", "n")},
         ),
+        (
+            ["--pod-tls-ca", "ca", "--pod-tls-name", "pods"],
+            {"pod_tls": TlsFiles("ca", server_name="pods")},
+        ),
+        (["--max-message-timeout-s", "60"], {"max_message_timeout_s": 60.0}),
+        (["--flush-interval-s", "1"], {"access_log_flush_interval_s": 1.0}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -302,3 +308,11 @@ async def _post(url: str, body: bytes) -> None:
 )
 def test_watch_says_why_it_can_not(arguments: list[str], message: str) -> None:
     assert message in error_line(invoke("watch", *arguments))
+
+
+def test_the_laboratory_explains_itself() -> None:
+    result = invoke("lab")
+
+    assert result.exit_code == 0, result.stderr
+    assert "report" in result.stdout
+    assert "SUITE" in invoke("lab", "run", "--help").stdout.upper()

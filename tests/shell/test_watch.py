@@ -172,7 +172,7 @@ async def test_leaving_frees_the_place_on_the_server() -> None:
     async with serving(service) as port:
         await take(watch(f"127.0.0.1:{port}", replay_last=1), 1)
         async with asyncio.timeout(10):
-            while service.num_watchers:  # noqa: ASYNC110, the server has no event to wait for
+            while service.num_watchers:
                 await asyncio.sleep(0.01)
 
     assert service.num_watchers == 0
