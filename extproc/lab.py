@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -24,12 +24,13 @@ from rich.table import Table
 
 from extproc.core.policies import Policy
 from extproc.plugins import PolicyError, load_policy
-from extproc.sim.opponents import OPPONENTS
+from extproc.sim.opponents import TUNABLE, opponent
 from extproc.sim.profiles import PROFILES
 from extproc.sim.report import render
 from extproc.sim.suites import Suite, SuiteError, find_suite, parse_suite, varied
 from extproc.sim.summary import FORMAT, summarize
 from extproc.sim.trials import Trial, TrialResult, run_trial
+from extproc.sim.tuning import best_settings, settings_of
 
 DEFAULT_OUT = Path("loadtest/out")
 
@@ -73,6 +74,41 @@ def report_command(
     except (OSError, msgspec.DecodeError, ValueError) as error:
         raise _failed(error) from error
     Console().print(f"[bold]{page}[/]")
+
+
+@lab_app.command("tune")
+def tune_command(
+    suite: Annotated[str, typer.Argument(help="Never the evaluation suite.")] = "development",
+    rule: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes; 0 for one per core.")] = 0,
+) -> None:
+    """Search every opponent's parameters with the same budget, and print the best settings."""
+    console = Console()
+    try:
+        best = tune(suite, rules=rule or list(TUNABLE), jobs=jobs, console=console)
+    except (SuiteError, OSError, KeyError) as error:
+        raise _failed(error) from error
+    for label, capacity_rps in best.values():
+        console.print(f"{label}: {capacity_rps:.2f} req/s", markup=False)
+
+
+def tune(
+    name: str, *, rules: Sequence[str], jobs: int = 0, console: Console | None = None
+) -> dict[str, tuple[str, float]]:
+    """The best settings of each rule on a suite, and their mean capacity, requests per second.
+
+    Raises:
+        SuiteError: The suite cannot be used, or it is the one that nothing may be tuned on.
+        KeyError: A rule has nothing to tune.
+        OSError: The suite cannot be read.
+    """
+    suite = parse_suite(find_suite(name).read_text(encoding="utf-8"))
+    if suite.name == "evaluation":
+        raise SuiteError("the evaluation suite is not for tuning")
+    labels = [label for rule in rules for label in settings_of(rule)]
+    suite = msgspec.structs.replace(suite, rules=labels, bounds=[], sweeps=[])
+    shown = console or Console(quiet=True)
+    return best_settings(_run_all(plan(suite), jobs or os.cpu_count() or 1, shown))
 
 
 def run(
@@ -169,9 +205,7 @@ def plan(suite: Suite) -> list[Trial]:
 
 def make_policy(name: str) -> Callable[[], Policy]:
     """What makes the rule called `name`, once for each router."""
-    if name in OPPONENTS:
-        return OPPONENTS[name]
-    return lambda: load_policy(name, {})
+    return opponent(name) or (lambda: load_policy(name, {}))
 
 
 def _run_one(trial: Trial) -> TrialResult:

@@ -133,8 +133,8 @@ class FleetPod:
     def report(self, now: float) -> LoadReport:
         """What a scrape at `now` says."""
         self.catch_up(now)
-        # What no cache can still hold is left out of the log.
-        limit = 2 * len(self.engine.cpu_adapters) + 2
+        # What is not among the latest that fill the CPU cache is in no cache: left out of the log.
+        limit = len(self.engine.cpu_adapters) + 1
         page = self.engine.report(now=now, max_adapters=limit)
         log = tuple((adapter, WALL_AT_START_S + at_s) for adapter, at_s in page.adapter_log)
         return LoadReport(

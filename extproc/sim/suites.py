@@ -25,7 +25,7 @@ from extproc.sim.events import (
 )
 from extproc.sim.fleetsettings import FleetSettings
 from extproc.sim.judge import Slo
-from extproc.sim.opponents import OPPONENTS
+from extproc.sim.opponents import opponent
 from extproc.sim.profiles import PROFILES
 from extproc.sim.workload import Workload
 from extproc.sim.workloads.synthetic import flash_crowd
@@ -130,7 +130,7 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
         profile: Name of the engine profile.
         slo: What requests must meet.
         fleet: Knobs of `FleetSettings`.
-        rules: Names from the opponents.
+        rules: Opponents, with arguments or without: `founding`, `founding?threshold=8`.
         bounds: `B0_pooled`, `B3_informed`, `B4_stale_<n>ms`.
         scenarios: See there.
         sweeps: See there.
@@ -180,7 +180,10 @@ def parse_suite(text: str) -> Suite:
         suite = msgspec.convert(yaml.safe_load(text), type=Suite)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise SuiteError(f"not a suite: {error}") from error
-    unknown = [name for name in suite.rules if name not in OPPONENTS]
+    try:
+        unknown = [label for label in suite.rules if opponent(label) is None]
+    except (TypeError, ValueError) as error:
+        raise SuiteError(f"rules: {error}") from error
     if unknown:
         raise SuiteError(f"unknown rules: {', '.join(unknown)}")
     names = {scenario.name for scenario in suite.scenarios}

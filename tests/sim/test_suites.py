@@ -9,10 +9,12 @@ import msgspec
 import pytest
 import yaml
 
-from extproc.lab import make_policy, plan, run
+from extproc.core.policies import Founding
+from extproc.lab import make_policy, plan, run, tune
 from extproc.sim.bounds import Oracle
 from extproc.sim.clientele import WorkloadSpec, make_workload
 from extproc.sim.events import AdapterRegistered, PodJoin, PodLoss, SlowPod
+from extproc.sim.opponents import TUNABLE
 from extproc.sim.suites import (
     SCENARIOS_DIR,
     Suite,
@@ -24,6 +26,7 @@ from extproc.sim.suites import (
 )
 from extproc.sim.summary import is_bound, main_rate, rows_of, summarize
 from extproc.sim.trials import Trial, TrialResult, run_trial
+from extproc.sim.tuning import BUDGET, best_settings, settings_of
 
 
 def suite_text(**fields: Any) -> str:
@@ -71,6 +74,8 @@ def test_development_and_evaluation_share_no_seed() -> None:
     ("fields", "message"),
     [
         ({"rules": ["nonsense"]}, "unknown rules: nonsense"),
+        ({"rules": ["founding?threshold=x"]}, "could not convert"),
+        ({"rules": ["founding?nonsense=1"]}, "nonsense"),
         ({"nonsense": 1}, "unknown field"),
         ({"scenarios": [{"name": "z", "workload": {"nonsense": 1}}]}, "nonsense"),
         ({"scenarios": [{"name": "z", "workload": {"kind": "nonsense"}}]}, "Invalid enum"),
@@ -273,3 +278,41 @@ def test_rules_by_name_are_made_anew_for_each_router() -> None:
     for name in ("founding", "extproc.core.policies:Founding"):
         assert make_policy(name)() is not make_policy(name)()
     assert not isinstance(make_policy("founding")(), Oracle)
+
+
+def test_a_rule_may_be_named_with_its_arguments() -> None:
+    made = make_policy("founding?threshold=3")()
+
+    assert isinstance(made, Founding)
+    assert made.threshold == 3
+
+
+def test_every_rule_is_tuned_with_the_same_budget() -> None:
+    for rule in TUNABLE:
+        labels = settings_of(rule)
+        assert len(labels) == len(set(labels)) <= BUDGET
+        for label in labels:
+            assert make_policy(label)()
+
+
+def test_the_best_settings_have_the_highest_mean_over_scenarios_and_seeds() -> None:
+    capacities = {"founding?threshold=4": (4.0, 4.0), "founding?threshold=8": (1.0, 15.0)}
+    results = [
+        TrialResult(f"s{number}", label, 1, "", 0.0, capacity)
+        for label, own in capacities.items()
+        for number, capacity in enumerate(own)
+    ]
+
+    label, capacity_rps = best_settings(results)["founding"]
+    assert label == "founding?threshold=4"
+    assert capacity_rps == pytest.approx(4.0)
+
+
+def test_tuning_tries_the_settings_and_refuses_the_evaluation_suite(tmp_path: Any) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(suite_text(seeds=[1], rates_rps=[8], num_requests=30))
+    best = tune(str(path), rules=["least_request_p2c"], jobs=1)
+
+    assert best["least_request_p2c"][0] in settings_of("least_request_p2c")
+    with pytest.raises(SuiteError, match="not for tuning"):
+        tune("evaluation", rules=["founding"])

@@ -26,7 +26,7 @@ from extproc.sim.opponents.lmetric import LMetric
 from extproc.sim.opponents.toppings import Toppings
 from extproc.sim.opponents.vllm_balancer import VllmBalancer
 
-__all__ = ["OPPONENTS", "TUNABLE"]
+__all__ = ["OPPONENTS", "TUNABLE", "opponent"]
 
 
 def _held_sticky(**hold: Any) -> Policy:
@@ -87,3 +87,28 @@ TUNABLE: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType(
     }
 )
 """Parameters that may be tuned, and the values to try. What is not here has none."""
+
+
+def opponent(label: str) -> Callable[[], Policy] | None:
+    """What makes the opponent called `label`, as `founding` or `founding?threshold=8`.
+
+    Returns:
+        None if there is no such opponent.
+
+    Raises:
+        ValueError: Its arguments are not numbers.
+        TypeError: It does not take them.
+    """
+    name, _, query = label.partition("?")
+    if name not in OPPONENTS:
+        return None
+    pairs = (pair.partition("=") for pair in query.split("&") if pair)
+    args: dict[str, Any] = {key: _number(value) for key, _, value in pairs}
+    make = partial(OPPONENTS[name], **args)
+    make()  # so that what it does not take is said here
+    return make
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
