@@ -94,7 +94,10 @@ async def test_serve_is_ready_until_a_signal_and_ends_well(pod: RunningPod) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("discovery: {static: []}\nserver: {addres: x}\n", "server.addres: unknown; allowed: address"),
+        (
+            "discovery: {static: []}\nserver: {addres: x}\n",
+            "server.addres: unknown; allowed: address",
+        ),
         (GOOD + "policy: {name: nope}\n", "policy nope: unknown; allowed: founding"),
         (GOOD + "policy: {args: {threshold: 0}}\n", "threshold is 0; allowed: 1 or more"),
     ],
