@@ -1,4 +1,4 @@
-"""Measures of one run, the capacity of a rule, and what pairs of runs say about two rules.
+"""Measures of one run, and the capacity of a rule.
 
 *Attainment* is the part of the requests *offered* after the warm-up that got their first token and
 their tokens in time. What was shed, failed, abandoned or not finished is a miss. *SLO capacity* is
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, exp, log, sqrt
-from statistics import fmean, stdev
+from math import ceil
+from statistics import fmean
 
 from extproc.sim.flights import Fate, FleetResult, Flight
 
@@ -26,9 +26,6 @@ MIN_TENANT_REQUESTS = 30
 
 MAX_EXTENSIONS = 6
 """Half as high again six times is more than elevenfold."""
-
-NOT_WORSE_RATIO = 0.97
-"""A rule is not worse than another if the paired ratio is surely at least this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,8 @@ class Metrics:
         fates: How many met which fate.
         offered_rps: Their rate.
         attainment: Part that met the SLO.
-        throughput_rps: Finished requests per second, from the warm-up to the last of their ends.
+        throughput_rps: Requests that finished between the warm-up and the last arrival, per second,
+            whenever they came.
         output_tokens_per_s: Their tokens per second.
         ttft_mean_s: Mean time to the first token.
         ttft_p50_s: Its median.
@@ -116,18 +114,16 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
         raise ValueError("no request came after the warm-up")
     ttfts_s = sorted(f.ttft_s for f in flights if f.ttft_s is not None)
     tpots_s = sorted(f.tpot_s for f in flights if f.tpot_s is not None)
-    finished = [f for f in flights if f.fate is Fate.FINISHED]
+    finished = _finished_within(result, flights[-1].arrival.at_s)
     num = len(flights)
     offered_s = max(flights[-1].arrival.at_s - result.warm_up_s, 1e-9)
-    until_s = max((f.ended_s or 0.0 for f in finished), default=0.0)
-    served_s = max(offered_s, until_s - result.warm_up_s)
     return Metrics(
         num_offered=num,
         fates=dict(sorted(Counter(f.fate.value for f in flights).items())),
         offered_rps=num / offered_s,
         attainment=sum(map(slo.is_met, flights)) / num,
-        throughput_rps=len(finished) / served_s,
-        output_tokens_per_s=sum(f.arrival.output_tokens for f in finished) / served_s,
+        throughput_rps=len(finished) / offered_s,
+        output_tokens_per_s=sum(f.arrival.output_tokens for f in finished) / offered_s,
         ttft_mean_s=_mean(ttfts_s),
         ttft_p50_s=percentile(ttfts_s, 0.5),
         ttft_p99_s=percentile(ttfts_s, 0.99),
@@ -154,6 +150,16 @@ def percentile(ordered: Sequence[float], part: float) -> float:
     if not ordered:
         return 0.0
     return ordered[max(0, ceil(part * len(ordered)) - 1)]
+
+
+def _finished_within(result: FleetResult, until_s: float) -> list[Flight]:
+    return [
+        flight
+        for flight in result.flights
+        if flight.fate is Fate.FINISHED
+        and flight.ended_s is not None
+        and result.warm_up_s <= flight.ended_s <= until_s
+    ]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -245,65 +251,3 @@ def capacity(points: Mapping[float, float], target: float) -> float:
         return low
     above, below = points.get(low, 1.0), points[high]
     return low + (high - low) * (above - target) / (above - below)
-
-
-# --- pairs ----------------------------------------------------------------------------------
-
-_T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom (any table)."""
-_T_95_MORE = 2.228
-"""For more than 10: that of 10, which is on the safe side."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean and its 95 % confidence interval.
-
-    Attributes:
-        mean: The mean.
-        low: Lower bound; None with fewer than two values.
-        high: Upper bound; None with fewer than two values.
-    """
-
-    mean: float
-    low: float | None = None
-    high: float | None = None
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Mean of values from independent seeds, by Student's t.
-
-    Raises:
-        ValueError: There is no value.
-    """
-    if not values:
-        raise ValueError("no values")
-    mean = fmean(values)
-    if len(values) == 1:
-        return Interval(mean)
-    quantile = _T_95[len(values) - 2] if len(values) - 2 < len(_T_95) else _T_95_MORE
-    half = quantile * stdev(values) / sqrt(len(values))
-    return Interval(mean, mean - half, mean + half)
-
-
-def paired_difference(values: Sequence[float], others: Sequence[float]) -> Interval:
-    """Mean of value less other, seed by seed."""
-    return interval([a - b for a, b in zip(values, others, strict=True)])
-
-
-def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Interval:
-    """Geometric mean of value over other, seed by seed.
-
-    Raises:
-        ValueError: A value is not positive.
-    """
-    if min(*values, *others) <= 0:
-        raise ValueError("ratios need positive values")
-    logs = interval([log(a / b) for a, b in zip(values, others, strict=True)])
-    bounds = (None if bound is None else exp(bound) for bound in (logs.low, logs.high))
-    return Interval(exp(logs.mean), *bounds)
-
-
-def is_not_worse(ratio: Interval) -> bool:
-    """Whether the ratio is surely at least 0.97. One seed is never sure."""
-    return ratio.low is not None and ratio.low >= NOT_WORSE_RATIO

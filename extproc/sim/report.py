@@ -32,7 +32,7 @@ h3{font-size:15px;margin:10px 0}
 .lead{font-size:16.5px;max-width:900px}.box{background:#f3f7f9;border-left:4px solid #0b6e99;
 padding:10px 16px;margin:14px 0;max-width:900px}.grid{display:flex;flex-wrap:wrap;gap:18px 26px}
 .grid>div{max-width:560px}svg{max-width:100%;height:auto;font-family:system-ui,sans-serif}
-table{border-collapse:collapse;font-size:13px}td,th{padding:3px 9px;text-align:right;
+table{border-collapse:collapse;font-size:12.5px}td,th{padding:3px 6px;text-align:right;
 border-bottom:1px solid #e4e4e4;white-space:nowrap}th{white-space:normal;background:#fafafa;
 vertical-align:bottom}
 td:first-child,th:first-child{text-align:left}.bound td{color:#777;font-style:italic}
@@ -86,12 +86,13 @@ def _scenario(result: Json, scenario: Json, colours: Mapping[str, str]) -> str:
     summary = result["summary"][scenario["name"]]
     title = scenario["title"] or scenario["name"]
     own = [t for t in result["trials"] if t["scenario"] == scenario["name"] and not t["sweep"]]
+    rates = scenario["rates_rps"] or result["suite"]["rates_rps"]
     return (
         f"<h2>{escape(title)}: how much can each rule serve?</h2>"
         f"{_capacity_chart(summary['rows'], colours)}"
         f"{_findings(summary, result['suite'])}"
         f"<h3>At {summary['main_rate_rps']:g} requests per second</h3>{_table(summary['rows'])}"
-        f'<div class="grid">{latency_panel(own, colours, result["suite"])}'
+        f'<div class="grid">{latency_panel(own, colours, result["suite"]["slo"], rates)}'
         f"{loads_panel(own, colours)}</div>{heat_maps(own)}"
     )
 
@@ -141,8 +142,8 @@ _COLUMNS = (
     ("first word p50, s", "ttft_p50_s", "{:.3f}"),
     ("first word p99, s", "ttft_p99_s", "{:.2f}"),
     ("per word p99, s", "tpot_p99_s", "{:.4f}"),
-    ("finished /s", "throughput_rps", "{:.1f}"),
-    ("S-LoRA satisfaction", "slora_satisfaction", "{:.3f}"),
+    ("done /s", "throughput_rps", "{:.1f}"),
+    ("S-LoRA satisf.", "slora_satisfaction", "{:.3f}"),
     ("adapter loads /1000", "loads_per_1000", "{:.0f}"),
     ("queue wait, s", "queue_wait_s", "{:.3f}"),
     ("max/mean load", "max_over_mean_load", "{:.2f}"),
@@ -184,8 +185,8 @@ def _glossary(suite: Json) -> str:
         "max/mean load": "The busiest server's work over the average server's; 1 is perfect "
         "balance.",
         "fairness gap": "Part served well of the best served customer less that of the worst.",
-        "S-LoRA satisfaction": "1 - (time to first word / 6 s)², 0 beyond; the measure of the "
-        "S-LoRA paper.",
+        "S-LoRA satisf.": "User satisfaction as in the S-LoRA paper: 1 - (time to first word "
+        "/ 6 s)², 0 beyond.",
         "perfect pooling (B0)": "All servers as one, with every adapter always loaded at no cost. "
         "No rule can serve more.",
         "all-knowing greedy (B3)": "Knows every server's exact state and the length of every "

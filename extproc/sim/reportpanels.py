@@ -15,13 +15,11 @@ Json = Mapping[str, Any]
 MAX_HEAT_MAPS = 4
 
 
-def latency_panel(trials: Sequence[Json], colours: Mapping[str, str], suite: Json) -> str:
+def latency_panel(
+    trials: Sequence[Json], colours: Mapping[str, str], slo: Json, rates: Sequence[float]
+) -> str:
     """Slowest first words and part served well, over the offered rate."""
-    rates = sorted(
-        {run["rate_rps"] for t in trials if not is_bound(t["rule"]) for run in t["runs"]}
-    )
-    x = Axis("offered requests per second", rates[0], rates[-1])
-    slo = suite["slo"]
+    x = Axis("offered requests per second", min(rates), max(rates))
     slowest = _series(trials, "ttft_p99_s", colours, rates)
     y = Axis("time to first word, 99th percentile (s)", 0.03, 100.0, is_log=True)
     served = _series(trials, "attainment", colours, rates)
@@ -45,12 +43,10 @@ def _series(
         for run in trial["runs"]:
             if run["rate_rps"] in rates:
                 values[trial["rule"]][run["rate_rps"]].append(run[key])
-    # Rates that only some seeds needed to find their capacity would bend the line.
-    most = max((len(own) for line in values.values() for own in line.values()), default=0)
     return [
         Series(
             called(rule),
-            [(rate, fmean(own)) for rate, own in sorted(line.items()) if len(own) == most],
+            [(rate, fmean(own)) for rate, own in sorted(line.items())],
             colours[rule],
             is_bound(rule),
         )

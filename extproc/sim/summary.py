@@ -11,7 +11,13 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from extproc.sim.judge import Interval, interval, is_not_worse, paired_difference, paired_ratio
+from extproc.sim.intervals import (
+    Interval,
+    interval,
+    is_not_worse,
+    paired_difference,
+    paired_ratio,
+)
 from extproc.sim.suites import Suite
 from extproc.sim.trials import INFORMED, POOLED, STALE, TrialResult
 
