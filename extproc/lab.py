@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -254,9 +255,11 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[Trial], None]]
 
 def _print(result: dict[str, Any], console: Console) -> None:
     for name, summary in result["summary"].items():
-        table = Table(title=f"{name}: SLO capacity, and at {summary['main_rate_rps']:g} req/s")
-        for head in ("rule", "req/s", "95 %", "x baseline", "of B3", "served", "TTFT p99", "loads"):
-            table.add_column(head, justify="left" if head == "rule" else "right")
+        title = f"{name}: SLO capacity; the last three at {summary['main_rate_rps']:g} req/s"
+        table = Table(title=title, padding=(0, 0, 0, 1), box=SIMPLE_HEAD)
+        table.add_column("rule", no_wrap=True, min_width=24)
+        for head in ("req/s", "95 %", "ratio", "of B3", "ok", "p99 s", "loads"):
+            table.add_column(head, justify="right", no_wrap=True)
         for row in summary["rows"]:
             capacity, measures = row["capacity_rps"], row["measures"]
             low, informed = capacity["low"], row["over_informed"]
@@ -267,7 +270,7 @@ def _print(result: dict[str, Any], console: Console) -> None:
                 f"{row['over_baseline']['mean']:.2f}",
                 "" if informed is None else f"{informed['mean']:.0%}",
                 f"{measures['attainment']:.1%}",
-                f"{measures['ttft_p99_s']:.2f} s",
+                f"{measures['ttft_p99_s']:.2f}",
                 f"{measures['loads_per_1000']:.0f}",
                 style="dim" if row["is_bound"] else "",
             )
