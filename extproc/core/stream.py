@@ -288,10 +288,17 @@ class Stream:
         if self.state is State.WAITING:
             return [m.WakeAt(wake_s)]
         self.state = State.WAITING
+        self._headers = self._kept_headers()
         if self._mode is BodyMode.FULL_DUPLEX_STREAMED:
             return [m.WakeAt(wake_s)]  # no timer runs there, and the body has to be echoed
         self._body.forget()
         return [m.ExtendTimeout(give_up_s - now + HOLD_MARGIN_S), m.WakeAt(wake_s)]
+
+    def _kept_headers(self) -> m.RequestHeaders:
+        """What an answer can still need: thousands may be held, and all headers are 1.5 KB each."""
+        headers = self._headers.headers
+        names = (":path", "x-request-id", self._settings.session_header or "")
+        return m.RequestHeaders({name: headers[name] for name in names if name in headers})
 
     def _on_wakeup(self, _event: m.Wakeup, now: float) -> list[m.Command]:
         return self._ask(now)

@@ -153,3 +153,14 @@ def test_a_held_buffered_body_is_not_kept() -> None:
     exchange, _commands = held(BodyMode.BUFFERED)
 
     assert exchange.stream._body.chunks == [b""]
+
+
+def test_of_a_held_requests_headers_only_what_an_answer_needs_is_kept() -> None:
+    exchange = begin(Wait(until_s=10.0), session_header="x-session")
+    headers = {"x-session": "s", "x-request-id": "r", "authorization": "secret"}
+    exchange.tell(request_headers(headers=headers), m.RequestBody(body(), True))
+
+    assert set(exchange.stream._headers.headers) == {":path", "x-request-id", "x-session"}
+    exchange.dispatcher.result = PICK
+    exchange.tell(m.Wakeup())
+    assert exchange.dispatcher.routed[-1].session == "s"
