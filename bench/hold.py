@@ -104,7 +104,13 @@ class ConnectionsResult:
         return self.statuses == {200: self.num_requests}
 
 
-def hold(transport: Variant, num_requests: int, hold_s: float, body_bytes: int) -> HoldResult:
+def hold(
+    transport: Variant,
+    num_requests: int,
+    hold_s: float,
+    body_bytes: int,
+    message_timeout_s: float = _MESSAGE_TIMEOUT_S,
+) -> HoldResult:
     """Send a burst and watch it wait.
 
     Raises:
@@ -112,7 +118,7 @@ def hold(transport: Variant, num_requests: int, hold_s: float, body_bytes: int) 
     """
     options = StackOptions(
         transport,
-        message_timeout_s=_MESSAGE_TIMEOUT_S,
+        message_timeout_s=message_timeout_s,
         picker={"policy": {"name": "bench.holdrule:Hold", "args": {"hold_s": hold_s}}},
     )
     with running(options) as stack:
@@ -192,6 +198,8 @@ def _num_streams(stack: Stack) -> int:
 
 
 def _metrics(stack: Stack) -> dict[str, float]:
+    if not stack.server_admin_url:
+        return {}
     return parse_counters(get(f"{stack.server_admin_url}/metrics") or "")
 
 
@@ -252,8 +260,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require("h2load")
         raise_file_limit()
         machine = describe()
-        holds = [hold(t, args.requests, args.hold, args.body_bytes) for t in args.transports]
-        many = [connections(t, args.connections, args.seconds) for t in args.transports]
+        holds = [
+            hold(t, args.requests, args.hold, args.body_bytes, args.message_timeout)
+            for t in args.transports
+        ]
+        pickers = [t for t in args.transports if t is not Variant.CONSTANT]
+        many = [connections(t, args.connections, args.seconds) for t in pickers]
     except BenchError as error:
         print(f"bench-hold: {error}", file=sys.stderr)
         return 1
@@ -277,11 +289,20 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter: a look only")
     parser.add_argument("--requests", type=int, help="in the burst (default 10000)")
     parser.add_argument("--hold", type=float, help="seconds (default 15)")
+    parser.add_argument(
+        "--message-timeout",
+        type=float,
+        default=_MESSAGE_TIMEOUT_S,
+        help="Envoy's, seconds (default 1; what `extproc envoy` prints is 10)",
+    )
     parser.add_argument("--body-bytes", type=int, default=308)
     parser.add_argument("--connections", type=int, help="to the picker (default 1000)")
     parser.add_argument("--seconds", type=float, help="that they stay (default 10)")
     parser.add_argument(
-        "--transports", type=Variant, nargs="+", default=[Variant.GRPCIO, Variant.WIRE]
+        "--transports",
+        type=Variant,
+        nargs="+",
+        default=[Variant.GRPCIO, Variant.CONSTANT, Variant.WIRE],
     )
     parser.add_argument("--out", help="JSON file (default: bench/results/hold-DATE-machine.json)")
     args = parser.parse_args(arguments)

@@ -24,6 +24,7 @@ class Variant(StrEnum):
     EMPTY = "empty"  # bench/empty_grpcio.py, the reference
     GRPCIO = "grpcio"  # the picker on grpc.aio
     WIRE = "wire"  # the picker on our own transport
+    CONSTANT = "constant"  # bench/constant_wire.py: our transport and no picker; for holds alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,9 @@ def running(options: StackOptions) -> Iterator[Stack]:
             exits.enter_context(server)
             server.wait_until(lambda: get(f"http://127.0.0.1:{http_port}/healthz") is not None)
         elif address is not None:
-            command = [sys.executable, "-m", "bench.empty_grpcio", address, *pods]
-            server = exits.enter_context(Program(command, folder / "empty.log"))
+            server = exits.enter_context(
+                Program(_reference(options, address, pods), folder / "it.log")
+            )
         config = envoys.gateway_config(
             port=port,
             admin_port=admin,
@@ -120,6 +122,14 @@ def running(options: StackOptions) -> Iterator[Stack]:
             server_admin_url=f"http://127.0.0.1:{http_port}" if is_ours else "",
             options=options,
         )
+
+
+def _reference(options: StackOptions, address: str, pods: list[str]) -> list[str]:
+    """The command of a server that is no picker."""
+    if options.variant is Variant.EMPTY:
+        return [sys.executable, "-m", "bench.empty_grpcio", address, *pods]
+    hold_s = options.picker["policy"]["args"]["hold_s"]
+    return [sys.executable, "-m", "bench.constant_wire", address, str(hold_s), pods[0]]
 
 
 def _envoy(folder: Path, name: str, config: str, admin_port: int) -> Program:
