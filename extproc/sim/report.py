@@ -11,6 +11,7 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
+from extproc.sim.opponents.descriptions import DESCRIPTIONS
 from extproc.sim.reportpanels import (
     heat_maps,
     latency_panel,
@@ -50,7 +51,7 @@ def render(result: Json) -> str:
     ]
     parts += [_scenario(result, scenario, colours) for scenario in suite["scenarios"]]
     parts += sweep_panels(result, colours)
-    parts += [_glossary(suite), _method(result)]
+    parts += [_rules(suite), _glossary(suite), _method(result)]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>Routing laboratory: {escape(suite['name'])}</title>"
@@ -126,7 +127,8 @@ def _findings(summary: Json, suite: Json) -> str:
     if informed is not None:
         sentences.append(
             f"That is {informed['mean']:.0%} of what the greedy bound reaches, which knows "
-            "everything, even the length of every answer before it is written."
+            "everything, even the length of every answer before it is written, but decides at once "
+            "and never holds a request back."
         )
     surely = [row["rule"] for row in rules if (row["over_baseline"]["low"] or 0) > 1]
     if surely:
@@ -176,6 +178,15 @@ def _line(row: Json) -> str:
     return f"<tr{kind}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
+def _rules(suite: Json) -> str:
+    items = "".join(
+        f"<dt>{escape(label)}</dt><dd>{escape(DESCRIPTIONS.get(label.partition('?')[0], 'yours'))}"
+        "</dd>"
+        for label in suite["rules"]
+    )
+    return f"<h2>The rules</h2><dl>{items}</dl>"
+
+
 def _glossary(suite: Json) -> str:
     terms = {
         "adapter loads": "How often a server had to fetch an adapter; each fetch stops the whole "
@@ -190,8 +201,8 @@ def _glossary(suite: Json) -> str:
         "perfect pooling (B0)": "All servers as one, with every adapter always loaded at no cost. "
         "No rule can serve more.",
         "all-knowing greedy (B3)": "Knows every server's exact state and the length of every "
-        "answer in advance; chooses for each request where it does the least harm. Greedy, so not "
-        "the optimum.",
+        "answer in advance; chooses for each request where it does the least harm. Greedy and "
+        "without the right to hold requests back, so not the optimum.",
         "95 % interval": f"Over {len(suite['seeds'])} independent runs, all rules on the same "
         "requests.",
     }

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from extproc.core.policies import Policy
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 from extproc.sim.opponents import OPPONENTS, TUNABLE
+from extproc.sim.opponents.descriptions import DESCRIPTIONS
 from extproc.sim.opponents.dynamo import ProportionalSticky
 from extproc.sim.opponents.filter_tree import FilterTree
 from extproc.sim.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous, rendezvous_order
@@ -73,6 +74,10 @@ def test_every_rule_chooses_from_the_snapshot_and_is_decided_by_its_seed(
             assert answer.until_s > snap.now
         else:
             assert answer.endpoints[0] in snap.endpoints
+
+
+def test_every_rule_is_described_for_people() -> None:
+    assert DESCRIPTIONS.keys() == OPPONENTS.keys()
 
 
 @pytest.mark.parametrize("name", sorted(TUNABLE))
