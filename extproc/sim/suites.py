@@ -215,33 +215,37 @@ def make_trial_parts(
         workload = make_workload(
             spec, num_requests=num or suite.num_requests, rate_rps=rate_rps, seed=seed
         )
-        duration_s = workload.duration_s
-        overrides: dict[str, Any] = dict(scenario.profile)
-        profile = replace(PROFILES[suite.profile], **overrides)
-        settings = FleetSettings(
-            **{**suite.fleet, **scenario.fleet},
-            profile=profile,
-            warm_up_s=duration_s * suite.warm_up,
-        )
-        profile.kv_blocks(settings.max_loras, settings.max_lora_rank)
+        settings = _settings(suite, scenario, workload.duration_s)
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise SuiteError(f"scenario {scenario.name}: {error!r}") from error
+    duration_s = workload.duration_s
     events: list[FleetEvent] = []
     for event in scenario.events:
-        at_s = event.at * duration_s
         if event.kind == "flash_crowd":
-            adapter = _by_popularity(workload, event.popularity_rank)
-            workload = flash_crowd(
-                workload,
-                adapter=adapter,
-                share=event.share,
-                start_s=at_s,
-                end_s=duration_s * event.until,
-                seed=seed,
-            )
+            workload = _with_crowd(workload, event, duration_s, seed)
         else:
-            events.append(_fleet_event(event, at_s, workload))
+            events.append(_fleet_event(event, event.at * duration_s, workload))
     return settings, workload, events
+
+
+def _settings(suite: Suite, scenario: ScenarioSpec, duration_s: float) -> FleetSettings:
+    overrides: dict[str, Any] = dict(scenario.profile)
+    profile = replace(PROFILES[suite.profile], **overrides)
+    knobs = {**suite.fleet, **scenario.fleet}
+    settings = FleetSettings(**knobs, profile=profile, warm_up_s=duration_s * suite.warm_up)
+    profile.kv_blocks(settings.max_loras, settings.max_lora_rank)  # or vLLM would not start
+    return settings
+
+
+def _with_crowd(workload: Workload, event: EventSpec, duration_s: float, seed: int) -> Workload:
+    return flash_crowd(
+        workload,
+        adapter=_by_popularity(workload, event.popularity_rank),
+        share=event.share,
+        start_s=event.at * duration_s,
+        end_s=event.until * duration_s,
+        seed=seed,
+    )
 
 
 def _fleet_event(event: EventSpec, at_s: float, workload: Workload) -> FleetEvent:
