@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any
 
-import grpc
 import pytest
-from grpc import aio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,21 +22,12 @@ from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 from extproc.shell.server import ExternalProcessor
 from tests import clients
 from tests.core.dispatcher import FakeDispatcher
+from tests.shell.h2client import Heard, call
 from tests.strategies import stream_settings
 
 MAX_MESSAGE_BYTES = 4096
 SCRIPT = "/test.Script/Run"
 PATIENCE_S = 20.0
-SILENCE_S = 0.05
-EOF: Any = getattr(aio, "EOF")  # noqa: B009 - the stubs do not know it
-
-
-class Heard(NamedTuple):
-    """What a client got for one RPC."""
-
-    messages: tuple[bytes, ...]
-    code: grpc.StatusCode
-    details: str
 
 
 class Script:
@@ -81,7 +70,7 @@ class Servers:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self.settings: dict[str, Any] = {}
-        self.channels = self.run(self._start())
+        self.addresses: list[str] = self.run(self._start())
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
@@ -93,16 +82,13 @@ class Servers:
         processor = ExternalProcessor(new_stream, Codec(), self.loop.time, self.loop.call_later)
         return [*processor.methods(), Method(SCRIPT, open_script)]
 
-    async def _start(self) -> list[Any]:
+    async def _start(self) -> list[str]:
         limits = Limits(max_message_bytes=MAX_MESSAGE_BYTES)
         self._wire = await wire.serve(self.methods(), limits=limits)
         self._grpcio = GrpcioServer(self.methods(), GrpcioSettings(MAX_MESSAGE_BYTES))
-        addresses = [self._wire.address, await self._grpcio.start("127.0.0.1:0")]
-        return [aio.insecure_channel(address) for address in addresses]
+        return [self._wire.address, await self._grpcio.start("127.0.0.1:0")]
 
     async def _stop(self) -> None:
-        for channel in self.channels:
-            await channel.close()
         await self._wire.close()
         await self._grpcio.stop(0)
 
@@ -116,42 +102,10 @@ class Servers:
         """The same RPC over each transport."""
 
         async def both() -> list[Heard]:
-            return [await talk(channel, path, messages) for channel in self.channels]
+            return [await call(address, path, messages) for address in self.addresses]
 
         heard: list[Heard] = self.run(both())
         return heard
-
-
-async def talk(channel: Any, path: str, messages: list[bytes]) -> Heard:
-    """One RPC, a message at a time.
-
-    grpc.aio forgets the server's status if a write of its own fails, so a message is written only
-    when the one before has had its effect: an answer, the end, or a moment of silence.
-    """
-    call = channel.stream_stream(path)()
-    received: list[bytes] = []
-    news = asyncio.Event()
-
-    async def read() -> None:
-        with suppress(aio.AioRpcError):
-            while (message := await call.read()) is not EOF:
-                received.append(message)
-                news.set()
-        news.set()
-
-    reader = asyncio.ensure_future(read())
-    for message in messages:
-        if reader.done():
-            break
-        news.clear()
-        with suppress(aio.AioRpcError, asyncio.InvalidStateError):
-            await call.write(message)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(news.wait(), SILENCE_S)
-    with suppress(aio.AioRpcError, asyncio.InvalidStateError):
-        await call.done_writing()
-    await reader
-    return Heard(tuple(received), await call.code(), await call.details() or "")
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +127,7 @@ script = st.lists(st.tuples(verbs, st.binary(max_size=300)).map(b"".join), max_s
 endings = st.sampled_from([b"", b"o"]) | st.text(max_size=20).map(lambda text: b"f" + text.encode())
 
 
-@settings(max_examples=60)
+@settings(max_examples=150)
 @given(script, endings)
 def test_the_same_messages_are_answered_the_same(
     servers: Servers, messages: list[bytes], ending: bytes
@@ -192,7 +146,7 @@ def test_the_same_messages_are_answered_the_same(
         assert sorted(over_wire.messages) == sorted(over_grpcio.messages)
 
 
-@settings(max_examples=60)
+@settings(max_examples=150)
 @given(stream_settings(), st.lists(st.sampled_from(["headers", "get", "body", "junk"]), max_size=4))
 def test_the_same_ext_proc_messages_are_answered_the_same(
     servers: Servers, settings: dict[str, Any], kinds: list[str]
@@ -215,17 +169,17 @@ def test_the_same_ext_proc_messages_are_answered_the_same(
 def test_what_no_service_has_is_unimplemented_on_both(servers: Servers) -> None:
     heard = servers.ask("/no.Such/Method", [b"x"])
 
-    assert [each.code for each in heard] == [grpc.StatusCode.UNIMPLEMENTED] * 2
+    assert [each.code for each in heard] == [Code.UNIMPLEMENTED] * 2
 
 
 def test_a_message_over_the_limit_is_refused_on_both(servers: Servers) -> None:
     heard = servers.ask(SCRIPT, [b"e" + b"x" * MAX_MESSAGE_BYTES])
 
-    assert [each.code for each in heard] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+    assert [each.code for each in heard] == [Code.RESOURCE_EXHAUSTED] * 2
 
 
 def test_a_message_at_the_limit_passes_on_both(servers: Servers) -> None:
     heard = servers.ask(SCRIPT, [b"e" + b"x" * (MAX_MESSAGE_BYTES - 1)])
 
-    assert [each.code for each in heard] == [grpc.StatusCode.OK] * 2
+    assert [each.code for each in heard] == [Code.OK] * 2
     assert heard[0].messages == heard[1].messages == (b"x" * (MAX_MESSAGE_BYTES - 1),)
