@@ -113,10 +113,13 @@ def run_trial(trial: Trial, make_policy: MakePolicy, clock: Callable[[], float])
         decisions_s.extend(result.decision_s)
         return metrics.attainment
 
-    search = CapacitySearch(attainment_at, slo.target)
-    found_rps = search.run(trial.rates_rps, 0 if trial.sweep else trial.suite.num_refinements)
+    if trial.sweep:
+        for rate_rps in trial.rates_rps:
+            attainment_at(rate_rps)
+    else:
+        search = CapacitySearch(attainment_at, slo.target)
+        done.capacity_rps = search.run(trial.rates_rps, trial.suite.num_refinements)
     done.runs.sort(key=lambda run: float(run["rate_rps"]))
-    done.capacity_rps = 0.0 if trial.sweep else found_rps
     decisions_s.sort()
     done.decision_us = [round(percentile(decisions_s, part) * 1e6, 1) for part in (0.5, 0.99)]
     return done

@@ -208,6 +208,15 @@ def test_a_trial_measures_every_rate_and_keeps_what_was_asked_for() -> None:
     assert done.decision_us[0] > 0
 
 
+def test_a_sweep_is_run_at_its_own_rate_only() -> None:
+    suite = tiny()
+    trial = Trial(suite, suite.scenarios[0], "B0_pooled", 1, (8.0,), sweep="s", value=1.0)
+    done = run_trial(trial, make_policy, perf_counter)
+
+    assert [run["rate_rps"] for run in done.runs] == [8.0]
+    assert done.capacity_rps == 0
+
+
 def test_trials_are_decided_by_their_seed() -> None:
     suite = tiny()
     for rule in ("founding", "B0_pooled", "B3_informed", "B4_stale_50ms"):
