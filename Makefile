@@ -8,7 +8,7 @@ PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 .PHONY: help demo test test-vllm check coverage format proto docs clean bench bench-hold soak
 
 help:
-	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: in a minute'
+	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: in a minute (ARGS=--keep)'
 	@echo 'make test       all tests but those with a real vLLM'
 	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
 	@echo 'make check      formatting, lint, types, architecture'
@@ -22,7 +22,7 @@ help:
 	@echo 'make clean      remove everything that was installed or built here'
 
 demo: $(DEMO)
-	$(BIN)/extproc demo
+	$(BIN)/extproc demo $(ARGS)
 
 test: $(DEV)
 	$(BIN)/python -m pytest -m 'not vllm'
