@@ -12,8 +12,8 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "least_request_p2c": "the less busy of two drawn at random (Envoy)",
         "least_pending": "the server with the fewest unfinished requests",
         "rendezvous": "the server that the adapter's name hashes to, whatever its load",
-        "bounded_loads": "the server that the name hashes to, or the next that is not above 1.25 times "
-        "the mean load",
+        "bounded_loads": "the server that the name hashes to, or the next one that is not "
+        "above 1.25 times the mean load",
         "dedicated_pods": "adapters dealt out to servers like cards",
         "founding": "where the adapter is and up to 16 requests wait for it; else the server with "
         "the fewest adapters in use (the default of this project)",
@@ -22,12 +22,11 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "filter_tree_v01": "the decision tree of the Gateway API Inference Extension's first "
         "release",
         "llmd_lora_affinity": "llm-d's weighted scores for adapter, queue and memory, as shipped",
-        "llmd_lora_repaired": "`llmd_lora_affinity` with its count of adapters repaired, fresh queues",
+        "llmd_lora_repaired": "`llmd_lora_affinity` with a repaired count and fresh queues",
         "llmd_load_state": "llm-d's scores with the one proposed next: which adapters are loaded",
         "vllm_counts": "least of 4 x waiting + running (vLLM's own balancer)",
         "lmetric": "least of queued prompt tokens x batch size (LMetric, as published)",
-        "lmetric_with_loads": "least of queued prompt tokens x batch size (LMetric), with a price for "
-        "loading an adapter and for a full server",
+        "lmetric_with_loads": "LMetric with a price for loading an adapter and for a full server",
         "toppings": "least extra computing time by adapter size (Toppings, as published)",
         "toppings_with_loads": "`toppings` with a price for loading an adapter",
         "dynamo_sticky": "homes for each adapter in proportion to its traffic (NVIDIA Dynamo)",
