@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+from extproc.sim.files import own_folder
 from extproc.sim.workload import Workload
 from extproc.sim.workloads.clients import MIXES, clients
 from extproc.sim.workloads.draws import (
@@ -31,7 +32,7 @@ from extproc.sim.workloads.slora import SloraSetting, as_in_code, as_in_paper
 from extproc.sim.workloads.synthetic import zipf
 from extproc.sim.workloads.traces import Half, halved, labelled, lengths_of, read_trace, rescaled
 
-DATA_DIR = Path(__file__).parents[2] / "loadtest" / "data"
+DATA_DIR = own_folder("data")
 MAX_TOKENS = 2000
 """Longest prompt, and longest answer, of the lognormal lengths."""
 

@@ -23,6 +23,7 @@ from extproc.sim.events import (
     PodLoss,
     SlowPod,
 )
+from extproc.sim.files import own_folder
 from extproc.sim.fleetsettings import FleetSettings
 from extproc.sim.judge import Slo
 from extproc.sim.opponents import opponent
@@ -30,7 +31,7 @@ from extproc.sim.profiles import PROFILES
 from extproc.sim.workload import Workload
 from extproc.sim.workloads.synthetic import flash_crowd
 
-SCENARIOS_DIR = Path(__file__).parents[2] / "loadtest" / "scenarios"
+SCENARIOS_DIR = own_folder("scenarios")
 
 
 class SuiteError(Exception):
