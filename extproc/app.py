@@ -128,6 +128,7 @@ class App:
         codec = Codec(
             model_namespace=config.request.model_namespace,
             model_key=config.request.model_key,
+            session_header=config.request.session_header or "",
             asks_for_load=config.pods.orca,
         )
         self._processor = ExternalProcessor(

@@ -57,7 +57,8 @@ def read(reply: bytes) -> Routed:
         immediate = message.immediate_response
         return Routed(status=immediate.status.code, body=json.loads(immediate.body))
     fields = message.dynamic_metadata.fields["envoy.lb"].struct_value.fields
-    mutation = message.request_body.response.header_mutation
+    phase = getattr(message, message.WhichOneof("response"))
+    mutation = phase.response.header_mutation
     return Routed(
         destination=fields["x-gateway-destination-endpoint"].string_value,
         pick_id=fields["x-extproc-pick-id"].string_value,
@@ -77,10 +78,10 @@ async def route(channel: Channel, model: str, **headers: str) -> Routed:
     return read(reply)
 
 
-async def get(channel: Channel, path: str) -> Routed:
+async def get(channel: Channel, path: str, **headers: str) -> Routed:
     """Send a request without a body."""
     call = channel.stream_stream(PROCESS)()
-    await call.write(request_headers(path, "GET"))
+    await call.write(request_headers(path, "GET", **headers))
     reply = await call.read()
     assert isinstance(reply, bytes), await call.details()
     return read(reply)

@@ -258,6 +258,20 @@ async def test_a_dead_pods_models_stay_known_but_an_unknown_model_is_404(
         assert (unknown.status, unknown.body["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_a_session_stays_on_one_pod_and_may_ask_for_stored_responses(
+    pods: list[RunningPod],
+) -> None:
+    config = configuration(pods, request={"session_header": "x-session"}, policy={"name": "random"})
+    async with serving(config) as service:
+        routed = [await clients.route(service.channel, "a", x_session="s") for _ in range(8)]
+        stored = await clients.get(service.channel, "/v1/responses/r-1", x_session="s")
+        unknown = await clients.get(service.channel, "/v1/responses/r-1", x_session="other")
+
+        assert len({each.destination for each in routed}) == 1
+        assert stored.destination == routed[0].destination
+        assert unknown.body["error"]["code"] == "stored_response_unsupported"
+
+
 async def test_orca_is_asked_for_and_read_where_it_is_on(pods: list[RunningPod]) -> None:
     config = configuration(pods, pods={"orca": True}, scrape={"interval_s": 60, "expiry_s": 600})
     async with serving(config) as service:

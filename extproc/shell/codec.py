@@ -30,6 +30,14 @@ SERVED_KEY = "x-gateway-destination-endpoint-served"
 ORCA_REQUEST_HEADER = "endpoint-load-metrics-format"
 """vLLM answers it with a load report in a header of its own, on non-streaming responses."""
 
+NEEDED_HEADERS = frozenset(
+    {
+        *(":method", ":path", "x-request-id"),
+        *("content-type", "content-length", "content-encoding"),
+    }
+)
+"""Of a request's headers, what the core reads. The others, credentials among them, stay where they
+are."""
 MAX_TEMPLATES = 4096
 """Encoded answers kept, about 200 bytes each: one per destination and length of a pick's id."""
 
@@ -43,6 +51,7 @@ class Codec:
     Args:
         model_namespace: Metadata namespace where Envoy's `json_to_metadata` puts the model.
         model_key: The key in it.
+        session_header: Header that keeps a client on one endpoint; "" for none.
         asks_for_load: Also set the request header that asks the pod for an ORCA load report.
     """
 
@@ -51,10 +60,12 @@ class Codec:
         *,
         model_namespace: str = "extproc.request",
         model_key: str = "model",
+        session_header: str = "",
         asks_for_load: bool = False,
     ) -> None:
         self._model_namespace = model_namespace
         self._asks_for_load = asks_for_load
+        self._headers = NEEDED_HEADERS | {session_header}
         self._model_key = model_key
         self._templates: dict[tuple[type, tuple[str, ...], int], tuple[bytes, bytes]] = {}
         self._encoders: dict[type, Callable[[Any], bytes]] = {
@@ -151,7 +162,11 @@ class Codec:
             model = self._model(metadata)
             subset = _subset(metadata)
         return m.RequestHeaders(
-            {h.key: h.raw_value.decode("latin-1") for h in http.headers.headers},
+            {
+                h.key: h.raw_value.decode("latin-1")
+                for h in http.headers.headers
+                if h.key in self._headers
+            },
             http.end_of_stream,
             mode,
             early,

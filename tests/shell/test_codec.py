@@ -26,7 +26,7 @@ LIST = f"{address(1)},{address(2)}"
 
 def test_request_headers_carry_what_the_data_plane_says_of_the_body() -> None:
     message = ext_proc.request_headers(
-        headers={"x-request-id": "r", "x-latin": "café"},
+        headers={"x-request-id": "r", "content-type": "café"},
         body_mode=ext_proc.STREAMED,
         response_body_mode=ext_proc.FULL_DUPLEX,
         early=True,
@@ -34,12 +34,29 @@ def test_request_headers_carry_what_the_data_plane_says_of_the_body() -> None:
     )
 
     assert CODEC.decode(message) == m.RequestHeaders(
-        {":method": "POST", ":path": "/v1/completions", "x-request-id": "r", "x-latin": "café"},
+        {
+            ":method": "POST",
+            ":path": "/v1/completions",
+            "x-request-id": "r",
+            "content-type": "café",
+        },
         end_of_stream=True,
         body_mode=BodyMode.STREAMED,
         sends_body_early=True,
         response_body_mode=BodyMode.FULL_DUPLEX_STREAMED,
     )
+
+
+def test_headers_that_nobody_reads_are_not_taken() -> None:
+    """Credentials above all: what is not here cannot be logged or kept."""
+    headers = {"authorization": "Bearer x", "cookie": "c", "x-session": "s", "x-request-id": "r"}
+    message = ext_proc.request_headers(headers=headers)
+
+    taken, keeping = CODEC.decode(message), Codec(session_header="x-session").decode(message)
+    assert isinstance(taken, m.RequestHeaders)
+    assert isinstance(keeping, m.RequestHeaders)
+    assert set(taken.headers) == {":method", ":path", "x-request-id"}
+    assert set(keeping.headers) - set(taken.headers) == {"x-session"}
 
 
 def test_without_protocol_config_the_body_mode_is_not_known() -> None:
