@@ -5,7 +5,7 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-vllm check coverage format proto docs clean bench bench-hold soak
+.PHONY: help demo test test-vllm check coverage format proto docs clean bench bench-hold bench-abuse soak
 
 help:
 	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: in a minute (ARGS=--keep)'
@@ -18,6 +18,7 @@ help:
 	@echo 'make docs       docs/configuration.md from extproc/config.py'
 	@echo 'make bench      what a request costs, beside an empty grpc.aio server (docs/performance.md)'
 	@echo 'make bench-hold 10,000 requests held for 15 s; 1,000 connections'
+	@echo 'make bench-abuse what an abuse of the wire costs until its limit ends it (docs/wire.md)'
 	@echo 'make soak       30 minutes of load with clients that leave'
 	@echo 'make clean      remove everything that was installed or built here'
 
@@ -56,6 +57,9 @@ bench: $(DEV)
 
 bench-hold: $(DEV)
 	$(BIN)/python -m bench.hold $(BENCH)
+
+bench-abuse: $(DEV)
+	$(BIN)/python -m bench.abuse $(BENCH)
 
 soak: $(DEV)
 	$(BIN)/python -m bench.soak $(BENCH)
