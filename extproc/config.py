@@ -67,7 +67,7 @@ class ServerConfig(_Section):
         "balancers can notice.",
     )
     max_concurrent_streams: int = Field(
-        100_000, ge=1, le=2**31 - 1, description="Requests under decision per Envoy connection."
+        16_384, ge=1, le=2**31 - 1, description="Requests under decision per Envoy connection."
     )
 
 

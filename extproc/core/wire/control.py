@@ -22,6 +22,8 @@ _ID_MASK: Final = 0x7FFFFFFF
 # WINDOW_UPDATE that a peer may send for each of our DATA frames without being counted as a flood:
 # one for the stream and one for the connection is common, some clients send smaller steps.
 _UPDATES_PER_DATA_FRAME: Final = 10
+# Open streams whose windows SETTINGS changes, for which the frame counts once more.
+_STREAMS_PER_COUNT: Final = 4096
 # Noted among the flags of a HEADERS frame whose priority fields name its own stream.
 SELF_DEPENDENT: Final = 0x100
 
@@ -41,8 +43,17 @@ def on_settings(connection: Connection, flags: int, stream_id: int, payload: byt
         return
     connection.floods.count(Abuse.SETTINGS_FLOOD)
     # 9113 6.5.3: "The values in the SETTINGS frame MUST be processed in the order they appear".
+    windows_bytes = []
     for name, value in frames.SETTING.iter_unpack(payload):
-        _apply(connection, name, value)
+        if name == frames.INITIAL_WINDOW_SIZE:
+            windows_bytes.append(_check_window(value))
+        else:
+            _apply(connection, name, value)
+    if windows_bytes:
+        # A look at thousands of streams is worth more than one frame.
+        num_streams = len(connection.streams.open)
+        connection.floods.count(Abuse.SETTINGS_FLOOD, weight=num_streams // _STREAMS_PER_COUNT)
+        _resize_windows(connection, max(windows_bytes), windows_bytes[-1])
     # 9113 6.5.3: "MUST immediately emit a SETTINGS frame with the ACK flag set": what was framed
     # under the old values goes before it, what is framed under the new ones after it.
     outbox = connection.outbox
@@ -53,11 +64,7 @@ def on_settings(connection: Connection, flags: int, stream_id: int, payload: byt
 
 def _apply(connection: Connection, name: int, value: int) -> None:
     """9113 6.5.2; "An endpoint that receives [...] any unknown [...] identifier MUST ignore"."""
-    if name == frames.INITIAL_WINDOW_SIZE:
-        if value > frames.LARGEST_WINDOW_BYTES:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE above 2^31-1")
-        _resize_windows(connection, value)
-    elif name == frames.MAX_FRAME_SIZE:
+    if name == frames.MAX_FRAME_SIZE:
         if not frames.DEFAULT_MAX_FRAME_BYTES <= value <= frames.LARGEST_MAX_FRAME_BYTES:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
         # Small frames let streams take turns; larger ones would save nothing here.
@@ -66,14 +73,27 @@ def _apply(connection: Connection, name: int, value: int) -> None:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
 
 
-def _resize_windows(connection: Connection, initial_bytes: int) -> None:
-    """9113 6.9.2: adjust all stream windows by the difference; they may become negative."""
+def _check_window(initial_bytes: int) -> int:
+    """9113 6.5.2: "Values above the maximum flow-control window size of 2^31-1"."""
+    if initial_bytes > frames.LARGEST_WINDOW_BYTES:
+        raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE above 2^31-1")
+    return initial_bytes
+
+
+def _resize_windows(connection: Connection, largest_bytes: int, initial_bytes: int) -> None:
+    """9113 6.9.2: adjust all stream windows by the difference; they may become negative.
+
+    Once for a frame, however many values it has for it: a frame may have thousands, a connection
+    thousands of streams. The largest of them is the one that may take a window past its maximum.
+    """
     outbox = connection.outbox
-    change = initial_bytes - outbox.initial_window_bytes
+    before_bytes = outbox.initial_window_bytes
     outbox.initial_window_bytes = initial_bytes
+    room_bytes = frames.LARGEST_WINDOW_BYTES - (largest_bytes - before_bytes)
     for stream in connection.streams.open.values():
-        if not outbox.add_stream_window(stream, change):
+        if stream.window_bytes > room_bytes:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "stream window above 2^31-1")
+        outbox.add_stream_window(stream, initial_bytes - before_bytes)
 
 
 def on_ping(connection: Connection, flags: int, stream_id: int, payload: bytes) -> None:

@@ -38,13 +38,13 @@ class FloodMeter:
         self._seen.clear()
         self._data_frames = self._outbox.data_frames
 
-    def count(self, abuse: Abuse, *, per_data_frame: int = 0) -> None:
-        """Count one frame; `per_data_frame` more are allowed for each DATA frame that we sent.
+    def count(self, abuse: Abuse, *, weight: int = 1, per_data_frame: int = 0) -> None:
+        """Count a frame as `weight`; `per_data_frame` more are allowed for each DATA frame we sent.
 
         Raises:
             ConnectionFault: There were too many.
         """
-        seen = self._seen[abuse] = self._seen.get(abuse, 0) + 1
+        seen = self._seen[abuse] = self._seen.get(abuse, 0) + weight
         sent = self._outbox.data_frames - self._data_frames
         if seen > self._limits[abuse] + per_data_frame * sent:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, abuse, abuse)

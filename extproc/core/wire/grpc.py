@@ -21,6 +21,7 @@ UNIMPLEMENTED: Final = 12
 INTERNAL: Final = 13
 UNAVAILABLE: Final = 14
 
+IDENTITY: Final = "identity"
 PREFIX_BYTES: Final = 5
 # `grpc-message` beyond this is cut; with it a trailer block fits any peer's frame.
 MAX_DETAILS_BYTES: Final = 2048

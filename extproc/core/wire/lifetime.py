@@ -76,7 +76,7 @@ class Lifetime:
         connection.outbox.put(0, frames.goaway(frames.LARGEST_STREAM_ID, ErrorCode.NO_ERROR))
         connection.outbox.put(0, frames.ping(_DRAIN_PING))
         for stream in list(connection.streams.open.values()):
-            if stream.request.method is not None and stream.request.method.is_long_lived:
+            if stream.method is not None and stream.method.is_long_lived:
                 stream.end(grpc.UNAVAILABLE, "draining")
 
     def finish_drain(self, connection: Connection) -> None:

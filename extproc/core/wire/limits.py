@@ -59,7 +59,8 @@ class Limits:
         max_continuation_frames: CONTINUATION frames of one header block (CVE-2024-27316).
         max_rapid_resets: Streams per window that the peer reset before we had answered anything, or
             made us reset (CVE-2023-44487, CVE-2025-8671).
-        max_settings_frames: SETTINGS per window; each costs an answer (CVE-2019-9515).
+        max_settings_frames: SETTINGS per window; each costs an answer (CVE-2019-9515), and a look
+            at every open stream where it changes their windows.
         max_pings: PING per window (CVE-2019-9512); bandwidth probes and keepalives stay far below.
         max_empty_frames: DATA without content or end, per window (CVE-2019-9518).
         max_window_updates: WINDOW_UPDATE per window, beyond ten for each DATA frame that we sent.
@@ -84,11 +85,11 @@ class Limits:
     max_connection_buffered_bytes: int = 256 * 1024 * 1024
     max_queued_bytes: int = 64 * 1024 * 1024
     max_write_buffer_bytes: int = 64 * 1024 * 1024
-    max_header_block_bytes: int = 32 * 1024
-    max_header_list_bytes: int = 64 * 1024
+    max_header_block_bytes: int = 16 * 1024
+    max_header_list_bytes: int = 16 * 1024
     max_continuation_frames: int = 16
     max_rapid_resets: int = 20_000
-    max_settings_frames: int = 1_000
+    max_settings_frames: int = 100
     max_pings: int = 10_000
     max_empty_frames: int = 10_000
     max_window_updates: int = 10_000

@@ -77,16 +77,15 @@ def _announced_bytes(
 
 
 def _refuse_compressed(stream: WireStream, flag: int) -> None:
-    encoding = stream.request.metadata.get("grpc-encoding", "identity")
     if flag != 1:
         stream.end(grpc.INTERNAL, f"compressed flag is {flag}")
-    elif encoding == "identity":
+    elif stream.encoding == grpc.IDENTITY:
         # gRPC: "If the Message-Encoding header is omitted then the Compressed-Flag must be 0."
         stream.end(grpc.INTERNAL, "compressed message without grpc-encoding")
     else:
         # gRPC doc/compression.md: UNIMPLEMENTED, and grpc-accept-encoding says what would work.
-        details = f"grpc-encoding {encoding[:64]} is not supported"
-        accepted = grpc.literal(b"grpc-accept-encoding", b"identity")
+        details = f"grpc-encoding {stream.encoding} is not supported"
+        accepted = grpc.literal(b"grpc-accept-encoding", grpc.IDENTITY.encode())
         stream.end_with(grpc.trailer_block(grpc.UNIMPLEMENTED, details) + accepted)
 
 

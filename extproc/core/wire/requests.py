@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _CONNECTION_SPECIFIC: Final = frozenset(
     ("connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade")
 )
+_MAX_QUOTED_CHARS: Final = 64
 _PSEUDO: Final = frozenset((":method", ":scheme", ":authority", ":path"))
 
 
@@ -33,6 +34,7 @@ class Request:
         method: What serves it; None where it is refused.
         metadata: All fields but the pseudo-header fields; repeated ones joined. Read-only, because
             streams with the same bytes share it.
+        encoding: From `grpc-encoding`, as much of it as a message can quote.
         timeout_s: From `grpc-timeout`; None where there is no deadline.
         content_length: What the peer announced; None where it did not.
         malformed: Why it is no HTTP/2 request (9113 8.1.1), or empty.
@@ -43,6 +45,7 @@ class Request:
 
     method: MethodLike | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    encoding: str = grpc.IDENTITY
     timeout_s: float | None = None
     content_length: int | None = None
     malformed: str = ""
@@ -143,6 +146,7 @@ def _judge_call(
     return Request(
         method=method,
         metadata=MappingProxyType(metadata),
+        encoding=metadata.get("grpc-encoding", grpc.IDENTITY)[:_MAX_QUOTED_CHARS],
         timeout_s=timeout_s,
         content_length=None if length is None else int(length),
     )

@@ -87,14 +87,15 @@ class WireStream:
         "_end_block",
         "_streams",
         "content_left",
+        "encoding",
         "has_answered",
         "id",
         "is_ended",
         "is_half_closed",
         "is_plain",
+        "method",
         "partial",
         "queue",
-        "request",
         "session",
         "unacknowledged_bytes",
         "window_bytes",
@@ -103,7 +104,9 @@ class WireStream:
     def __init__(self, streams: Streams, stream_id: int, request: Request) -> None:
         self._streams = streams
         self.id = stream_id
-        self.request = request
+        # Not the request itself: its metadata is the peer's to make large.
+        self.method = request.method
+        self.encoding = request.encoding
         self.session: SessionLike = NO_SESSION
         self.window_bytes = streams.outbox.initial_window_bytes
         self.unacknowledged_bytes = 0
@@ -119,7 +122,7 @@ class WireStream:
     @property
     def path(self) -> str:
         """The method's path, for the log."""
-        return self.request.method.path if self.request.method is not None else ""
+        return self.method.path if self.method is not None else ""
 
     def send(self, message: bytes) -> None:
         """Queue one message. Ignored after `end` and after the peer has left."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import pytest
 
 from extproc.core.wire import Abuse, Counters, Limits, frames
 from extproc.core.wire.errors import ErrorCode
+from extproc.core.wire.outbox import Outbox
+from extproc.core.wire.stream import WireStream
 from tests.core.wire.peer import REQUEST, WATCH, Peer, first_block, literals, message, raw, request
 
 LIMITS = Limits(
@@ -210,3 +213,58 @@ def test_one_connection_s_sins_do_not_count_for_another() -> None:
 def test_every_abuse_has_a_limit_and_is_counted_from_zero() -> None:
     assert Counters().abuse == dict.fromkeys(Abuse, 0)
     assert all(field.default for field in dataclasses.fields(Limits))
+
+
+def test_a_settings_frame_is_one_look_at_the_streams_however_often_it_names_the_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A frame of 16 KiB has room for 2,730 values, a connection for thousands of streams."""
+    peer = Peer()
+    num_streams = 50
+    peer.feed(peer.headers(1))
+    peer.feed(*(peer.headers(2 * i + 1) for i in range(1, num_streams)))
+    looks: list[int] = []
+    change = Outbox.add_stream_window
+
+    def counted(outbox: Outbox, stream: WireStream, change_bytes: int) -> bool:
+        looks.append(stream.id)
+        return change(outbox, stream, change_bytes)
+
+    monkeypatch.setattr(Outbox, "add_stream_window", counted)
+    values = [frames.SETTING.pack(frames.INITIAL_WINDOW_SIZE, 1000 + i) for i in range(2000)]
+    peer.feed(raw(frames.SETTINGS, 0, 0, b"".join(values)))
+
+    assert len(looks) == num_streams
+    assert {s.window_bytes for s in peer.connection.streams.open.values()} == {2999}
+
+
+def test_a_value_between_others_that_takes_a_window_too_far_is_an_error_all_the_same() -> None:
+    peer = Peer()
+    peer.open()
+    peer.feed(frames.window_update(1, 2**30))
+    values = [frames.SETTING.pack(frames.INITIAL_WINDOW_SIZE, each) for each in (2**31 - 1, 10)]
+    peer.feed(raw(frames.SETTINGS, 0, 0, b"".join(values)))
+
+    assert peer.failed_with() == ErrorCode.FLOW_CONTROL_ERROR
+
+
+def test_what_a_header_list_holds_is_not_held_by_its_stream() -> None:
+    """A block may refer to one large field again and again: kept, it costs 400 times its bytes."""
+    peer = Peer()
+    peer.open(x_large="v" * 4000)
+    (stream,) = peer.connection.streams.open.values()
+    kept = [getattr(stream, name, None) for name in WireStream.__slots__]
+
+    assert not any(isinstance(each, Mapping) for each in kept)
+    assert not any(hasattr(each, "metadata") for each in kept if each is not stream.session)
+
+
+def test_settings_that_move_many_windows_count_for_more_than_one() -> None:
+    peer = Peer(limits=Limits(max_settings_frames=4))
+    peer.feed(peer.headers(1))
+    peer.feed(*(peer.headers(2 * i + 1) for i in range(1, 2 * 4096)))
+    for value in (1000, 2000):
+        assert peer.failed_with() is None
+        peer.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: value}))
+
+    assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
