@@ -226,6 +226,7 @@ class App:
 
     def _on_models_failure(self, address: str, error: str, _duration_s: float) -> None:
         log.debug("endpoint %s: models: %s", address, error)
+        self._pool.record_silence(address)
         self._asked(address)
 
     def _asked(self, address: str) -> None:

@@ -100,6 +100,12 @@ class Pool:
         if models != before:
             self._index_models()
 
+    def record_silence(self, address: str) -> None:
+        """Take that an endpoint was asked for its models and did not tell them."""
+        tracked = self._tracked.get(address)
+        if tracked is not None and tracked.is_new:
+            tracked.is_new, tracked.view = False, None
+
     def record_orca(self, address: str, load: tuple[float, int]) -> None:
         """Take (KV use, waiting requests) from a response header: newer than the last scrape."""
         tracked = self._tracked.get(address)

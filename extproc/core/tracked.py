@@ -46,6 +46,7 @@ class Tracked:
         "flights",
         "foreign",
         "gpu_adapters",
+        "is_new",
         "models",
         "num_foreign",
         "num_loads",
@@ -69,6 +70,7 @@ class Tracked:
         self.num_foreign = 0
         self.gpu_adapters: tuple[str, ...] = ()
         self.num_loads = 0
+        self.is_new = True
         self.residency = Residency(
             max_loras=settings.max_loras, max_cpu_loras=settings.max_cpu_loras
         )
@@ -77,7 +79,7 @@ class Tracked:
 
     def set_models(self, models: dict[str, ModelCard] | None) -> None:
         """Replace what is registered there; None for unknown."""
-        self.models, self.view = models, None
+        self.models, self.view, self.is_new = models, None, False
         self.registered = None if models is None else frozenset(models)
 
     def count_loads(self) -> None:
@@ -137,6 +139,7 @@ class Tracked:
             kv_usage_ratio=report.kv_usage_ratio or 0.0,
             max_loras=report.max_loras or settings.max_loras,
             num_adapter_loads=self.num_loads,
+            is_new=self.is_new,
         )
         return self.view
 

@@ -142,6 +142,7 @@ class EndpointView(Struct, frozen=True):
         max_loras: Adapter slots on the GPU; None where unknown.
         num_adapter_loads: Adapters that came into a GPU slot since the endpoint is known, as far
             as residency shows.
+        is_new: Nobody has heard of it yet, nor tried in vain.
     """
 
     address: str
@@ -161,6 +162,7 @@ class EndpointView(Struct, frozen=True):
     kv_usage_ratio: float = 0.0
     max_loras: int | None = None
     num_adapter_loads: int = 0
+    is_new: bool = False
 
     @property
     def num_active_adapters(self) -> int:

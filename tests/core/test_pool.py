@@ -657,3 +657,14 @@ TestPoolInAnyOrder = PoolMachine.TestCase
 
 def test_endpoints_are_values() -> None:
     assert endpoint(1) == Endpoint(address(1), f"http://{address(1)}")
+
+
+def test_an_endpoint_is_new_until_it_has_told_or_kept_silent() -> None:
+    made = pool()
+    made.set_endpoints([endpoint(1), endpoint(2)])
+    made.record_models(address(1), cards("a"), now=0.0)
+
+    assert [view.is_new for view in made.snapshot(now=0.0).endpoints] == [False, True]
+    made.record_silence(address(2))
+    made.record_silence(address(9))
+    assert [view.is_new for view in made.snapshot(now=0.0).endpoints] == [False, False]

@@ -82,7 +82,8 @@ def test_the_pool_says_what_is_an_adapter() -> None:
         ("every endpoint has told its models", 404, Reason.MODEL_NOT_FOUND),
         ("nobody has told yet", 503, Reason.NO_ENDPOINTS),
         ("one that is up has not told yet", 503, Reason.NO_ENDPOINTS),
-        ("one that never answered has not told", 404, Reason.MODEL_NOT_FOUND),
+        ("one that has not been asked has not told", 503, Reason.NO_ENDPOINTS),
+        ("one that was asked and does not answer has not told", 404, Reason.MODEL_NOT_FOUND),
         ("one that drains has not told", 404, Reason.MODEL_NOT_FOUND),
         ("there are no endpoints", 503, Reason.NO_ENDPOINTS),
     ],
@@ -97,6 +98,8 @@ def test_an_unknown_model_is_not_found_only_when_it_is_sure(
         made.pool.set_endpoints(endpoints)
     if "one that" in case:
         made.pool.set_endpoints(endpoints)
+    if "does not answer" in case:
+        made.pool.record_silence(address(2))
     if "is up" in case or "drains" in case:
         made.pool.record_report(address(2), report(), taken_at_s=0.0)
 

@@ -219,7 +219,7 @@ async def test_megabytes_go_to_a_reader_that_is_only_slow() -> None:
                 return sum(len(message) for message in call)
 
         reading = asyncio.ensure_future(asyncio.to_thread(watch))
-        await wait_until(lambda: bool(sessions))
+        await wait_until(lambda: bool(sessions) and sessions[0].has_received)
         for _ in range(10):
             sessions[0].call.send(b"x" * 3_000_000)
         sessions[0].call.end()

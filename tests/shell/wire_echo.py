@@ -21,6 +21,7 @@ class Echo:
     def __init__(self, call: Call, metadata: Mapping[str, str]) -> None:
         self.call = call
         self.num_closed = 0
+        self.has_received = False
 
     def receive(self, message: bytes) -> None:
         if message == b"raise":
@@ -45,6 +46,7 @@ class Watch(Echo):
     """Answers at once and stays."""
 
     def receive(self, message: bytes) -> None:
+        self.has_received = True
         self.call.send(b"watching")
 
     def half_close(self) -> None: ...
