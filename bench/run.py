@@ -183,7 +183,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="2 s a cell, one round: a look only")
     parser.add_argument("--seconds", type=float, help="of load in each cell (default 10)")
     parser.add_argument("--rounds", type=int, help="(default 3)")
-    parser.add_argument("--variants", type=Variant, nargs="+", default=list(Variant))
+    compared = [each for each in Variant if each is not Variant.CONSTANT]
+    parser.add_argument("--variants", type=Variant, nargs="+", default=compared)
     parser.add_argument("--cells", nargs="+", choices=[c.name for c in CELLS], metavar="CELL")
     parser.add_argument("--pods", type=int, default=16)
     parser.add_argument("--adapters", type=int, default=64, choices=range(1, 101), metavar="1-100")
