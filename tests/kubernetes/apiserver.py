@@ -1,0 +1,277 @@
+"""A real kube-apiserver over a real etcd, both on loopback and in a folder of their own.
+
+The programs are those of controller-runtime's envtest: looked for in the folder that
+KUBEBUILDER_ASSETS names, then on PATH. There is no kubelet, no scheduler and no controller: tests
+write what those would, a Pod's `spec.nodeName` and `status` among it.
+
+Everything here blocks; tests that run something beside it in the event loop call it by
+`asyncio.to_thread` (`launch` aside).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import yaml
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from tests.e2e.harness import free_port
+
+READY_S = 60.0
+"""Two seconds on an idle machine."""
+PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
+
+# The kernel kills the child if the thread that made it dies: hence `launch` says from where.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+@atexit.register
+def _kill_all() -> None:
+    for process in list(_running):
+        _kill(process)
+
+
+def find_program(name: str) -> str | None:
+    """The path of etcd, kube-apiserver, kubectl or egctl; None where there is none."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS", "")
+    return (assets and shutil.which(name, path=assets)) or shutil.which(name)
+
+
+def missing_programs(*names: str) -> str:
+    """Why a test that needs these cannot run, as a sentence; empty where it can."""
+    missing = [name for name in names if find_program(name) is None]
+    if not missing:
+        return ""
+    return f"no {', '.join(missing)} in KUBEBUILDER_ASSETS or on PATH (setup-envtest use 1.34)"
+
+
+def find_crds() -> Path | None:
+    """The folder with custom resource definitions: EXTPROC_CRDS, else `crds` by the programs."""
+    named = os.environ.get("EXTPROC_CRDS", "")
+    beside = Path(os.environ.get("KUBEBUILDER_ASSETS") or os.devnull) / "crds"
+    found = Path(named) if named else beside
+    return found if found.is_dir() else None
+
+
+class ApiServer:
+    """One kube-apiserver with RBAC, an administrator and a kubectl.
+
+    Attributes:
+        url: `https://127.0.0.1:PORT`.
+        admin_token: Bearer token of a member of system:masters.
+        kubeconfig: File that makes its reader that administrator.
+    """
+
+    def __init__(self) -> None:
+        self.dir = Path(tempfile.mkdtemp(prefix="extproc-kubernetes-"))
+        self.admin_token = secrets.token_hex(16)
+        self.kubeconfig = self.dir / "kubeconfig"
+        self._port = free_port()
+        self._etcd_url = f"http://127.0.0.1:{free_port()}"
+        self._etcd: subprocess.Popen[bytes] | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self._port}"
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def ca_file(self) -> Path:
+        """PEM file that the server's certificate is checked with."""
+        return self.dir / "certificates" / "apiserver.crt"
+
+    # --- life --------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            self._prepare()
+            self._start_etcd()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End both programs and remove what they wrote."""
+        for process in (self._server, self._etcd):
+            if process is not None:
+                _kill(process)
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start the API server (again, on the same port) and wait until it is ready."""
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Start without waiting. From the main thread: the server dies with the thread."""
+        keys = self.dir / "service-accounts.key"
+        self._server = self._spawn(
+            "kube-apiserver",
+            f"--etcd-servers={self._etcd_url}",
+            f"--secure-port={self._port}",
+            "--bind-address=127.0.0.1",
+            f"--cert-dir={self.dir}/certificates",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={keys}",
+            f"--service-account-signing-key-file={keys}",
+            f"--token-auth-file={self.dir}/tokens.csv",
+            "--authorization-mode=RBAC",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--disable-admission-plugins=ServiceAccount",
+            "--allow-privileged",
+        )
+
+    def wait_until_ready(self) -> None:
+        """Wait until requests are answered and the service's own bookkeeping is done.
+
+        Raises:
+            AssertionError: With the end of its log.
+        """
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            if self._server is None or self._server.poll() is not None:
+                break
+            if self.ca_file.exists() and self._kubectl("get", "--raw", "/readyz").returncode == 0:
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"kube-apiserver is not ready: {self.log('kube-apiserver')}")
+
+    def stop(self) -> None:
+        """Kill the API server; etcd stays, and with it all objects."""
+        if self._server is not None:
+            _kill(self._server)
+            self._server = None
+
+    def log(self, program: str) -> str:
+        """The end of what a program wrote."""
+        path = self.dir / f"{program}.log"
+        return path.read_text(errors="replace")[-2000:] if path.exists() else ""
+
+    # --- use ---------------------------------------------------------------------------------
+
+    def kubectl(self, *arguments: str, input: str | None = None) -> str:
+        """Run kubectl as the administrator and give its output.
+
+        Raises:
+            AssertionError: It failed; with what it said.
+        """
+        done = self._kubectl(*arguments, input=input)
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def token(self, namespace: str, serviceaccount: str) -> str:
+        """A bearer token of a service account, good for an hour."""
+        return self.kubectl("create", "token", serviceaccount, "-n", namespace).strip()
+
+    def kubeconfig_for(self, token: str, *, url: str = "", namespace: str = "default") -> Path:
+        """Write a kubeconfig for a token, for this server or for a proxy before it."""
+        path = self.dir / f"kubeconfig-{secrets.token_hex(4)}"
+        self._write_kubeconfig(path, token, url or self.url, namespace)
+        return path
+
+    # --- parts -------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        pem = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
+        )
+        (self.dir / "service-accounts.key").write_bytes(pem)
+        (self.dir / "tokens.csv").write_text(f"{self.admin_token},admin,admin,system:masters\n")
+        self._write_kubeconfig(self.kubeconfig, self.admin_token, self.url, "default")
+
+    def _write_kubeconfig(self, path: Path, token: str, url: str, namespace: str) -> None:
+        cluster: dict[str, object] = {"server": url}
+        if url.startswith("https:"):
+            cluster["certificate-authority"] = str(self.ca_file)
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "it", "cluster": cluster}],
+            "users": [{"name": "it", "user": {"token": token}}],
+            "contexts": [
+                {"name": "it", "context": {"cluster": "it", "user": "it", "namespace": namespace}}
+            ],
+            "current-context": "it",
+        }
+        path.write_text(yaml.safe_dump(config))
+
+    def _start_etcd(self) -> None:
+        peers = f"http://127.0.0.1:{free_port()}"
+        self._etcd = self._spawn(
+            "etcd",
+            f"--data-dir={self.dir}/etcd",
+            "--unsafe-no-fsync",
+            f"--listen-client-urls={self._etcd_url}",
+            f"--advertise-client-urls={self._etcd_url}",
+            f"--listen-peer-urls={peers}",
+            f"--initial-advertise-peer-urls={peers}",
+            f"--initial-cluster=default={peers}",
+        )
+
+    def _spawn(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        path = find_program(program)
+        assert path is not None, missing_programs(program)
+        with (self.dir / f"{program}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-S", "-c", _DIE_WITH_PARENT, path, *arguments],
+                cwd=self.dir,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        _running.add(process)
+        return process
+
+    def _kubectl(
+        self, *arguments: str, input: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        path = find_program("kubectl")
+        assert path is not None, missing_programs("kubectl")
+        command: Sequence[str] = (
+            path,
+            f"--kubeconfig={self.kubeconfig}",
+            f"--cache-dir={self.dir}/kubectl-cache",
+            *arguments,
+        )
+        return subprocess.run(
+            command, input=input, capture_output=True, text=True, timeout=60, check=False
+        )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    _running.discard(process)
