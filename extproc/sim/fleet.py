@@ -10,7 +10,7 @@ Left out, being the same for every rule: the time that the network and Envoy tak
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -27,11 +27,14 @@ from extproc.sim.fleetpod import FleetPod
 from extproc.sim.fleetrouter import FleetRouter
 from extproc.sim.fleetsettings import FleetSettings
 from extproc.sim.flights import Fate, FleetResult, Flight
+from extproc.sim.records import EngineCounters
 
 if TYPE_CHECKING:
     from extproc.sim.workload import Workload
 
 BASE_MODEL = "base"
+ARRIVALS_PER_LOOK = 100
+"""Between two looks at whether to give a run up."""
 BODY_BYTES_PER_TOKEN = 4
 """English text in the tokenizers of current models (platform.openai.com/tokenizer)."""
 
@@ -47,6 +50,7 @@ class Fleet:
         events: What happens besides.
         policy_name: For the picks.
         clock: Real seconds, to time decisions; they do not change the run.
+        gives_up: Looks at the requests so far and the time, and says whether to stop there.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Fleet:
         events: Sequence[FleetEvent] = (),
         policy_name: str = "policy",
         clock: Callable[[], float] | None = None,
+        gives_up: Callable[[Iterable[Flight], float], bool] | None = None,
     ) -> None:
         self.settings = settings
         self.workload = workload
@@ -70,6 +75,7 @@ class Fleet:
         self._order = count()
         self._decision_s: list[float] = []
         self._clock = clock
+        self._gives_up = gives_up
         self._rng = random.Random(f"fleet/{seed}")
         late = {event.adapter for event in events if isinstance(event, AdapterRegistered)}
         self._adapters = [name for name in workload.adapters if name not in late]
@@ -94,7 +100,7 @@ class Fleet:
             self._at(event.at_s, partial(self._happen, event))
 
     def run(self) -> FleetResult:
-        """Run to the end.
+        """Run to the end, or until it is given up.
 
         Raises:
             ValueError: The rule broke its contract.
@@ -112,6 +118,9 @@ class Fleet:
                 self._at(self.now + self.settings.patience_s, partial(self._lose_patience, flight))
             self._decide(flight)
             end_s = self.now + self.settings.drain_s
+            if self._gives_up and number % ARRIVALS_PER_LOOK == 0:
+                if self._gives_up(self.flights.values(), self.now):
+                    return self._result(is_cut=True)
         self._drain(end_s)
         return self._result()
 
@@ -252,6 +261,10 @@ class Fleet:
             max_lora_rank=settings.max_lora_rank,
             ranks=self.workload.adapters,
         )
+        # vLLM loads what it is started with, in this order; routers count on it (`Residency`).
+        for adapter in self._adapters:
+            engine.load_adapter(adapter)
+        engine.counters = EngineCounters()
         pod = FleetPod(
             f"10.0.{number // 250}.{number % 250}:8000",
             engine,
@@ -291,12 +304,12 @@ class Fleet:
     def _register(self, adapter: str) -> None:
         self._adapters.append(adapter)
         for pod in self.pods.values():
-            pod.register(adapter)
+            pod.register(adapter, self.now)
             for router in self.routers:
                 wait_s = self._rng.uniform(0, self.settings.models_interval_s)
                 self._at(self.now + wait_s, partial(self._look_at_models, router, pod))
 
-    def _result(self) -> FleetResult:
+    def _result(self, *, is_cut: bool = False) -> FleetResult:
         pods = sorted([*self.pods.values(), *self._gone], key=lambda pod: pod.address)
         return FleetResult(
             list(self.flights.values()),
@@ -304,4 +317,5 @@ class Fleet:
             self.settings.warm_up_s,
             self.now,
             self._decision_s,
+            is_cut,
         )

@@ -72,8 +72,10 @@ class FleetPod:
         counters = self.engine.counters
         self._num_loads, self._num_disk_loads = counters.num_gpu_loads, counters.num_disk_loads
 
-    def register(self, adapter: str) -> None:
-        """List one more adapter in `/v1/models`."""
+    def register(self, adapter: str, now: float) -> None:
+        """Load one more adapter between two steps, and list it in `/v1/models`."""
+        self.catch_up(now)
+        self.free_at_s = max(self.free_at_s, now) + self.engine.load_adapter(adapter)
         self.models.append(ModelCard(adapter, parent=self.models[0].id))
         self.registered.add(adapter)
 

@@ -115,8 +115,9 @@ def test_looking_at_pods_changes_nothing() -> None:
 
 
 def test_a_lone_request_takes_what_the_engine_says() -> None:
-    result = run(workload(arrival(1.0, prompt_tokens=100, output_tokens=3)), num_pods=1)
-    engine = Engine(H100_8B, max_loras=8, ranks={"a": 16})
+    work = workload(arrival(1.0, prompt_tokens=100, output_tokens=3))
+    result = run(work, num_pods=1, max_loras=1)
+    engine = Engine(H100_8B, max_loras=1, ranks={"a": 16})
     engine.submit(arrival(1.0, prompt_tokens=100, output_tokens=3).request("0"), now=1.0)
     now = 1.0
     while step := engine.step(now=now):
@@ -221,6 +222,26 @@ def test_an_adapter_registered_late_is_404_before_and_served_after() -> None:
     assert result.flights[0].status == 404
 
 
+def test_pods_come_up_with_what_routers_think_that_they_hold() -> None:
+    """As vLLM with --lora-modules: loaded in the order of the list, the last ones stay."""
+    work = workload(arrival(0.5, "c"), arrival(4.0, "d"), adapters=("a", "b", "c", "d"))
+    believed: list[tuple[str, ...]] = []
+
+    class Spy:
+        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+            believed.extend(view.gpu_adapters for view in snapshot.endpoints)
+            return Choice((snapshot.endpoints[0],))
+
+    events: list[FleetEvent] = [PodJoin(1.0), AdapterRegistered(2.0, "d")]
+    fleet = Fleet(FleetSettings(num_pods=1, max_loras=2), work, Spy, seed=1, events=events)
+    true = [pod.engine.gpu_adapters for pod in fleet.pods.values()]
+    result = fleet.run()
+    true += [pod.engine.gpu_adapters for pod in fleet.pods.values()]
+
+    assert believed == true == [("c", "b"), ("d", "c"), ("d", "c")]
+    assert [pod.num_loads for pod in result.pods] == [1, 1]  # "d", when it was registered
+
+
 class Patient:
     """Holds every request for a second."""
 
@@ -257,7 +278,7 @@ def test_a_client_without_a_first_token_leaves() -> None:
 
 def test_totals_begin_after_the_warm_up() -> None:
     work = workload(arrival(0.0, "a"), arrival(5.0, "a"), arrival(5.0, "b"))
-    result = run(work, num_pods=1, warm_up_s=3.0)
+    result = run(work, num_pods=1, max_loras=1, warm_up_s=3.0)
 
     assert result.pods[0].num_loads == 1
     assert [flight.id for flight in result.counted] == ["1", "2"]
