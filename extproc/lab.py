@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from extproc.core.policies import Policy
+from extproc.labcache import TrialCache
 from extproc.plugins import PolicyError, load_policy
 from extproc.sim.opponents import TUNABLE, opponent
 from extproc.sim.profiles import PROFILES
@@ -50,12 +51,13 @@ def run_command(
     suite: Annotated[str, typer.Argument(help="quick, development, evaluation, or a file.")],
     policy: Annotated[str, typer.Option(help="A rule of yours: module:attribute.")] = "",
     jobs: Annotated[int, typer.Option(help="Processes; 0 for one per core.")] = 0,
+    fresh: Annotated[bool, typer.Option(help="Run again what this code has run before.")] = False,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
-    """Run a suite and keep what came out as JSON."""
+    """Run a suite and keep what came out as JSON; an interrupted run goes on where it was."""
     console = Console()
     try:
-        result = run(suite, policy=policy or None, jobs=jobs, out=out, console=console)
+        result = run(suite, policy=policy or None, jobs=jobs, fresh=fresh, out=out, console=console)
     except (SuiteError, PolicyError, OSError) as error:
         raise _failed(error) from error
     _print(result, console)
@@ -117,6 +119,7 @@ def run(
     *,
     policy: str | None = None,
     jobs: int = 0,
+    fresh: bool = False,
     out: Path = DEFAULT_OUT,
     console: Console | None = None,
 ) -> dict[str, Any]:
@@ -126,7 +129,8 @@ def run(
         name: A suite in `loadtest/scenarios/`, or a path.
         policy: As in the configuration file's `policy.name`.
         jobs: Processes; 0 for one per core. The result does not depend on it.
-        out: Where `<suite>.json` is written.
+        fresh: Do not take results of an earlier run of this very code.
+        out: Where `<suite>.json` is written, and `<suite>.trials.jsonl` while it runs.
         console: Where progress is shown; None for nowhere.
 
     Returns:
@@ -143,7 +147,11 @@ def run(
         load_policy(policy, {})
         suite = msgspec.structs.replace(suite, rules=[policy, *suite.rules])
     trials = plan(suite)
-    results = _run_all(trials, jobs or os.cpu_count() or 1, console or Console(quiet=True))
+    kept = out / f"{suite.name}.trials.jsonl"
+    if fresh:
+        kept.unlink(missing_ok=True)
+    shown = console or Console(quiet=True)
+    results = _run_all(trials, jobs or os.cpu_count() or 1, shown, TrialCache(kept))
     result = {**summarize(suite, results), "provenance": PROFILES[suite.profile].provenance}
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{suite.name}.json").write_bytes(msgspec.json.encode(result))
@@ -177,13 +185,12 @@ def plan(suite: Suite) -> list[Trial]:
             suite,
             scenario,
             rule,
-            seed,
+            tuple(suite.seeds),
             tuple(suite.rates_of(scenario)),
-            keeps_placement=seed == suite.seeds[0] and rule in suite.rules[:4],
+            keeps_placement=rule in suite.rules[:4],
         )
         for scenario in suite.scenarios
         for rule in [*suite.bounds, *suite.rules]
-        for seed in suite.seeds
     ]
     scenarios = {scenario.name: scenario for scenario in suite.scenarios}
     for sweep in suite.sweeps:
@@ -192,14 +199,13 @@ def plan(suite: Suite) -> list[Trial]:
                 suite,
                 varied(scenarios[sweep.scenario], sweep, value),
                 rule,
-                seed,
+                tuple(suite.seeds[: sweep.num_seeds]),
                 (sweep.rate_rps,),
                 sweep=sweep.name,
                 value=value,
             )
             for value in sweep.values
             for rule in sweep.rules
-            for seed in suite.seeds[: sweep.num_seeds]
         ]
     return trials
 
@@ -209,34 +215,43 @@ def make_policy(name: str) -> Callable[[], Policy]:
     return opponent(name) or (lambda: load_policy(name, {}))
 
 
-def _run_one(trial: Trial) -> TrialResult:
+def _run_one(trial: Trial) -> list[TrialResult]:
     return run_trial(trial, make_policy, perf_counter)
 
 
-def _run_all(trials: list[Trial], jobs: int, console: Console) -> list[TrialResult]:
-    with _progress(console, len(trials)) as advance:
-        if jobs == 1:
-            results = []
-            for trial in trials:
-                results.append(_run_one(trial))
-                advance(trial)
-            return results
-        # Spawned, not forked: the progress bar has threads.
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            futures: dict[Future[TrialResult], Trial] = {
-                pool.submit(_run_one, trial): trial for trial in trials
-            }
-            waiting = set(futures)
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
-                    future.result()
-                    advance(futures[future])
-            return [future.result() for future in futures]
+def _run_all(
+    trials: list[Trial], jobs: int, console: Console, cache: TrialCache | None = None
+) -> list[TrialResult]:
+    """Results in the order of the trials; those that the cache has are not run."""
+    done = {n: known for n, trial in enumerate(trials) if cache and (known := cache.get(trial))}
+    rest = [n for n in range(len(trials)) if n not in done]
+    with _progress(console, len(trials), len(done)) as advance:
+        for number, results in _as_completed(trials, rest, jobs):
+            done[number] = results
+            if cache:
+                cache.add(trials[number], results)
+            advance(trials[number])
+    return [result for number in range(len(trials)) for result in done[number]]
+
+
+def _as_completed(
+    trials: list[Trial], numbers: list[int], jobs: int
+) -> Iterator[tuple[int, list[TrialResult]]]:
+    if jobs == 1:
+        yield from ((number, _run_one(trials[number])) for number in numbers)
+        return
+    # Spawned, not forked: the progress bar has threads.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        waiting: dict[Future[list[TrialResult]], int] = {
+            pool.submit(_run_one, trials[number]): number for number in numbers
+        }
+        while waiting:
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                yield waiting.pop(future), future.result()
 
 
 @contextmanager
-def _progress(console: Console, total: int) -> Iterator[Callable[[Trial], None]]:
+def _progress(console: Console, total: int, num_done: int) -> Iterator[Callable[[Trial], None]]:
     columns = (
         TextColumn("{task.description:<44}"),
         BarColumn(),
@@ -244,7 +259,7 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[Trial], None]]
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting", total=total)
+        task = progress.add_task("starting", total=total, completed=num_done)
 
         def advance(trial: Trial) -> None:
             what = f"{trial.sweep or trial.scenario.name}: {trial.rule}"

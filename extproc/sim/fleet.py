@@ -118,11 +118,13 @@ class Fleet:
                 self._at(self.now + self.settings.patience_s, partial(self._lose_patience, flight))
             self._decide(flight)
             end_s = self.now + self.settings.drain_s
-            if self._gives_up and number % ARRIVALS_PER_LOOK == 0:
-                if self._gives_up(self.flights.values(), self.now):
-                    return self._result(is_cut=True)
+            if number % ARRIVALS_PER_LOOK == 0 and self._is_given_up():
+                return self._result(is_cut=True)
         self._drain(end_s)
         return self._result()
+
+    def _is_given_up(self) -> bool:
+        return self._gives_up is not None and self._gives_up(self.flights.values(), self.now)
 
     # --- time -------------------------------------------------------------------------------
 

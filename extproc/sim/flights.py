@@ -103,6 +103,7 @@ class FleetResult:
         warm_up_s: Requests that came before this do not count.
         ended_s: Virtual time at the end.
         decision_s: Real seconds of each decision; empty unless the run was given a clock.
+        is_cut: It was given up; requests after `ended_s` are missing.
     """
 
     flights: Sequence[Flight]
@@ -110,6 +111,7 @@ class FleetResult:
     warm_up_s: float
     ended_s: float
     decision_s: Sequence[float] = field(default=(), compare=False)
+    is_cut: bool = False
 
     @property
     def counted(self) -> list[Flight]:

@@ -11,8 +11,8 @@ there and pays in attainment.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
 
@@ -21,11 +21,11 @@ from extproc.sim.flights import Fate, FleetResult, Flight
 SLORA_TTFT_S = 6.0
 """S-LoRA's objective for the first token (S-LoRA, section 7, and `slora/utils/metric.py`)."""
 
+BLINDNESS_S = 1.0
+"""A pod in virtual time shows what happened when somebody looks, which is more often than this."""
+
 MIN_TENANT_REQUESTS = 30
 """A tenant with fewer requests says nothing about fairness."""
-
-MAX_EXTENSIONS = 6
-"""Half as high again six times is more than elevenfold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,25 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
     )
 
 
+def attainment_at_most(
+    flights: Iterable[Flight], now: float, slo: Slo, *, warm_up_s: float, num_counted: int
+) -> float:
+    """What attainment can still be at `now`, of all `num_counted` requests after the warm-up."""
+    missed = sum(
+        flight.arrival.at_s >= warm_up_s and _is_surely_missed(flight, now, slo)
+        for flight in flights
+    )
+    return 1 - missed / num_counted
+
+
+def _is_surely_missed(flight: Flight, now: float, slo: Slo) -> bool:
+    if flight.fate is not Fate.RUNNING:
+        return not slo.is_met(flight)
+    if flight.first_token_s is None:
+        return now - flight.arrival.at_s > slo.ttft_s + BLINDNESS_S
+    return flight.first_token_s - flight.arrival.at_s > slo.ttft_s
+
+
 def satisfaction(ttft_s: float) -> float:
     """S-LoRA's user satisfaction: `1 - (t / 6)^2`, nothing from 6 s on."""
     return max(0.0, 1 - (ttft_s / SLORA_TTFT_S) ** 2)
@@ -183,71 +202,3 @@ def _fairness_gap(flights: Iterable[Flight], slo: Slo) -> float:
         )
     parts = [sum(met) / len(met) for met in tenants.values() if len(met) >= MIN_TENANT_REQUESTS]
     return max(parts) - min(parts) if parts else 0.0
-
-
-# --- capacity -------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class CapacitySearch:
-    """Finds the capacity of one rule from attainments at chosen rates.
-
-    Attributes:
-        attainment_at: Runs the rule at a rate.
-        target: Attainment that must be reached.
-        points: What was measured, rate to attainment.
-    """
-
-    attainment_at: Callable[[float], float]
-    target: float = 0.99
-    points: dict[float, float] = field(default_factory=dict)
-
-    def run(self, rates_rps: Iterable[float], num_refinements: int = 0) -> float:
-        """Measure at every rate, and beyond them where all or none are attained; then refine.
-
-        Beyond is half as high again, or as low, `MAX_EXTENSIONS` times at most. Refining halves the
-        gap that the capacity lies in.
-        """
-        for rate_rps in rates_rps:
-            self._measure(rate_rps)
-        for _ in range(MAX_EXTENSIONS):
-            low, high = bracket(self.points, self.target)
-            if low and high is not None:
-                break
-            self._measure(low * 1.5 if high is None else high / 1.5)
-        for _ in range(num_refinements):
-            low, high = bracket(self.points, self.target)
-            if high is None:
-                break
-            self._measure((low + high) / 2)
-        return capacity(self.points, self.target)
-
-    def _measure(self, rate_rps: float) -> None:
-        if rate_rps not in self.points:
-            self.points[rate_rps] = self.attainment_at(rate_rps)
-
-
-def bracket(points: Mapping[float, float], target: float) -> tuple[float, float | None]:
-    """The highest rate up to which every measured rate reached the target, and the next one.
-
-    The first is 0 if none did; the second is None if all did.
-    """
-    low = 0.0
-    for rate_rps in sorted(points):
-        if points[rate_rps] < target:
-            return low, rate_rps
-        low = rate_rps
-    return low, None
-
-
-def capacity(points: Mapping[float, float], target: float) -> float:
-    """The rate at which attainment falls below the target, on the line between two measurements.
-
-    At rate 0 everything is attained. If every measurement reached the target it is the highest
-    rate measured: a lower bound.
-    """
-    low, high = bracket(points, target)
-    if high is None:
-        return low
-    above, below = points.get(low, 1.0), points[high]
-    return low + (high - low) * (above - target) / (above - below)

@@ -125,8 +125,8 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
         num_requests: Requests per run, the warm-up's included.
         warm_up: Part of a run that does not count.
         seeds: One run each; rules are compared seed by seed.
-        rates_rps: Offered rates at which every rule is run.
-        num_refinements: How often the gap around a capacity is halved.
+        rates_rps: Offered rates at which every rule is run to the end.
+        resolution: How far apart the rates around a capacity may be, as a ratio.
         baseline: The rule that the others are compared with.
         profile: Name of the engine profile.
         slo: What requests must meet.
@@ -145,7 +145,7 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     rules: list[str]
     scenarios: list[ScenarioSpec]
     warm_up: float = 0.15
-    num_refinements: int = 0
+    resolution: float = 1.1
     baseline: str = "least_pending"
     profile: str = "h100-8b"
     slo: SloSpec = SloSpec()

@@ -1,14 +1,16 @@
-"""Runs one rule on one scenario with one seed at several rates: the unit of work of a suite.
+"""Runs one rule on one scenario, seed by seed, at several rates: the unit of work of a suite.
 
 Trials share nothing, so a suite runs as many at a time as there are cores, and its result does not
-depend on how many.
+depend on how many. Within a trial the search for a seed's capacity begins where the seeds before it
+had theirs. Runs at the suite's own rates are whole; others end when they can only fail.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from statistics import geometric_mean
 from typing import Any
 
 from extproc.core.policies import Policy, RandomChoice
@@ -22,14 +24,17 @@ from extproc.sim.bounds import (
 )
 from extproc.sim.fleet import Fleet
 from extproc.sim.fleetsettings import FleetSettings
-from extproc.sim.flights import FleetResult
-from extproc.sim.judge import CapacitySearch, measure, percentile
+from extproc.sim.flights import FleetResult, Flight
+from extproc.sim.judge import Slo, attainment_at_most, measure, percentile
+from extproc.sim.search import CapacitySearch
 from extproc.sim.suites import ScenarioSpec, Suite, make_trial_parts, slo_of
 from extproc.sim.workload import Workload
 
 POOLED = "B0_pooled"
 INFORMED = "B3_informed"
 STALE = "B4_stale_"
+HOPELESS = 0.9
+"""A run that cannot attain more is far enough from any target to be given up."""
 NUM_SLICES = 6
 """Parts of a run in which the placement of adapters is shown."""
 NUM_ADAPTERS_SHOWN = 24
@@ -46,17 +51,18 @@ class Trial:
         suite: The suite.
         scenario: One of its scenarios, or one varied.
         rule: A rule or a bound.
-        seed: The seed.
-        rates_rps: Rates.
+        seeds: One run each at every rate.
+        rates_rps: Rates at which runs are whole.
         sweep: Name of the sweep that this belongs to, or "".
         value: The sweep's factor.
-        keeps_placement: Keep which pod served which adapter when, at the highest rate.
+        keeps_placement: Keep which pod served which adapter when, at the highest rate, with the
+            first seed.
     """
 
     suite: Suite
     scenario: ScenarioSpec
     rule: str
-    seed: int
+    seeds: tuple[int, ...]
     rates_rps: tuple[float, ...]
     sweep: str = ""
     value: float = 0.0
@@ -75,6 +81,7 @@ class TrialResult:
         value: The sweep's factor.
         capacity_rps: SLO capacity; 0 in a sweep.
         runs: Per rate: the metrics and the run's digest.
+        cut: Per rate at which the run was given up: what attainment could still have been.
         placement: Requests per time slice, pod and adapter.
         decision_us: Median and 99th percentile of the real time of a decision, microseconds. Not
             determined by the seed.
@@ -87,27 +94,50 @@ class TrialResult:
     value: float
     capacity_rps: float = 0.0
     runs: list[dict[str, Any]] = field(default_factory=list)
+    cut: list[dict[str, float]] = field(default_factory=list)
     placement: dict[str, Any] = field(default_factory=dict)
     decision_us: list[float] = field(default_factory=list)
 
 
-def run_trial(trial: Trial, make_policy: MakePolicy, clock: Callable[[], float]) -> TrialResult:
-    """Run a trial.
+def run_trial(
+    trial: Trial, make_policy: MakePolicy, clock: Callable[[], float]
+) -> list[TrialResult]:
+    """Run a trial, seed by seed.
 
     Raises:
         ValueError: The rule broke its contract.
     """
-    done = TrialResult(trial.scenario.name, trial.rule, trial.seed, trial.sweep, trial.value)
+    results: list[TrialResult] = []
+    for seed in trial.seeds:
+        known = [result.capacity_rps for result in results if result.capacity_rps]
+        near_rps = geometric_mean(known) if known else None
+        results.append(_run_seed(trial, seed, near_rps, make_policy, clock))
+    return results
+
+
+def _run_seed(
+    trial: Trial,
+    seed: int,
+    near_rps: float | None,
+    make_policy: MakePolicy,
+    clock: Callable[[], float],
+) -> TrialResult:
+    done = TrialResult(trial.scenario.name, trial.rule, seed, trial.sweep, trial.value)
     slo = slo_of(trial.suite)
     decisions_s: list[float] = []
 
     def attainment_at(rate_rps: float) -> float:
-        result, settings, workload = _run(trial, rate_rps, make_policy, clock)
+        is_whole = rate_rps in trial.rates_rps
+        result, settings, workload = _run(trial, seed, rate_rps, is_whole, make_policy, clock)
+        if result.is_cut:
+            at_most = _at_most(result.flights, result.ended_s, slo, workload, settings)
+            done.cut.append({"rate_rps": rate_rps, "attainment_at_most": at_most})
+            return at_most
         metrics = measure(result, slo)
         run = {"rate_rps": rate_rps, "digest": result.digest(), **asdict(metrics)}
         if rate_rps == max(trial.rates_rps):
             run.update(_load_bounds(workload, settings))
-            if trial.keeps_placement:
+            if trial.keeps_placement and seed == trial.seeds[0]:
                 done.placement = placement(result)
         done.runs.append(run)
         decisions_s.extend(result.decision_s)
@@ -117,8 +147,8 @@ def run_trial(trial: Trial, make_policy: MakePolicy, clock: Callable[[], float])
         for rate_rps in trial.rates_rps:
             attainment_at(rate_rps)
     else:
-        search = CapacitySearch(attainment_at, slo.target)
-        done.capacity_rps = search.run(trial.rates_rps, trial.suite.num_refinements)
+        search = CapacitySearch(attainment_at, slo.target, trial.suite.resolution)
+        done.capacity_rps = search.run(trial.rates_rps, near_rps)
     done.runs.sort(key=lambda run: float(run["rate_rps"]))
     decisions_s.sort()
     done.decision_us = [round(percentile(decisions_s, part) * 1e6, 1) for part in (0.5, 0.99)]
@@ -126,25 +156,45 @@ def run_trial(trial: Trial, make_policy: MakePolicy, clock: Callable[[], float])
 
 
 def _run(
-    trial: Trial, rate_rps: float, make_policy: MakePolicy, clock: Callable[[], float]
+    trial: Trial,
+    seed: int,
+    rate_rps: float,
+    is_whole: bool,
+    make_policy: MakePolicy,
+    clock: Callable[[], float],
 ) -> tuple[FleetResult, FleetSettings, Workload]:
-    parts = make_trial_parts(trial.suite, trial.scenario, rate_rps=rate_rps, seed=trial.seed)
+    parts = make_trial_parts(trial.suite, trial.scenario, rate_rps=rate_rps, seed=seed)
     settings, workload, events = parts
     if trial.rule == POOLED:
         # What happens to single pods does not happen to all of them together.
         pooled = pooled_settings(settings), pooled_workload(workload)
-        return Fleet(*pooled, RandomChoice, seed=trial.seed).run(), settings, workload
+        return Fleet(*pooled, RandomChoice, seed=seed).run(), settings, workload
+    slo = slo_of(trial.suite)
+
+    def gives_up(flights: Iterable[Flight], now: float) -> bool:
+        return _at_most(flights, now, slo, workload, settings) < HOPELESS
+
     fleet = Fleet(
         settings,
         workload,
         _bound(trial) or make_policy(trial.rule),
-        seed=trial.seed,
+        seed=seed,
         events=events,
         policy_name=trial.rule,
         clock=clock,
+        gives_up=None if is_whole else gives_up,
     )
     attach_oracles(fleet)
     return fleet.run(), settings, workload
+
+
+def _at_most(
+    flights: Iterable[Flight], now: float, slo: Slo, workload: Workload, settings: FleetSettings
+) -> float:
+    counted = sum(arrival.at_s >= settings.warm_up_s for arrival in workload.arrivals)
+    return attainment_at_most(
+        flights, now, slo, warm_up_s=settings.warm_up_s, num_counted=max(1, counted)
+    )
 
 
 def _bound(trial: Trial) -> Callable[[], Policy] | None:

@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from extproc.sim.flights import Fate, FleetResult, Flight, PodTotals
 from extproc.sim.judge import (
-    MAX_EXTENSIONS,
-    CapacitySearch,
     Slo,
-    bracket,
-    capacity,
+    attainment_at_most,
     measure,
     percentile,
     satisfaction,
@@ -126,31 +121,22 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert percentile([], 0.5) == 0
 
 
-def test_capacity_lies_where_the_line_crosses_the_target() -> None:
-    assert capacity({10: 1.0, 20: 0.98}, 0.99) == pytest.approx(15)
-    assert capacity({10: 0.98}, 0.99) == pytest.approx(5)
-    assert capacity({10: 1.0, 20: 0.995}, 0.99) == 20
-    assert capacity({10: 1.0, 20: 0.9, 30: 1.0}, 0.99) == pytest.approx(11)
-    assert bracket({10: 1.0, 20: 0.98}, 0.99) == (10, 20)
-    assert bracket({10: 1.0}, 0.99) == (10, None)
+def test_what_can_still_be_attained_counts_every_sure_miss_after_the_warm_up_and_no_other() -> None:
+    slo = Slo(ttft_s=0.5, tpot_s=0.05)
+    flights = [
+        flight(1.0, ttft_s=9.0),  # before the warm-up
+        flight(2.0),
+        flight(2.0, ttft_s=0.6),
+        flight(2.0, tpot_s=0.06),
+        flight(2.0, ttft_s=None),
+        Flight("waits", arrival(8.0), 0),
+        Flight("waits too long", arrival(7.0), 0),
+    ]
+    late = Flight("late", arrival(3.0), 0)
+    late.first_token_s = 4.0
+    early = Flight("early", arrival(3.0), 0)
+    early.first_token_s = 3.1
 
+    at_most = attainment_at_most([*flights, late, early], 9.0, slo, warm_up_s=1.5, num_counted=100)
 
-@given(st.floats(5, 95))
-def test_the_search_closes_in_on_the_capacity(true: float) -> None:
-    """A rule that attains everything up to its capacity, and little above it."""
-    search = CapacitySearch(lambda rate: 1.0 if rate <= true else 0.5)
-    found = search.run([25, 50, 75, 100], num_refinements=6)
-
-    assert abs(found - true) <= 25 / 2**6
-    assert len(search.points) <= 4 + 6 + MAX_EXTENSIONS
-
-
-def test_the_search_goes_beyond_rates_that_are_all_attained_but_not_for_ever() -> None:
-    beyond = CapacitySearch(lambda rate: 1.0 if rate <= 5 else 0.5)
-    endless = CapacitySearch(lambda _: 1.0)
-
-    assert 4.5 <= beyond.run([1, 2], num_refinements=6) <= 5.1
-    assert endless.run([1, 2], num_refinements=5) == pytest.approx(2 * 1.5**MAX_EXTENSIONS)
-    assert len(endless.points) == 2 + MAX_EXTENSIONS
-    below = CapacitySearch(lambda rate: 1.0 if rate <= 5 else 0.5)
-    assert 4.5 <= below.run([20, 40], num_refinements=4) <= 5.1
+    assert at_most == pytest.approx(0.95)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import yaml
 
+from extproc import lab
 from extproc.core.policies import Founding
 from extproc.lab import make_policy, plan, run, tune
 from extproc.sim.bounds import Oracle
@@ -196,8 +197,8 @@ def test_a_sweep_varies_one_factor() -> None:
 
 def test_a_trial_measures_every_rate_and_keeps_what_was_asked_for() -> None:
     suite = tiny()
-    trial = Trial(suite, suite.scenarios[0], "founding", 1, (8.0, 16.0), keeps_placement=True)
-    done = run_trial(trial, make_policy, perf_counter)
+    trial = Trial(suite, suite.scenarios[0], "founding", (1,), (8.0, 16.0), keeps_placement=True)
+    (done,) = run_trial(trial, make_policy, perf_counter)
     counts = done.placement["counts"]
 
     assert {8.0, 16.0} <= {run["rate_rps"] for run in done.runs}
@@ -210,8 +211,8 @@ def test_a_trial_measures_every_rate_and_keeps_what_was_asked_for() -> None:
 
 def test_a_sweep_is_run_at_its_own_rate_only() -> None:
     suite = tiny()
-    trial = Trial(suite, suite.scenarios[0], "B0_pooled", 1, (8.0,), sweep="s", value=1.0)
-    done = run_trial(trial, make_policy, perf_counter)
+    trial = Trial(suite, suite.scenarios[0], "B0_pooled", (1,), (8.0,), sweep="s", value=1.0)
+    (done,) = run_trial(trial, make_policy, perf_counter)
 
     assert [run["rate_rps"] for run in done.runs] == [8.0]
     assert done.capacity_rps == 0
@@ -220,15 +221,15 @@ def test_a_sweep_is_run_at_its_own_rate_only() -> None:
 def test_trials_are_decided_by_their_seed() -> None:
     suite = tiny()
     for rule in ("founding", "B0_pooled", "B3_informed", "B4_stale_50ms"):
-        trial = Trial(suite, suite.scenarios[0], rule, 1, (8.0,))
-        first, second = (run_trial(trial, make_policy, perf_counter).runs for _ in range(2))
+        trial = Trial(suite, suite.scenarios[0], rule, (1,), (8.0,))
+        first, second = (run_trial(trial, make_policy, perf_counter)[0].runs for _ in range(2))
         assert first == second
 
 
 def test_rows_are_ordered_by_capacity_and_compared_seed_by_seed() -> None:
-    measures = run_trial(
-        Trial(tiny(), tiny().scenarios[0], "founding", 1, (8.0,)), make_policy, perf_counter
-    ).runs[0]
+    trial = Trial(tiny(), tiny().scenarios[0], "founding", (1,), (8.0,))
+    (tried,) = run_trial(trial, make_policy, perf_counter)
+    measures = tried.runs[0]
     trials = [
         TrialResult("z", rule, seed, "", 0.0, capacity * seed, [{**measures, "rate_rps": 16}])
         for rule, capacity in (("least_pending", 5.0), ("founding", 10.0), ("B0_pooled", 20.0))
@@ -264,20 +265,61 @@ def test_a_suite_runs_with_a_rule_of_ones_own(tmp_path: Any) -> None:
 
 def test_the_result_does_not_depend_on_the_number_of_processes(tmp_path: Any) -> None:
     path = tmp_path / "tiny.yaml"
-    path.write_text(suite_text(bounds=[], seeds=[1], rates_rps=[8], num_requests=30))
-    one, two = (run(str(path), jobs=jobs, out=tmp_path)["trials"] for jobs in (1, 2))
+    path.write_text(suite_text(bounds=[], seeds=[1, 2], rates_rps=[8], num_requests=30))
+    one, two = (run(str(path), jobs=jobs, fresh=True, out=tmp_path)["trials"] for jobs in (1, 2))
 
     assert one == two
 
 
+def test_runs_off_the_suites_rates_end_when_they_can_only_fail() -> None:
+    suite = tiny(num_requests=400)
+    trial = Trial(suite, suite.scenarios[0], "round_robin", (1, 2), (500.0,))
+    results = run_trial(trial, make_policy, perf_counter)
+
+    for result in results:
+        whole = {run["rate_rps"]: run for run in result.runs}
+        assert sum(whole[500.0]["fates"].values()) == whole[500.0]["num_offered"]
+        assert 0 < result.capacity_rps < 500
+        assert all(cut["attainment_at_most"] < 0.9 for cut in result.cut)
+    assert any(result.cut for result in results)
+
+
+def test_an_interrupted_run_goes_on_where_it_was(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials that were run are not run again, unless asked for or something has changed."""
+    ran: list[str] = []
+
+    def counting(trial: Trial) -> list[TrialResult]:
+        ran.append(trial.rule)
+        return run_trial(trial, make_policy, lambda: 0.0)
+
+    monkeypatch.setattr(lab, "_run_one", counting)
+    path = tmp_path / "tiny.yaml"
+
+    def run_it(**fields: Any) -> Any:
+        ran.clear()
+        fresh = fields.pop("fresh", False)
+        path.write_text(suite_text(bounds=[], seeds=[1], rates_rps=[8], num_requests=30, **fields))
+        return run(str(path), jobs=1, fresh=fresh, out=tmp_path)
+
+    first = run_it(rules=["founding"])
+    kept = tmp_path / "tiny.trials.jsonl"
+    kept.write_bytes(kept.read_bytes() + b'{"key": "cut off wh')
+    assert ran == ["founding"]
+    second = run_it(rules=["founding", "round_robin"])
+    assert ran == ["round_robin"]
+    assert second["trials"][: len(first["trials"])] == first["trials"]
+    run_it(rules=["founding"], slo={"ttft_s": 0.4})
+    assert ran == ["founding"]
+    run_it(rules=["founding"], fresh=True)
+    assert ran == ["founding"]
+
+
 def test_what_seeds_do_not_decide_is_kept_apart() -> None:
     suite = tiny(bounds=[], rules=["least_pending"])
-    trials = [
-        run_trial(Trial(suite, suite.scenarios[0], "least_pending", seed, (8, 16)), make_policy, c)
-        for seed in (1, 2)
-        for c in (perf_counter,)
-    ]
-    summary = summarize(suite, trials)
+    trial = Trial(suite, suite.scenarios[0], "least_pending", (1, 2), (8, 16))
+    summary = summarize(suite, run_trial(trial, make_policy, perf_counter))
 
     assert "decision_us" not in summary["trials"][0]
     assert summary["timing"][0]["decision_us"]
