@@ -4,6 +4,9 @@ One message carries many entries, so this is the cheap way to learn how a pick e
 response depends on us. The entry names its pick by an id that the pick put into Envoy's dynamic
 metadata; `x-request-id` is there too, for a request whose metadata was lost to a reset.
 
+Of several routers behind one Envoy, one gets the entries of all. What is about another's pick it
+passes on; what another has passed on stays here, so that no entry travels in circles.
+
 Envoy opens a log stream with the first entry it has to send, not when it starts: no open stream
 says "nothing was logged yet" as well as "no access log is configured".
 
@@ -12,7 +15,7 @@ Source: envoyproxy.io/docs/envoy/latest/api-v3/data/accesslog/v3/accesslog.proto
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from envoy.data.accesslog.v3 import accesslog_pb2
@@ -91,21 +94,28 @@ class CompletionService:
     """Hands every finished request to a callable.
 
     Args:
-        on_completion: Called once per finished request, picked by us or not.
+        on_completion: Called once per finished request, picked by us or not; False says not.
         wall_clock: Wall seconds, for the lag.
-        on_garbage: Called once per message that is not an access log.
+        on_garbage: Called once per message or entry that is not an access log's.
+        on_foreign: Called with each request of Envoy's own stream that was not picked by us, and
+            its serialized `HTTPAccessLogEntry`.
+        on_taken: Called after each message of Envoy's own stream.
     """
 
     def __init__(
         self,
-        on_completion: Callable[[Completion], None],
+        on_completion: Callable[[Completion], bool | None],
         *,
         wall_clock: Callable[[], float],
         on_garbage: Callable[[], None] = lambda: None,
+        on_foreign: Callable[[Completion, bytes], None] | None = None,
+        on_taken: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_completion = on_completion
         self._wall_clock = wall_clock
         self._on_garbage = on_garbage
+        self._on_foreign = on_foreign
+        self._on_taken = on_taken
         self.num_streams = 0
 
     @property
@@ -128,7 +138,22 @@ class CompletionService:
         for entry in entries:
             common = entry.common_properties
             if common.access_log_type in _FINAL_TYPES and not common.intermediate_log_entry:
-                self._on_completion(_completion(entry, common, now_wall_s))
+                completion = _completion(entry, common, now_wall_s)
+                is_foreign = self._on_completion(completion) is False
+                if is_foreign and self._on_foreign is not None:
+                    self._on_foreign(completion, entry.SerializeToString())
+        self._on_taken()
+
+    def take_relayed(self, entries: Iterable[bytes]) -> None:
+        """Hand on finished requests that another router got from Envoy: final ones, serialized."""
+        now_wall_s = self._wall_clock()
+        for serialized in entries:
+            try:
+                entry = accesslog_pb2.HTTPAccessLogEntry.FromString(serialized)
+            except DecodeError:
+                self._on_garbage()
+                continue
+            self._on_completion(_completion(entry, entry.common_properties, now_wall_s))
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         self.num_streams += 1

@@ -236,3 +236,57 @@ def test_no_message_raises(message: bytes) -> None:
     session.receive(message)
 
     assert call.code in (None, Code.INVALID_ARGUMENT)
+
+
+def relaying(*, is_ours: bool) -> tuple[CompletionService, list[Completion], list[bytes]]:
+    """A service whose completions are all ours or all another router's; what it got, what left."""
+    seen: list[Completion] = []
+    passed_on: list[bytes] = []
+
+    def complete(completion: Completion) -> bool:
+        seen.append(completion)
+        return is_ours
+
+    service = CompletionService(
+        complete,
+        wall_clock=lambda: NOW_WALL_S,
+        on_foreign=lambda _, serialized: passed_on.append(serialized),
+    )
+    return service, seen, passed_on
+
+
+def test_what_another_router_picked_is_passed_on_and_read_there_as_from_envoy() -> None:
+    first, _, passed_on = relaying(is_ours=False)
+    second, seen, _ = relaying(is_ours=True)
+    first.take(encode(entry(status=503)))
+    second.take_relayed(passed_on)
+
+    assert seen == completions(entry(status=503))
+
+
+def test_what_we_picked_is_not_passed_on() -> None:
+    service, _, passed_on = relaying(is_ours=True)
+    service.take(encode(entry()))
+
+    assert passed_on == []
+
+
+def test_what_was_passed_on_to_us_is_never_passed_on_again() -> None:
+    service, seen, passed_on = relaying(is_ours=False)
+    service.take_relayed([entry().SerializeToString()])
+
+    assert (len(seen), passed_on) == (1, [])
+
+
+def test_an_unreadable_entry_does_not_cost_the_others() -> None:
+    num_garbage = 0
+
+    def count() -> None:
+        nonlocal num_garbage
+        num_garbage += 1
+
+    seen: list[Completion] = []
+    service = CompletionService(seen.append, wall_clock=lambda: NOW_WALL_S, on_garbage=count)
+    service.take_relayed([b"\xff\xff", entry().SerializeToString()])
+
+    assert (num_garbage, len(seen)) == (1, 1)
