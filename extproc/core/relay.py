@@ -25,7 +25,24 @@ FULL = "full"
 UNREACHABLE = "unreachable"
 
 MAX_BATCH_BYTES = 512 * 1024
-"""Of entries in one message, unless one alone is larger. Every receiver of ours takes twice that."""
+"""Of entries in one message, unless one alone is larger. Receivers of ours take twice that."""
+
+
+def count_routers(own_id: str, listed: Iterable[str | None]) -> int:
+    """How many routers there are, ourselves included.
+
+    Args:
+        own_id: Ours.
+        listed: For each address that discovery lists, which router answers there; None as long as
+            that is not known. Such an address counts as one router, which may be ourselves: until
+            every address has answered we cannot know whether we are listed.
+    """
+    ids = list(listed)
+    known = {each for each in ids if each is not None}
+    num_unknown = ids.count(None)
+    if not num_unknown:
+        known.add(own_id)
+    return max(1, len(known) + num_unknown)
 
 
 @dataclass(frozen=True, slots=True)

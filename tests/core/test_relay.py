@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -16,6 +17,7 @@ from extproc.core.relay import (
     Link,
     Relay,
     RelaySettings,
+    count_routers,
 )
 
 HOLD_S = RelaySettings().hold_s
@@ -197,6 +199,25 @@ def test_we_are_fed_as_long_as_the_link_lives_over_which_entries_came() -> None:
     seen.append(relay.is_fed)
 
     assert seen == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("listed", "num"),
+    [
+        ([], 1),
+        (["a"], 1),
+        (["a", "b"], 2),
+        (["b"], 2),  # we are not ready yet
+        (["b", "b"], 2),  # one router under two addresses
+        (["b", None], 2),  # the other one may be ourselves
+        (["a", "b", None], 3),
+        ([None, None], 2),
+    ],
+)
+def test_routers_are_counted_once_each_and_ourselves_always(
+    listed: list[str | None], num: int
+) -> None:
+    assert count_routers("a", listed) == num
 
 
 class Relaying(RuleBasedStateMachine):

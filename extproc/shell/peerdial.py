@@ -1,0 +1,254 @@
+"""Dials every replica of this router, again and again, and learns which one answers where.
+
+1. One link per address, kept open; after it ends it is dialled again, the more rarely the more
+   often that failed in a row.
+2. An address that turns out to be our own is not dialled again as long as it stays listed.
+3. Which router answered somewhere is remembered as long as the address is listed, also while it
+   cannot be reached: what discovery lists counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from grpclib.client import Channel, Stream
+from grpclib.config import Configuration
+from grpclib.const import Cardinality
+from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+
+from extproc.shell.loops import choose_backoff_s, describe
+from extproc.shell.rpc import Call, Code, Session
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 5.0
+"""From the first packet to the other side's hello."""
+RETRY_S = 0.1
+"""Rest after a link that ended; doubled with each failure in a row."""
+MAX_RETRY_S = 5.0
+
+Open = Callable[[Call, Callable[[str], None]], Session]
+
+_FAILURES = (OSError, GRPCError, ProtocolError, StreamTerminatedError)
+
+
+class PeerDialler:
+    """Links to the addresses that discovery lists. Belongs to one event loop.
+
+    Args:
+        method: Path of the RPC.
+        own_id: Our router id.
+        open_session: Begins a session of the link; told whom to tell of the other side's hello.
+        rng: For the rests.
+        tls: Called for each connection, so that renewed files are taken; None for plain text.
+        tls_name: Name in the peers' certificates; None leaves it unchecked (`tls_context`).
+        on_change: Called when more has become known about who answers where.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        own_id: str,
+        open_session: Open,
+        *,
+        rng: Random,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        tls_name: str | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._method = method
+        self._own_id = own_id
+        self._open_session = open_session
+        self._rng = rng
+        self._tls = tls
+        self._config = Configuration(ssl_target_name_override=tls_name)
+        self._on_change = on_change
+        self._ids: dict[str, str | None] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def routers(self) -> list[str | None]:
+        """For each address listed: who answers there, None as long as that is not known."""
+        return list(self._ids.values())
+
+    def set_addresses(self, addresses: Iterable[str]) -> None:
+        """Dial exactly these (`ip:port`) from now on. Call within the event loop."""
+        wanted = set(addresses)
+        for address in list(self._tasks):
+            if address not in wanted:
+                self._end(self._tasks.pop(address))
+                del self._ids[address]
+        for address in sorted(wanted - self._tasks.keys()):
+            self._ids[address] = None
+            # Not in a TaskGroup: peers come and go, and one link's end must not end the others.
+            self._tasks[address] = asyncio.get_running_loop().create_task(
+                self._keep(address), name=f"link to {address}"
+            )
+        self._on_change()
+
+    async def aclose(self) -> None:
+        """End all links."""
+        self.set_addresses(())
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        task.cancel()
+
+    async def _keep(self, address: str) -> None:
+        num_failures = 0
+        while self._ids.get(address) != self._own_id:
+            link = _Link(lambda router_id: self._learn(address, router_id))
+            try:
+                await link.run(self._channel(address), self._method, self._open_session)
+            except _FAILURES as error:
+                level = logging.INFO if link.is_open else logging.DEBUG
+                log.log(level, "peer %s: %s", address, describe(error))
+            except Exception:
+                log.exception("link to %s broke", address)
+            num_failures = 1 if link.is_open else num_failures + 1
+            rest_s = choose_backoff_s(
+                num_failures, interval_s=RETRY_S, max_backoff_s=MAX_RETRY_S, rng=self._rng
+            )
+            if self._ids.get(address) != self._own_id:
+                await asyncio.sleep(rest_s)
+
+    def _channel(self, address: str) -> Channel:
+        host, _, port = address.rpartition(":")
+        return Channel(
+            host.strip("[]"),
+            int(port),
+            ssl=self._tls(),
+            codec=_Bytes(),
+            config=self._config,
+        )
+
+    def _learn(self, address: str, router_id: str) -> None:
+        log.info("peer %s is %s", address, "us" if router_id == self._own_id else router_id)
+        if address in self._ids:  # else it has just been taken off the list
+            self._ids[address] = router_id
+            self._on_change()
+
+
+class _Link:
+    """One connection, from dialling to its end."""
+
+    def __init__(self, on_hello: Callable[[str], None]) -> None:
+        self.is_open = False
+        self._on_hello = on_hello
+        self._outbox = _Outbox()
+
+    async def run(self, channel: Channel, method: str, open_session: Open) -> None:
+        """Dial, and stay until either side ends it.
+
+        Raises:
+            OSError, GRPCError, ProtocolError, StreamTerminatedError: It failed.
+        """
+        session = None
+        try:
+            async with (
+                asyncio.timeout(HANDSHAKE_S) as limit,
+                channel.request(method, Cardinality.STREAM_STREAM, bytes, bytes) as stream,
+            ):
+                await stream.send_request()
+
+                def learn(router_id: str) -> None:
+                    limit.reschedule(None)
+                    self.is_open = True
+                    self._on_hello(router_id)
+
+                session = open_session(self._outbox, learn)
+                await self._exchange(stream, session)
+        finally:
+            if session is not None:
+                session.closed()
+            channel.close()
+
+    async def _exchange(self, stream: Stream[bytes, bytes], session: Session) -> None:
+        loop = asyncio.get_running_loop()
+        # The first to end ends the link; a TaskGroup would wait for the other.
+        reader = loop.create_task(self._read(stream, session))
+        tasks = (reader, loop.create_task(self._outbox.write_to(stream)))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        if self._outbox.reason:
+            raise StreamTerminatedError(self._outbox.reason)
+        if reader not in done:  # else what the other side ended it with is read by `stream` itself
+            await stream.cancel()
+
+    async def _read(self, stream: Stream[bytes, bytes], session: Session) -> None:
+        while (message := await stream.recv_message()) is not None:
+            session.receive(message)
+
+
+class _Outbox:
+    """The way back that the session has; what it may owe at any time is a few messages."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def send(self, message: bytes) -> None:
+        self._messages.put_nowait(message)
+
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
+        self.reason = self.reason or details
+        self._messages.put_nowait(None)
+
+    async def write_to(self, stream: Stream[bytes, bytes]) -> None:
+        while (message := await self._messages.get()) is not None:
+            await stream.send_message(message)
+
+
+class _Bytes(CodecBase):
+    """Messages are made and read by the session."""
+
+    __content_subtype__ = "proto"
+
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        return bytes(message)
+
+    def decode(self, data: bytes, message_type: Any) -> bytes:
+        return data
+
+
+def tls_context(
+    *, ca_file: Path, cert_file: Path, key_file: Path, verify: bool, checks_name: bool
+) -> ssl.SSLContext:
+    """TLS between replicas, which share their certificate files.
+
+    Args:
+        ca_file: What the peers' certificates are signed by, or the certificate itself.
+        cert_file: Our chain, shown to peers that ask for it.
+        key_file: Its key.
+        verify: Whether peers' certificates are checked at all.
+        checks_name: Whether the name in them counts. Replicas are dialled by address, which their
+            certificates rarely name.
+
+    Raises:
+        OSError: A file cannot be read, or is not what it should be (`ssl.SSLError`).
+    """
+    context = ssl.create_default_context(cafile=str(ca_file))
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a certificate may vouch for itself
+    context.check_hostname = verify and checks_name
+    if not verify:
+        context.verify_mode = ssl.CERT_NONE
+    context.load_cert_chain(cert_file, key_file)
+    context.set_alpn_protocols(["h2"])
+    return context

@@ -1,0 +1,189 @@
+"""`extproc.v1.Peers`: the link between two replicas of this router, seen from either end.
+
+The links carry access log entries (`core.relay` says which and when); this file turns batches into
+messages and back. The end that listens and the end that dials (`peerdial`) run the same session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from google.protobuf.message import DecodeError
+
+from extproc.core.relay import Link, Relay
+from extproc.shell.gen import peers_pb2
+from extproc.shell.rpc import Call, Code, Metadata, Method, Session
+
+METHOD = "/extproc.v1.Peers/Link"
+
+MAX_LINKS = 256
+"""Links that others may open to us; far above the replicas of one router."""
+
+OnEntries = Callable[[Sequence[bytes]], None]
+OnHello = Callable[[str], None]
+
+_ACKNOWLEDGEMENT = peers_pb2.PeerMessage(
+    acknowledgement=peers_pb2.Acknowledgement()
+).SerializeToString()
+
+
+class PeersService:
+    """All links of this process, whoever dialled.
+
+    Args:
+        relay: What is sent over them.
+        router_id: Ours.
+        on_entries: Called with the entries that a peer passed on.
+        clock: Monotonic seconds.
+        on_garbage: Called once per message that is none of ours.
+
+    Attributes:
+        num_received: Entries that peers passed on.
+    """
+
+    def __init__(
+        self,
+        relay: Relay,
+        router_id: str,
+        *,
+        on_entries: OnEntries,
+        clock: Callable[[], float],
+        on_garbage: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.relay = relay
+        self.router_id = router_id
+        self.clock = clock
+        self.on_garbage = on_garbage
+        self.num_received = 0
+        self._on_entries = on_entries
+        self._sessions: list[_Session] = []
+        self._num_inbound = 0
+
+    def methods(self) -> tuple[Method, ...]:
+        """Link."""
+        return (Method(METHOD, self._accept, is_long_lived=True),)
+
+    def dialled(self, call: Call, on_hello: OnHello) -> Session:
+        """Begin a link that we have opened; `on_hello` is told which router answers."""
+        return self._begin(call, on_hello, is_inbound=False)
+
+    def tick(self) -> None:
+        """End links that have died, ask silent ones, forget what waited too long."""
+        now = self.clock()
+        for session in list(self._sessions):
+            if session.link is not None and self.relay.is_dead(session.link, now=now):
+                session.end(Code.DEADLINE_EXCEEDED, "no acknowledgement")
+        self.relay.tick(now=now)
+
+    def take(self, entries: Sequence[bytes]) -> None:
+        """Hand on what a peer passed on."""
+        self.num_received += len(entries)
+        self._on_entries(entries)
+
+    def closed(self, session: _Session, *, is_inbound: bool) -> None:
+        """A session is over."""
+        self._sessions.remove(session)
+        self._num_inbound -= is_inbound
+
+    def _accept(self, call: Call, metadata: Metadata) -> Session:
+        if self._num_inbound >= MAX_LINKS:
+            call.end(Code.RESOURCE_EXHAUSTED, "too many links")
+            return _Refused()
+        return self._begin(call, lambda _: None, is_inbound=True)
+
+    def _begin(self, call: Call, on_hello: OnHello, *, is_inbound: bool) -> _Session:
+        session = _Session(self, call, on_hello, is_inbound=is_inbound)
+        self._sessions.append(session)
+        self._num_inbound += is_inbound
+        return session
+
+
+class _Session:
+    """One end of one link."""
+
+    def __init__(
+        self, service: PeersService, call: Call, on_hello: OnHello, *, is_inbound: bool
+    ) -> None:
+        self.link: Link | None = None
+        self._service = service
+        self._call = call
+        self._on_hello = on_hello
+        self._is_inbound = is_inbound
+        self._has_hello = False
+        self._is_over = False
+        hello = peers_pb2.Hello(router_id=service.router_id)
+        call.send(peers_pb2.PeerMessage(hello=hello).SerializeToString())
+
+    def receive(self, message: bytes) -> None:
+        if self._is_over:
+            return
+        try:
+            content = peers_pb2.PeerMessage.FromString(message)
+        except DecodeError:
+            self._service.on_garbage()
+            self.end(Code.INVALID_ARGUMENT, "not a peer's message")
+            return
+        kind = content.WhichOneof("content")
+        if kind == "hello":
+            self._take_hello(content.hello.router_id)
+        elif not self._has_hello:
+            self.end(Code.FAILED_PRECONDITION, "no hello")
+        elif self.link is not None:
+            self._take(self.link, content)
+
+    def half_close(self) -> None:
+        self.end()
+
+    def closed(self) -> None:
+        self._service.closed(self, is_inbound=self._is_inbound)
+        self._drop_link()
+
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
+        """Send and take nothing more."""
+        self._is_over = True
+        self._drop_link()
+        self._call.end(code, details)
+
+    def _take_hello(self, router_id: str) -> None:
+        if self._has_hello or not router_id:
+            self.end(Code.INVALID_ARGUMENT, "a second hello, or one without a name")
+            return
+        self._has_hello = True
+        self._on_hello(router_id)
+        if router_id == self._service.router_id:
+            self.end()  # we have dialled ourselves
+            return
+        service = self._service
+        self.link = service.relay.open(router_id, self._send, now=service.clock())
+
+    def _take(self, link: Link, content: peers_pb2.PeerMessage) -> None:
+        if content.HasField("entries"):
+            entries = list(content.entries.log_entries)
+            if entries:
+                link.has_relayed = True
+                self._service.take(entries)
+            self._call.send(_ACKNOWLEDGEMENT)
+        elif content.HasField("acknowledgement"):
+            self._service.relay.acknowledged(link, now=self._service.clock())
+
+    def _send(self, batch: Sequence[bytes]) -> None:
+        entries = peers_pb2.Entries(log_entries=batch)
+        self._call.send(peers_pb2.PeerMessage(entries=entries).SerializeToString())
+
+    def _drop_link(self) -> None:
+        if self.link is not None:
+            self._service.relay.close(self.link, now=self._service.clock())
+            self.link = None
+
+
+class _Refused:
+    """A link too many; it has been ended already."""
+
+    def receive(self, message: bytes) -> None:
+        pass
+
+    def half_close(self) -> None:
+        pass
+
+    def closed(self) -> None:
+        pass
