@@ -7,16 +7,16 @@ last one, also while the next one runs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import islice
 
 from extproc.sim.records import EngineReport, EngineRequest, EngineStats
 
-_NEVER_S = float("-inf")
+NEVER_S = float("-inf")
+"""Before anything was shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    shown_s: float = _NEVER_S
+    shown_s: float = NEVER_S
     stats: EngineStats = field(default_factory=EngineStats)
     active: frozenset[str] = frozenset()
 
@@ -60,14 +60,15 @@ class Activity:
         if self._page.stats != EngineStats():
             self.show(EngineStats(), at_s=max(now, self._page.shown_s))
 
-    def report(self, *, now: float, max_adapters: int | None) -> EngineReport:
-        """The page at `now`, with at most `max_adapters` in its log."""
+    def report(self, *, now: float, since_s: float) -> EngineReport:
+        """The page at `now`; its log leaves out what a page shown at `since_s` said already."""
         page = self._page if self._page.shown_s <= now else self._previous
-        log = [(adapter, page.shown_s) for adapter in sorted(page.active)]
+        shown_s, active = page.shown_s, page.active
+        log = [(adapter, shown_s) for adapter in sorted(active)] if shown_s > since_s else []
         for adapter in reversed(self._ended):
             ended_s = self._ended[adapter]
-            if adapter not in page.active and ended_s <= page.shown_s:
-                log.append((adapter, ended_s))
-            if max_adapters is not None and len(log) >= max_adapters:
+            if ended_s <= since_s:
                 break
-        return EngineReport(page.stats, page.active, tuple(islice(log, max_adapters)))
+            if adapter not in active and ended_s <= shown_s:
+                log.append((adapter, ended_s))
+        return EngineReport(shown_s, page.stats, active, tuple(log))

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from extproc.sim.activity import Activity
+from extproc.sim.activity import NEVER_S, Activity
 from extproc.sim.lru import AdapterCache, AdapterLoad
 from extproc.sim.profiles import EngineProfile
 from extproc.sim.records import (
@@ -113,14 +113,14 @@ class Engine:
             return sequence.generated
         return sequence.generated + self._scheduler.decoders.tick - sequence.joined
 
-    def report(self, *, now: float, max_adapters: int | None = None) -> EngineReport:
+    def report(self, *, now: float, since_s: float = NEVER_S) -> EngineReport:
         """What the metrics page says at `now`, for an engine that has been advanced to `now`.
 
         Args:
             now: Not before the start of the last step.
-            max_adapters: Longest `adapter_log` wanted; all by default.
+            since_s: `shown_s` of a report that the reader has: what its log told is left out.
         """
-        return self._activity.report(now=now, max_adapters=max_adapters)
+        return self._activity.report(now=now, since_s=since_s)
 
     def submit(self, request: EngineRequest, *, now: float) -> None:
         """Queue a request.

@@ -21,6 +21,7 @@ from extproc.core.policies import Policy
 from extproc.core.pool import PoolSettings
 from extproc.core.stream import MIN_WAIT_S
 from extproc.core.types import Endpoint, Pick, Rejection, RequestInfo, Wait
+from extproc.sim.activity import NEVER_S
 from extproc.sim.engine import Engine
 from extproc.sim.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
 from extproc.sim.fleetpod import FleetPod
@@ -216,7 +217,8 @@ class Fleet:
     def _scrape(self, router: FleetRouter, pod: FleetPod) -> None:
         if not pod.is_alive:
             return
-        report, taken_at_s = pod.report(self.now), self.now
+        taken_at_s, seen_s = self.now, router.seen_s.get(pod.address, NEVER_S)
+        report, router.seen_s[pod.address] = pod.report(taken_at_s, seen_s)
 
         def record() -> None:
             router.pool.record_report(pod.address, report, taken_at_s=taken_at_s)

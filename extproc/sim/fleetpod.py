@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from extproc.core.types import LoadReport, ModelCard
+from extproc.sim.activity import NEVER_S
 from extproc.sim.engine import Engine
 from extproc.sim.flights import Fate, Flight, PodTotals
 from extproc.sim.profiles import EngineProfile
@@ -132,14 +133,18 @@ class FleetPod:
 
     # --- what others may see ----------------------------------------------------------------
 
-    def report(self, now: float) -> LoadReport:
-        """What a scrape at `now` says."""
+    def report(self, now: float, since_s: float = NEVER_S) -> tuple[LoadReport, float]:
+        """What a scrape at `now` says, and when the page was made.
+
+        Args:
+            now: Not before the last call.
+            since_s: When the page was made that the reader saw last. Its log is left out: it would
+                be read and found to be known, the costliest part of a run.
+        """
         self.catch_up(now)
-        # What is not among the latest that fill the CPU cache is in no cache: left out of the log.
-        limit = len(self.engine.cpu_adapters) + 1
-        page = self.engine.report(now=now, max_adapters=limit)
+        page = self.engine.report(now=now, since_s=since_s)
         log = tuple((adapter, WALL_AT_START_S + at_s) for adapter, at_s in page.adapter_log)
-        return LoadReport(
+        report = LoadReport(
             num_running=page.stats.num_running,
             num_waiting=page.stats.num_waiting,
             num_deferred=page.stats.num_deferred,
@@ -149,6 +154,7 @@ class FleetPod:
             adapter_log=log,
             process_start_wall_s=self._started_wall_s,
         )
+        return report, page.shown_s
 
     def _see(self, timeline: Timeline) -> None:
         flight = self.flights.get(timeline.request.id)

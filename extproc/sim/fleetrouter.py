@@ -47,6 +47,7 @@ class FleetRouter:
         )
         self.router = Router(self.pool, picker)
         self.known: set[str] = set()
+        self.seen_s: dict[str, float] = {}  # when the page of each pod that it saw last was made
         self.ended: list[Flight] = []
 
     def hear_of_ends(self, now: float) -> None:

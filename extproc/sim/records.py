@@ -139,12 +139,14 @@ class EngineReport:
     """What the engine's metrics page says at a moment: the end of the last step that has ended.
 
     Attributes:
+        shown_s: The end of that step; minus infinity before the first.
         stats: The gauges.
         active_adapters: Adapters with a request between its first and its last token.
         adapter_log: (adapter, seconds when it was last reported active), latest first; those of
             one moment in no order to rely on.
     """
 
+    shown_s: float
     stats: EngineStats = field(default_factory=EngineStats)
     active_adapters: frozenset[str] = frozenset()
     adapter_log: tuple[tuple[str, float], ...] = ()

@@ -123,6 +123,8 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
         name: Short.
         about: For people.
         num_requests: Requests per run, the warm-up's included.
+        num_search_requests: The same for runs off the suite's rates, in search of a capacity; 0 for
+            as many.
         warm_up: Part of a run that does not count.
         seeds: One run each; rules are compared seed by seed.
         rates_rps: Offered rates at which every rule is run to the end.
@@ -144,6 +146,7 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     rates_rps: list[float]
     rules: list[str]
     scenarios: list[ScenarioSpec]
+    num_search_requests: int = 0
     warm_up: float = 0.15
     resolution: float = 1.1
     baseline: str = "least_pending"

@@ -163,7 +163,8 @@ def _run(
     make_policy: MakePolicy,
     clock: Callable[[], float],
 ) -> tuple[FleetResult, FleetSettings, Workload]:
-    parts = make_trial_parts(trial.suite, trial.scenario, rate_rps=rate_rps, seed=seed)
+    num = None if is_whole else trial.suite.num_search_requests or None
+    parts = make_trial_parts(trial.suite, trial.scenario, rate_rps=rate_rps, seed=seed, num=num)
     settings, workload, events = parts
     if trial.rule == POOLED:
         # What happens to single pods does not happen to all of them together.

@@ -165,9 +165,9 @@ def test_adapters_show_on_the_page_from_their_first_token_to_the_step_before_the
     pod.submit(Flight("0", arrival(0.0, "a", output_tokens=3), 0), 0.0)
     ends = _step_ends("a", 3)
 
-    assert pod.report(0.001).active_adapters == frozenset()
-    assert pod.report(ends[0]).active_adapters == {"a"}
-    report = pod.report(ends[2])
+    assert pod.report(0.001)[0].active_adapters == frozenset()
+    assert pod.report(ends[0])[0].active_adapters == {"a"}
+    report, _ = pod.report(ends[2])
     assert report.active_adapters == frozenset()
     assert [name for name, _ in report.adapter_log] == ["a"]
     assert report.adapter_log[0][1] == pytest.approx(1.7e9 + ends[1])
@@ -179,7 +179,7 @@ def test_an_answer_of_one_token_never_shows_on_the_page() -> None:
     pod = _pod()
     pod.submit(Flight("0", arrival(0.0, "a", output_tokens=1), 0), 0.0)
 
-    assert pod.report(10.0).adapter_log == ()
+    assert pod.report(10.0)[0].adapter_log == ()
     assert pod.take_ended()[0].fate is Fate.FINISHED
 
 
