@@ -76,28 +76,34 @@ class ObservedDispatcher:
         if self.router.pool.finish(pick.id, now=now, has_run=has_run) is not None:
             self.telemetry.completed(outcome)
 
+    def served(self, pick: Pick, address: str, *, now: float) -> None:
+        """Count a pick where the data plane says that it was served."""
+        self.router.pool.move(pick.id, address, now=now)
+
     def give_up(self, flights: Sequence[InFlight]) -> None:
         """Count picks that the pool has finished because nobody said how they ended."""
         for _ in flights:
             self.telemetry.completed(Outcome.EXPIRED)
         self.telemetry.picks_expired(len(flights))
 
-    def complete(self, completion: Completion) -> None:
-        """Take an entry of Envoy's access log."""
+    def complete(self, completion: Completion) -> bool:
+        """Take an entry of Envoy's access log. False if it is about no pick of this router."""
         pool = self.router.pool
         pick_id = completion.pick_id or pool.pick_id_of(completion.request_id) or ""
         ended_s = self.clock() - completion.lag_s
         flight = pool.finish(pick_id, now=ended_s, has_run=_has_run(completion))
         if flight is None:
-            if pick_id.startswith(self.router_id):
+            is_ours = pick_id.startswith(self.router_id)
+            if is_ours:
                 self.telemetry.completion_unmatched()
-            return
+            return is_ours
         self.telemetry.completed(completion.outcome, completion.lag_s)
         address = completion.address or flight.pick.address
         self._learn(address, flight.pick.request, completion)
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
             pool.record_orca(address, load)
+        return True
 
     def _learn(self, address: str, request: RequestInfo, completion: Completion) -> None:
         """Believe a 404 only about a path that has worked there: then it must be the model.

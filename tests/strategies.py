@@ -125,7 +125,7 @@ def header_events(draw: st.DrawFn, is_plain: bool) -> m.RequestHeaders:
         end_of_stream=not is_plain and draw(st.booleans()),
         body_mode=draw(st.none() | st.sampled_from(BodyMode)),
         sends_body_early=draw(st.booleans()),
-        response_body_mode=draw(st.sampled_from(BodyMode)),
+        response_body_mode=draw(st.none() | st.sampled_from(BodyMode)),
         model=draw(st.sampled_from((None, "a") if is_plain else (None, "a", ""))),
     )
 

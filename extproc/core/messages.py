@@ -37,7 +37,8 @@ class RequestHeaders(Struct, frozen=True):
         end_of_stream: The request has no body and no trailers.
         body_mode: How the body will come; None where the data plane does not say.
         sends_body_early: The body comes without waiting for the answer to these headers.
-        response_body_mode: How the response's body will come, if it is sent at all.
+        response_body_mode: How the response's body will come, if it is sent at all; None where the
+            data plane does not say.
         model: The model that the data plane itself read from the body; "" where it looked and
             found none, None where it did not look.
         subset: Addresses the data plane allows, None for all.
@@ -47,7 +48,7 @@ class RequestHeaders(Struct, frozen=True):
     end_of_stream: bool = False
     body_mode: BodyMode | None = None
     sends_body_early: bool = False
-    response_body_mode: BodyMode = BodyMode.NONE
+    response_body_mode: BodyMode | None = BodyMode.NONE
     model: str | None = None
     subset: frozenset[str] | None = None
 
@@ -72,13 +73,14 @@ class ResponseHeaders:
         status: HTTP status, 0 where it cannot be read.
         end_of_stream: The response has no body.
         served_by: The address that served, where the data plane reports it.
-        body_mode: How the response's body will come, where this is the stream's first event.
+        body_mode: How the response's body will come, where this is the stream's first event; None
+            where the data plane does not say.
     """
 
     status: int = 0
     end_of_stream: bool = False
     served_by: str | None = None
-    body_mode: BodyMode = BodyMode.NONE
+    body_mode: BodyMode | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class Picker:
         if chosen is None:
             if not request.model:
                 return stored_response()
-            asked = Snapshot(tuple(admitted), snapshot.now)
+            asked = Snapshot(tuple(admitted), snapshot.now, snapshot.num_routers)
             choice = self._policy.choose(asked, request, rng=self._rng)
             if isinstance(choice, Wait):
                 return choice
@@ -111,7 +111,7 @@ class Picker:
         else:
             usable = [view for view in endpoints if view.is_ready]
         if subset is not None:
-            usable = [view for view in usable if _is_in(view.address, subset)]
+            usable = [view for view in usable if is_in_subset(view.address, subset)]
         return [view for view in usable if view.is_known] or usable
 
     def _stay(
@@ -155,7 +155,7 @@ class Picker:
             self._sessions.popitem(last=False)
 
 
-def _is_in(address: str, subset: frozenset[str]) -> bool:
+def is_in_subset(address: str, subset: frozenset[str]) -> bool:
     """Whether the data plane allows `address`: by `ip:port`, or by a bare `ip` for every port."""
     host = address.rpartition(":")[0]
     return address in subset or host in subset or host.strip("[]") in subset

@@ -36,6 +36,7 @@ class Pool:
         self._flights: dict[str, InFlight] = {}
         self._by_request_id: dict[str, str] = {}
         self._models: dict[str, ModelCard] = {}
+        self._num_routers = 1
 
     # --- what the outside says --------------------------------------------------------------
 
@@ -44,6 +45,10 @@ class Pool:
         self._settings = settings
         for tracked in self._tracked.values():
             tracked.view = None
+
+    def set_num_routers(self, num_routers: int) -> None:
+        """Take how many routers use these endpoints, ourselves included."""
+        self._num_routers = num_routers
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the set of endpoints; those that stay keep their state."""
@@ -136,14 +141,24 @@ class Pool:
         """
         tracked = self._tracked[pick.address]
         flight = InFlight(pick, now, tracked)
-        self._flights[pick.id] = tracked.flights[pick.id] = flight
+        self._flights[pick.id] = flight
         if pick.request.request_id:
             self._by_request_id[pick.request.request_id] = pick.id
-        adapter = pick.request.adapter
-        if adapter is not None:
-            tracked.adapters[adapter] = tracked.adapters.get(adapter, 0) + 1
-            tracked.residency.start(adapter, now=now)
-        tracked.view = None
+        tracked.begin(flight, now=now)
+
+    def move(self, pick_id: str, address: str, *, now: float) -> bool:
+        """Count a pick at `address` instead: the data plane fell back to another endpoint.
+
+        False if nothing moves: it is not in flight, or counted there, or nobody knows the address.
+        """
+        flight, tracked = self._flights.get(pick_id), self._tracked.get(address)
+        if flight is None or tracked is None or tracked is flight.tracked:
+            return False
+        flight.tracked.end(flight, now=now, has_run=False)
+        moved = InFlight(flight.pick, flight.started_at_s, tracked)
+        self._flights[pick_id] = moved
+        tracked.begin(moved, now=now)
+        return True
 
     def finish(self, pick_id: str, *, now: float, has_run: bool = True) -> InFlight | None:
         """End a pick's accounting; None if it is not in flight (finished, expired, not ours).
@@ -156,19 +171,10 @@ class Pool:
         flight = self._flights.pop(pick_id, None)
         if flight is None:
             return None
-        pick, tracked = flight.pick, flight.tracked
-        del tracked.flights[pick_id]
-        if self._by_request_id.get(pick.request.request_id) == pick_id:
-            del self._by_request_id[pick.request.request_id]
-        adapter = pick.request.adapter
-        if adapter is not None:
-            left = tracked.adapters[adapter] - 1
-            if left:
-                tracked.adapters[adapter] = left
-            else:
-                del tracked.adapters[adapter]
-            tracked.residency.finish(adapter, now=now, has_run=has_run)
-        tracked.view = None
+        request_id = flight.pick.request.request_id
+        if self._by_request_id.get(request_id) == pick_id:
+            del self._by_request_id[request_id]
+        flight.tracked.end(flight, now=now, has_run=has_run)
         return flight
 
     def pick_id_of(self, request_id: str) -> str | None:
@@ -236,7 +242,7 @@ class Pool:
             if view is None or now > tracked.view_expires_s:
                 view = tracked.make_view(now, self._settings)
             views.append(view)
-        return Snapshot(tuple(views), now)
+        return Snapshot(tuple(views), now, self._num_routers)
 
     # --- inside -----------------------------------------------------------------------------
 

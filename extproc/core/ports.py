@@ -20,6 +20,9 @@ class Dispatcher(Protocol):
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         """End the pick's accounting. Called at most once per pick by a stream."""
 
+    def served(self, pick: Pick, address: str, *, now: float) -> None:
+        """Take note that another endpoint than the pick's first one serves the request."""
+
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Take note of an error that the client of the request with `headers` gets."""
 

@@ -43,6 +43,12 @@ def missing_model() -> Rejection:
     return Rejection(400, Reason.MISSING_MODEL, message, param="model")
 
 
+def invalid_header(name: str, allowed: str) -> Rejection:
+    """400: a control header's value cannot be used."""
+    message = f"The header `{name}` must be {allowed}."
+    return Rejection(400, Reason.INVALID_HEADER, message, param=name)
+
+
 def too_large(limit_bytes: int) -> Rejection:
     """413: the body is over the limit, or its model lies behind what could be read."""
     message = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from extproc.core.picker import Picker
+from extproc.core.picker import Picker, is_in_subset
 from extproc.core.pool import Pool
 from extproc.core.rejections import model_not_found, no_endpoints
 from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo, Snapshot, Wait
@@ -33,7 +33,7 @@ class Router:
         if request.model:
             card = self.pool.model(request.model)
             if card is None:
-                is_sure = _knows_all_models(snapshot)
+                is_sure = _knows_all_models(snapshot) and _allows_a_ready_one(snapshot, request)
                 return model_not_found(request.model) if is_sure else no_endpoints(request.model)
             if card.parent is not None:
                 request = _for_adapter(request)
@@ -58,6 +58,14 @@ def _knows_all_models(snapshot: Snapshot) -> bool:
     return bool(told) and not any(view.is_known or view.is_new for view in owing)
 
 
+def _allows_a_ready_one(snapshot: Snapshot, request: RequestInfo) -> bool:
+    """Whether the subset has an endpoint that is up: a subset without one is 503, whatever else."""
+    subset = request.subset
+    return subset is None or any(
+        view.is_ready and is_in_subset(view.address, subset) for view in snapshot.endpoints
+    )
+
+
 def _for_adapter(request: RequestInfo) -> RequestInfo:
     # Written out: dataclasses.replace costs several times as much on the hot path.
     return RequestInfo(
@@ -69,4 +77,5 @@ def _for_adapter(request: RequestInfo) -> RequestInfo:
         request.session,
         request.subset,
         request.arrived_at_s,
+        request.hints,
     )

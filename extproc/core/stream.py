@@ -29,11 +29,12 @@ from extproc.core import messages as m
 from extproc.core import rejections
 from extproc.core.body import BodyReader, pieces
 from extproc.core.errors import ProtocolError, RequestError
+from extproc.core.hints import read_hints
 from extproc.core.messages import BodyMode
 from extproc.core.openai import error_body, model_body, models_body
 from extproc.core.ports import Dispatcher, StreamSettings
 from extproc.core.routes import Route, RouteKind
-from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.core.types import Hints, Outcome, Pick, Rejection, RequestInfo, Wait
 
 MIN_WAIT_S = 0.001
 """A rule that asks to be asked at once is asked in the next pass, not in a loop."""
@@ -65,6 +66,7 @@ class Stream:
         "_dispatcher",
         "_has_trailers",
         "_headers",
+        "_hints",
         "_is_complete",
         "_mode",
         "_release",
@@ -80,6 +82,7 @@ class Stream:
     _headers: m.RequestHeaders
     _route: Route
     _body: BodyReader
+    _hints: Hints
     _request: RequestInfo
     _release: _Release
 
@@ -124,8 +127,8 @@ class Stream:
 
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> list[m.Command]:
         headers = event.headers
-        self._headers, self._response_body_mode = event, event.response_body_mode
-        self._arrived_at_s = now
+        self._headers, self._arrived_at_s = event, now
+        self._response_body_mode = self._mode_of_response(event.response_body_mode)
         route = self._settings.routes.match(headers.get(":method", ""), headers.get(":path", ""))
         if isinstance(route, Rejection):
             return self._reject(route)
@@ -141,6 +144,7 @@ class Stream:
             first_look_bytes=self._settings.early_decision_bytes,
         )
         self._check_length(headers.get("content-length", ""))
+        self._hints = read_hints(headers)
         if route.kind is RouteKind.STORED_RESPONSE:
             return self._on_stored_response(event, now)
         if headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
@@ -267,6 +271,7 @@ class Stream:
             session=self._session(),
             subset=headers.subset,
             arrived_at_s=self._arrived_at_s,
+            hints=self._hints,
         )
         self._release = release
         return self._ask(now)
@@ -321,14 +326,17 @@ class Stream:
 
     # --- response phases ---------------------------------------------------------------------
 
-    def _on_response_headers(self, event: m.ResponseHeaders, _now: float) -> list[m.Command]:
+    def _on_response_headers(self, event: m.ResponseHeaders, now: float) -> list[m.Command]:
         self.state = State.RESPONSE
         self._response_status = event.status
+        pick, served_by = self.pick, event.served_by
+        if served_by and pick is not None and served_by != pick.address:
+            self._dispatcher.served(pick, served_by, now=now)
         return [m.ContinueResponseHeaders()]
 
     def _on_local_reply(self, event: m.ResponseHeaders, _now: float) -> list[m.Command]:
         if self.state is State.HEADERS:
-            self._response_body_mode = event.body_mode
+            self._response_body_mode = self._mode_of_response(event.body_mode)
         self.state = State.LOCAL_REPLY
         return [m.ContinueResponseHeaders()]
 
@@ -367,6 +375,13 @@ class Stream:
         return [m.End()]
 
     # --- helpers -----------------------------------------------------------------------------
+
+    def _mode_of_response(self, told: BodyMode | None) -> BodyMode:
+        """Where the data plane does not tell its modes: full duplex is assumed both ways."""
+        if told is not None:
+            return told
+        assumed = self._settings.assumed_body_mode
+        return assumed if assumed is BodyMode.FULL_DUPLEX_STREAMED else BodyMode.NONE
 
     def _session(self) -> str | None:
         name = self._settings.session_header

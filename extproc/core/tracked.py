@@ -82,6 +82,28 @@ class Tracked:
         self.models, self.view, self.is_new = models, None, False
         self.registered = None if models is None else frozenset(models)
 
+    def begin(self, flight: InFlight, *, now: float) -> None:
+        """Count a pick here."""
+        self.flights[flight.pick.id] = flight
+        adapter = flight.pick.request.adapter
+        if adapter is not None:
+            self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
+            self.residency.start(adapter, now=now)
+        self.view = None
+
+    def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
+        """Count a pick no longer; `has_run` is False if the engine cannot have worked on it."""
+        del self.flights[flight.pick.id]
+        adapter = flight.pick.request.adapter
+        if adapter is not None:
+            left = self.adapters[adapter] - 1
+            if left:
+                self.adapters[adapter] = left
+            else:
+                del self.adapters[adapter]
+            self.residency.finish(adapter, now=now, has_run=has_run)
+        self.view = None
+
     def count_loads(self) -> None:
         """Count the adapters that have come into a GPU slot since the last call."""
         adapters = self.residency.gpu_adapters

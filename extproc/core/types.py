@@ -43,6 +43,7 @@ class Reason(StrEnum):
     BODY_TOO_LARGE = "body_too_large"
     ENCODED_BODY = "unsupported_content_encoding"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    INVALID_HEADER = "invalid_header"
     STORED_RESPONSE = "stored_response_unsupported"
     SATURATED = "saturated"
     NO_ENDPOINTS = "no_endpoints"
@@ -187,10 +188,39 @@ class EndpointView(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """The endpoints a rule may choose among, at one moment. Immutable, sorted by address."""
+    """The endpoints a rule may choose among, at one moment. Immutable, sorted by address.
+
+    Attributes:
+        endpoints: As above.
+        now: When.
+        num_routers: Routers that choose among these endpoints at the same time, each with counts
+            of its own; ourselves included.
+    """
 
     endpoints: tuple[EndpointView, ...]
     now: float = 0.0
+    num_routers: int = 1
+
+
+class Hints(Struct, frozen=True):
+    """What a request's own control headers ask for, checked; `core.hints` names the headers.
+
+    Attributes:
+        objective: Name of the objective that gives the request its priority, or "".
+        fairness_id: Whom the request counts for where users share fairly, or "".
+        slo_ttft_ms: Time to the first token that is wanted, milliseconds; None for no wish.
+        slo_tpot_ms: Time per output token that is wanted, milliseconds; None for no wish.
+        header_names: The control headers that the request came with; no endpoint sees them.
+    """
+
+    objective: str = ""
+    fairness_id: str = ""
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+    header_names: tuple[str, ...] = ()
+
+
+NO_HINTS = Hints()
 
 
 class RequestInfo(Struct, frozen=True):
@@ -206,6 +236,7 @@ class RequestInfo(Struct, frozen=True):
         subset: Addresses the data plane allows (`ip:port`, or a bare `ip` for every port), or
             None for all.
         arrived_at_s: When its headers came; what it has waited since is `snapshot.now` minus this.
+        hints: What its control headers ask for.
     """
 
     model: str
@@ -216,6 +247,7 @@ class RequestInfo(Struct, frozen=True):
     session: str | None = None
     subset: frozenset[str] | None = None
     arrived_at_s: float = 0.0
+    hints: Hints = NO_HINTS
 
 
 class Wait(Struct, frozen=True):

@@ -25,6 +25,7 @@ class FakeDispatcher:
     routed: list[RequestInfo] = field(default_factory=list)
     finished: list[tuple[Pick, Outcome, float]] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
+    moved: list[tuple[Pick, str, float]] = field(default_factory=list)
 
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
         self.routed.append(request)
@@ -32,6 +33,9 @@ class FakeDispatcher:
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         self.finished.append((pick, outcome, now))
+
+    def served(self, pick: Pick, address: str, *, now: float) -> None:
+        self.moved.append((pick, address, now))
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         assert ":path" in headers, "the headers of the request"

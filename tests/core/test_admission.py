@@ -1,12 +1,13 @@
-"""The cap on unfinished requests per endpoint."""
+"""The cap on unfinished requests per endpoint, and what is shed before the rest."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.admission import AdmissionSettings, admit
-from extproc.core.types import Reason, Rejection, Snapshot
+from extproc.core.types import EndpointView, Hints, Reason, Rejection, Snapshot
 from tests.builders import endpoint_view, request
 from tests.strategies import snapshots
 
@@ -35,3 +36,43 @@ def test_requests_of_others_count_against_the_cap() -> None:
 
     assert isinstance(admit([busy], request(), AdmissionSettings(2)), Rejection)
     assert admit([busy], request(), AdmissionSettings(3)) == [busy]
+
+
+# --- sheddable requests ----------------------------------------------------------------------
+
+SHEDS = AdmissionSettings(priorities={"batch": -1, "chat": 0, "gold": 9})
+BATCH = request(hints=Hints("batch"))
+IDLE = endpoint_view(1, num_waiting=5, kv_usage_ratio=0.8)
+
+
+@pytest.mark.parametrize(
+    "loaded",
+    [endpoint_view(2, num_waiting=6), endpoint_view(3, kv_usage_ratio=0.81)],
+    ids=["queue", "kv-cache"],
+)
+def test_a_sheddable_request_goes_only_where_there_is_room(loaded: EndpointView) -> None:
+    assert admit([loaded, IDLE], BATCH, SHEDS) == [IDLE]
+    shed = admit([loaded], BATCH, SHEDS)
+    assert isinstance(shed, Rejection)
+    assert (shed.status, shed.reason, shed.retry_after_s) == (429, Reason.SATURATED, 1)
+
+
+@pytest.mark.parametrize("objective", ["chat", "gold", "unknown", ""])
+def test_without_a_negative_priority_nothing_is_shed_for_load(objective: str) -> None:
+    loaded = endpoint_view(num_waiting=100, kv_usage_ratio=1.0)
+
+    assert admit([loaded], request(hints=Hints(objective)), SHEDS) == [loaded]
+
+
+def test_a_sheddable_request_heeds_the_cap_too() -> None:
+    busy = endpoint_view(1, num_pending=2)
+    settings = AdmissionSettings(2, priorities={"batch": -1})
+
+    assert isinstance(admit([busy], BATCH, settings), Rejection)
+    assert admit([busy, IDLE], BATCH, settings) == [IDLE]
+
+
+def test_an_endpoint_that_has_not_reported_is_not_known_to_be_loaded() -> None:
+    silent = endpoint_view(is_known=False)
+
+    assert admit([silent], BATCH, SHEDS) == [silent]

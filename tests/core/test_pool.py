@@ -668,3 +668,54 @@ def test_an_endpoint_is_new_until_it_has_told_or_kept_silent() -> None:
     made.record_silence(address(2))
     made.record_silence(address(9))
     assert [view.is_new for view in made.snapshot(now=0.0).endpoints] == [False, False]
+
+
+# --- picks that another endpoint served ------------------------------------------------------
+
+
+def counts(pool: Pool, now: float = 0.0) -> list[tuple[int, int]]:
+    """Requests in flight on each endpoint: all, and those for the adapter a."""
+    views = pool.snapshot(now=now).endpoints
+    return [(view.num_in_flight, view.pending("a")) for view in views]
+
+
+def test_a_moved_pick_is_counted_where_it_is_served_until_it_is_finished() -> None:
+    made = pool(1, 2)
+    made.start(pick("x", 1), now=0.0)
+
+    assert made.move("x", address(2), now=1.0)
+    assert counts(made) == [(0, 0), (1, 1)]
+    assert made.oldest_in_flight_s(address(2), now=3.0) == 3.0
+    finished = made.finish("x", now=4.0)
+    assert finished is not None
+    assert finished.tracked.endpoint.address == address(2)
+    assert counts(made) == [(0, 0), (0, 0)]
+
+
+def test_a_moved_pick_leaves_no_adapter_behind_that_was_never_loaded() -> None:
+    made = pool(1, 2, max_loras=2)
+    made.start(pick("x", 1), now=0.0)
+    made.move("x", address(2), now=1.0)
+
+    first, second = made.snapshot(now=1.0).endpoints
+    assert (first.has_loaded("a"), second.has_loaded("a")) == (False, True)
+
+
+def test_moving_changes_nothing_where_there_is_nothing_to_move() -> None:
+    made = pool(1, 2)
+    made.start(pick("x", 1), now=0.0)
+
+    assert not made.move("x", address(1), now=1.0)
+    assert not made.move("x", address(9), now=1.0)
+    assert not made.move("unknown", address(2), now=1.0)
+    assert counts(made) == [(1, 1), (0, 0)]
+
+
+def test_of_two_requests_for_an_adapter_one_may_move() -> None:
+    made = pool(1, 2)
+    for name in ("x", "y"):
+        made.start(pick(name, 1), now=0.0)
+
+    made.move("y", address(2), now=1.0)
+
+    assert counts(made) == [(1, 1), (1, 1)]

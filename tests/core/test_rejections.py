@@ -19,6 +19,7 @@ from extproc.core.types import Reason, Rejection
         (rejections.missing_model(), 400, Reason.MISSING_MODEL, "model", None),
         (rejections.too_large(10), 413, Reason.BODY_TOO_LARGE, None, None),
         (rejections.body_not_sent(), 500, Reason.BODY_NOT_SENT, None, None),
+        (rejections.invalid_header("x-a", "b"), 400, Reason.INVALID_HEADER, "x-a", None),
         (rejections.stored_response(), 400, Reason.STORED_RESPONSE, "previous_response_id", None),
     ],
 )

@@ -14,7 +14,7 @@ from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
 from extproc.core.router import Router
-from extproc.core.types import Pick, Reason, Rejection, Wait
+from extproc.core.types import Hints, Pick, Reason, Rejection, Wait
 from tests.builders import BASE, address, cards, endpoint, report, request
 
 ASKED = request(None, model="a")  # as a stream asks: it does not know what is an adapter
@@ -180,3 +180,49 @@ def test_in_flight_is_what_was_routed(models: list[str], cap: int) -> None:
     for pick in picks:
         assert made.pool.finish(pick.id, now=2.0) is not None
     assert made.pool.num_in_flight == 0
+
+
+# --- subsets ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+@given(allowed=st.sets(st.integers(1, 3), min_size=1))
+def test_only_endpoints_of_the_subset_are_chosen(policy: str, allowed: set[int]) -> None:
+    made = router(1, 2, 3, policy=policy)
+    subset = frozenset(map(address, allowed))
+    asked = request(None, model="a", subset=subset)
+
+    chosen = {routed(made.route(asked, now=1.0)).address for _ in range(9)}
+
+    assert chosen <= subset
+
+
+@pytest.mark.parametrize("model", ["a", BASE, "unknown"])
+@pytest.mark.parametrize("subset", [frozenset(), frozenset({address(9)})], ids=["empty", "gone"])
+def test_a_subset_without_a_ready_endpoint_is_503_whatever_is_asked_for(
+    model: str, subset: frozenset[str]
+) -> None:
+    asked = request(None, model=model, subset=subset)
+
+    assert refused(router(1).route(asked, now=1.0)) == (503, Reason.NO_ENDPOINTS)
+
+
+def test_a_model_that_the_subset_s_endpoints_do_not_have_is_503() -> None:
+    made = router(1, 2)
+    made.pool.record_models(address(2), cards("a", "b"), now=0.0)
+    asked = request(None, model="b", subset=frozenset({address(1)}))
+
+    assert refused(made.route(asked, now=1.0)) == (503, Reason.NO_ENDPOINTS)
+
+
+def test_a_model_that_nobody_has_is_404_in_a_subset_too() -> None:
+    asked = request(None, model="unknown", subset=frozenset({address(1)}))
+
+    assert refused(router(1).route(asked, now=1.0)) == (404, Reason.MODEL_NOT_FOUND)
+
+
+def test_hints_reach_the_pick_of_an_adapter_s_request() -> None:
+    hints = Hints("batch", "team-a", 200.0, 20.0, ("x-llm-d-inference-objective",))
+    pick = routed(router(1).route(request(None, model="a", hints=hints), now=1.0))
+
+    assert (pick.request.adapter, pick.request.hints) == ("a", hints)

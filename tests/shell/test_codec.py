@@ -63,7 +63,7 @@ def test_without_protocol_config_the_body_mode_is_not_known() -> None:
     event = CODEC.decode(ext_proc.request_headers(body_mode=None))
 
     assert isinstance(event, m.RequestHeaders)
-    assert (event.body_mode, event.response_body_mode) == (None, BodyMode.NONE)
+    assert (event.body_mode, event.response_body_mode) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Control headers of a request, read and checked: what its sender asks the picker for.
+
+The names are those that inference gateways' pickers read, each with the older ones that clients
+still send (llm-d-router, pkg/epp/metadata). Of several names of one thing the first counts. They
+are for the picker alone, so an endpoint never sees any of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from extproc.core.errors import RequestError
+from extproc.core.rejections import invalid_header
+from extproc.core.types import NO_HINTS, Hints
+
+OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+FAIRNESS_ID = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+SLO_TTFT_MS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+SLO_TPOT_MS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+HINT_HEADERS = frozenset((*OBJECTIVE, *FAIRNESS_ID, *SLO_TTFT_MS, *SLO_TPOT_MS))
+"""Names in lower case, as ext_proc gives them."""
+
+MAX_NAME_BYTES = 253
+"""Of an objective or a fairness id: the longest name of a Kubernetes object."""
+
+_MILLISECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
+
+
+def read_hints(headers: Mapping[str, str]) -> Hints:
+    """The request's hints; an empty header is none.
+
+    Raises:
+        RequestError: 400, a value that cannot be used.
+    """
+    if HINT_HEADERS.isdisjoint(headers):
+        return NO_HINTS
+    return Hints(
+        _name(headers, OBJECTIVE),
+        _name(headers, FAIRNESS_ID),
+        _milliseconds(headers, SLO_TTFT_MS),
+        _milliseconds(headers, SLO_TPOT_MS),
+        tuple(sorted(HINT_HEADERS.intersection(headers))),
+    )
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
+    """The header that counts and its value; the value is "" where there is none."""
+    for name in names:
+        value = headers.get(name, "").strip()
+        if value:
+            return name, value
+    return names[0], ""
+
+
+def _name(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+    name, value = _first(headers, names)
+    if len(value) > MAX_NAME_BYTES:
+        raise RequestError(invalid_header(name, f"at most {MAX_NAME_BYTES} bytes"))
+    return value
+
+
+def _milliseconds(headers: Mapping[str, str], names: tuple[str, ...]) -> float | None:
+    name, value = _first(headers, names)
+    if not value:
+        return None
+    if not _MILLISECONDS.fullmatch(value) or not float(value):
+        raise RequestError(invalid_header(name, "a positive number of milliseconds"))
+    return float(value)

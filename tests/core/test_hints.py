@@ -1,0 +1,84 @@
+"""Control headers: which are read, what is refused, and that all of them are named for removal."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.errors import RequestError
+from extproc.core.hints import HINT_HEADERS, MAX_NAME_BYTES, read_hints
+from extproc.core.types import NO_HINTS, Hints, Reason
+
+NAMES = {
+    "objective": ("x-llm-d-inference-objective", "x-gateway-inference-objective"),
+    "fairness_id": ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"),
+}
+NUMBERS = {
+    "slo_ttft_ms": ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
+    "slo_tpot_ms": ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
+}
+BOTH = [(field, *names) for field, names in (NAMES | NUMBERS).items()]
+
+
+def test_a_request_without_control_headers_has_no_hints() -> None:
+    assert read_hints({":path": "/v1/completions", "x-request-id": "r"}) is NO_HINTS
+
+
+@pytest.mark.parametrize(("field", "name", "older"), BOTH)
+def test_each_hint_has_two_names_and_the_newer_one_counts(
+    field: str, name: str, older: str
+) -> None:
+    new, old, both = (
+        getattr(read_hints(headers), field)
+        for headers in ({name: "250"}, {older: "250"}, {older: "1", name: "250"})
+    )
+
+    assert new == old == both
+    assert float(new) == 250
+
+
+@pytest.mark.parametrize(("field", "name", "older"), BOTH)
+def test_an_empty_header_is_none_and_is_removed_all_the_same(
+    field: str, name: str, older: str
+) -> None:
+    hints = read_hints({name: " "})
+
+    assert hints == Hints(header_names=(name,))
+    assert getattr(read_hints({name: "", older: "7"}), field) in ("7", 7.0)
+
+
+@pytest.mark.parametrize("name", [name for names in NUMBERS.values() for name in names])
+@pytest.mark.parametrize(
+    "value", ["fast", "-1", "0", "0.0", "1e3", "nan", "inf", "1,5", "0x10", "٣", "1" * 13, "1 2"]
+)
+def test_a_time_that_is_not_a_positive_number_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_hints({name: value})
+
+    rejection = caught.value.rejection
+    assert (rejection.status, rejection.reason) == (400, Reason.INVALID_HEADER)
+    assert rejection.param == name
+    assert value not in rejection.message
+
+
+@pytest.mark.parametrize(("value", "expected"), [("200", 200.0), ("0.5", 0.5), (" 7 ", 7.0)])
+def test_a_time_may_have_a_fraction(value: str, expected: float) -> None:
+    assert read_hints({"x-llm-d-slo-tpot-ms": value}).slo_tpot_ms == expected
+
+
+@pytest.mark.parametrize("name", [name for names in NAMES.values() for name in names])
+def test_a_name_longer_than_any_object_s_is_refused(name: str) -> None:
+    assert read_hints({name: "x" * MAX_NAME_BYTES}) != NO_HINTS
+    with pytest.raises(RequestError) as caught:
+        read_hints({name: "x" * (MAX_NAME_BYTES + 1)})
+
+    assert caught.value.rejection.param == name
+
+
+@given(st.dictionaries(st.sampled_from(sorted(HINT_HEADERS)), st.text(max_size=300)))
+def test_whatever_they_say_they_are_refused_or_all_named(headers: dict[str, str]) -> None:
+    with suppress(RequestError):
+        assert set(read_hints(headers).header_names) == set(headers)

@@ -1,0 +1,94 @@
+"""What the endpoint picker protocol adds to the messages, judged by a second implementation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from extproc.core import messages as m
+from extproc.core.hints import HINT_HEADERS
+from extproc.core.types import Hints
+from extproc.shell.codec import Codec
+from tests.builders import address, pick, request
+from tests.shell import ext_proc
+from tests.shell.ext_proc import destination, phase, read
+
+CODEC = Codec()
+ENDPOINTS = (address(1), address(2), address(3), address(4))
+SUBSET = {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": [address(1)]}}
+COMMANDS = [m.ContinueHeaders, m.ContinueBody]
+
+
+def removed(answer: bytes) -> list[str]:
+    """Names of the headers that the answer removes."""
+    names: list[str] = getattr(read(answer), phase(answer)).response.header_mutation.remove_headers
+    return names
+
+
+def metadata(answer: bytes) -> dict[str, Any]:
+    """What the answer puts into the namespace `envoy.lb`."""
+    found: dict[str, Any] = read(answer).dynamic_metadata.to_dict()["envoy.lb"]
+    return found
+
+
+# --- control headers -------------------------------------------------------------------------
+
+
+def test_every_control_header_is_taken() -> None:
+    headers = dict.fromkeys(HINT_HEADERS, "1")
+    event = CODEC.decode(ext_proc.request_headers(headers=headers))
+
+    assert isinstance(event, m.RequestHeaders)
+    assert set(event.headers) >= HINT_HEADERS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_control_headers_that_came_are_removed_and_no_others(command: Any) -> None:
+    hints = Hints("o", header_names=("x-llm-d-inference-objective", "x-slo-ttft-ms"))
+    asked = pick("id-7", info=request(hints=hints))
+
+    with_hints, without = CODEC.encode(command(asked)), CODEC.encode(command(pick("id-7")))
+
+    assert removed(with_hints) == ["x-llm-d-inference-objective", "x-slo-ttft-ms"]
+    assert removed(without) == []
+    assert destination(with_hints) == destination(without) == (address(1), address(1), "id-7")
+
+
+# --- subsets and who served ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("honours", [True, False])
+def test_a_subset_hint_is_read_unless_it_is_switched_off(honours: bool) -> None:
+    event = Codec(honours_subset=honours).decode(ext_proc.request_headers(metadata=SUBSET))
+
+    assert isinstance(event, m.RequestHeaders)
+    assert event.subset == ({address(1)} if honours else None)
+
+
+def test_without_protocol_config_no_body_mode_is_known_in_either_direction() -> None:
+    asked = CODEC.decode(ext_proc.request_headers(body_mode=None))
+    answered = CODEC.decode(ext_proc.response_headers({":status": "200"}))
+
+    assert isinstance(asked, m.RequestHeaders)
+    assert isinstance(answered, m.ResponseHeaders)
+    assert (asked.body_mode, asked.response_body_mode, answered.body_mode) == (None, None, None)
+
+
+# --- scores ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_scores_fall_from_one_in_even_steps_by_rank(command: Any) -> None:
+    codec = Codec(tells_scores=True)
+    answer = codec.encode(command(pick("id-7", endpoints=ENDPOINTS)))
+
+    scores = metadata(answer)["x-gateway-destination-endpoint-scores"]
+    assert scores == dict(zip(ENDPOINTS, [1.0, 0.75, 0.5, 0.25], strict=True))
+    assert destination(answer) == (",".join(ENDPOINTS), ",".join(ENDPOINTS), "id-7")
+
+
+def test_no_scores_are_told_unless_asked_for() -> None:
+    answer = CODEC.encode(m.ContinueBody(pick(endpoints=ENDPOINTS)))
+
+    assert metadata(answer).keys() == {"x-gateway-destination-endpoint", "x-extproc-pick-id"}
