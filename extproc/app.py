@@ -32,6 +32,8 @@ from extproc.core.types import Endpoint, LoadReport, ModelCard, Snapshot
 from extproc.core.wire.limits import Counters
 from extproc.dispatch import ObservedDispatcher
 from extproc.gauges import add_gauges
+from extproc.kubewiring import KubernetesDiscovery
+from extproc.peering import Peering
 from extproc.plugins import PolicyError, load_policy
 from extproc.shell.admin import AdminServer
 from extproc.shell.codec import Codec
@@ -130,6 +132,8 @@ class App:
             model_key=config.request.model_key,
             session_header=config.request.session_header or "",
             asks_for_load=config.pods.orca,
+            honours_subset=config.request.honours_subset,
+            tells_scores=config.destination.tells_scores,
         )
         self._processor = ExternalProcessor(
             lambda: Stream(self._dispatcher, stream_settings),
@@ -137,10 +141,22 @@ class App:
             time.monotonic,
             call_later=asyncio.get_running_loop().call_later,
         )
+        self._peering = Peering(
+            config,
+            router_id=self._router_id,
+            on_entries=lambda entries: self._completions.take_relayed(entries),
+            on_num_routers=self._pool.set_num_routers,
+            on_garbage=self._telemetry.access_log_garbage,
+            clock=time.monotonic,
+            rng=self._rng,
+        )
+        self._peering.add_metrics(self._telemetry)
         self._completions = CompletionService(
             self._dispatcher.complete,
             wall_clock=time.time,
             on_garbage=self._telemetry.access_log_garbage,
+            on_foreign=self._peering.pass_on if config.peers is not None else None,
+            on_taken=self._peering.flush,
         )
         self._eds = EdsService(
             config.destination.eds_cluster, on_nack=self._on_eds_nack, on_unusable=self._on_unusable
@@ -167,6 +183,14 @@ class App:
 
     def _make_readers(self) -> None:
         config, pods = self._config, self._config.pods
+        self._kubernetes = KubernetesDiscovery(
+            config.discovery.kubernetes,
+            on_endpoints=self._on_endpoints,
+            scheme=settings.scheme(config),
+            clock=time.monotonic,
+            rng=self._rng,
+        )
+        self._kubernetes.add_metrics(self._telemetry)
         headers, context = settings.pod_access(config)
         self._scraper = Scraper(
             PROFILES[pods.engine],
@@ -238,7 +262,7 @@ class App:
         """How long a pick is safe from the pods' own counts."""
         config = self._config.completions
         alone = config.source == "scrape" or (
-            config.source == "auto" and not self._completions.is_connected
+            config.source == "auto" and not (self._completions.is_connected or self._peering.is_fed)
         )
         return config.scrape_grace_s if alone else config.lost_after_s
 
@@ -322,18 +346,23 @@ class App:
                 for task in background:
                     task.cancel()
         finally:
+            await self._peering.aclose()
             await self._scraper.aclose()
             await self._models.aclose()
             await self._admin.stop()
 
     def _methods(self) -> list[Method]:
         services = (self._processor, self._completions, self._eds, self._health, self._decisions)
-        return [method for service in services for method in service.methods()]
+        methods = [method for service in services for method in service.methods()]
+        return [*methods, *self._peering.methods()]
 
     def _background(self) -> Iterable[asyncio._CoroutineLike[None]]:
         yield self._upkeep()
+        yield self._peering.run()
         discovery = self._config.discovery
-        if discovery.file is not None:
+        if discovery.kubernetes is not None:
+            yield self._kubernetes.run()
+        elif discovery.file is not None:
             watch = FileWatch(
                 discovery.file,
                 interval_s=discovery.file_interval_s,
@@ -373,3 +402,4 @@ class App:
         self._update_health()
         await asyncio.sleep(config.drain_delay_s)
         await transport.drain(config.drain_timeout_s)
+        await self._peering.drain()

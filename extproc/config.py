@@ -8,30 +8,16 @@ the service runs, as soon as the file changes and is valid; the others need a re
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from extproc.config_dns import DnsConfig
+from extproc.config_kubernetes import KubernetesConfig
+from extproc.config_peers import PeersConfig
+from extproc.configbase import Address
+from extproc.configbase import Section as _Section
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
-
-
-def _check_port(address: str) -> str:
-    if int(address.rpartition(":")[2]) > MAX_PORT:
-        raise ValueError(f"the port must be at most {MAX_PORT}")
-    return address
-
-
-MAX_PORT = 65_535
-Address = Annotated[
-    str,
-    Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:/,%]+):[0-9]{1,5}$", examples=["127.0.0.1:9002"]),
-    AfterValidator(_check_port),
-]
-"""`host:port` or `[v6]:port`."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class TlsConfig(_Section):
@@ -105,6 +91,8 @@ class DiscoveryConfig(_Section):
     file_interval_s: float = Field(
         0.5, gt=0, le=60, description="Seconds between looks at the file."
     )
+    kubernetes: KubernetesConfig | None = Field(None, description="Pods by the Kubernetes API.")
+    dns: DnsConfig | None = Field(None, description="The pods' addresses by DNS.")
 
     @field_validator("static", mode="before")
     @classmethod
@@ -124,8 +112,14 @@ class DiscoveryConfig(_Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> DiscoveryConfig:
-        if (self.static is None) == (self.file is None):
-            raise ValueError("give exactly one of: static, file")
+        sources = {
+            "static": self.static,
+            "file": self.file,
+            "kubernetes": self.kubernetes,
+            "dns": self.dns,
+        }
+        if sum(source is not None for source in sources.values()) != 1:
+            raise ValueError(f"give exactly one of: {', '.join(sources)}")
         return self
 
 
@@ -208,6 +202,24 @@ class AdmissionConfig(_Section):
     retry_after_s: int = Field(
         1, ge=0, le=3600, description="Seconds in the Retry-After of a 429. Live."
     )
+    priorities: dict[str, int] = Field(
+        default_factory=dict,
+        description="Priority of each objective by name; a request names its own in "
+        "`x-llm-d-inference-objective`. Not named here is 0; below 0 is sheddable. Live.",
+    )
+    sheddable_max_waiting: int = Field(
+        5,
+        ge=0,
+        le=1_000_000,
+        description="Requests waiting in a pod's engine above which it gets nothing sheddable. "
+        "Live.",
+    )
+    sheddable_max_kv_usage_ratio: float = Field(
+        0.8,
+        ge=0,
+        le=1,
+        description="Part of a pod's KV cache in use above which it gets nothing sheddable. Live.",
+    )
 
 
 class RequestConfig(_Section):
@@ -254,6 +266,11 @@ class RequestConfig(_Section):
         "extproc.request", description="Metadata namespace of a model that Envoy read itself."
     )
     model_key: str = Field("model", description="Metadata key of it.")
+    honours_subset: bool = Field(
+        True,
+        description="Choose among the endpoints that the gateway names in `envoy.lb.subset_hint`, "
+        "where it does.",
+    )
 
 
 class DestinationConfig(_Section):
@@ -266,6 +283,11 @@ class DestinationConfig(_Section):
         description="Addresses after the first; only override-host clusters take any. Live.",
     )
     eds_cluster: str = Field("pods", description="Resource name that endpoint discovery answers.")
+    tells_scores: bool = Field(
+        False,
+        description="Also tell the rank of each address as a score, in the metadata "
+        "`envoy.lb` / `x-gateway-destination-endpoint-scores`.",
+    )
 
 
 class CompletionsConfig(_Section):
@@ -323,6 +345,7 @@ class Config(_Section):
     completions: CompletionsConfig = Field(
         default_factory=CompletionsConfig, description="How requests end."
     )
+    peers: PeersConfig | None = Field(None, description="Other replicas of this router.")
     log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
 
     @model_validator(mode="after")

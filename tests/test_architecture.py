@@ -24,7 +24,8 @@ SHELL_SHARED = {"extproc.shell.rpc", "extproc.shell.loops", "extproc.shell.gen"}
 """What several shell files share: the transport's contract, the loops over endpoints, messages."""
 
 KNOWS_CONFIG = {
-    f"extproc.{name}" for name in ("app", "cli", "configdocs", "configfile", "settings")
+    f"extproc.{name}"
+    for name in ("app", "cli", "configdocs", "configfile", "kubewiring", "peering", "settings")
 }
 WIRES = {
     "extproc.app",
@@ -33,6 +34,8 @@ WIRES = {
     "extproc.settings",
     "extproc.transports",
     "extproc.gauges",
+    "extproc.kubewiring",
+    "extproc.peering",
 }
 """Parts of the composition root, and the commands."""
 

@@ -1,0 +1,146 @@
+"""From Kubernetes' objects to endpoints.
+
+1. What exists and has an address is an endpoint. It is *ready* if it may get new requests: a pod
+   that is being deleted or fails its readiness probe stays, unready, until it is gone, so that its
+   requests are still accounted for.
+2. A pod that has ended keeps its address in its status while another may have got it already: it
+   is no endpoint. If two objects name one address nevertheless, the ready one counts.
+3. A pod is one endpoint per port, whatever number of address families it has: two addresses of one
+   server would look like two servers of half the load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from extproc.core.kubernetes.objects import (
+    EndpointSlice,
+    InferencePool,
+    Pod,
+    SliceConditions,
+    SliceEndpoint,
+)
+from extproc.core.types import Endpoint
+
+_ENDED = ("Succeeded", "Failed")
+
+
+def pod_endpoints(
+    pods: Iterable[Pod], ports: Sequence[int], *, scheme: str = "http"
+) -> tuple[Endpoint, ...]:
+    """An endpoint for each port of each pod, sorted by address; our own calls use `scheme`.
+
+    With several ports an endpoint's name tells them apart: `pod:port`.
+    """
+
+    def found() -> Iterator[Endpoint]:
+        for pod in pods:
+            if pod.status.pod_ip and pod.status.phase not in _ENDED:
+                is_ready = _is_ready(pod)
+                for port in ports:
+                    name = pod.metadata.name
+                    yield _endpoint(
+                        pod.status.pod_ip,
+                        port,
+                        name if len(ports) == 1 else f"{name}:{port}",
+                        scheme,
+                        is_ready=is_ready,
+                    )
+
+    return _merged(found())
+
+
+def slice_endpoints(
+    slices: Iterable[EndpointSlice], port: int | str | None, *, scheme: str = "http"
+) -> tuple[Endpoint, ...]:
+    """The endpoints of all slices of a Service, sorted by address.
+
+    Args:
+        slices: All of them; they may repeat an endpoint while it moves from one to another.
+        port: Name of the Service's port, or the number that its pods serve on; None where it has
+            one port only. A slice without such a port has no endpoints for us.
+        scheme: Of our own calls.
+
+    Raises:
+        ValueError: No port was named, and there are several to choose from.
+    """
+    known = [each for each in slices if each.address_type in ("IPv4", "IPv6")]
+    v4_pods = {
+        endpoint.target_ref.uid
+        for each in known
+        if each.address_type == "IPv4"
+        for endpoint in each.endpoints or ()
+        if endpoint.target_ref is not None
+    }
+
+    def found() -> Iterator[Endpoint]:
+        for each in known:
+            number = _port_of(each, port)
+            for endpoint in each.endpoints or ():
+                pod = endpoint.target_ref
+                is_second = each.address_type == "IPv6" and pod is not None and pod.uid in v4_pods
+                if number and endpoint.addresses and not is_second:
+                    yield _endpoint(
+                        endpoint.addresses[0],
+                        number,
+                        pod.name if pod is not None else "",
+                        scheme,
+                        is_ready=_may_get_requests(endpoint),
+                    )
+
+    return _merged(found())
+
+
+def selection(pool: InferencePool | None) -> tuple[str, tuple[int, ...]] | None:
+    """The label selector and the ports of an InferencePool.
+
+    None where there is no pool, or it is being deleted, or selects nothing.
+    """
+    if pool is None or pool.metadata.deletion_timestamp is not None:
+        return None
+    labels = pool.spec.selector.match_labels or {}
+    ports = tuple(port.number for port in pool.spec.target_ports or ())
+    if not labels or not ports:
+        return None
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items())), ports
+
+
+def _is_ready(pod: Pod) -> bool:
+    return pod.metadata.deletion_timestamp is None and any(
+        condition.type == "Ready" and condition.status == "True"
+        for condition in pod.status.conditions or ()
+    )
+
+
+def _may_get_requests(endpoint: SliceEndpoint) -> bool:
+    # `serving` counts, too: a Service may publish addresses that are not ready as if they were.
+    conditions = endpoint.conditions or SliceConditions()
+    return (
+        conditions.ready is not False
+        and conditions.serving is not False
+        and not conditions.terminating
+    )
+
+
+def _port_of(each: EndpointSlice, wanted: int | str | None) -> int | None:
+    ports = each.ports or ()
+    if wanted is None:
+        if len(ports) > 1:
+            names = ", ".join(f"{port.name} ({port.port})" for port in ports)
+            raise ValueError(f"the Service has several ports, name one: {names}")
+        return ports[0].port if ports else None
+    return next((port.port for port in ports if wanted in (port.name, port.port)), None)
+
+
+def _endpoint(ip: str, port: int, name: str, scheme: str, *, is_ready: bool) -> Endpoint:
+    address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+    return Endpoint(address, f"{scheme}://{address}", name, is_ready)
+
+
+def _merged(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
+    by_address: dict[str, Endpoint] = {}
+    for endpoint in sorted(
+        endpoints, key=lambda each: (each.address, not each.is_ready, each.name)
+    ):
+        by_address.setdefault(endpoint.address, endpoint)
+    return tuple(by_address.values())

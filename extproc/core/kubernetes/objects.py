@@ -1,0 +1,164 @@
+"""The part of Kubernetes' objects that is read, and the lists that are asked for.
+
+An API server sends `null` for lists and structures that are empty, hence `| None`. What is not
+named here is skipped while decoding, which is most of a Pod.
+
+Sources: kubernetes.io/docs/reference/kubernetes-api (Pod v1, EndpointSlice discovery.k8s.io/v1)
+and gateway-api-inference-extension.sigs.k8s.io/reference/spec (InferencePool v1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from msgspec import Struct, field
+
+
+class Metadata(Struct, rename="camel", frozen=True):
+    """Of any object."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    deletion_timestamp: str | None = None
+
+
+class KubeObject(Struct, frozen=True):
+    """Any object."""
+
+    metadata: Metadata
+
+
+class Condition(Struct, frozen=True):
+    """Of a Pod's status."""
+
+    type: str = ""
+    status: str = ""
+
+
+class PodStatus(Struct, rename="camel", frozen=True):
+    """What the kubelet and the controllers say of a Pod."""
+
+    phase: str = ""
+    pod_ip: str | None = field(default=None, name="podIP")
+    conditions: tuple[Condition, ...] | None = None
+
+
+class Pod(KubeObject, frozen=True):
+    """A Pod."""
+
+    status: PodStatus = PodStatus()
+
+
+class SliceConditions(Struct, frozen=True):
+    """Of an endpoint in a slice; None is "not known", which its users take for true."""
+
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class TargetRef(Struct, frozen=True):
+    """What stands behind an endpoint of a slice: a Pod, mostly."""
+
+    name: str = ""
+    uid: str = ""
+
+
+class SliceEndpoint(Struct, rename="camel", frozen=True):
+    """An endpoint of a slice. Of the addresses only the first one is to be used."""
+
+    addresses: tuple[str, ...] | None = None
+    conditions: SliceConditions | None = None
+    target_ref: TargetRef | None = None
+
+
+class SlicePort(Struct, frozen=True):
+    """A port of a slice."""
+
+    name: str | None = None
+    port: int | None = None
+
+
+class EndpointSlice(KubeObject, rename="camel", frozen=True):
+    """Some endpoints of a Service, all of one address family and with the same ports."""
+
+    address_type: str = ""
+    endpoints: tuple[SliceEndpoint, ...] | None = None
+    ports: tuple[SlicePort, ...] | None = None
+
+
+class TargetPort(Struct, frozen=True):
+    """A port that all pods of an InferencePool serve on."""
+
+    number: int
+
+
+class PoolSelector(Struct, rename="camel", frozen=True):
+    """Labels that a Pod of an InferencePool has."""
+
+    match_labels: dict[str, str] | None = None
+
+
+class PoolSpec(Struct, rename="camel", frozen=True):
+    """Of an InferencePool."""
+
+    selector: PoolSelector = PoolSelector()
+    target_ports: tuple[TargetPort, ...] | None = None
+
+
+class InferencePool(KubeObject, frozen=True):
+    """An InferencePool."""
+
+    spec: PoolSpec = PoolSpec()
+
+
+T = TypeVar("T", bound=KubeObject)
+
+
+@dataclass(frozen=True, slots=True)
+class Query(Generic[T]):
+    """A list that can be watched.
+
+    Attributes:
+        kind: Of the objects.
+        api: Path of the API group and version.
+        resource: Its plural name, as in RBAC rules.
+        namespace: Where; empty for the client's own.
+        selector: The query parameter that narrows the list.
+    """
+
+    kind: type[T]
+    api: str
+    resource: str
+    namespace: str
+    selector: Mapping[str, str]
+
+    def path(self, own_namespace: str) -> str:
+        """The URL's path."""
+        return f"{self.api}/namespaces/{self.namespace or own_namespace}/{self.resource}"
+
+
+def pods_query(label_selector: str, *, namespace: str = "") -> Query[Pod]:
+    """Pods by labels, written as kubectl's `-l` takes them."""
+    return Query(Pod, "/api/v1", "pods", namespace, {"labelSelector": label_selector})
+
+
+def slices_query(service: str, *, namespace: str = "") -> Query[EndpointSlice]:
+    """The EndpointSlices of a Service."""
+    selector = {"labelSelector": f"kubernetes.io/service-name={service}"}
+    return Query(EndpointSlice, "/apis/discovery.k8s.io/v1", "endpointslices", namespace, selector)
+
+
+def pool_query(name: str, *, namespace: str = "") -> Query[InferencePool]:
+    """One InferencePool. By name, so that a rule of RBAC may name it, too."""
+    return Query(
+        InferencePool,
+        "/apis/inference.networking.k8s.io/v1",
+        "inferencepools",
+        namespace,
+        {"fieldSelector": f"metadata.name={name}"},
+    )

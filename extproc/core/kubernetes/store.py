@@ -1,0 +1,158 @@
+"""The last known state of one list, kept by lists and watches.
+
+1. A list is taken over as a whole, when its last page has come. What is known stays until then.
+2. An event is applied if it is newer than everything seen before; what a broken connection or a
+   proxy repeats is passed over. Resource versions of one resource are compared as the numbers that
+   they are; one that is no number is always taken for newer.
+   Source: kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions.
+3. Nothing but a list empties the store: errors change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from extproc.core.errors import ExtprocError
+from extproc.core.kubernetes.objects import KubeObject, Metadata, Query
+
+T = TypeVar("T", bound=KubeObject)
+
+GONE = 410
+
+
+class ApiError(ExtprocError):
+    """The API server did not do what it was asked for. Try again, later.
+
+    Attributes:
+        reason: A short slug for metrics.
+        retry_after_s: How long the server wants to be left alone; 0 where it does not say.
+        is_gone: What we know is too old to go on from: list again.
+    """
+
+    def __init__(
+        self, reason: str, message: str, *, retry_after_s: float = 0.0, is_gone: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        self.is_gone = is_gone
+
+
+class _Details(Struct, rename="camel"):
+    retry_after_seconds: float | None = None
+
+
+class _Status(Struct):
+    code: int = 0
+    message: str = ""
+    details: _Details | None = None
+
+
+class _ListMetadata(Struct, rename="camel"):
+    resource_version: str = ""
+    next_page: str = field(default="", name="continue")
+
+
+class _Page(Struct):
+    metadata: _ListMetadata
+    items: tuple[msgspec.Raw, ...] | None = None
+
+
+class _Event(Struct):
+    type: str
+    object: msgspec.Raw
+
+
+_pages = msgspec.json.Decoder(_Page)
+_events = msgspec.json.Decoder(_Event)
+_statuses = msgspec.json.Decoder(_Status)
+_bookmarks = msgspec.json.Decoder(KubeObject)
+
+
+class Store(Generic[T]):
+    """Objects of one query, by namespace and name.
+
+    Attributes:
+        resource_version: Where a watch goes on from; empty before the first list.
+    """
+
+    def __init__(self, query: Query[T]) -> None:
+        self.resource_version = ""
+        self._objects: dict[tuple[str, str], T] = {}
+        self._fresh: dict[tuple[str, str], T] = {}
+        self._object = msgspec.json.Decoder(query.kind)
+
+    @property
+    def objects(self) -> Collection[T]:
+        """All of them."""
+        return self._objects.values()
+
+    def read_page(self, body: bytes, *, is_first: bool) -> str:
+        """Take a page of a list. Answers the token of the next one, "" if this was the last.
+
+        Raises:
+            ApiError: It is no list.
+        """
+        try:
+            page = _pages.decode(body)
+            items = [self._object.decode(each) for each in page.items or ()]
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ApiError("malformed", f"no list: {error}") from error
+        if is_first:
+            self._fresh = {}
+        self._fresh.update((_key(each.metadata), each) for each in items)
+        if not page.metadata.next_page:
+            self._objects, self._fresh = self._fresh, {}
+            self.resource_version = page.metadata.resource_version
+        return page.metadata.next_page
+
+    def read_event(self, line: bytes) -> bool:
+        """Take an event of a watch. Answers whether it was news of an object.
+
+        Raises:
+            ApiError: It is an error, or no event. Watch again, or list if `is_gone`.
+        """
+        try:
+            event = _events.decode(line)
+            if event.type == "ERROR":
+                raise _error_in(_statuses.decode(event.object))
+            if event.type == "BOOKMARK":
+                self._is_news(_bookmarks.decode(event.object).metadata)
+                return False
+            changed = self._object.decode(event.object)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ApiError("malformed", f"no event: {error}") from error
+        return self._is_news(changed.metadata) and self._apply(event.type, changed)
+
+    def _is_news(self, metadata: Metadata) -> bool:
+        version, known = metadata.resource_version, self.resource_version
+        if version.isdecimal() and known.isdecimal() and int(version) <= int(known):
+            return False
+        self.resource_version = version
+        return True
+
+    def _apply(self, type_: str, changed: T) -> bool:
+        if type_ == "DELETED":
+            return self._objects.pop(_key(changed.metadata), None) is not None
+        self._objects[_key(changed.metadata)] = changed
+        return True
+
+
+def error_of(code: int, message: str, retry_after_s: float = 0.0) -> ApiError:
+    """The error for an HTTP status that is none of success, or the same in an event."""
+    is_gone = code == GONE
+    reason = "gone" if is_gone else f"status_{code}"
+    return ApiError(reason, f"{code}: {message}", retry_after_s=retry_after_s, is_gone=is_gone)
+
+
+def _error_in(status: _Status) -> ApiError:
+    details = status.details or _Details()
+    return error_of(status.code, status.message, details.retry_after_seconds or 0.0)
+
+
+def _key(metadata: Metadata) -> tuple[str, str]:
+    return metadata.namespace, metadata.name

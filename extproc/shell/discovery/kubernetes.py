@@ -1,0 +1,217 @@
+"""GET requests to a Kubernetes API server, as a pod's service account or by a kubeconfig.
+
+Who we are and whom we trust is left to kubernetes_asyncio: it is generated anew for every release
+of Kubernetes, speaks aiohttp as we do, and knows what is tedious to get right: tokens that are
+rotated, kubeconfigs with client certificates, exec plugins (EKS, GKE, AKS) and OIDC, proxies and
+server names. Its models and its watch are not used: a Pod would be made into some sixty Python
+objects to read five fields of it, its watch has no deadline and does not tell a cut connection from
+a watch that has ended.
+The others: `kr8s` and `lightkube` speak httpx, a second HTTP client in the process; `kubernetes`,
+the official one, blocks.
+
+Credentials are read again after a 401 and after a failed TLS handshake, beside the token's own
+renewal: a rotated CA or an expired exec credential heals itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from extproc.core.errors import ExtprocError
+from extproc.core.kubernetes.store import ApiError, error_of
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Source: kubernetes.io/docs/tasks/run-application/access-api-from-pod."""
+ANSWER_S = 30.0
+"""Seconds for a whole answer to a list, and to the beginning of one to a watch."""
+CONNECT_S = 5.0
+MAX_MESSAGE_BYTES = 4096
+"""Of an error's body; the rest is not read."""
+
+
+class MissingLibraryError(ExtprocError):
+    """kubernetes_asyncio is not installed; the message says how to get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    configuration: Any
+    rest: Any
+    namespace: str
+
+
+class KubernetesClient:
+    """One API server. Belongs to one event loop.
+
+    Args:
+        kubeconfig: A kubeconfig file. None: the pod's service account where there is one, else
+            what KUBECONFIG names, else `~/.kube/config`.
+        service_account: The folder that Kubernetes mounts a pod's account at.
+
+    Raises:
+        MissingLibraryError: The extra `kubernetes` is not installed.
+    """
+
+    def __init__(
+        self, kubeconfig: Path | None = None, *, service_account: Path = SERVICE_ACCOUNT
+    ) -> None:
+        try:
+            import kubernetes_asyncio.client.rest
+            import kubernetes_asyncio.config
+        except ImportError as error:
+            raise MissingLibraryError(
+                f"Kubernetes needs: pip install 'lora-extproc[kubernetes]' ({error})"
+            ) from error
+        self._library: Any = kubernetes_asyncio
+        self._kubeconfig = kubeconfig
+        self._service_account = service_account
+        self._access: _Access | None = None
+        self._connecting = asyncio.Lock()
+
+    async def namespace(self) -> str:
+        """Our own: the service account's, or that of the kubeconfig's context.
+
+        Raises:
+            ApiError: The credentials cannot be read.
+        """
+        return (await self._connect()).namespace
+
+    async def get(self, path: str, parameters: Mapping[str, str]) -> bytes:
+        """GET a path; answers the body.
+
+        Raises:
+            ApiError: For whatever reason there is no good answer.
+        """
+        access = await self._connect()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                async with await self._request(access, path, parameters) as response:
+                    body: bytes = await response.read()
+                    return body
+        except (aiohttp.ClientError, OSError) as error:
+            raise await self._failure(access, error) from error
+
+    async def watch(
+        self, path: str, parameters: Mapping[str, str], *, within_s: float
+    ) -> AsyncGenerator[list[bytes], None]:
+        """GET a stream of lines; gives them as they come, many at a time where they come so.
+
+        The first ones are none: the answer has begun. A line that was cut off is not given. Ends
+        when the server ends the answer.
+
+        Args:
+            path: URL path.
+            parameters: Query.
+            within_s: An answer that has not ended by then is given up: a connection may die
+                without a sign.
+
+        Raises:
+            ApiError: As `get`.
+        """
+        access = await self._connect()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                response = await self._request(access, path, parameters)
+            async with asyncio.timeout(within_s), response:
+                yield []
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    if lines:
+                        yield lines
+        except (aiohttp.ClientError, OSError) as error:
+            raise await self._failure(access, error) from error
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._renew(self._access)
+
+    # --- one request -------------------------------------------------------------------------
+
+    async def _request(
+        self, access: _Access, path: str, parameters: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        token = await access.configuration.get_api_key_with_prefix("BearerToken")
+        headers = {
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",  # the network is near, and the CPU is for requests
+            "User-Agent": "extproc",
+        }
+        if token:
+            headers["Authorization"] = token
+        response: aiohttp.ClientResponse = await access.rest.request(
+            "GET",
+            access.configuration.host + path,
+            query_params=dict(parameters),
+            headers=headers,
+            _preload_content=False,
+            _request_timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        )
+        if response.status != HTTPStatus.OK:
+            async with response:
+                raise await self._refusal(access, response)
+        return response
+
+    async def _refusal(self, access: _Access, response: aiohttp.ClientResponse) -> ApiError:
+        retry_after = response.headers.get("Retry-After", "")
+        message = (await response.content.read(MAX_MESSAGE_BYTES)).decode(errors="replace")
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            await self._renew(access)
+        return error_of(
+            response.status, message, float(retry_after) if retry_after.isdecimal() else 0.0
+        )
+
+    async def _failure(self, access: _Access, error: Exception) -> ApiError:
+        if isinstance(error, TimeoutError):
+            return ApiError("timeout", "timed out")
+        if isinstance(error, aiohttp.ClientSSLError):
+            await self._renew(access)
+        return ApiError("connection", str(error) or type(error).__name__)
+
+    # --- who we are --------------------------------------------------------------------------
+
+    async def _connect(self) -> _Access:
+        async with self._connecting:
+            if self._access is None:
+                try:
+                    self._access = await self._load()
+                except Exception as error:  # files, plugins and whatever a plugin runs
+                    raise ApiError("credentials", f"credentials: {error}") from error
+            return self._access
+
+    async def _renew(self, access: _Access | None) -> None:
+        """Have the credentials read again; what is open on the old connections ends."""
+        if access is not None and self._access is access:
+            self._access = None
+            await access.rest.close()
+
+    async def _load(self) -> _Access:
+        configuration = self._library.client.Configuration()
+        in_cluster = bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+        token = self._service_account / "token"
+        if self._kubeconfig is None and in_cluster and token.exists():
+            self._library.config.load_incluster_config(
+                configuration,
+                token_filename=str(token),
+                cert_filename=str(self._service_account / "ca.crt"),
+            )
+            namespace = (self._service_account / "namespace").read_text(encoding="utf-8").strip()
+        else:
+            path = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+            loader = await self._library.config.load_kube_config(
+                config_file=os.path.expanduser(path),
+                client_configuration=configuration,
+                persist_config=False,
+            )
+            context = (loader.current_context or {}).get("context", {})
+            namespace = context.get("namespace") or "default"
+        rest = self._library.client.rest.RESTClientObject(configuration)
+        return _Access(configuration, rest, namespace)

@@ -1,0 +1,220 @@
+"""Keeps the objects of one query current: list, watch, and again.
+
+1. After the first list, a watch goes on from the last resource version, with bookmarks. It is
+   given up to begin anew when the server says so (410, as status or as event), when it fails
+   again and again, and every `relist_s`: a list is what makes good for an event that never came.
+2. Every watch has an end that we set, by `timeoutSeconds` and by a deadline of our own a little
+   later: a connection that has died without a sign is noticed by then.
+3. After a failure there is a rest that doubles from one to the next, with jitter, and is as long
+   as the server asks for at least. It is short again once a watch has brought something, or has
+   held for a while.
+4. Nothing but the server's own word changes what is known: while it cannot be asked, the last
+   state stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from random import Random
+from typing import Generic, Protocol, TypeVar
+
+from extproc.core.kubernetes.objects import KubeObject, Query
+from extproc.core.kubernetes.store import ApiError, Store
+from extproc.shell.loops import choose_backoff_s
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=KubeObject)
+
+PAGE_SIZE = 100
+"""Objects per answer: a hundred Pods take some milliseconds to decode, and none is served then."""
+MIN_REST_S = 0.1
+MAX_REST_S = 5.0
+MAX_RETRY_AFTER_S = 60.0
+HEALTHY_S = 5.0
+"""A watch that held for so long was a good one, though it brought nothing."""
+GRACE_S = 5.0
+"""Over `timeoutSeconds`, for the server to end the watch itself."""
+MAX_RESUMES = 3
+"""Failures in a row after which it is not tried to go on, but listed."""
+TROUBLE = 2
+"""Failures in a row that people are told of."""
+
+
+class Client(Protocol):
+    """What is asked; see `KubernetesClient`."""
+
+    async def namespace(self) -> str:
+        """Our own."""
+
+    async def get(self, path: str, parameters: Mapping[str, str]) -> bytes:
+        """A body."""
+
+    def watch(
+        self, path: str, parameters: Mapping[str, str], *, within_s: float
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Lines, some at a time; an empty list when the answer begins."""
+
+
+@dataclass(slots=True)
+class WatchStats:
+    """Counts of all watches together.
+
+    Attributes:
+        lists: Lists taken over, by resource.
+        failures: Lists and watches that failed, by reason.
+        contacts_s: When each running watch last heard of the API server, or began, in the clock's
+            seconds.
+    """
+
+    lists: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    contacts_s: dict[object, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchTimes:
+    """Seconds.
+
+    Attributes:
+        watch_s: Longest watch.
+        relist_s: Longest time between two lists, to the end of the watch then open.
+    """
+
+    watch_s: float = 60.0
+    relist_s: float = 600.0
+
+
+class ListWatch(Generic[T]):
+    """One query, followed for as long as `run` runs.
+
+    Args:
+        client: Asks the API server.
+        query: For what.
+        on_change: Gets all objects after a list, and after each change; after changes that come
+            together, once.
+        stats: Counted in.
+        clock: Monotonic seconds.
+        rng: For jitter.
+        times: Of watches and lists.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        query: Query[T],
+        *,
+        on_change: Callable[[Collection[T]], None],
+        stats: WatchStats,
+        clock: Callable[[], float],
+        rng: Random,
+        times: WatchTimes | None = None,
+    ) -> None:
+        self._client = client
+        self._query = query
+        self._on_change = on_change
+        self._stats = stats
+        self._clock = clock
+        self._rng = rng
+        self._times = times or WatchTimes()
+        self._store = Store(query)
+        self._must_list = True
+        self._listed_at_s = 0.0
+        self._num_failures = 0
+        self._healthy_at_s = math.inf
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        self._heard()
+        try:
+            while True:
+                rest_s = await self._follow()
+                await asyncio.sleep(rest_s)
+        finally:
+            del self._stats.contacts_s[self]
+
+    async def _follow(self) -> float:
+        """List if needed, watch to the end; answers the seconds to rest then."""
+        self._healthy_at_s = math.inf
+        try:
+            path = self._query.path(await self._client.namespace())
+            if self._must_list:
+                await self._list(path)
+            await self._watch(path)
+        except ApiError as error:
+            return self._failed(error)
+        if self._clock() < self._healthy_at_s:
+            return self._failed(ApiError("short", "the watch ended early"))
+        self._recovered()
+        return 0.0
+
+    async def _list(self, path: str) -> None:
+        parameters = {**self._query.selector, "limit": str(PAGE_SIZE)}
+        is_first = True
+        while is_first or parameters["continue"]:
+            body = await self._client.get(path, parameters)
+            parameters["continue"] = self._store.read_page(body, is_first=is_first)
+            is_first = False
+            self._heard()
+        self._must_list = False
+        self._listed_at_s = self._clock()
+        self._stats.lists[self._query.resource] += 1
+        self._on_change(self._store.objects)
+
+    async def _watch(self, path: str) -> None:
+        watch_s = max(1, round(self._times.watch_s * self._rng.uniform(0.8, 1)))
+        parameters = {
+            **self._query.selector,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._store.resource_version,
+            "timeoutSeconds": str(watch_s),
+        }
+        lines = self._client.watch(path, parameters, within_s=watch_s + GRACE_S)
+        async with aclosing(lines):
+            async for some in lines:
+                self._heard()
+                if not some:
+                    self._healthy_at_s = self._clock() + min(HEALTHY_S, watch_s / 2)
+                self._read(some)
+        if self._clock() - self._listed_at_s > self._times.relist_s:
+            self._must_list = True
+
+    def _read(self, lines: list[bytes]) -> None:
+        is_changed = False
+        try:
+            for line in lines:
+                is_changed |= self._store.read_event(line)
+                self._recovered()
+        finally:
+            if is_changed:
+                self._on_change(self._store.objects)
+
+    def _heard(self) -> None:
+        self._stats.contacts_s[self] = self._clock()
+
+    def _recovered(self) -> None:
+        if self._num_failures >= TROUBLE:
+            log.info("%s: the Kubernetes API answers again", self._query.resource)
+        self._num_failures = 0
+
+    def _failed(self, error: ApiError) -> float:
+        if self._clock() >= self._healthy_at_s:
+            self._num_failures = 0
+        self._num_failures += 1
+        self._stats.failures[error.reason] += 1
+        if error.is_gone or self._num_failures >= MAX_RESUMES:
+            self._must_list = True
+        # A cut connection is nothing to tell of. More in a row are trouble, told of once.
+        level = logging.WARNING if self._num_failures == TROUBLE else logging.DEBUG
+        log.log(level, "%s: the Kubernetes API: %s", self._query.resource, error)
+        rest_s = choose_backoff_s(
+            self._num_failures - 1, interval_s=MIN_REST_S, max_backoff_s=MAX_REST_S, rng=self._rng
+        )
+        return max(rest_s, min(error.retry_after_s, MAX_RETRY_AFTER_S))
