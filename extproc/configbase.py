@@ -1,0 +1,29 @@
+"""What the sections of the configuration are made of. Part of `extproc.config`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+MAX_PORT = 65_535
+
+
+def _check_port(address: str) -> str:
+    if int(address.rpartition(":")[2]) > MAX_PORT:
+        raise ValueError(f"the port must be at most {MAX_PORT}")
+    return address
+
+
+Address = Annotated[
+    str,
+    Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:/,%]+):[0-9]{1,5}$", examples=["127.0.0.1:9002"]),
+    AfterValidator(_check_port),
+]
+"""`host:port` or `[v6]:port`."""
+
+
+class Section(BaseModel):
+    """A mapping in the file: unknown keys are refused, and nothing changes once it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

@@ -1,0 +1,270 @@
+"""Endpoints by DNS: A and AAAA records with a fixed port, or SRV records.
+
+For docker-compose, headless Services, Consul and the like. What is asked again and again here must
+survive what DNS servers do:
+
+1. No answer (timeout, SERVFAIL, REFUSED, no network) changes nothing: each question keeps its last
+   answer, so a server that fails for AAAA alone, or for one target of an SRV record, loses nothing.
+2. "There is no such name" and "it has no addresses" are answers, but they are also what servers say
+   while they start, reload or lose sight of a cluster; headless Services without a ready pod get
+   the one or the other. They empty the pool only when they have been the answer for a while. To
+   keep pods that are gone costs little: they give no load reports and are avoided. An empty first
+   answer counts at once; there is nothing to lose.
+3. The TTL is not obeyed. Docker's own server says 600 s for containers that come and go in one;
+   the interval says how old the pool may be, and a cache between here and there does as it likes.
+4. A dual-stack pod has an A and an AAAA record, and must not be counted as two pods.
+
+dnspython does the protocol: search lists and `ndots` of resolv.conf, repetition, TCP for what does
+not fit a datagram. It is not `getaddrinfo`, which blocks a thread, tells "no such name" and "no
+answer" apart on some systems only, and knows no SRV. It does not read /etc/hosts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import dns.asyncresolver
+import dns.exception
+import dns.message
+import dns.name
+import dns.nameserver
+import dns.rdatatype
+import dns.resolver
+
+from extproc.core.types import Endpoint
+
+_A, _AAAA, _SRV = dns.rdatatype.A, dns.rdatatype.AAAA, dns.rdatatype.SRV
+_TRIES = 3
+"""Datagrams may be lost: the time for an answer is enough for so many."""
+_MAX_AT_ONCE = 32
+"""Questions under way: each has a socket."""
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Question = tuple[str, dns.rdatatype.RdataType]
+_Target = tuple[str, int]
+
+
+class DnsDiscovery:
+    """Looks a name up at an interval.
+
+    Args:
+        name: Looked up by the system's search list, or as it is with `nameservers`.
+        port: Of every address; None asks for SRV records, which have a port each.
+        on_endpoints: Gets all endpoints, sorted by address, at the first answer and whenever they
+            are others. An SRV record's endpoint is named by the first label of its target.
+        on_failure: Gets a message, once per new trouble.
+        clock: Monotonic seconds.
+        family: `auto`: IPv4, or IPv6 where there is no IPv4; `both`: every address is an endpoint.
+        interval_s: Seconds between two lookups.
+        timeout_s: Seconds that the answer to a question may take, repetitions included.
+        empty_after_s: Seconds for which "nothing there" must be the answer to be believed.
+        nameservers: `ip:port` of the servers to ask; none for those of /etc/resolv.conf.
+        scheme: Of the endpoints' URLs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        port: int | None,
+        on_endpoints: Callable[[Sequence[Endpoint]], None],
+        on_failure: Callable[[str], None],
+        clock: Callable[[], float],
+        family: Literal["auto", "ipv4", "ipv6", "both"] = "auto",
+        interval_s: float = 5.0,
+        timeout_s: float = 3.0,
+        empty_after_s: float = 30.0,
+        nameservers: Sequence[str] = (),
+        scheme: str = "http",
+    ) -> None:
+        self._name = name
+        self._port = port
+        self._on_endpoints = on_endpoints
+        self._on_failure = on_failure
+        self._clock = clock
+        self._family = family
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._empty_after_s = empty_after_s
+        self._nameservers = nameservers
+        self._scheme = scheme
+        self._answers: dict[_Question, tuple[str, ...]] = {}
+        self._endpoints: list[Endpoint] | None = None
+        self._empty_since_s: float | None = None
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._interval_s)
+
+    async def look(self) -> None:
+        """Look once."""
+        try:
+            trouble = await self._look()
+        except Exception as error:  # resolv.conf is missing, or what nobody thought of
+            trouble = f"{self._name}: {error}"
+        if trouble and trouble != self._trouble:
+            self._on_failure(trouble)
+        self._trouble = trouble
+
+    async def _look(self) -> str:
+        """Ask, and hand on what is new; gives the first trouble, "" for none."""
+        lookup = _Lookup(self._resolver(), self._timeout_s, self._answers)
+        endpoints = await self._find(lookup)
+        self._answers = lookup.answers
+        troubles = lookup.troubles
+        if endpoints is not None:
+            troubles += self._take(endpoints)
+        return troubles[0] if troubles else ""
+
+    def _resolver(self) -> dns.asyncresolver.Resolver:
+        """Made anew each time, because resolv.conf may have changed."""
+        resolver = dns.asyncresolver.Resolver(configure=not self._nameservers)
+        if self._nameservers:
+            resolver.domain = dns.name.root
+            resolver.nameservers = [_nameserver(each) for each in self._nameservers]
+        resolver.timeout = self._timeout_s / _TRIES
+        return resolver
+
+    async def _find(self, lookup: _Lookup) -> list[Endpoint] | None:
+        """The endpoints; None where there was no answer, now or before."""
+        if self._port is not None:
+            targets: list[_Target] | None = [(self._name, self._port)]
+        else:
+            targets = await lookup.targets(self._name)
+        if not targets:
+            return None if targets is None else []
+        found = await self._resolve(lookup, targets)
+        if found is None:
+            return None
+        by_address: dict[tuple[int, _Address, int], str] = {}
+        for address, (host, port) in found:
+            by_address.setdefault((address.version, address, port), host)
+        return [self._endpoint(key[1], key[2], by_address[key]) for key in sorted(by_address)]
+
+    async def _resolve(
+        self, lookup: _Lookup, targets: list[_Target]
+    ) -> list[tuple[_Address, _Target]] | None:
+        if self._family == "auto":
+            found = await lookup.addresses(targets, [_A])
+            others = None if found else await lookup.addresses(targets, [_AAAA])
+            return others or found
+        kinds = {"ipv4": [_A], "ipv6": [_AAAA], "both": [_A, _AAAA]}[self._family]
+        return await lookup.addresses(targets, kinds)
+
+    def _endpoint(self, ip: _Address, port: int, host: str) -> Endpoint:
+        address = f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}"
+        name = host.partition(".")[0] if self._port is None else ""
+        return Endpoint(address, f"{self._scheme}://{address}", name)
+
+    def _take(self, endpoints: list[Endpoint]) -> list[str]:
+        """Hand the endpoints on if they are others; gives the trouble with that."""
+        if endpoints or not self._endpoints:
+            self._empty_since_s = None
+        else:
+            now = self._clock()
+            if self._empty_since_s is None:
+                self._empty_since_s = now
+            if now - self._empty_since_s < self._empty_after_s:
+                kept = f"the last {len(self._endpoints)} are kept for {self._empty_after_s:g} s"
+                return [f"{self._name}: no addresses; {kept}"]
+        if endpoints != self._endpoints:
+            self._endpoints = endpoints
+            self._on_endpoints(tuple(endpoints))
+        return []
+
+
+class _Lookup:
+    """One round of questions; each falls back on its answer of the round before."""
+
+    def __init__(
+        self,
+        resolver: dns.asyncresolver.Resolver,
+        timeout_s: float,
+        last: dict[_Question, tuple[str, ...]],
+    ) -> None:
+        self.troubles: list[str] = []
+        self.answers: dict[_Question, tuple[str, ...]] = {}
+        self._resolver = resolver
+        self._timeout_s = timeout_s
+        self._last = last
+        self._enclosed: dict[_Question, tuple[str, ...]] = {}
+        self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
+
+    async def targets(self, name: str) -> list[_Target] | None:
+        """Hosts and ports of an SRV record. Priorities and weights are left to the rule."""
+        records = await self._ask(name, _SRV)
+        if records is None:
+            return None
+        # "." is how a domain says that it does not have the service.
+        parts = [record.split() for record in records]
+        return [(host, int(port)) for _, _, port, host in parts if host != "." and int(port)]
+
+    async def addresses(
+        self, targets: list[_Target], kinds: list[dns.rdatatype.RdataType]
+    ) -> list[tuple[_Address, _Target]] | None:
+        """Addresses of the targets; None if there is none and a question has no answer."""
+        questions = [(target, kind) for target in targets for kind in kinds]
+        texts = await asyncio.gather(*(self._ask(target[0], kind) for target, kind in questions))
+        found = [
+            (address, target)
+            for (target, _), each in zip(questions, texts, strict=True)
+            for address in self._usable(each or ())
+        ]
+        return found if found or None not in texts else None
+
+    def _usable(self, texts: Iterable[str]) -> Iterable[_Address]:
+        for text in texts:
+            address = ipaddress.ip_address(text)
+            if address.is_unspecified or address.is_multicast:
+                # 0.0.0.0 is how filtering servers refuse, and would be whoever dials it.
+                self.troubles.append(f"{text} is no address of a pod")
+            else:
+                yield address
+
+    async def _ask(self, name: str, kind: dns.rdatatype.RdataType) -> tuple[str, ...] | None:
+        question = (name, kind)
+        answer = self._enclosed.get(question)
+        if answer is None:
+            answer = await self._answer(question)
+        if answer is None:
+            answer = self._last.get(question)
+        if answer is not None:
+            self.answers[question] = answer
+        return answer
+
+    async def _answer(self, question: _Question) -> tuple[str, ...] | None:
+        name, kind = question
+        what = f"{name} {kind.name}"
+        try:
+            async with self._slots:
+                answer = await self._resolver.resolve(
+                    name, kind, lifetime=self._timeout_s, raise_on_no_answer=False, search=True
+                )
+        except dns.resolver.NXDOMAIN:
+            return ()
+        except dns.resolver.LifetimeTimeout:  # its own text has measured seconds in it
+            self.troubles.append(f"{what}: no answer within {self._timeout_s:g} s")
+            return None
+        except (dns.exception.DNSException, OSError) as error:
+            self.troubles.append(f"{what}: {error}")
+            return None
+        self._open(answer.response)
+        return tuple(record.to_text() for record in answer.rrset or ())
+
+    def _open(self, response: dns.message.Message) -> None:
+        """Keep the addresses of targets that came along with an SRV record."""
+        for rrset in response.additional:
+            if rrset.rdtype in (_A, _AAAA):
+                texts = tuple(record.to_text() for record in rrset)
+                self._enclosed[rrset.name.to_text(), rrset.rdtype] = texts
+
+
+def _nameserver(address: str) -> dns.nameserver.Nameserver:
+    host, _, port = address.rpartition(":")
+    return dns.nameserver.Do53Nameserver(host.strip("[]"), int(port))
