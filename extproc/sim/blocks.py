@@ -2,7 +2,8 @@
 
 As vLLM 0.32 does it (`v1/core/block_pool.py`, `v1/core/kv_cache_manager.py`):
 
-1. Free blocks stand in a queue. Allocation takes from its head, freed blocks go to its tail.
+1. Free blocks stand in a queue. Allocation takes from its head. Freed blocks go to its tail, but
+   for those that are not full, and so cannot be found again: they go to its head.
 2. A full block keeps its content, and can be found by it, until it is allocated again. Blocks that
    somebody uses are shared, not copied; blocks found in the queue leave it.
 3. A request's blocks are freed last one first, so that the end of a prefix goes before its
@@ -11,8 +12,10 @@ As vLLM 0.32 does it (`v1/core/block_pool.py`, `v1/core/kv_cache_manager.py`):
    the base model, finds nothing.
 5. A block can be found as soon as the step that computes it is put together.
 
-One simplification: only the shared beginning that a request names is found again, not the rest of
-its prompt, its answer, or what it lost by preemption.
+6. So a preempted request finds what it lost, as far as nobody has allocated it.
+
+One simplification: other requests find the shared beginning that a request names, and not the rest
+of its prompt or its answer.
 """
 
 from __future__ import annotations
@@ -23,12 +26,16 @@ from dataclasses import dataclass
 PrefixKey = tuple[str | None, str, int]
 """Adapter, name of the prefix, and its length in blocks."""
 
+_KEPT: PrefixKey = (None, "", 0)
+"""No shared beginning has this key."""
+
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """A shared beginning: `blocks` of its `key[2]` blocks have their content, the first ones.
+    """Blocks that can be found again: the first `blocks` of its `key[2]` have their content.
 
-    While nobody uses it, `run` are its blocks in the queue.
+    While nobody uses it, `run` are its blocks in the queue. With the key `_KEPT` it is what one
+    preempted sequence had behind its shared beginning.
     """
 
     key: PrefixKey
@@ -70,10 +77,7 @@ class BlockPool:
         if prefix is None:
             prefix = self._prefixes[key] = Prefix(key)
         if prefix.run is not None:
-            prefix.run.blocks = 0
-            prefix.run.prefix = None
-            prefix.run = None
-            self.free -= prefix.blocks
+            self._withdraw(prefix)
         prefix.num_users += 1
         return prefix
 
@@ -90,21 +94,53 @@ class BlockPool:
             if not run.blocks:
                 self._queue.popleft()
 
-    def release(self, blocks: int, prefix: Prefix | None) -> None:
-        """Give back a sequence of `blocks` that begins with `prefix`."""
-        if prefix is None:
-            self._append(blocks)
-            return
-        self._append(blocks - prefix.blocks)
+    def release(
+        self, blocks: int, num_full: int, prefix: Prefix | None, *, is_kept: bool = False
+    ) -> Prefix | None:
+        """Give back a sequence of `blocks`, of which the first `num_full` are full, and the first
+        of these `prefix`.
+
+        Returns:
+            If `is_kept`, the other full ones, for `take_back`.
+        """
+        self._prepend(blocks - num_full)
+        own = num_full - (prefix.blocks if prefix else 0)
+        kept = None
+        if is_kept and own:
+            kept = Prefix(_KEPT, own)
+            self._queue_up(kept)
+        else:
+            self._append(own)
+        if prefix is not None:
+            self._leave(prefix)
+        return kept
+
+    def take_back(self, kept: Prefix) -> int:
+        """Take what is left of `kept` out of the queue; how many blocks that is."""
+        if kept.run is not None:
+            self._withdraw(kept)
+        return kept.blocks
+
+    def _leave(self, prefix: Prefix) -> None:
         prefix.num_users -= 1
         if prefix.num_users:
             return
-        if not prefix.blocks:
+        if prefix.blocks:
+            self._queue_up(prefix)
+        else:
             del self._prefixes[prefix.key]
-            return
+
+    def _queue_up(self, prefix: Prefix) -> None:
         prefix.run = _Run(prefix.blocks, prefix)
         self._queue.append(prefix.run)
         self.free += prefix.blocks
+
+    def _withdraw(self, prefix: Prefix) -> None:
+        assert prefix.run is not None
+        prefix.run.blocks = 0
+        prefix.run.prefix = None
+        prefix.run = None
+        self.free -= prefix.blocks
 
     def _append(self, blocks: int) -> None:
         if not blocks:
@@ -115,8 +151,17 @@ class BlockPool:
         else:
             self._queue.append(_Run(blocks))
 
+    def _prepend(self, blocks: int) -> None:
+        if not blocks:
+            return
+        self.free += blocks
+        if self._queue and self._queue[0].prefix is None:
+            self._queue[0].blocks += blocks
+        else:
+            self._queue.appendleft(_Run(blocks))
+
     def _forget(self, prefix: Prefix, blocks: int) -> None:
         prefix.blocks -= blocks
         if not prefix.blocks:
             prefix.run = None
-            del self._prefixes[prefix.key]
+            self._prefixes.pop(prefix.key, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from extproc.sim.blocks import BlockPool, PrefixKey
+from extproc.sim.blocks import BlockPool, Prefix, PrefixKey
 from extproc.sim.profiles import EngineProfile
 from extproc.sim.records import EngineRequest, EngineStats, Timeline
 from extproc.sim.sequences import Decoders, Sequence
@@ -212,7 +212,7 @@ class Scheduler:
         self._take(sequence, tokens, batch)
 
     def _preempt(self, sequence: Sequence, batch: Batch) -> None:
-        self._leave(sequence)
+        sequence.kept = self._leave(sequence, is_kept=True)
         sequence.is_running = False
         sequence.computed = 0
         sequence.num_preemptions += 1
@@ -265,9 +265,14 @@ class Scheduler:
 
     def _find_prefix(self, sequence: Sequence) -> None:
         key = self._prefix_key(sequence.request)
+        wanted = found = 0
         if key is not None:
             sequence.prefix = self.pool.hold(key)
-            sequence.computed = sequence.prefix.blocks * self._block_tokens
+            wanted, found = key[2], sequence.prefix.blocks
+        if sequence.kept is not None and found == wanted:
+            found += self.pool.take_back(sequence.kept)
+        sequence.kept = None
+        sequence.computed = found * self._block_tokens
 
     def _take(self, sequence: Sequence, tokens: int, batch: Batch) -> None:
         batch.add(sequence, tokens)
@@ -280,8 +285,8 @@ class Scheduler:
         del self.sequences[sequence.request.id]
         self._leave(sequence)
 
-    def _leave(self, sequence: Sequence) -> None:
-        """Take a running sequence out of the batch, and its KV with it."""
+    def _leave(self, sequence: Sequence, *, is_kept: bool = False) -> Prefix | None:
+        """Take a running sequence out of the batch, and its KV with it: `BlockPool.release`."""
         if sequence.joined is not None:
             self.decoders.leave(sequence)
         if self._cut is sequence:
@@ -289,13 +294,15 @@ class Scheduler:
         del self.running[sequence]
         self.is_regrouped = True
         self._is_blocked = False
-        self.pool.release(self._blocks(sequence.computed), sequence.prefix)
+        blocks, num_full = self._blocks(sequence.computed), sequence.computed // self._block_tokens
+        kept = self.pool.release(blocks, num_full, sequence.prefix, is_kept=is_kept)
         sequence.prefix = None
         adapter = sequence.request.adapter
         if adapter is not None:
             self._num_by_adapter[adapter] -= 1
             if not self._num_by_adapter[adapter]:
                 del self._num_by_adapter[adapter]
+        return kept
 
     def _prefix_key(self, request: EngineRequest) -> PrefixKey | None:
         """The blocks of its prompt that can be shared: whole ones, and at least one token less

@@ -27,6 +27,7 @@ class Sequence:
         generated: Tokens of the answer; while it decodes, those at tick `joined`.
         joined: Tick at which it began to decode; None while it does not.
         prefix: The shared part of its KV; None while it holds none.
+        kept: The rest of its KV when it was preempted, as far as it is still there; None before.
         is_running: In the batch, not in the queue.
         deferred_s: When it was first skipped for want of a slot since it was queued.
         slot_wait_s: Seconds that it spent so until it ran.
@@ -43,6 +44,7 @@ class Sequence:
     generated: int = 0
     joined: int | None = None
     prefix: Prefix | None = None
+    kept: Prefix | None = None
     is_running: bool = False
     deferred_s: float | None = None
     slot_wait_s: float = 0.0

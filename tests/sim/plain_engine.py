@@ -15,7 +15,11 @@ from extproc.sim.profiles import EngineProfile
 from extproc.sim.records import EngineRequest, EngineStats, Step, Timeline
 
 Content = tuple[str | None, str, int, int]
-"""What a block can be found by: adapter, prefix, length of the prefix in blocks, position."""
+"""What a block can be found by: adapter, prefix, length of the prefix in blocks, position.
+
+What one request alone can find has the request's id behind a dash for prefix, and for length how
+often it was preempted before.
+"""
 
 
 class PlainBlocks:
@@ -49,6 +53,10 @@ class PlainBlocks:
         return block
 
     def name(self, block: int, content: Content) -> None:
+        if self.content.get(block) == content:
+            return
+        if block in self.content:
+            del self.found[self.content.pop(block)]
         if content not in self.found:
             self.content[block] = content
             self.found[content] = block
@@ -56,8 +64,12 @@ class PlainBlocks:
     def free(self, blocks: list[int]) -> None:
         for block in reversed(blocks):
             self.users[block] -= 1
-            if not self.users[block]:
+            if self.users[block]:
+                continue
+            if block in self.content:
                 self.queue.append(block)
+            else:
+                self.queue.appendleft(block)
 
 
 @dataclass(eq=False)
@@ -213,7 +225,7 @@ class PlainEngine:
                     state.deferred_s = now
                 kept.append(self.waiting.pop(0))
                 continue
-            cached = self.blocks.cached(self._contents(state.request))
+            cached = self.blocks.cached(self._contents(state, state.num_preemptions - 1))
             unused = sum(not self.blocks.users[block] for block in cached)
             new = self._num_blocks(state.num_tokens) - len(cached)
             if new + unused > len(self.blocks.queue):
@@ -239,15 +251,23 @@ class PlainEngine:
         while len(state.blocks) < self._num_blocks(state.computed + tokens):
             state.blocks.append(self.blocks.take())
         full = (state.computed + tokens) // self.profile.block_tokens
-        for block, content in zip(state.blocks[:full], self._contents(state.request), strict=False):
+        contents = self._contents(state, state.num_preemptions)
+        for block, content in zip(state.blocks[:full], contents, strict=False):
             self.blocks.name(block, content)
         batch.parts.append((state, tokens))
         batch.budget -= tokens
 
-    def _contents(self, request: EngineRequest) -> list[Content]:
+    def _contents(self, state: _State, num_preemptions: int) -> list[Content]:
+        request, block_tokens = state.request, self.profile.block_tokens
         tokens = min(request.prefix_tokens, request.prompt_tokens - 1) if request.prefix else 0
-        length = tokens // self.profile.block_tokens
-        return [(request.adapter, request.prefix, length, index) for index in range(length)]
+        length, own = tokens // block_tokens, f"-{request.id}"
+        return [
+            *((request.adapter, request.prefix, length, index) for index in range(length)),
+            *(
+                (request.adapter, own, num_preemptions, index)
+                for index in range(length, state.num_tokens // block_tokens)
+            ),
+        ]
 
     def _compute(
         self, batch: _Batch, ended_s: float

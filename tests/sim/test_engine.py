@@ -284,6 +284,21 @@ def test_a_full_kv_cache_preempts_the_newest_which_recomputes() -> None:
     assert [[r.id for r in step.preempted] for step in steps if step.preempted] == [["new"]]
 
 
+def test_a_preempted_request_computes_only_what_was_taken_from_it() -> None:
+    """As seen on vLLM 0.32: its full blocks are found again where nobody has allocated them. The
+    older request allocates two of the four, the last ones first.
+    """
+    profile = replace(INSTANT, kv_capacity_tokens=128, max_model_len=128)
+    engine = Engine(profile, max_loras=0)
+    steps = _run_to_end(engine, EngineRequest("old", 63, 22), EngineRequest("new", 62, 10))
+    (preempting,) = (number for number, step in enumerate(steps) if step.preempted)
+    (resuming,) = (step for step in steps[preempting:] if step.admitted)
+
+    num_generated = preempting
+    assert [request.id for request in resuming.admitted] == ["new"]
+    assert resuming.prefill_tokens == 62 + num_generated - 2 * profile.block_tokens
+
+
 def test_a_request_without_output_ends_with_its_prefill() -> None:
     engine = Engine(H100_8B)
     (step,) = _run_to_end(engine, EngineRequest("embedding", 100, 0))
