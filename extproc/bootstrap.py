@@ -78,7 +78,8 @@ class BootstrapOptions:
         listen: `host:port` for clients.
         admin: `host:port` of Envoy's admin interface. It has no password: keep it on loopback.
         pickers: `host:port` or `unix:PATH` of each picker. Names are resolved by DNS. Name each of
-            several pickers, so that all of them hear of finished requests.
+            several pickers, so that all of them hear of finished requests (but see
+            `shared_access_log`).
         picker_tls: TLS to the picker; None for plain text.
         pod_tls: TLS to the pods; None for plain text.
         static_pods: `ip:port` of each pod, instead of endpoint discovery; `override-host` only.
@@ -88,6 +89,8 @@ class BootstrapOptions:
         message_timeout_s: Time for one answer of the picker.
         max_message_timeout_s: Longest time for which the picker may ask to hold a request.
         access_log: Whether finished requests are told to the picker.
+        shared_access_log: Whether several pickers share one access log, because they pass its
+            entries on to each other (their section `peers`); else each gets a log of its own.
         access_log_flush_interval_s: Longest delay of that.
         failure_mode_allow: Whether requests go on without the picker.
         allow_mode_override: Whether the picker may ask for the body.
@@ -107,6 +110,7 @@ class BootstrapOptions:
     message_timeout_s: float = 10.0
     max_message_timeout_s: float = 120.0
     access_log: bool = True
+    shared_access_log: bool = False
     access_log_flush_interval_s: float = 0.05
     failure_mode_allow: bool | None = None
     allow_mode_override: bool = False
@@ -313,7 +317,7 @@ def _set_access_log(
     """Set the access logs; gives the clusters that they need beside the picker's.
 
     Envoy sends one log stream to one endpoint of a cluster, whichever picker chose. So each of
-    several pickers gets a log, and a cluster, of its own.
+    several pickers gets a log, and a cluster, of its own, unless they pass entries on themselves.
     """
     log = manager.pop("access_log")[0]
     if not options.access_log:
@@ -321,7 +325,7 @@ def _set_access_log(
     log["typed_config"]["common_config"]["buffer_flush_interval"] = _seconds(
         options.access_log_flush_interval_s
     )
-    if len(options.pickers) == 1:
+    if len(options.pickers) == 1 or options.shared_access_log:
         manager["access_log"] = [log]
         return []
     clusters = [_only(picker, number, address) for number, address in enumerate(options.pickers)]

@@ -51,6 +51,25 @@ def serve(config: ConfigOption) -> None:
         _fail(str(error))
 
 
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
+def epp(context: typer.Context) -> None:
+    """Serve a gateway as its endpoint picker, with the flags that charts pass (docs/epp.md)."""
+    from extproc.configfile import ConfigError
+    from extproc.epp import run
+    from extproc.goflags import FlagError
+
+    try:
+        run(context.args or ["--help"])
+    except (ConfigError, FlagError, OSError, ImportError, UnicodeDecodeError) as error:
+        _fail(str(error))
+
+
 @app.command("check-config")
 def check_config(config: ConfigOption) -> None:
     """Check a configuration file, its rule included, without serving."""
@@ -102,6 +121,9 @@ def envoy(
         bool | None, typer.Option(help="Send the response's phases to the picker, too.")
     ] = None,
     access_log: Annotated[bool, typer.Option(help="Tell the picker of finished requests.")] = True,
+    shared_access_log: Annotated[
+        bool, typer.Option(help="One log for several pickers: they have `peers` and pass it on.")
+    ] = False,
     fail_open: Annotated[
         bool | None, typer.Option(help="Requests go on when the picker is gone.")
     ] = None,
@@ -139,6 +161,7 @@ def envoy(
             max_message_timeout_s=max_message_timeout_s,
             access_log_flush_interval_s=flush_interval_s,
             access_log=access_log,
+            shared_access_log=shared_access_log,
             failure_mode_allow=fail_open,
             allow_mode_override=allow_mode_override,
         )

@@ -335,3 +335,11 @@ async def test_envoy_accepts_tls_to_the_picker_and_to_the_pods(tmp_path: Path) -
 
     options = BootstrapOptions(picker_tls=tls, pod_tls=TlsFiles(ca=str(pki.ca)))
     assert await complaint(options, tmp_path / "envoy.yaml", asyncio.Semaphore()) is None
+
+
+def test_pickers_that_pass_entries_on_share_one_access_log() -> None:
+    shared = rendered(pickers=("10.0.0.1:2", "10.0.0.2:2"), shared_access_log=True)
+    alone = rendered(pickers=("10.0.0.1:2",))
+
+    assert manager(shared)["access_log"] == manager(alone)["access_log"]
+    assert [each["name"] for each in shared["static_resources"]["clusters"]] == ["pods", "picker"]

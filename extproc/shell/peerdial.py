@@ -95,7 +95,8 @@ class PeerDialler:
         self._on_change()
 
     async def aclose(self) -> None:
-        """End all links."""
+        """End all links. Nobody is told of anything after this."""
+        self._on_change = lambda: None
         self.set_addresses(())
         await asyncio.gather(*self._ending, return_exceptions=True)
 

@@ -253,11 +253,12 @@ class PickerProcess(_Process):
 
     Args:
         config: The configuration file's content; addresses are filled in.
+        address: Of the gRPC services, where others must know it beforehand.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], *, address: str = "") -> None:
         super().__init__("picker")
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = address or f"127.0.0.1:{free_port()}"
         self.admin_url = f"http://127.0.0.1:{free_port()}"
         self._config_path = self.dir / "config.yaml"
         document = {
