@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
+from math import log
 from statistics import fmean
 from typing import Any
 
@@ -13,14 +14,19 @@ from extproc.sim.svg import Axis, Bar, Series, bar_chart, heat_map, line_chart
 
 Json = Mapping[str, Any]
 MAX_HEAT_MAPS = 4
+MIN_GRID = 3
+"""Common rates that make a curve; with fewer, the searches' runs are drawn as well."""
+RATE_RATIO = 1.1
+"""Runs at rates that differ by less are one point of a curve."""
 
 
 def latency_panel(
     trials: Sequence[Json], colours: Mapping[str, str], slo: Json, rates: Sequence[float]
 ) -> str:
     """Slowest first words and part served well, over the offered rate."""
-    x = Axis("offered requests per second", min(rates), max(rates))
     slowest = _series(trials, "ttft_p99_s", colours, rates)
+    shown = [rate for line in slowest for rate, _ in line.points] or rates
+    x = Axis("offered requests per second", min(shown), max(shown))
     y = Axis("time to first word, 99th percentile (s)", 0.03, 100.0, is_log=True)
     served = _series(trials, "attainment", colours, rates)
     lowest = min((v for line in served for _, v in line.points), default=0.0)
@@ -43,6 +49,8 @@ def _series(
         for run in trial["runs"]:
             if run["rate_rps"] in rates:
                 values[trial["rule"]][run["rate_rps"]].append(run[key])
+            elif len(rates) < MIN_GRID:
+                values[trial["rule"]][_near(run["rate_rps"])].append(run[key])
     return [
         Series(
             called(rule),
@@ -52,6 +60,11 @@ def _series(
         )
         for rule, line in values.items()
     ]
+
+
+def _near(rate_rps: float) -> float:
+    """A rate that those of other seeds' searches share, a few per cent off."""
+    return float(f"{RATE_RATIO ** round(log(rate_rps, RATE_RATIO)):.3g}")
 
 
 def loads_panel(trials: Sequence[Json], colours: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from extproc.lab import lab_app, report, run
+from extproc.sim.reportpanels import _series
 from extproc.sim.svg import Axis, Series, bar_chart, heat_map, line_chart
 from tests.sim.test_suites import suite_text, sweep
 
@@ -146,3 +147,16 @@ def test_names_in_plots_are_escaped() -> None:
 
     assert "<b>" not in line_chart([Series("<b>", [(0, 0)], "red")], axis, axis)
     assert "&lt;x&gt;" in line_chart([], axis, axis)
+
+
+def test_with_few_common_rates_curves_are_made_of_the_runs_of_all_searches() -> None:
+    def line(*rates: float) -> list[tuple[float, float]]:
+        runs = [{"rate_rps": r, "ttft_p99_s": r, "attainment": 1.0} for r in (8, *rates)]
+        trial = {"rule": "founding", "runs": runs}
+        (series,) = _series([trial], "ttft_p99_s", {"founding": "#000"}, [8])
+        return list(series.points)
+
+    assert line() == [(8, 8)]
+    points = line(20.0, 20.4, 40.0)
+    assert [value for _, value in points] == pytest.approx([8, 20.2, 40])
+    assert [rate for rate, _ in points] == pytest.approx([8, 20.2, 40], rel=0.05)
