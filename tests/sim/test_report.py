@@ -157,6 +157,6 @@ def test_with_few_common_rates_curves_are_made_of_the_runs_of_all_searches() -> 
         return list(series.points)
 
     assert line() == [(8, 8)]
-    points = line(20.0, 20.4, 40.0)
-    assert [value for _, value in points] == pytest.approx([8, 20.2, 40])
-    assert [rate for rate, _ in points] == pytest.approx([8, 20.2, 40], rel=0.05)
+    points = line(20.6, 21.4, 40.0)
+    assert [value for _, value in points] == pytest.approx([8, 21.0, 40])
+    assert [rate for rate, _ in points] == pytest.approx([8, 21.0, 40], rel=0.05)
