@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from extproc import settings, transports
 from extproc.config import Config
-from extproc.configfile import ConfigError, parse_config
+from extproc.configfile import ConfigError, ConfigParser, parse_config
 from extproc.core.engines import PROFILES
 from extproc.core.picker import Picker
 from extproc.core.pool import Pool
@@ -31,6 +31,7 @@ from extproc.core.stream import Stream
 from extproc.core.types import Endpoint, LoadReport, ModelCard, Snapshot
 from extproc.core.wire.limits import Counters
 from extproc.dispatch import ObservedDispatcher
+from extproc.dnswiring import DnsEndpoints
 from extproc.gauges import add_gauges
 from extproc.kubewiring import KubernetesDiscovery
 from extproc.peering import Peering
@@ -48,6 +49,7 @@ from extproc.shell.scraper import Scraper
 from extproc.shell.server import ExternalProcessor
 from extproc.shell.telemetry import Telemetry
 from extproc.shell.vllm import ModelsPoller
+from extproc.sideports import SidePorts
 
 log = logging.getLogger(__name__)
 
@@ -62,19 +64,27 @@ FIRST_LOOK_S = 5.0
 class App:
     """One running service."""
 
-    def __init__(self, config: Config, *, path: Path | None = None, text: str = "") -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        path: Path | None = None,
+        text: str = "",
+        parse: ConfigParser = parse_config,
+    ) -> None:
         """Put everything together; nothing runs before `run`.
 
         Args:
             config: Checked configuration.
             path: Where it was read from; followed for changes.
             text: What was read there.
+            parse: Makes a configuration of what is read there later.
 
         Raises:
             ConfigError: The rule, a certificate or a key file cannot be used.
         """
         self._config = config
-        self._path, self._text = path, text
+        self._path, self._text, self._parse = path, text, parse
         self._stop = asyncio.Event()
         self._synced = False
         self._num_config_failures = 0
@@ -172,6 +182,7 @@ class App:
             num_config_failures=lambda: self._num_config_failures,
         )
         host, _, port = config.admin.address.rpartition(":")
+        self._sides = SidePorts(config, health=self._health.methods(), registry=self._registry)
         self._admin = AdminServer(
             host.strip("[]"),
             int(port),
@@ -191,6 +202,13 @@ class App:
             rng=self._rng,
         )
         self._kubernetes.add_metrics(self._telemetry)
+        self._dns = DnsEndpoints(
+            config.discovery.dns,
+            on_endpoints=self._on_endpoints,
+            scheme=settings.scheme(config),
+            clock=time.monotonic,
+        )
+        self._dns.add_metrics(self._telemetry)
         headers, context = settings.pod_access(config)
         self._scraper = Scraper(
             PROFILES[pods.engine],
@@ -300,7 +318,7 @@ class App:
         Raises:
             ConfigError: Everything stays as it is.
         """
-        fresh = parse_config(text, source=str(self._path))
+        fresh = self._parse(text, source=str(self._path))
         old = self._config
         policy, name = self._picker.policy, fresh.policy.name
         if fresh.policy != old.policy:
@@ -335,6 +353,7 @@ class App:
             loop.add_signal_handler(signum, self.stop)
         transport = await transports.listen(self._config, self._methods(), self._wire)
         self.address = transport.address
+        await self._sides.start()
         await self._admin.start()
         self.admin_address = f"{self._config.admin.address.rpartition(':')[0]}:{self._admin.port}"
         log.info("serving on %s, admin on %s", self.address, self.admin_address)
@@ -350,6 +369,7 @@ class App:
             await self._scraper.aclose()
             await self._models.aclose()
             await self._admin.stop()
+            await self._sides.aclose()
 
     def _methods(self) -> list[Method]:
         services = (self._processor, self._completions, self._eds, self._health, self._decisions)
@@ -362,6 +382,8 @@ class App:
         discovery = self._config.discovery
         if discovery.kubernetes is not None:
             yield self._kubernetes.run()
+        elif discovery.dns is not None:
+            yield self._dns.run()
         elif discovery.file is not None:
             watch = FileWatch(
                 discovery.file,

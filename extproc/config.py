@@ -55,12 +55,22 @@ class ServerConfig(_Section):
     max_concurrent_streams: int = Field(
         16_384, ge=1, le=2**31 - 1, description="Requests under decision per Envoy connection."
     )
+    health_address: Address | None = Field(
+        None,
+        description="`host:port` of gRPC health alone, always without TLS, for the kubelet's "
+        "probes; none means on `address` only.",
+    )
 
 
 class AdminConfig(_Section):
     """The HTTP port for people and Prometheus."""
 
     address: Address = Field("127.0.0.1:9090", description="`host:port`; loopback by default.")
+    metrics_address: Address | None = Field(
+        None,
+        description="`host:port` of `/metrics` alone, for a Prometheus elsewhere; none means on "
+        "`address` only.",
+    )
     max_decisions: int = Field(
         1000, ge=0, le=1_000_000, description="Decisions kept for /debug/decisions and watchers."
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -14,6 +14,13 @@ from extproc.config import Config
 
 class ConfigError(Exception):
     """The file cannot be used; the message says where and what is allowed, a line per mistake."""
+
+
+class ConfigParser(Protocol):
+    """What makes a configuration of a file's text, as `parse_config` does."""
+
+    def __call__(self, text: str, *, source: str) -> Config:
+        """Raise `ConfigError` if it cannot."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -37,12 +44,30 @@ def parse_config(text: str, *, source: str = "configuration") -> Config:
     Raises:
         ConfigError: A line for each mistake: path, value and what is allowed.
     """
+    return check_sections(read_sections(text, source=source), source=source)
+
+
+def read_sections(text: str, *, source: str = "configuration") -> dict[str, Any]:
+    """Read the file's sections, unchecked.
+
+    Raises:
+        ConfigError: It is not a mapping in YAML.
+    """
     try:
         data = yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2024-13-45 is a ValueError
         raise ConfigError(f"{source}: not YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: must be a mapping of sections, got {type(data).__name__}")
+    return data
+
+
+def check_sections(data: Mapping[str, Any], *, source: str = "configuration") -> Config:
+    """Check the sections of a configuration.
+
+    Raises:
+        ConfigError: A line for each mistake: path, value and what is allowed.
+    """
     try:
         return Config.model_validate(data)
     except ValidationError as error:

@@ -34,7 +34,13 @@ def picker_settings(config: Config) -> PickerSettings:
 def admission_settings(config: Config) -> AdmissionSettings:
     """What admission is configured with."""
     admission = config.admission
-    return AdmissionSettings(admission.max_pending_per_endpoint, admission.retry_after_s)
+    return AdmissionSettings(
+        admission.max_pending_per_endpoint,
+        admission.retry_after_s,
+        admission.priorities,
+        admission.sheddable_max_waiting,
+        admission.sheddable_max_kv_usage_ratio,
+    )
 
 
 def stream_settings(config: Config) -> StreamSettings:

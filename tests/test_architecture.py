@@ -25,7 +25,10 @@ SHELL_SHARED = {"extproc.shell.rpc", "extproc.shell.loops", "extproc.shell.gen"}
 
 KNOWS_CONFIG = {
     f"extproc.{name}"
-    for name in ("app", "cli", "configdocs", "configfile", "kubewiring", "peering", "settings")
+    for name in (
+        *("app", "cli", "configdocs", "configfile", "epp", "kubewiring", "peering", "settings"),
+        "sideports",
+    )
 }
 WIRES = {
     "extproc.app",
@@ -34,8 +37,11 @@ WIRES = {
     "extproc.settings",
     "extproc.transports",
     "extproc.gauges",
+    "extproc.dnswiring",
     "extproc.kubewiring",
     "extproc.peering",
+    "extproc.epp",
+    "extproc.sideports",
 }
 """Parts of the composition root, and the commands."""
 
@@ -126,7 +132,7 @@ def test_the_simulator_is_a_client_of_core_alone() -> None:
 @pytest.mark.parametrize(
     ("room", "importers"),
     [
-        ("extproc.app", {"extproc.cli"}),
+        ("extproc.app", {"extproc.cli", "extproc.epp"}),
         ("extproc.cli", {"extproc.__main__"}),
         ("extproc.config", {*KNOWS_CONFIG, "extproc.transports"}),
         ("extproc.shell", WIRES),

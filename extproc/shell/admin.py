@@ -50,34 +50,13 @@ _INDEX = """<!doctype html>
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class AdminServer:
-    """One HTTP listener.
+class _HttpServer:
+    """One HTTP listener: what its two kinds share."""
 
-    Args:
-        host: Address to listen on.
-        port: Port; 0 for a free one.
-        registry: What `/metrics` exposes.
-        snapshot: The pool now.
-        decisions: The last n decisions, newest first, as plain values.
-        health: Why requests should not come here, for people; empty when they may.
-    """
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        registry: CollectorRegistry,
-        snapshot: Callable[[], Snapshot],
-        decisions: Callable[[int], Sequence[Mapping[str, Any]]],
-        health: Callable[[], Sequence[str]],
-    ) -> None:
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
         self.host = host
         self.port = port
         self._registry = registry
-        self._snapshot = snapshot
-        self._decisions = decisions
-        self._health = health
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -107,8 +86,55 @@ class AdminServer:
         if is_loopback(self.host):
             middlewares.append(_refuse_foreign_host)
         app = web.Application(middlewares=middlewares)
-        app.router.add_get("/", self._get_index)
         app.router.add_get("/metrics", self._get_metrics)
+        return app
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        body = encode(self._registry)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+class MetricsServer(_HttpServer):
+    """`/metrics` and nothing else, for a port that others than this machine may reach.
+
+    Args:
+        host: Address to listen on.
+        port: Port; 0 for a free one.
+        registry: What is exposed.
+    """
+
+
+class AdminServer(_HttpServer):
+    """The admin port.
+
+    Args:
+        host: Address to listen on.
+        port: Port; 0 for a free one.
+        registry: What `/metrics` exposes.
+        snapshot: The pool now.
+        decisions: The last n decisions, newest first, as plain values.
+        health: Why requests should not come here, for people; empty when they may.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        registry: CollectorRegistry,
+        snapshot: Callable[[], Snapshot],
+        decisions: Callable[[int], Sequence[Mapping[str, Any]]],
+        health: Callable[[], Sequence[str]],
+    ) -> None:
+        super().__init__(host, port, registry)
+        self._snapshot = snapshot
+        self._decisions = decisions
+        self._health = health
+
+    def _app(self) -> web.Application:
+        app = super()._app()
+        app.router.add_get("/", self._get_index)
         app.router.add_get("/healthz", self._get_health)
         app.router.add_get("/debug/snapshot", self._get_snapshot)
         app.router.add_get("/debug/decisions", self._get_decisions)
@@ -116,11 +142,6 @@ class AdminServer:
 
     async def _get_index(self, request: web.Request) -> web.Response:
         return web.Response(text=_INDEX, content_type="text/html")
-
-    async def _get_metrics(self, request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        body = encode(self._registry)
-        return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _get_health(self, request: web.Request) -> web.Response:
         reasons = list(self._health())

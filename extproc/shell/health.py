@@ -21,7 +21,9 @@ SERVICE = "grpc.health.v1.Health"
 LIVENESS = "liveness"
 READINESS = "readiness"
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
-FOLLOWERS_OF_READINESS = ("", READINESS, EXT_PROC)
+CHARTS_NAME = "inference-extension"
+"""What gateways' charts ask a single replica for, alive and ready alike."""
+FOLLOWERS_OF_READINESS = ("", READINESS, EXT_PROC, CHARTS_NAME)
 
 _Response = health_pb2.HealthCheckResponse
 

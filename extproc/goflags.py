@@ -1,0 +1,128 @@
+"""Command lines as Go programs take them: `--name value`, `--name=value`, `-v 4`, bare switches.
+
+Names match in any of the styles that are in use: `--pool-name`, `-poolName`, `--pool_name`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+
+class FlagError(ValueError):
+    """The command line cannot be used; the message names the flag and says what is allowed."""
+
+
+class Kind(Enum):
+    """What a flag's value is."""
+
+    SWITCH = "true or false"  # never takes the next argument as its value
+    NUMBER = "a whole number"
+    DURATION = "a duration such as 50ms, 30s or 1m30s"
+    SIZE = "a size such as 4194304, 10MiB or 25MB"
+    TEXT = "text"
+
+
+_CAMEL = re.compile(r"(?<=[a-z0-9])[A-Z]")
+_TRUE = frozenset(("1", "t", "T", "true", "TRUE", "True"))
+_FALSE = frozenset(("0", "f", "F", "false", "FALSE", "False"))
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_DURATION_UNITS_S = {
+    **{"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3},
+    **{"s": 1.0, "m": 60.0, "h": 3600.0},
+}
+_SIZE = re.compile(r"(\d+)([kMG]|[KMG]i)?B?")
+_SIZE_UNITS = {
+    **{None: 1, "k": 10**3, "M": 10**6, "G": 10**9},
+    **{"Ki": 2**10, "Mi": 2**20, "Gi": 2**30},
+}
+
+
+def parse_flags(arguments: Sequence[str], kinds: Mapping[str, Kind]) -> dict[str, str]:
+    """Split a command line into values by flag, still as text; of a repeated flag the last counts.
+
+    Raises:
+        FlagError: An unknown flag, one without its value, or an argument that belongs to none.
+    """
+    found: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        written, has_value, value = argument.partition("=")
+        name = _name(written)
+        if name is None:
+            raise FlagError(f"{argument}: not a flag; switches are written --name=false")
+        if name not in kinds:
+            raise FlagError(f"{written}: unknown flag; --help lists them")
+        if not has_value:
+            if kinds[name] is Kind.SWITCH:
+                value = "true"
+            elif rest:
+                value = rest.pop(0)
+            else:
+                raise FlagError(f"{written}: needs a value: {kinds[name].value}")
+        found[name] = value
+    return found
+
+
+def _name(written: str) -> str | None:
+    """`pool-name` of `--pool-name`, `-poolName` and `--pool_name`; None of what is no flag."""
+    bare = written.removeprefix("-").removeprefix("-")
+    if bare == written or not bare or bare.startswith("-"):
+        return None
+    return _CAMEL.sub(lambda match: f"-{match[0].lower()}", bare).replace("_", "-").lower()
+
+
+def to_bool(name: str, value: str) -> bool:
+    """What Go's `strconv.ParseBool` takes.
+
+    Raises:
+        FlagError: Anything else.
+    """
+    if value in _TRUE:
+        return True
+    if value in _FALSE:
+        return False
+    raise _not_a(Kind.SWITCH, name, value)
+
+
+def to_int(name: str, value: str) -> int:
+    """A whole number in decimal digits.
+
+    Raises:
+        FlagError: Anything else.
+    """
+    if not re.fullmatch(r"-?[0-9]{1,18}", value):
+        raise _not_a(Kind.NUMBER, name, value)
+    return int(value)
+
+
+def to_seconds(name: str, value: str) -> float:
+    """A duration as Go writes it.
+
+    Raises:
+        FlagError: Anything else, a number without a unit included.
+    """
+    parts = _DURATION.findall(value)
+    if value == "0":
+        return 0.0
+    if not parts or "".join(number + unit for number, unit in parts) != value:
+        raise _not_a(Kind.DURATION, name, value)
+    return sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
+
+
+def to_bytes(name: str, value: str) -> int:
+    """A Kubernetes quantity, an added `B` tolerated.
+
+    Raises:
+        FlagError: Anything else.
+    """
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise _not_a(Kind.SIZE, name, value)
+    return int(match[1]) * _SIZE_UNITS[match[2]]
+
+
+def _not_a(kind: Kind, name: str, value: str) -> FlagError:
+    return FlagError(f"--{name}: {value!r}: must be {kind.value}")

@@ -1,0 +1,66 @@
+"""A certificate of our own making, for gateways that want TLS to the picker and trust any name.
+
+Its key never touches a disk: both files are in memory where the system has such files, so that a
+read-only root file system is enough.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+LIFETIME = dt.timedelta(days=3650)
+"""Longer than any process runs; a new one is made at each start."""
+CLOCK_SKEW = dt.timedelta(hours=1)
+"""A gateway whose clock is behind takes it, too."""
+
+
+def make_certificate(*, now: dt.datetime) -> tuple[Path, Path]:
+    """Make a certificate for `localhost` and its key; the paths of their PEM files.
+
+    Raises:
+        ImportError: The package `cryptography` is missing; the message says how to get it.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise ImportError(
+            "a self-signed certificate needs: pip install 'lora-extproc[kubernetes]'"
+        ) from error
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "extproc")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + LIFETIME)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem_key = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    return _file("extproc-tls.crt", pem), _file("extproc-tls.key", pem_key)
+
+
+def _file(name: str, content: bytes) -> Path:
+    """A file that is gone with this process; where that is not to be had, a private one."""
+    if sys.platform == "linux":
+        descriptor = os.memfd_create(name)
+        os.write(descriptor, content)
+        return Path(f"/proc/self/fd/{descriptor}")
+    path = Path(tempfile.mkdtemp(prefix="extproc-")) / name
+    path.write_bytes(content)
+    return path

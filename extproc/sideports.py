@@ -1,0 +1,68 @@
+"""Ports that carry one thing each, for those who must not reach the others. Part of `app`.
+
+Health without TLS for the kubelet, whose gRPC probes know no TLS; metrics for Prometheus, which
+needs nothing else of the admin port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+
+from extproc.config import Config
+from extproc.shell import wire
+from extproc.shell.admin import MetricsServer
+from extproc.shell.rpc import Method
+
+
+class SidePorts:
+    """The ports that the configuration asks for; none by default.
+
+    Attributes:
+        health_address: `host:port` that was bound, or "".
+        metrics_address: The same of metrics.
+    """
+
+    def __init__(
+        self, config: Config, *, health: Iterable[Method], registry: CollectorRegistry
+    ) -> None:
+        self.health_address = self.metrics_address = ""
+        self._health_at = config.server.health_address
+        self._metrics_at = config.admin.metrics_address
+        self._methods = health
+        self._registry = registry
+        self._health: wire.WireServer | None = None
+        self._metrics: MetricsServer | None = None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: An address cannot be bound; nothing is left open.
+        """
+        try:
+            if self._health_at is not None:
+                host, port = _split(self._health_at)
+                self._health = await wire.serve(self._methods, host=host, port=port)
+                self.health_address = self._health.address
+            if self._metrics_at is not None:
+                host, port = _split(self._metrics_at)
+                self._metrics = MetricsServer(host, port, self._registry)
+                await self._metrics.start()
+                self.metrics_address = f"{self._metrics_at.rpartition(':')[0]}:{self._metrics.port}"
+        except OSError:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Close what is open."""
+        if self._metrics is not None:
+            await self._metrics.stop()
+        if self._health is not None:
+            await self._health.close()
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
