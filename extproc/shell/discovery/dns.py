@@ -63,6 +63,10 @@ class DnsDiscovery:
         empty_after_s: Seconds for which "nothing there" must be the answer to be believed.
         nameservers: `ip:port` of the servers to ask; none for those of /etc/resolv.conf.
         scheme: Of the endpoints' URLs.
+
+    Attributes:
+        name: As given.
+        num_failures: Lookups with a question that had no answer, or none that can be used.
     """
 
     def __init__(
@@ -80,7 +84,7 @@ class DnsDiscovery:
         nameservers: Sequence[str] = (),
         scheme: str = "http",
     ) -> None:
-        self._name = name
+        self.name = name
         self._port = port
         self._on_endpoints = on_endpoints
         self._on_failure = on_failure
@@ -89,12 +93,13 @@ class DnsDiscovery:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._empty_after_s = empty_after_s
-        self._nameservers = nameservers
+        self.nameservers = nameservers
         self._scheme = scheme
         self._answers: dict[_Question, tuple[str, ...]] = {}
         self._endpoints: list[Endpoint] | None = None
         self._empty_since_s: float | None = None
         self._trouble = ""
+        self.num_failures = 0
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -107,7 +112,8 @@ class DnsDiscovery:
         try:
             trouble = await self._look()
         except Exception as error:  # resolv.conf is missing, or what nobody thought of
-            trouble = f"{self._name}: {error}"
+            trouble = f"{self.name}: {error}"
+        self.num_failures += trouble != ""
         if trouble and trouble != self._trouble:
             self._on_failure(trouble)
         self._trouble = trouble
@@ -124,19 +130,19 @@ class DnsDiscovery:
 
     def _resolver(self) -> dns.asyncresolver.Resolver:
         """Made anew each time, because resolv.conf may have changed."""
-        resolver = dns.asyncresolver.Resolver(configure=not self._nameservers)
-        if self._nameservers:
+        resolver = dns.asyncresolver.Resolver(configure=not self.nameservers)
+        if self.nameservers:
             resolver.domain = dns.name.root
-            resolver.nameservers = [_nameserver(each) for each in self._nameservers]
+            resolver.nameservers = [_nameserver(each) for each in self.nameservers]
         resolver.timeout = self._timeout_s / _TRIES
         return resolver
 
     async def _find(self, lookup: _Lookup) -> list[Endpoint] | None:
         """The endpoints; None where there was no answer, now or before."""
         if self._port is not None:
-            targets: list[_Target] | None = [(self._name, self._port)]
+            targets: list[_Target] | None = [(self.name, self._port)]
         else:
-            targets = await lookup.targets(self._name)
+            targets = await lookup.targets(self.name)
         if not targets:
             return None if targets is None else []
         found = await self._resolve(lookup, targets)
@@ -172,7 +178,7 @@ class DnsDiscovery:
                 self._empty_since_s = now
             if now - self._empty_since_s < self._empty_after_s:
                 kept = f"the last {len(self._endpoints)} are kept for {self._empty_after_s:g} s"
-                return [f"{self._name}: no addresses; {kept}"]
+                return [f"{self.name}: no addresses; {kept}"]
         if endpoints != self._endpoints:
             self._endpoints = endpoints
             self._on_endpoints(tuple(endpoints))

@@ -190,6 +190,7 @@ async def test_a_server_that_fails_loses_no_endpoint_and_is_told_of_once(trouble
         assert [len(each) for each in seen.taken] == [1]
         # The kind of trouble may change on the way, from no answer to a refusal; not each time.
         assert 1 <= len(seen.failures) <= 2
+        assert seen.discovery.num_failures >= 3
 
 
 async def test_an_outage_ends_with_the_next_answer_and_the_next_one_is_told_again(
