@@ -14,7 +14,9 @@ from extproc.config_peers import PeersConfig
 from extproc.configfile import ConfigError
 from extproc.core.relay import Relay, RelaySettings, count_routers
 from extproc.core.types import Endpoint
+from extproc.kubewiring import Kubernetes
 from extproc.shell.completions import Completion
+from extproc.shell.discovery.kubernetes import MissingLibraryError
 from extproc.shell.peers import METHOD, PeersService
 from extproc.shell.rpc import Method
 from extproc.shell.telemetry import Telemetry
@@ -45,7 +47,8 @@ class Peering:
         rng: For the rests between attempts.
 
     Raises:
-        ConfigError: Nothing says on which port the peers listen.
+        ConfigError: Nothing says on which port the peers listen, or the extra `kubernetes` is
+            needed and not installed.
     """
 
     def __init__(
@@ -74,6 +77,9 @@ class Peering:
         is_listed = self._peers is None or self._peers.static is not None
         if not is_listed and self._port() is None:
             raise ConfigError("peers.port: must be given where server.address is a Unix socket")
+        self._kubernetes: Kubernetes | None = None
+        if self._peers is not None and self._peers.service is not None:
+            self._kubernetes = self._connect(self._peers)
 
     @property
     def is_fed(self) -> bool:
@@ -120,7 +126,9 @@ class Peering:
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
-            if self._peers.dns is not None:
+            if self._kubernetes is not None:
+                tasks.create_task(self._follow_service(self._kubernetes, self._peers))
+            elif self._peers.dns is not None:
                 tasks.create_task(self._follow_dns(self._peers.dns, self._peers))
             self._dialler.set_addresses(self._peers.static or ())
 
@@ -157,10 +165,27 @@ class Peering:
             lambda: dict(relay.num_dropped),
         )
 
+    def _connect(self, peers: PeersConfig) -> Kubernetes:
+        try:
+            return Kubernetes(peers.kubeconfig, clock=self._clock, rng=self._rng)
+        except MissingLibraryError as error:
+            raise ConfigError(str(error)) from error
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             self._service.tick()
+
+    async def _follow_service(self, kubernetes: Kubernetes, peers: PeersConfig) -> None:
+        try:
+            await kubernetes.follow_service(
+                peers.service or "",
+                self._on_endpoints,
+                port=self._port(),
+                namespace=peers.namespace or "",
+            )
+        finally:
+            await kubernetes.aclose()
 
     async def _follow_dns(self, name: str, peers: PeersConfig) -> None:
         from extproc.shell.discovery.dns import DnsDiscovery

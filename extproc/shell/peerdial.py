@@ -107,21 +107,24 @@ class PeerDialler:
 
     async def _keep(self, address: str) -> None:
         num_failures = 0
-        while self._ids.get(address) != self._own_id:
+        while True:
             link = _Link(lambda router_id: self._learn(address, router_id))
             try:
                 await link.run(self._channel(address), self._method, self._open_session)
+                reason = "it has ended the link"
             except _FAILURES as error:
-                level = logging.INFO if link.is_open else logging.DEBUG
-                log.log(level, "peer %s: %s", address, describe(error))
+                reason = describe(error)
             except Exception:
                 log.exception("link to %s broke", address)
+                reason = "error"
+            if self._ids.get(address) == self._own_id:
+                return
+            log.log(logging.INFO if link.is_open else logging.DEBUG, "peer %s: %s", address, reason)
             num_failures = 1 if link.is_open else num_failures + 1
             rest_s = choose_backoff_s(
                 num_failures, interval_s=RETRY_S, max_backoff_s=MAX_RETRY_S, rng=self._rng
             )
-            if self._ids.get(address) != self._own_id:
-                await asyncio.sleep(rest_s)
+            await asyncio.sleep(rest_s)
 
     def _channel(self, address: str) -> Channel:
         host, _, port = address.rpartition(":")
