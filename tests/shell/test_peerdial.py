@@ -1,0 +1,272 @@
+"""Links over real connections: dialled, recognised, lost and taken up again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from extproc.core.relay import Relay
+from extproc.shell import wire
+from extproc.shell.certificates import Certificates
+from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.peerdial import PeerDialler, tls_context
+from extproc.shell.peers import METHOD, PeersService
+from tests.shell.pki import Pki
+
+PATIENCE_S = 20.0
+
+
+async def eventually(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not check():
+            await asyncio.sleep(0.01)
+
+
+class Router:
+    """A router as far as its peers see it; listens only while `listening`."""
+
+    def __init__(
+        self,
+        router_id: str,
+        *,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        tls_name: str | None = None,
+    ) -> None:
+        self.taken: list[bytes] = []
+        self.relay = Relay()
+        self.service = PeersService(
+            self.relay, router_id, on_entries=self.taken.extend, clock=monotonic
+        )
+        self.dialler = PeerDialler(
+            METHOD,
+            router_id,
+            self.service.dialled,
+            rng=random.Random(1),
+            tls=tls,
+            tls_name=tls_name,
+        )
+
+    @asynccontextmanager
+    async def listening(
+        self, port: int = 0, context: ssl.SSLContext | None = None
+    ) -> AsyncIterator[str]:
+        server = await wire.serve(self.service.methods(), port=port, ssl_context=context)
+        try:
+            yield server.address
+        finally:
+            await server.close()
+
+    def offer(self, router_id: str, entry: bytes) -> None:
+        self.relay.offer(router_id, entry, now=monotonic())
+        self.relay.flush(now=monotonic())
+
+
+@asynccontextmanager
+async def closing(*routers: Router) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        for router in routers:
+            await router.dialler.aclose()
+
+
+async def test_of_the_addresses_listed_the_own_is_recognised_and_the_others_linked() -> None:
+    routers = [Router(name) for name in "abc"]
+    async with AsyncExitStack() as stack:
+        addresses = [await stack.enter_async_context(each.listening()) for each in routers]
+        await stack.enter_async_context(closing(*routers))
+        for router in routers:
+            router.dialler.set_addresses(addresses)
+        await eventually(lambda: all(None not in each.dialler.routers for each in routers))
+        await eventually(lambda: all(len(each.relay.linked_routers()) == 2 for each in routers))
+        known = [each.dialler.routers for each in routers]
+
+    assert [sorted(str(each) for each in ids) for ids in known] == [["a", "b", "c"]] * 3
+
+
+async def test_one_dials_and_both_can_send() -> None:
+    near, far = Router("a"), Router("b")
+    async with far.listening() as address, closing(near):
+        near.dialler.set_addresses([address])
+        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        near.offer("b", b"1")
+        far.offer("a", b"2")
+        await eventually(lambda: far.taken == [b"1"] and near.taken == [b"2"])
+
+
+async def test_a_link_over_the_other_transport() -> None:
+    near, far = Router("a"), Router("b")
+    server = GrpcioServer(far.service.methods(), GrpcioSettings(2**20))
+    address = await server.start("127.0.0.1:0")
+    async with closing(near):
+        near.dialler.set_addresses([address])
+        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        near.offer("b", b"1")
+        far.offer("a", b"2")
+        await eventually(lambda: far.taken == [b"1"] and near.taken == [b"2"])
+    await server.stop(0)
+
+
+async def test_many_large_entries_arrive_in_order() -> None:
+    near, far = Router("a"), Router("b")
+    entries = [b"%d" % number + bytes(20_000) for number in range(200)]
+    async with far.listening() as address, closing(near):
+        near.dialler.set_addresses([address])
+        for entry in entries:
+            near.offer("b", entry)
+        await eventually(lambda: len(far.taken) == len(entries))
+
+    assert far.taken == entries
+
+
+async def test_after_a_restart_the_link_is_taken_up_again_and_the_new_name_learnt() -> None:
+    near, before, after = Router("a"), Router("b"), Router("c")
+    async with closing(near):
+        async with before.listening() as address:
+            near.dialler.set_addresses([address])
+            await eventually(lambda: near.relay.linked_routers() == {"b"})
+        await eventually(lambda: near.relay.linked_routers() == set())
+        near.offer("c", b"early")
+        async with after.listening(port=int(address.rpartition(":")[2])):
+            await eventually(lambda: near.dialler.routers == ["c"])
+            await eventually(lambda: after.taken == [b"early"])
+
+
+async def test_who_answered_is_remembered_while_nobody_answers_and_forgotten_with_the_address() -> (
+    None
+):
+    near, far = Router("a"), Router("b")
+    async with closing(near):
+        async with far.listening() as address:
+            near.dialler.set_addresses([address])
+            await eventually(lambda: near.dialler.routers == ["b"])
+        await eventually(lambda: near.relay.linked_routers() == set())
+        remembered = near.dialler.routers
+        near.dialler.set_addresses([])
+
+    assert (remembered, near.dialler.routers) == (["b"], [])
+
+
+async def test_an_address_that_is_not_listed_any_more_loses_its_link() -> None:
+    near, far = Router("a"), Router("b")
+    async with far.listening() as address, closing(near):
+        near.dialler.set_addresses([address])
+        await eventually(lambda: far.relay.linked_routers() == {"a"})
+        near.dialler.set_addresses([])
+        await eventually(lambda: far.relay.linked_routers() == set())
+
+
+async def _answer_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    writer.close()
+
+
+async def test_what_does_not_speak_gRPC_or_not_our_method_costs_the_others_nothing() -> None:
+    near, far, stranger = Router("a"), Router("b"), socket.create_server(("127.0.0.1", 0))
+    garbage = await asyncio.start_server(_answer_http, "127.0.0.1", 0)
+    other = await wire.serve([])
+    ports = [stranger.getsockname()[1], garbage.sockets[0].getsockname()[1], other.port]
+    async with far.listening() as address, closing(near):
+        near.dialler.set_addresses([*(f"127.0.0.1:{port}" for port in ports), address])
+        await eventually(lambda: near.relay.linked_routers() == {"b"})
+        known = near.dialler.routers
+    stranger.close()
+    garbage.close()
+    await other.close()
+
+    assert sorted(map(str, known)) == ["None", "None", "None", "b"]
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Pki:
+    return Pki(tmp_path)
+
+
+@pytest.mark.parametrize("tls_name", [None, "localhost"])
+async def test_over_mutual_tls_with_the_certificate_that_all_replicas_share(
+    pki: Pki, tls_name: str | None
+) -> None:
+    cert, key = pki.issue("routers")
+    server = Certificates(cert, key, pki.ca).context
+
+    def client() -> ssl.SSLContext:
+        return tls_context(
+            ca_file=pki.ca, cert_file=cert, key_file=key, verify=True, checks_name=bool(tls_name)
+        )
+
+    near, far = Router("a", tls=client, tls_name=tls_name), Router("b")
+    async with far.listening(context=server) as address, closing(near):
+        near.dialler.set_addresses([address])
+        await eventually(lambda: far.relay.linked_routers() == {"a"})
+
+
+async def test_a_certificate_may_vouch_for_itself(pki: Pki) -> None:
+    cert, key = pki.issue("routers")
+    server = Certificates(cert, key).context
+
+    def client() -> ssl.SSLContext:
+        return tls_context(
+            ca_file=cert, cert_file=cert, key_file=key, verify=True, checks_name=False
+        )
+
+    near, far = Router("a", tls=client), Router("b")
+    async with far.listening(context=server) as address, closing(near):
+        near.dialler.set_addresses([address])
+        await eventually(lambda: far.relay.linked_routers() == {"a"})
+
+
+@pytest.mark.parametrize(
+    ("verify", "name", "is_linked"),
+    [(True, None, False), (False, None, True), (False, "elsewhere", True)],
+)
+async def test_a_stranger_is_no_peer_unless_certificates_are_not_checked(
+    pki: Pki, tmp_path: Path, verify: bool, name: str | None, is_linked: bool
+) -> None:
+    (tmp_path / "other").mkdir()
+    strange_cert, strange_key = Pki(tmp_path / "other").issue("stranger")
+    cert, key = pki.issue("routers")
+    server = Certificates(strange_cert, strange_key).context
+    asked = 0
+
+    def client() -> ssl.SSLContext:
+        nonlocal asked
+        asked += 1
+        return tls_context(
+            ca_file=pki.ca, cert_file=cert, key_file=key, verify=verify, checks_name=bool(name)
+        )
+
+    near, far = Router("a", tls=client, tls_name=name), Router("b")
+    async with far.listening(context=server) as address, closing(near):
+        near.dialler.set_addresses([address])
+        await eventually(lambda: asked == 3 or far.relay.linked_routers() == {"a"})
+        linked = far.relay.linked_routers() == {"a"}
+
+    assert linked is is_linked
+
+
+async def test_a_certificate_with_another_name_is_refused_where_a_name_is_wanted(pki: Pki) -> None:
+    cert, key = pki.issue("routers")
+    server = Certificates(cert, key).context
+    asked = 0
+
+    def client() -> ssl.SSLContext:
+        nonlocal asked
+        asked += 1
+        return tls_context(
+            ca_file=pki.ca, cert_file=cert, key_file=key, verify=True, checks_name=True
+        )
+
+    near, far = Router("a", tls=client, tls_name="elsewhere"), Router("b")
+    async with far.listening(context=server) as address, closing(near):
+        near.dialler.set_addresses([address])
+        await eventually(lambda: asked == 3)
+
+    assert far.relay.linked_routers() == set()
