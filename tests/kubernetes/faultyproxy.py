@@ -1,0 +1,233 @@
+"""A proxy before the real API server that shows what a healthy one does not.
+
+Everything that it does to a client is something that happens in a cluster: load balancers cut,
+API servers are overloaded and restarted, etcd is compacted, caches repeat themselves. An event
+may get lost only if something follows by which a correct client can tell: a connection that is cut
+before anything newer has passed, or a 410.
+
+It speaks plain HTTP on loopback, and passes GET only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from random import Random
+from typing import Self
+
+import aiohttp
+from aiohttp import web
+
+GONE = {"kind": "Status", "status": "Failure", "reason": "Expired", "code": 410}
+GONE_EVENT = json.dumps(
+    {"type": "ERROR", "object": {**GONE, "message": "too old resource version"}}
+).encode()
+MAX_TROUBLE_S = 0.3
+"""From the loss of an event to what tells of it."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Chances, from 0 to 1; per event of a watch unless said otherwise.
+
+    Attributes:
+        cut: The connection is closed.
+        tear: The connection is closed in the middle of the event.
+        end: The answer ends as if its time had come.
+        gone: A 410 as an event, and the end.
+        twice: The event comes twice.
+        again: An event comes again that came before.
+        lost: The event does not come, nor what follows; then the connection is closed.
+        missed: The event does not come, what follows does; then a 410.
+        swallowed: The event does not come, and nothing tells of it. Not a fault that a watch can
+            make good for: only lists do.
+        gone_status: Per request that goes on from something: the answer is 410.
+        error_status: Per request: the answer is 500, 503 or 429 with Retry-After.
+        refused: Per request: the connection is closed without an answer.
+        delay_s: Per event and per request: seconds that it is held up, at most.
+    """
+
+    cut: float = 0.0
+    tear: float = 0.0
+    end: float = 0.0
+    gone: float = 0.0
+    twice: float = 0.0
+    again: float = 0.0
+    lost: float = 0.0
+    missed: float = 0.0
+    swallowed: float = 0.0
+    gone_status: float = 0.0
+    error_status: float = 0.0
+    refused: float = 0.0
+    delay_s: float = 0.0
+
+
+NONE = Faults()
+ALL = Faults(
+    cut=0.005,
+    tear=0.005,
+    end=0.005,
+    gone=0.005,
+    twice=0.05,
+    again=0.05,
+    lost=0.005,
+    missed=0.005,
+    gone_status=0.05,
+    error_status=0.05,
+    refused=0.05,
+    delay_s=0.01,
+)
+
+
+class FaultyProxy:
+    """Relays to one API server.
+
+    Attributes:
+        faults: What is done from now on; may be changed at any time.
+        done: How often each fault was made.
+        paths: Requests that came, by path.
+        is_silent: From now on nothing is sent on open watches, not even an end.
+    """
+
+    def __init__(self, url: str, ca_file: Path, *, seed: int = 0) -> None:
+        self.faults = NONE
+        self.done: Counter[str] = Counter()
+        self.paths: Counter[str] = Counter()
+        self.is_silent = False
+        self.url = ""
+        self._upstream = url
+        self._ca_file = ca_file
+        self._rng = Random(seed)
+
+    async def __aenter__(self) -> Self:
+        context = ssl.create_default_context(cafile=str(self._ca_file))
+        connector = aiohttp.TCPConnector(limit=0, ssl=context)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
+        )
+        app = web.Application()
+        app.router.add_get("/{path:.*}", self._serve)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+        await self._runner.cleanup()
+
+    def not_made_yet(self) -> set[str]:
+        """The faults of `ALL` that chance has not brought yet."""
+        wanted = {each.name for each in fields(Faults) if getattr(ALL, each.name)} - {"delay_s"}
+        return wanted - self.done.keys()
+
+    def _is_hit(self, name: str) -> bool:
+        is_hit: bool = self._rng.random() < getattr(self.faults, name)
+        if is_hit:
+            self.done[name] += 1
+        return is_hit
+
+    async def _hold_up(self) -> None:
+        if self.faults.delay_s:
+            await asyncio.sleep(self._rng.uniform(0, self.faults.delay_s))
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        self.paths[request.path] += 1
+        await self._hold_up()
+        if self._is_hit("refused"):
+            return _close(request)
+        goes_on = "resourceVersion" in request.query or "continue" in request.query
+        if goes_on and self._is_hit("gone_status"):
+            return web.json_response(GONE, status=410)
+        if self._is_hit("error_status"):
+            status = self._rng.choice((429, 500, 503))
+            headers = {"Retry-After": "0"} if status == 429 else {}
+            return web.Response(status=status, headers=headers, text="not now")
+        headers = {
+            name: request.headers[name]
+            for name in ("Authorization", "Accept", "Accept-Encoding")
+            if name in request.headers
+        }
+        try:
+            async with self._session.get(
+                self._upstream + request.path_qs, headers=headers
+            ) as answer:
+                if request.query.get("watch") and answer.status == 200:
+                    return await self._relay(request, answer)
+                return web.Response(
+                    status=answer.status,
+                    body=await answer.read(),
+                    content_type=answer.content_type,
+                )
+        except (aiohttp.ClientError, OSError):
+            return _close(request)
+
+    async def _relay(
+        self, request: web.Request, answer: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.content_type = "application/json"
+        await response.prepare(request)
+        before: list[bytes] = []
+        async for line in _lines(answer):
+            while self.is_silent:
+                await asyncio.sleep(0.02)
+            await self._hold_up()
+            if self._is_hit("cut"):
+                return _close(request)
+            if self._is_hit("tear"):
+                await response.write(line[: len(line) // 2])
+                return _close(request)
+            if self._is_hit("lost"):
+                await asyncio.sleep(self._rng.uniform(0, MAX_TROUBLE_S))
+                return _close(request)
+            if self._is_hit("end"):
+                break
+            if self._is_hit("swallowed"):
+                continue
+            if self._is_hit("missed"):
+                await self._go_on_for_a_while(response, answer)
+                await response.write(GONE_EVENT + b"\n")
+                break
+            await response.write(line)
+            if self._is_hit("twice"):
+                await response.write(line)
+            if before and self._is_hit("again"):
+                await response.write(self._rng.choice(before))
+            before.append(line)
+            if self._is_hit("gone"):
+                await response.write(GONE_EVENT + b"\n")
+                break
+        await response.write_eof()
+        return response
+
+    async def _go_on_for_a_while(
+        self, response: web.StreamResponse, answer: aiohttp.ClientResponse
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._rng.uniform(0, MAX_TROUBLE_S)):
+                async for line in _lines(answer):
+                    await response.write(line)
+        except TimeoutError:
+            pass
+
+
+async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    rest = b""
+    async for chunk in answer.content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+
+
+def _close(request: web.Request) -> web.Response:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()

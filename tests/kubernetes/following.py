@@ -1,0 +1,91 @@
+"""What discovery says of a cluster, as a test sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from extproc.core.types import Endpoint
+from extproc.kubewiring import Kubernetes
+from extproc.shell.discovery.kubewatch import WatchTimes
+from tests.e2e.harness import eventually
+
+PATIENCE_S = 40.0
+TIMES = WatchTimes(watch_s=20.0, relist_s=3600.0)
+"""No relist: what is lost must be found by the signs that there are."""
+
+Truth = Mapping[str, bool]
+"""By address: whether it is ready."""
+
+
+class Followed:
+    """Collects what is handed on.
+
+    Attributes:
+        endpoints: The newest; None before the first.
+        num_told: How often.
+        least: The smallest number of endpoints since the first that were some.
+    """
+
+    def __init__(self, kubernetes: Kubernetes) -> None:
+        self.kubernetes = kubernetes
+        self.endpoints: Sequence[Endpoint] | None = None
+        self.num_told = 0
+        self.least = 0
+
+    def take(self, endpoints: Sequence[Endpoint]) -> None:
+        self.endpoints = endpoints
+        self.num_told += 1
+        self.least = min(self.least, len(endpoints)) if self.least else len(endpoints)
+
+    @property
+    def seen(self) -> Truth | None:
+        if self.endpoints is None:
+            return None
+        return {endpoint.address: endpoint.is_ready for endpoint in self.endpoints}
+
+    async def until(self, truth: Truth, *, within_s: float = PATIENCE_S) -> float:
+        """Wait until what is seen is the truth; answers the seconds that it took.
+
+        Raises:
+            AssertionError: It is not in the end; with the differences.
+        """
+        began_s = time.monotonic()
+
+        async def is_true() -> bool:
+            return self.seen == truth
+
+        try:
+            await eventually(is_true, within_s=within_s, every_s=0.005)
+        except AssertionError:
+            seen = self.seen or {}
+            too_many = {each: seen[each] for each in seen if seen[each] != truth.get(each)}
+            too_few = {each: truth[each] for each in truth if seen.get(each) != truth[each]}
+            message = f"after {within_s} s: seen {too_many}, true {too_few}"
+            raise AssertionError(message) from None
+        return time.monotonic() - began_s
+
+
+@asynccontextmanager
+async def following(
+    kubeconfig: Path,
+    follow: Callable[[Kubernetes, Callable[[Sequence[Endpoint]], None]], Coroutine[Any, Any, None]],
+    *,
+    times: WatchTimes = TIMES,
+) -> AsyncIterator[Followed]:
+    """Follow something as the owner of a kubeconfig, for as long as the block lasts."""
+    kubernetes = Kubernetes(kubeconfig, clock=time.monotonic, rng=Random(1), times=times)
+    followed = Followed(kubernetes)
+    task = asyncio.ensure_future(follow(kubernetes, followed.take))
+    try:
+        yield followed
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await kubernetes.aclose()
