@@ -215,8 +215,12 @@ class Fleet:
             self._at(self.now + phase_s, partial(self._flush, router))
 
     def _scrape(self, router: FleetRouter, pod: FleetPod) -> None:
-        if not pod.is_alive:
-            return
+        if pod.is_alive:
+            self._look_at_page(router, pod)
+            again_s = self.now + self.settings.scrape_interval_s
+            self._at(again_s, partial(self._scrape, router, pod))
+
+    def _look_at_page(self, router: FleetRouter, pod: FleetPod) -> None:
         taken_at_s, seen_s = self.now, router.seen_s.get(pod.address, NEVER_S)
         report, router.seen_s[pod.address] = pod.report(taken_at_s, seen_s)
 
@@ -224,7 +228,6 @@ class Fleet:
             router.pool.record_report(pod.address, report, taken_at_s=taken_at_s)
 
         self._at(self.now + self.settings.scrape_delay_s, record)
-        self._at(self.now + self.settings.scrape_interval_s, partial(self._scrape, router, pod))
 
     def _flush(self, router: FleetRouter) -> None:
         """Envoy sends its access log to a router: everything that ended since the last time."""
@@ -247,6 +250,7 @@ class Fleet:
             if pod.address not in router.known:
                 router.known.add(pod.address)
                 self._look_at_models(router, pod)
+                self._look_at_page(router, pod)  # at once, and from then on out of phase
                 phase_s = self._rng.uniform(0, self.settings.scrape_interval_s)
                 self._at(self.now + phase_s, partial(self._scrape, router, pod))
 

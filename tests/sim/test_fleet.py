@@ -160,6 +160,22 @@ def test_a_scrape_arrives_with_its_age() -> None:
     assert 0.5 < max(ages) <= 0.7 + 1e-9
 
 
+def test_every_pod_is_known_from_the_first_look_on() -> None:
+    """Routers look at once, as the scraper does; rare scrapes leave no pod out at the start."""
+    known: list[int] = []
+
+    class Spy:
+        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+            known.append(len(snapshot.endpoints))
+            assert all(view.is_known for view in snapshot.endpoints)
+            return Choice((snapshot.endpoints[0],))
+
+    work = workload(*(arrival(0.1 * number) for number in range(1, 10)))
+    run(work, Spy, num_pods=4, scrape_interval_s=1.0, scrape_delay_s=0.01)
+
+    assert known == [4] * 9
+
+
 def test_adapters_show_on_the_page_from_their_first_token_to_the_step_before_their_last() -> None:
     pod = _pod()
     pod.submit(Flight("0", arrival(0.0, "a", output_tokens=3), 0), 0.0)
