@@ -41,6 +41,9 @@ class PeersConfig(Section):
     interval_s: float = Field(
         5.0, ge=0.1, le=3600, description="Seconds between two lookups of `dns`."
     )
+    nameservers: tuple[Address, ...] = Field(
+        (), description="`ip:port` of the servers to ask for `dns`; none means /etc/resolv.conf."
+    )
     ca_file: Path | None = Field(
         None,
         description="PEM file that replicas' certificates are signed by, where `server.tls` is "

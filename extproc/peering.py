@@ -197,6 +197,7 @@ class Peering:
             on_failure=lambda trouble: log.error("peers: %s", trouble),
             clock=self._clock,
             interval_s=peers.interval_s,
+            nameservers=peers.nameservers,
         ).run()
 
     def _port(self) -> int | None:

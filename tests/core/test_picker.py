@@ -325,3 +325,16 @@ def test_a_rule_that_waits_is_passed_on_and_starts_no_session() -> None:
     assert held.pick(snapshot(endpoint_view(), now=5.0), asked) == Wait(6.0, "full")
     held.configure(BUILT_IN["founding"](), "founding")
     assert picked(held.pick(snapshot(endpoint_view()), asked)).reason != "session"
+
+
+class CountsRouters:
+    """A rule that tells what it was told."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+        return Choice(snapshot.endpoints, reason=f"routers-{snapshot.num_routers}")
+
+
+def test_a_rule_is_told_how_many_routers_there_are() -> None:
+    asked = Snapshot(snapshot(endpoint_view()).endpoints, num_routers=4)
+
+    assert picked(picker(CountsRouters()).pick(asked, request())).reason == "routers-4"

@@ -70,6 +70,14 @@ def test_a_snapshot_is_sorted_by_address_and_names_the_nameless() -> None:
     assert snapshot.now == 3.0
 
 
+def test_a_snapshot_says_how_many_routers_there_are() -> None:
+    made = pool()
+    before = made.snapshot(now=0.0).num_routers
+    made.set_num_routers(3)
+
+    assert (before, made.snapshot(now=0.0).num_routers) == (1, 3)
+
+
 def test_an_endpoint_that_stays_keeps_its_state_and_takes_its_new_description() -> None:
     made = pool()
     start(made)
