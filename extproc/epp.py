@@ -16,6 +16,7 @@ from typing import Any
 
 from extproc.app import App
 from extproc.config import Config, RequestConfig
+from extproc.configbase import MAX_PORT
 from extproc.configfile import ConfigError, check_sections, read_sections
 from extproc.eppflags import IGNORED, KINDS, help_text
 from extproc.goflags import FlagError, Kind, parse_flags, to_bool, to_bytes, to_int, to_seconds
@@ -169,7 +170,7 @@ class Plan:
         for name, section, key in ports:
             if name in self.given:
                 host = str(sections[section][key]).rpartition(":")[0]
-                sections[section][key] = f"{host}:{to_int(name, self.given[name])}"
+                sections[section][key] = f"{host}:{_port(name, self.given[name])}"
 
     def _set_discovery(self, sections: _Sections) -> None:
         given = self.given
@@ -263,10 +264,17 @@ def _level(verbosity: int) -> str:
 
 def _ports(given: Mapping[str, str]) -> list[int]:
     name = "endpoint-target-ports"
-    ports = [to_int(name, port) for port in given.get(name, "").split(",") if port]
+    ports = [_port(name, port) for port in given.get(name, "").split(",") if port]
     if not 1 <= len(set(ports)) <= 8:
         raise FlagError(f"--{name}: from 1 to 8 ports, such as 8000 or 8000,8001")
     return list(dict.fromkeys(ports))
+
+
+def _port(name: str, value: str) -> int:
+    port = to_int(name, value)
+    if not 0 <= port <= MAX_PORT:
+        raise FlagError(f"--{name}: {port}: a port must be at most {MAX_PORT}")
+    return port
 
 
 def _files(certificate: Path, key: Path) -> _Sections:

@@ -6,6 +6,7 @@ needs nothing else of the admin port.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
@@ -14,6 +15,8 @@ from extproc.config import Config
 from extproc.shell import wire
 from extproc.shell.admin import MetricsServer
 from extproc.shell.rpc import Method
+
+log = logging.getLogger(__name__)
 
 
 class SidePorts:
@@ -46,11 +49,13 @@ class SidePorts:
                 host, port = _split(self._health_at)
                 self._health = await wire.serve(self._methods, host=host, port=port)
                 self.health_address = self._health.address
+                log.info("health on %s", self.health_address)
             if self._metrics_at is not None:
                 host, port = _split(self._metrics_at)
                 self._metrics = MetricsServer(host, port, self._registry)
                 await self._metrics.start()
                 self.metrics_address = f"{self._metrics_at.rpartition(':')[0]}:{self._metrics.port}"
+                log.info("metrics on %s", self.metrics_address)
         except OSError:
             await self.aclose()
             raise

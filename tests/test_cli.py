@@ -22,7 +22,7 @@ from extproc.sim.pod import PodConfig, RunningPod, start_pod
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import PickerProcess, chat
 
-COMMANDS = ("serve", "check-config", "envoy", "check-pod", "watch", "lab", "demo")
+COMMANDS = ("serve", "epp", "check-config", "envoy", "check-pod", "watch", "lab", "demo")
 GOOD = "discovery: {static: ['10.0.0.7:8000']}\n"
 
 

@@ -69,6 +69,7 @@ def test_list_names_every_status() -> None:
         LIVENESS: SERVING,
         READINESS: NOT_SERVING,
         EXT_PROC: NOT_SERVING,
+        "inference-extension": NOT_SERVING,
     }
 
 
