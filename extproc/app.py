@@ -180,6 +180,7 @@ class App:
             eds=self._eds,
             wire=self._wire,
             num_config_failures=lambda: self._num_config_failures,
+            is_ready=lambda: not self._why_not_ready(),
         )
         host, _, port = config.admin.address.rpartition(":")
         self._sides = SidePorts(config, health=self._health.methods(), registry=self._registry)

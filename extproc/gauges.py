@@ -21,9 +21,11 @@ def add_gauges(
     eds: EdsService,
     wire: Counters,
     num_config_failures: Callable[[], int],
+    is_ready: Callable[[], bool],
 ) -> None:
     """Have the parts' own counts read at each scrape of the metrics."""
     add = telemetry.add_gauge
+    add("ready", "Takes requests: synced, and not draining", is_ready)
     add("streams_active", "Open ext_proc streams", lambda: processor.num_open)
     add("picks_in_flight", "Picks that have not ended", lambda: pool.num_in_flight)
     add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
