@@ -10,6 +10,9 @@ MAX_PROBES = 16
 """Half as high again sixteen times is more than six-hundredfold."""
 STRIDE = 1.5
 """Ratio between two rates while one of them is still to fail, or to pass."""
+MAX_DESCENT = 8.0
+"""A rule that fails at a rate so many times lower than the lowest common one is not followed down:
+slow runs are long, and how bad it is no longer matters."""
 EXACT = 1 + 1e-9
 """Rates that differ by less are the same."""
 
@@ -40,13 +43,14 @@ class CapacitySearch:
         """
         for rate_rps in rates_rps:
             self._measure(rate_rps)
+        floor_rps = min(self.points, default=0.0) / MAX_DESCENT
         stride, has_passed = STRIDE, True
         if near_rps:
             stride = self.resolution
             has_passed = self._measure(near_rps / sqrt(stride))
         for _ in range(MAX_PROBES):
             low, high = bracket(self.points, self.target)
-            if high is not None and high <= low * self.resolution * EXACT:
+            if high is not None and high <= max(low * self.resolution, floor_rps) * EXACT:
                 break
             has_passed = self._measure(_probe(low, high, stride, has_passed))
             stride = min(stride**2, STRIDE)
@@ -85,7 +89,8 @@ def bracket(points: Mapping[float, float], target: float) -> tuple[float, float 
 def capacity(points: Mapping[float, float], target: float) -> float:
     """The rate at which attainment falls below the target, on the line between two measurements.
 
-    At rate 0 everything is attained. If every measurement reached the target it is the highest
+    At rate 0 everything is attained. If no measurement reached the target it lies on the line from
+    there: a guess. If every measurement reached the target it is the highest
     rate measured: a lower bound.
     """
     low, high = bracket(points, target)

@@ -20,9 +20,7 @@ def test_capacity_lies_where_the_line_crosses_the_target() -> None:
     assert bracket({10: 1.0}, 0.99) == (10, None)
 
 
-@given(
-    true=st.floats(0.5, 500), near=st.none() | st.floats(0.5, 500), resolution=st.floats(1.02, 2)
-)
+@given(true=st.floats(4, 500), near=st.none() | st.floats(4, 500), resolution=st.floats(1.02, 2))
 def test_the_search_closes_in_on_the_capacity(
     true: float, near: float | None, resolution: float
 ) -> None:
@@ -61,6 +59,13 @@ def test_the_search_goes_beyond_rates_that_are_all_attained_but_not_for_ever() -
 
     assert endless.run([1, 2]) == pytest.approx(2 * STRIDE**MAX_PROBES)
     assert len(endless.points) == 2 + MAX_PROBES
+
+
+def test_a_hopeless_rule_is_not_followed_down_for_ever() -> None:
+    search = CapacitySearch(lambda _: 0.5)
+
+    assert 0 < search.run([16, 32]) < 2
+    assert 16 / 8 / STRIDE < min(search.points) <= 16 / 8
 
 
 def test_the_rates_of_the_suite_are_measured_whatever_the_search_needs() -> None:
