@@ -46,6 +46,7 @@ class PodState:
     """Everything about a pod, at one moment.
 
     Attributes:
+        free_at_s: When its step in progress ends.
         profile: Its engine's costs.
         max_loras: Its slots.
         kv_capacity_tokens: Its KV cache.
@@ -56,6 +57,7 @@ class PodState:
         queued: Its queue, prefills in progress included, head first.
     """
 
+    free_at_s: float
     profile: EngineProfile
     max_loras: int
     kv_capacity_tokens: int
@@ -102,6 +104,7 @@ def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodState:
         )
     queued += [_queued(pod.flights[request.id].arrival) for request in engine.waiting]
     return PodState(
+        pod.free_at_s,
         engine.profile,
         engine.max_loras,
         engine.kv_blocks * engine.profile.block_tokens,
@@ -140,7 +143,7 @@ class _Run:
     def __init__(self, state: PodState, slo: Slo, now: float, extra: Queued | None) -> None:
         self._state = state
         self._slo = slo
-        self._now = now
+        self._now = max(now, state.free_at_s)
         self._step = 0  # tokens that a request running from the start would have got
         self._misses = 0
         self._slot_s = 0.0
@@ -160,8 +163,8 @@ class _Run:
     def finish(self) -> Forecast:
         total_s = 0.0
         while self._batch or self._queue:
-            if self._queue and self._may_admit:
-                self._admit()
+            while self._queue and self._may_admit and self._admit():
+                pass
             if self._batch:
                 total_s += self._run_to_next_end()
         return Forecast(self._misses, total_s, self._slot_s)
@@ -195,29 +198,34 @@ class _Run:
             self._misses += 1
         return self._now
 
-    def _admit(self) -> None:
-        """Prefill everything that may start now."""
-        admitted, kept = [], []
+    def _admit(self) -> bool:
+        """Prefill what may start now, as much as one step takes. False if that is nothing."""
+        admitted: list[Queued] = []
+        kept: list[Queued] = []
         load_s = 0.0
         self._may_admit = False  # until an adapter leaves, or KV that was short gets free
         state = self._state
+        budget = state.profile.max_num_batched_tokens - len(self._batch)
         for index, each in enumerate(self._queue):
             adapter = each.adapter
             is_new = adapter is not None and adapter not in self._active
             if is_new and len(self._active) >= state.max_loras:
                 kept.append(each)
                 continue
-            if self._batch and self._kv + each.prompt_tokens > state.kv_capacity_tokens:
+            is_full = self._kv + each.prompt_tokens > state.kv_capacity_tokens
+            if (self._batch and is_full) or (admitted and each.prompt_tokens > budget):
                 kept += self._queue[index:]
                 self._may_admit = True
                 break
             if is_new and adapter not in state.gpu_adapters:
                 load_s += self._load_s(adapter)
+            budget -= each.prompt_tokens
             self._enter(adapter, each.prompt_tokens)
             admitted.append(each)
         self._queue = kept
         if admitted:
             self._prefill(admitted, load_s)
+        return bool(admitted)
 
     def _load_s(self, adapter: str | None) -> float:
         state = self._state
