@@ -1,57 +1,157 @@
-"""Results that others have published, as orders of magnitude: the laboratory must find them too."""
+"""Results that others have published, as orders of magnitude: the laboratory must find them too.
+
+`pytest -s` prints both and how far they are apart.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
+from statistics import fmean, median
+from typing import TypeVar
 
 from extproc.core.policies import LeastPending, Policy
 from extproc.core.policies.ranking import least
 from extproc.core.types import Choice, RequestInfo, Snapshot
+from extproc.sim.fleet import Fleet
+from extproc.sim.fleetsettings import FleetSettings
 from extproc.sim.judge import Slo, measure
 from extproc.sim.profiles import H100_8B
+from extproc.sim.workload import Arrival, Workload
 from extproc.sim.workloads.synthetic import uniform
 from tests.sim.lab import run
 
 
-class LeastKvUsage:
-    """The scraped KV usage alone decides."""
+Key = TypeVar("Key", int, float)
+
+
+def show(title: str, published: Mapping[Key, float], found: Mapping[Key, float]) -> None:
+    print(f"\n{title}")
+    for key, value in published.items():
+        print(f"  {key!s:>12} {value:10.0f} {found[key]:10.0f}   x {found[key] / value:.2f}")
+
+
+# --- the cliff ------------------------------------------------------------------------------
+
+SGLANG_13349_MS = {8: 39.65, 16: 6278.0}
+"""Median TTFT by adapters in use; 8 slots, Llama 3.1 8B on two H100 (sgl-project/sglang, pull
+request 13349). Its load is not ours: 4 requests per second with prompts up to 4,096 tokens."""
+
+
+def test_more_adapters_than_slots_is_a_cliff() -> None:
+    """Two orders of magnitude, at a rate at which 8 adapters are served at once.
+
+    vLLM passes over what waits for a slot, so with 16 adapters about half of the requests starve
+    and the median lies on the edge between them: it differs between seeds by a factor of ten.
+    """
+
+    def median_ms(num_adapters: int, seed: int) -> float:
+        work = uniform(
+            "u", num_adapters=num_adapters, rate_rps=16, duration_s=120, seed=seed, ranks=(16,)
+        )
+        result = run(work, num_pods=1, max_loras=8, warm_up_s=20)
+        return measure(result, Slo()).ttft_p50_s * 1e3
+
+    found = {n: median(median_ms(n, seed) for seed in range(3)) for n in (8, 16, 24)}
+    show("median TTFT by adapters, 8 slots, ms: published, found", SGLANG_13349_MS, found)
+
+    assert SGLANG_13349_MS[8] / 2 < found[8] < SGLANG_13349_MS[8] * 2
+    assert SGLANG_13349_MS[16] / 10 < found[16] < SGLANG_13349_MS[16] * 10
+    assert found[24] > 100 * found[8]
+
+
+# --- old scrapes ----------------------------------------------------------------------------
+
+H29_MS = {0.001: 74.0, 0.01: 73.0, 0.05: 230.0, 0.1: 325.0, 0.5: 1163.0}
+"""p99 TTFT by the age of the KV usage that a router goes by, s (inference-sim, hypothesis H29): the
+mean of three seeds at 1 and 100 ms, else one. The three at 100 ms lie between 273 and 415."""
+H29_ERROR = 2.0
+"""Factor; seen are 0.74 (at 50 ms) to 1.28 (at 10 ms)."""
+
+BLIS = replace(
+    H100_8B,
+    name="blis-h100-tp2",
+    # inference-sim, defaults.yaml: llama-3.1-8b-instruct on H100, tensor parallelism 2.
+    step_s=0.00691,
+    step_per_prefill_token_s=0.00001767,
+    step_per_decode_s=0.00000284,
+    step_per_kv_token_s=0.0,
+    kv_capacity_tokens=132_139 * 16,
+    max_num_batched_tokens=2048,
+    max_num_seqs=256,
+)
+
+
+def h29(seed: int) -> Workload:
+    """500 requests at 85 % of what four pods can do, 512 tokens in and out."""
+    rng = random.Random(seed)
+    at_s = 0.0
+    arrivals = []
+    for _ in range(500):
+        at_s += rng.expovariate(195)
+        arrivals.append(Arrival(at_s, None, prompt_tokens=512, output_tokens=512))
+    return Workload("h29", tuple(arrivals), {}, seed, "as in inference-sim's H29")
+
+
+class LeastKvInside:
+    """The KV usage alone decides, looked at inside the engine every so often: with what the step in
+    progress will have when it ends. The first pod wins a tie. As BLIS has it; no page shows it."""
+
+    def __init__(self, age_s: float) -> None:
+        self._age_s = age_s
+        self._looked_s = -age_s
+        self._usage: dict[str, float] = {}
+        self.fleet: Fleet | None = None
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+        assert self.fleet is not None
+        if snapshot.now >= self._looked_s + self._age_s:
+            self._looked_s = snapshot.now - snapshot.now % self._age_s
+            for address, pod in self.fleet.pods.items():
+                pod.catch_up(snapshot.now)
+                self._usage[address] = pod.engine.stats.kv_usage_ratio
+        return Choice((min(snapshot.endpoints, key=lambda view: self._usage[view.address]),))
+
+
+class LeastKvOnPage:
+    """The KV usage on the metrics page alone decides."""
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         return Choice((least(snapshot.endpoints, lambda view: view.kv_usage_ratio, rng),))
 
 
-def test_more_adapters_than_slots_is_a_cliff() -> None:
-    """SGLang issue 13349: 8 slots; median TTFT 40 ms with 8 adapters, 6,278 ms with 16."""
-    median_s = {}
-    for num_adapters in (8, 16, 24):
-        work = uniform(
-            "u", num_adapters=num_adapters, rate_rps=12, duration_s=120, seed=1, ranks=(16,)
-        )
-        result = run(work, num_pods=1, max_loras=8, warm_up_s=20)
-        median_s[num_adapters] = measure(result, Slo()).ttft_p50_s
-
-    assert median_s[8] < 0.05
-    assert median_s[16] > 8 * median_s[8]
-    assert median_s[24] > 100 * median_s[8]
+def p99_ms(policy: type[Policy] | LeastKvInside, interval_s: float, seed: int) -> float:
+    settings = FleetSettings(
+        profile=BLIS, scrape_interval_s=interval_s, scrape_delay_s=0.0, report_expiry_s=10.0
+    )
+    make = (lambda: policy) if isinstance(policy, LeastKvInside) else policy
+    fleet = Fleet(settings, h29(seed), make, seed=seed)
+    if isinstance(policy, LeastKvInside):
+        policy.fleet = fleet
+    return measure(fleet.run(), Slo()).ttft_p99_s * 1e3
 
 
-def test_old_scrapes_ruin_a_rule_that_lives_on_them_and_not_one_that_counts() -> None:
-    """BLIS, experiment H29, above 80 % load: KV usage alone, p99 TTFT at 500 ms scrapes 16 times
-    that at 10 ms (here 3 times); with a count of one's own requests at 100 ms 4 % more."""
+def test_old_knowledge_of_kv_usage_ruins_the_tail_as_in_bliss_h29() -> None:
+    found = {
+        age_s: fmean(p99_ms(LeastKvInside(age_s), age_s, seed) for seed in range(5))
+        for age_s in H29_MS
+    }
+    show("p99 TTFT by age of the KV usage, s: published, found, ms", H29_MS, found)
 
-    def p99_s(policy: type[Policy], interval_s: float) -> float:
-        work = uniform("u", num_adapters=4, rate_rps=48, duration_s=30, seed=1, ranks=(16,))
-        result = run(
-            work,
-            policy,
-            num_pods=4,
-            profile=replace(H100_8B, max_num_seqs=64),
-            scrape_interval_s=interval_s,
-            scrape_delay_s=0.001,
-            warm_up_s=10,
-        )
-        return measure(result, Slo()).ttft_p99_s
+    for age_s, published_ms in H29_MS.items():
+        assert published_ms / H29_ERROR < found[age_s] < published_ms * H29_ERROR
+    assert found[0.5] > 10 * found[0.001]
 
-    assert p99_s(LeastKvUsage, 0.5) > 2 * p99_s(LeastKvUsage, 0.01)
-    assert p99_s(LeastPending, 0.5) < 1.1 * p99_s(LeastPending, 0.01)
+
+def test_a_page_is_a_step_old_however_often_it_is_scraped() -> None:
+    """A page shows what the last step left, and steps with four prompts take 43 ms: scraped every
+    millisecond it is as good as BLIS's knowledge at 50 to 100 ms. So old scrapes add less: a factor
+    of three at 500 ms, where BLIS has one of sixteen. One's own counts need no page."""
+    page = {s: fmean(p99_ms(LeastKvOnPage, s, seed) for seed in range(5)) for s in (0.001, 0.5)}
+    own = {s: fmean(p99_ms(LeastPending, s, seed) for seed in range(5)) for s in (0.001, 0.5)}
+    print(f"\np99 TTFT, ms, scraped every 1 and 500 ms: page {page}, own counts {own}")
+
+    assert H29_MS[0.05] / H29_ERROR < page[0.001] < H29_MS[0.1] * H29_ERROR
+    assert page[0.5] > 2 * page[0.001]
+    assert own[0.5] < 1.1 * own[0.001] < page[0.001] / 3

@@ -48,11 +48,17 @@ def _throughput_rps(model: str, num_adapters: int) -> float:
 
 @pytest.mark.parametrize("case", slora.TABLE_3_RPS, ids=str)
 def test_s_loras_table_3_comes_out_within_the_stated_error(case: tuple[str, int]) -> None:
-    assert _throughput_rps(*case) == pytest.approx(slora.TABLE_3_RPS[case], rel=ERROR_THROUGHPUT)
+    published, found = slora.TABLE_3_RPS[case], _throughput_rps(*case)
+    print(f"{case}: published {published:.2f}/s, found {found:.2f}/s, {found / published - 1:+.1%}")
+
+    assert found == pytest.approx(published, rel=ERROR_THROUGHPUT)
 
 
 def test_without_a_gate_throughput_is_flat_in_the_number_of_adapters() -> None:
-    assert _throughput_rps("S1", 2000) > FLATNESS * _throughput_rps("S1", 5)
+    flatness = _throughput_rps("S1", 2000) / _throughput_rps("S1", 5)
+    print(f"throughput with 2,000 adapters over that with 5: published 0.945, found {flatness:.3f}")
+
+    assert flatness > FLATNESS
 
 
 def test_every_gpu_profile_says_that_it_is_a_model() -> None:
