@@ -1,0 +1,614 @@
+"""The endpoint picker protocol, statement by statement, through a real Envoy as charts set it up.
+
+Which statement each test holds is told in docs/epp.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+import pytest_asyncio
+from grpc import aio
+from grpc_health.v1 import health_pb2
+
+from extproc.sim.pod import RunningPod, start_pod
+from extproc.sim.profiles import INSTANT
+from tests.e2e.charts import (
+    DESTINATION,
+    SCORES_HEADER,
+    SUBSET_TEXT_HEADER,
+    TOLD_HEADER,
+    Chart,
+    EppProcess,
+    gateway_config,
+    subset,
+)
+from tests.e2e.conftest import NUM_PODS, picker_config, pod_config
+from tests.e2e.harness import Answer, Client, EnvoyProcess, chat, eventually, h2_request
+from tests.shell.pki import Pki
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.asyncio(loop_scope="session"),
+    # Several processes start in each of some tests; on a busy machine each may take half a minute.
+    pytest.mark.timeout(240),
+]
+
+MODELS = [f"only-{number}" for number in range(NUM_PODS)]
+SERVERS = [f"pod-{number}" for number in range(NUM_PODS)]
+PATH = "/v1/chat/completions"
+SLOW = replace(INSTANT, step_s=0.05)
+"""An engine that needs 50 ms for a token."""
+SERVING, NOT_SERVING = 1, 2
+SESSION = "x-session"
+HINTS = {
+    "x-llm-d-inference-objective": "batch",
+    "x-llm-d-inference-fairness-id": "team-a",
+    "x-llm-d-slo-ttft-ms": "200",
+    "x-llm-d-slo-tpot-ms": "20.5",
+    "x-gateway-inference-objective": "old",
+    "x-gateway-inference-fairness-id": "old",
+}
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A running Envoy with its picker."""
+
+    chart: Chart
+    envoy: EnvoyProcess
+    client: Client
+    picker: EppProcess
+
+
+@asynccontextmanager
+async def generating(
+    http: aiohttp.ClientSession, envoy: EnvoyProcess, model: str, *, max_tokens: int, **headers: str
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """An answer whose first token has come and whose last one is far away."""
+    async with http.post(
+        envoy.url + PATH,
+        data=chat(model, stream=True, max_tokens=max_tokens),
+        headers={"content-type": "application/json", **headers},
+    ) as response:
+        assert response.status == 200, await response.read()
+        first = await response.content.readuntil(b"\n\n")
+        assert first.startswith(b"data: {")
+        yield response
+
+
+@asynccontextmanager
+async def running(
+    chart: Chart, picker: EppProcess, pods: list[RunningPod], **options: Any
+) -> AsyncIterator[EnvoyProcess]:
+    """An Envoy whose health checks have found the picker over TLS."""
+    addresses = [pod.address for pod in pods]
+    config = gateway_config(chart, picker.address, pods=addresses, **options)
+    async with EnvoyProcess(config) as envoy:
+        await eventually(lambda: is_healthy(envoy))
+        yield envoy
+
+
+async def is_healthy(envoy: EnvoyProcess) -> bool:
+    name = "cluster.picker.health_check.success"
+    return (await envoy.stats(name)).get(name, 0) > 0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def epp(pods: list[RunningPod]) -> AsyncIterator[EppProcess]:
+    """A picker that names no fallbacks: original-destination clusters take one address."""
+    async with EppProcess(picker_config(pods, request={"session_header": SESSION})) as process:
+        yield process
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def epp_with_fallbacks(pods: list[RunningPod]) -> AsyncIterator[EppProcess]:
+    config = picker_config(
+        pods, request={"session_header": SESSION}, destination={"num_fallbacks": 2}
+    )
+    async with EppProcess(config, "--emit-endpoint-scores") as process:
+        yield process
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=list(Chart), ids=str)
+async def gateway(
+    request: pytest.FixtureRequest,
+    pods: list[RunningPod],
+    epp: EppProcess,
+    epp_with_fallbacks: EppProcess,
+    http: aiohttp.ClientSession,
+) -> AsyncIterator[Gateway]:
+    chart: Chart = request.param
+    picker = epp_with_fallbacks if chart is Chart.OVERRIDE_HOST else epp
+    async with running(chart, picker, pods) as envoy:
+        yield Gateway(chart, envoy, Client(envoy.url, http), picker)
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="session",
+    params=[Chart.ORIGINAL_DST_METADATA, Chart.OVERRIDE_HOST],
+    ids=str,
+)
+async def hinting_gateway(
+    request: pytest.FixtureRequest,
+    pods: list[RunningPod],
+    epp: EppProcess,
+    epp_with_fallbacks: EppProcess,
+    http: aiohttp.ClientSession,
+) -> AsyncIterator[Gateway]:
+    """Gateways that send metadata to the picker and take them from it."""
+    chart: Chart = request.param
+    picker = epp_with_fallbacks if chart is Chart.OVERRIDE_HOST else epp
+    async with running(chart, picker, pods) as envoy:
+        yield Gateway(chart, envoy, Client(envoy.url, http), picker)
+
+
+def seen_by(pod: RunningPod) -> dict[str, str]:
+    """Headers of the last request that a pod got."""
+    headers = pod.pod.last_requests[-1]["headers"]
+    assert isinstance(headers, list)
+    return dict(headers)
+
+
+def refused(answer: Answer) -> tuple[int, object]:
+    """Status and code of an error of the picker's own."""
+    assert answer.served_by == ""
+    return answer.status, answer.error_code
+
+
+# --- ext_proc, streaming ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding_bytes", [0, 200_000, 1_500_000])
+async def test_full_duplex_requests_go_where_their_adapter_is(
+    gateway: Gateway, padding_bytes: int
+) -> None:
+    answers = [await gateway.client.chat(model, padding_bytes=padding_bytes) for model in MODELS]
+
+    assert [answer.status for answer in answers] == [200] * NUM_PODS
+    assert [answer.served_by for answer in answers] == SERVERS
+    assert [answer.json["model"] for answer in answers] == MODELS
+
+
+async def test_tokens_pass_one_by_one_in_full_duplex(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    """The first is there while the last is far away."""
+    pod = await start_pod(pod_config(0, profile=SLOW))
+    try:
+        async with (
+            EppProcess(picker_config([pod])) as picker,
+            running(Chart.ORIGINAL_DST, picker, [pod]) as envoy,
+            generating(http, envoy, "only-0", max_tokens=100) as got,
+        ):
+            running_then = pod.pod.last_requests[-1]["path"], await picker.in_flight()
+            rest = await got.content.read()
+    finally:
+        await pod.stop()
+
+    assert running_then == (PATH, {pod.address: 1})
+    assert rest.endswith(b"data: [DONE]\n\n")
+
+
+async def test_trailers_pass_in_full_duplex(gateway: Gateway) -> None:
+    if gateway.chart is Chart.OVERRIDE_HOST:
+        pytest.skip("with retries Envoy 1.40 sends such a body twice (envoyproxy/envoy 45470)")
+    answer = await h2_request(gateway.envoy.port, chat("only-1"), has_trailers=True)
+
+    assert (answer.status, answer.served_by) == (200, "pod-1")
+
+
+async def test_nothing_stays_in_flight_and_no_stream_fails(gateway: Gateway) -> None:
+    for model in MODELS:
+        await gateway.client.chat(model, stream=True)
+
+    await eventually(gateway.picker.has_none_in_flight)
+    stats = await gateway.envoy.stats("ext_proc")
+    assert stats["http.http.ext_proc.streams_started"] > 0
+    assert stats["http.http.ext_proc.streams_failed"] == 0
+    assert stats["http.http.ext_proc.spurious_msgs_received"] == 0
+
+
+# --- the subset ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["list", "text"])
+async def test_a_pick_is_always_inside_the_subset(
+    hinting_gateway: Gateway, pods: list[RunningPod], form: str
+) -> None:
+    allowed = [pods[0].address, pods[2].address]
+    headers = subset(*allowed) if form == "list" else {SUBSET_TEXT_HEADER: ",".join(allowed)}
+    answers = [await hinting_gateway.client.chat("shared", headers=headers) for _ in range(12)]
+
+    assert {answer.served_by for answer in answers} <= {"pod-0", "pod-2"}
+    assert {answer.status for answer in answers} == {200}
+    told = {address for answer in answers for address in answer.headers[TOLD_HEADER].split(",")}
+    assert told <= set(allowed)
+
+
+async def test_a_subset_of_one_is_served_by_that_one(
+    hinting_gateway: Gateway, pods: list[RunningPod]
+) -> None:
+    answers = [
+        await hinting_gateway.client.chat("shared", headers=subset(pod.address)) for pod in pods
+    ]
+
+    assert [answer.served_by for answer in answers] == SERVERS
+
+
+async def test_an_empty_subset_is_503(hinting_gateway: Gateway) -> None:
+    answer = await hinting_gateway.client.chat("shared", headers=subset())
+
+    assert refused(answer) == (503, "no_endpoints")
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_a_subset_without_an_eligible_endpoint_is_503(
+    hinting_gateway: Gateway, pods: list[RunningPod]
+) -> None:
+    unknown = await hinting_gateway.client.chat("shared", headers=subset("10.9.9.9:8000"))
+    without_model = await hinting_gateway.client.chat("only-1", headers=subset(pods[0].address))
+
+    assert refused(unknown) == (503, "no_endpoints")
+    assert refused(without_model) == (503, "no_endpoints")
+
+
+async def test_without_a_subset_every_pod_of_the_pool_is_eligible(gateway: Gateway) -> None:
+    answers = [await gateway.client.chat(model) for model in MODELS]
+
+    assert [answer.served_by for answer in answers] == SERVERS
+
+
+async def test_a_request_without_a_body_has_its_subset_too(
+    hinting_gateway: Gateway, pods: list[RunningPod]
+) -> None:
+    """A session's stored response: its pod has to be in the subset, or nobody is."""
+    client = hinting_gateway.client
+    session = {SESSION: f"s-{hinting_gateway.chart}"}
+    first = await client.chat("shared", headers=session | subset(pods[1].address))
+    inside = await client.request(
+        "GET", "/v1/responses/resp_1", headers=session | subset(pods[1].address)
+    )
+    outside = await client.request(
+        "GET", "/v1/responses/resp_1", headers=session | subset(pods[0].address)
+    )
+    nobody = await client.request("GET", "/v1/responses/resp_1", headers=session | subset())
+
+    assert first.served_by == "pod-1"
+    assert seen_by(pods[1])[DESTINATION].split(",")[0] == pods[1].address
+    assert inside.headers[TOLD_HEADER].split(",")[0] == pods[1].address
+    assert refused(outside) == (400, "stored_response_unsupported")
+    assert refused(nobody) == (503, "no_endpoints")
+
+
+async def test_the_subset_is_ignored_where_the_flag_says_so(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    config = picker_config(pods)
+    async with (
+        EppProcess(config, "--disable-endpoint-subset-filter") as picker,
+        running(Chart.ORIGINAL_DST_METADATA, picker, pods) as envoy,
+    ):
+        answer = await Client(envoy.url, http).chat("only-1", headers=subset(pods[0].address))
+
+    assert (answer.status, answer.served_by) == (200, "pod-1")
+
+
+# --- the destination -------------------------------------------------------------------------
+
+
+async def test_the_destination_is_set_as_header_and_as_metadata_alike(
+    hinting_gateway: Gateway, pods: list[RunningPod]
+) -> None:
+    for model, pod in zip(MODELS, pods, strict=True):
+        answer = await hinting_gateway.client.chat(model)
+
+        told = answer.headers[TOLD_HEADER]
+        assert told == seen_by(pod)[DESTINATION]
+        assert told.split(",")[0] == pod.address
+
+
+async def test_fallbacks_follow_in_order_and_none_is_named_twice(
+    epp_with_fallbacks: EppProcess, pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    async with running(Chart.OVERRIDE_HOST, epp_with_fallbacks, pods) as envoy:
+        answer = await Client(envoy.url, http).chat("shared")
+
+    told = answer.headers[TOLD_HEADER].split(",")
+    assert sorted(told) == sorted(pod.address for pod in pods)
+    assert told[SERVERS.index(answer.served_by)] in told
+    assert pods[SERVERS.index(answer.served_by)].address == told[0]
+
+
+async def test_a_client_s_own_destination_does_not_steer(
+    gateway: Gateway, pods: list[RunningPod]
+) -> None:
+    """Charts strip nothing at the door: every answer of ours overwrites or ends the request."""
+    headers = {DESTINATION: pods[0].address}
+    routed = await gateway.client.chat("only-1", headers=headers)
+    others = [
+        await gateway.client.request(method, path, headers=headers)
+        for method, path in (("GET", "/metrics"), ("GET", "/v1/models"), ("POST", "/sleep"))
+    ]
+
+    assert routed.served_by == "pod-1"
+    assert [answer.served_by for answer in others] == [""] * 3
+    assert [answer.status for answer in others] == [404, 200, 404]
+
+
+async def test_scores_are_told_by_rank_where_the_flag_says_so(
+    epp_with_fallbacks: EppProcess,
+    epp: EppProcess,
+    pods: list[RunningPod],
+    http: aiohttp.ClientSession,
+) -> None:
+    async with running(Chart.OVERRIDE_HOST, epp_with_fallbacks, pods) as envoy:
+        answer = await Client(envoy.url, http).chat("shared")
+    async with running(Chart.ORIGINAL_DST_METADATA, epp, pods) as envoy:
+        without = await Client(envoy.url, http).chat("shared")
+
+    told = answer.headers[TOLD_HEADER].split(",")
+    scores = json.loads(answer.headers[SCORES_HEADER])
+    assert sorted(scores, key=scores.__getitem__, reverse=True) == told
+    assert scores[told[0]] == 1
+    assert all(0 < score <= 1 for score in scores.values())
+    assert SCORES_HEADER not in without.headers
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chart", list(Chart))
+async def test_without_a_ready_endpoint_it_is_503(
+    chart: Chart, pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    async with (
+        EppProcess({"discovery": {"static": []}}) as picker,
+        running(chart, picker, pods) as envoy,
+    ):
+        answer = await Client(envoy.url, http).chat("shared", padding_bytes=200_000)
+
+    assert refused(answer) == (503, "no_endpoints")
+
+
+async def test_a_sheddable_request_is_429_while_the_pods_are_loaded(
+    http: aiohttp.ClientSession,
+) -> None:
+    pod = await start_pod(pod_config(0, profile=SLOW))
+    admission = {"priorities": {"batch": -1}, "sheddable_max_kv_usage_ratio": 0.0}
+    sheddable = {"x-llm-d-inference-objective": "batch"}
+    try:
+        async with (
+            EppProcess(picker_config([pod], admission=admission)) as picker,
+            running(Chart.ORIGINAL_DST, picker, [pod]) as envoy,
+        ):
+            client = Client(envoy.url, http)
+            idle = await client.chat("only-0", headers=sheddable)
+            async with generating(http, envoy, "only-0", max_tokens=2000):
+
+                async def shed() -> Answer | None:
+                    answer = await client.chat("only-0", headers=sheddable)
+                    return answer if answer.status != 200 else None
+
+                answer = await eventually(shed)
+                other = await client.chat("only-0")
+
+            async def taken_again() -> bool:
+                return (await client.chat("only-0", headers=sheddable)).status == 200
+
+            await eventually(taken_again)
+    finally:
+        await pod.stop()
+
+    assert idle.status == 200
+    assert refused(answer) == (429, "saturated")
+    assert answer.headers["retry-after"] == "1"
+    assert other.status == 200
+
+
+# --- who served ------------------------------------------------------------------------------
+
+
+async def test_the_endpoint_that_served_is_the_one_counted_as_busy(
+    http: aiohttp.ClientSession,
+) -> None:
+    """The first of the list has died; Envoy went on to the second and says so."""
+    pods = [await start_pod(pod_config(number, profile=SLOW)) for number in range(2)]
+    config = picker_config(
+        pods,
+        request={"session_header": SESSION},
+        destination={"num_fallbacks": 1},
+        # A picker that has not noticed yet, and does not until the test is over.
+        scrape={"interval_s": 60, "expiry_s": 600, "models_interval_s": 600},
+    )
+    session = {SESSION: "s"}
+    try:
+        async with (
+            EppProcess(config) as picker,
+            running(Chart.OVERRIDE_HOST, picker, pods) as envoy,
+        ):
+            first = await Client(envoy.url, http).chat("shared", headers=session)
+            dead = SERVERS.index(first.served_by)
+            other = 1 - dead
+            await pods[dead].stop()
+            async with generating(http, envoy, "shared", max_tokens=2000, **session) as got:
+                told = got.headers[TOLD_HEADER].split(",")
+                counted = await picker.in_flight()
+            await eventually(picker.has_none_in_flight)
+    finally:
+        for pod in pods:
+            await pod.stop()
+
+    assert told == [pods[dead].address, pods[other].address]
+    assert counted == {pods[dead].address: 0, pods[other].address: 1}
+
+
+# --- control headers -------------------------------------------------------------------------
+
+
+async def test_control_headers_do_not_reach_a_pod(gateway: Gateway, pods: list[RunningPod]) -> None:
+    answer = await gateway.client.chat("only-1", headers={**HINTS, "x-other": "kept"})
+
+    seen = seen_by(pods[1])
+    assert answer.served_by == "pod-1"
+    assert HINTS.keys() & seen.keys() == set()
+    assert seen["x-other"] == "kept"
+
+
+@pytest.mark.parametrize("name", ["x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms"])
+async def test_a_control_header_that_cannot_be_read_is_400(gateway: Gateway, name: str) -> None:
+    answer = await gateway.client.chat("only-1", headers={name: "soon"}, padding_bytes=200_000)
+
+    assert refused(answer) == (400, "invalid_header")
+    assert answer.json["error"]["param"] == name
+
+
+# --- health, TLS, ports ----------------------------------------------------------------------
+
+
+async def status_of(channel: aio.Channel, name: str) -> int:
+    """What a health check of `name` says."""
+    ask = channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+        response_deserializer=health_pb2.HealthCheckResponse.FromString,
+    )
+    answer = await ask(health_pb2.HealthCheckRequest(service=name), timeout=20)
+    return int(answer.status)
+
+
+async def test_every_health_name_is_served_on_a_plain_port(epp: EppProcess) -> None:
+    names = (
+        *("", "liveness", "readiness", "inference-extension"),
+        "envoy.service.ext_proc.v3.ExternalProcessor",
+    )
+    async with aio.insecure_channel(epp.health_address) as channel:
+        statuses = [await status_of(channel, name) for name in names]
+        with pytest.raises(aio.AioRpcError) as caught:
+            await status_of(channel, "nobody")
+
+    assert statuses == [SERVING] * len(names)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_not_ready_before_the_pool_is_known_and_alive_all_the_same(tmp_path: Path) -> None:
+    config = {"discovery": {"file": str(tmp_path / "not-there-yet.yaml")}}
+    picker = EppProcess(config)
+    try:
+        with pytest.raises(AssertionError):
+            await picker.start(within_s=0.0)
+
+        async def is_alive() -> bool:
+            try:
+                async with aio.insecure_channel(picker.health_address) as channel:
+                    return await status_of(channel, "liveness") == SERVING
+            except aio.AioRpcError:
+                return False
+
+        await eventually(is_alive, within_s=30)
+        async with aio.insecure_channel(picker.health_address) as channel:
+            before = await status_of(channel, "readiness")
+            ext_proc = await status_of(channel, "envoy.service.ext_proc.v3.ExternalProcessor")
+            (tmp_path / "not-there-yet.yaml").write_text("[]")
+
+            async def is_ready() -> bool:
+                return await status_of(channel, "readiness") == SERVING
+
+            await eventually(is_ready)
+    finally:
+        await picker.close()
+
+    assert (before, ext_proc) == (NOT_SERVING, NOT_SERVING)
+
+
+async def test_while_it_drains_it_is_alive_not_ready_and_what_runs_goes_on(
+    http: aiohttp.ClientSession,
+) -> None:
+    pod = await start_pod(pod_config(0, profile=SLOW))
+    try:
+        async with (
+            EppProcess(picker_config([pod])) as picker,
+            running(Chart.ORIGINAL_DST, picker, [pod]) as envoy,
+            generating(http, envoy, "only-0", max_tokens=60) as got,
+            aio.insecure_channel(picker.health_address) as channel,
+        ):
+            picker.send(signal.SIGTERM)
+
+            async def is_draining() -> bool:
+                return await status_of(channel, "readiness") == NOT_SERVING
+
+            await eventually(is_draining)
+            alive = await status_of(channel, "liveness")
+            rest = await got.content.read()
+            status = await picker.wait()
+    finally:
+        await pod.stop()
+
+    assert alive == SERVING
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert status == 0
+
+
+async def test_tls_is_on_with_a_certificate_that_was_made_at_the_start(gateway: Gateway) -> None:
+    await gateway.client.chat("only-1")
+
+    stats = await gateway.envoy.stats("cluster.picker.ssl")
+    assert stats["cluster.picker.ssl.handshake"] > 0
+    async with aio.insecure_channel(gateway.picker.address) as channel:
+        with pytest.raises(aio.AioRpcError):
+            await status_of(channel, "")
+
+
+async def test_a_certificate_of_one_s_own_is_served_from_its_folder(
+    pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    pki = Pki(tmp_path)
+    certificate, key = pki.issue("server")
+    certificate.rename(tmp_path / "tls.crt")
+    key.rename(tmp_path / "tls.key")
+    async with (
+        EppProcess(picker_config(pods), "--cert-path", str(tmp_path)) as picker,
+        running(Chart.ORIGINAL_DST, picker, pods, ca_file=pki.ca) as envoy,
+    ):
+        answer = await Client(envoy.url, http).chat("only-1")
+        stats = await envoy.stats("cluster.picker.ssl.fail")
+
+    assert (answer.status, answer.served_by) == (200, "pod-1")
+    assert not any(stats.values())
+
+
+async def test_metrics_have_a_port_of_their_own(gateway: Gateway) -> None:
+    await gateway.client.chat("only-1")
+
+    assert "extproc_picks_total" in await gateway.picker.metrics()
+
+
+async def test_two_pickers_are_both_ready_there_are_no_followers(
+    pods: list[RunningPod],
+) -> None:
+    """Leader election is asked for and not needed: every replica serves."""
+    flag = "--ha-enable-leader-election"
+    async with (
+        EppProcess(picker_config(pods), flag) as one,
+        EppProcess(picker_config(pods), flag) as two,
+        aio.insecure_channel(one.health_address) as first,
+        aio.insecure_channel(two.health_address) as second,
+    ):
+        statuses = await asyncio.gather(
+            status_of(first, "readiness"), status_of(second, "readiness")
+        )
+        log = one.log
+
+    assert statuses == [SERVING, SERVING]
+    assert "every replica serves" in log
