@@ -11,6 +11,7 @@ Everything here blocks; tests that run something beside it in the event loop cal
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import secrets
 import shutil
@@ -21,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import yaml
 from cryptography.hazmat.primitives import serialization
@@ -39,6 +40,15 @@ import ctypes, os, signal, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+_AUDIT_POLICY = """
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- {level: Metadata, userGroups: ["system:serviceaccounts"]}
+- {level: None}
 """
 
 _running: set[subprocess.Popen[bytes]] = set()
@@ -147,6 +157,8 @@ class ApiServer:
             "--service-cluster-ip-range=10.0.0.0/24",
             "--disable-admission-plugins=ServiceAccount",
             "--allow-privileged",
+            f"--audit-policy-file={self.dir}/audit-policy.yaml",
+            f"--audit-log-path={self.dir}/audit.log",
         )
 
     def wait_until_ready(self) -> None:
@@ -197,6 +209,14 @@ class ApiServer:
         self._write_kubeconfig(path, token, url or self.url, namespace)
         return path
 
+    def requests_of(self, namespace: str, serviceaccount: str) -> list[dict[str, Any]]:
+        """What a service account asked so far, as audit events: answered, or begun to be."""
+        user = f"system:serviceaccount:{namespace}:{serviceaccount}"
+        path = self.dir / "audit.log"
+        lines = path.read_text().splitlines() if path.exists() else []
+        events = [json.loads(line) for line in lines if line.endswith("}")]
+        return [event for event in events if event["user"]["username"] == user]
+
     # --- parts -------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
@@ -208,6 +228,7 @@ class ApiServer:
         )
         (self.dir / "service-accounts.key").write_bytes(pem)
         (self.dir / "tokens.csv").write_text(f"{self.admin_token},admin,admin,system:masters\n")
+        (self.dir / "audit-policy.yaml").write_text(_AUDIT_POLICY)
         self._write_kubeconfig(self.kubeconfig, self.admin_token, self.url, "default")
 
     def _write_kubeconfig(self, path: Path, token: str, url: str, namespace: str) -> None:
