@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.e2e.harness import free_port
 
-READY_S = 60.0
+READY_S = 120.0
 """Two seconds on an idle machine."""
 PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
 
@@ -287,7 +287,7 @@ class ApiServer:
             *arguments,
         )
         return subprocess.run(
-            command, input=input, capture_output=True, text=True, timeout=60, check=False
+            command, input=input, capture_output=True, text=True, timeout=120, check=False
         )
 
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from tests.kubernetes.apiserver import PROGRAMS, ApiServer, find_crds, missing_programs
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.faultyproxy import FaultyProxy
 
 _numbers = count()
 
 
+TIMEOUT_S = 240
+"""For a test with the fixtures that it is the first to ask for, on a machine with other work."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What asks for an API server is marked."""
+    """What asks for an API server is marked, and given time."""
     for item in items:
         if "api_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.kubernetes)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +44,7 @@ def crds(api_server: ApiServer) -> Path:
     if folder is None:
         pytest.skip("no custom resource definitions: name a folder of them by EXTPROC_CRDS")
     api_server.kubectl("apply", "--server-side", "-f", str(folder))
-    api_server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    api_server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
     return folder
 
 
@@ -46,3 +54,23 @@ def namespace(api_server: ApiServer) -> str:
     name = f"test-{next(_numbers)}"
     api_server.kubectl("create", "namespace", name)
     return name
+
+
+@pytest.fixture
+async def cluster(api_server: ApiServer, namespace: str) -> AsyncIterator[Cluster]:
+    """The namespace, to write to."""
+    async with Cluster(api_server, namespace) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def proxy(api_server: ApiServer) -> AsyncIterator[FaultyProxy]:
+    """A proxy before the API server, without faults as yet."""
+    async with FaultyProxy(api_server.url, api_server.ca_file, seed=7) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def kubeconfig(api_server: ApiServer, namespace: str, proxy: FaultyProxy) -> Path:
+    """An administrator's, for the namespace and through the proxy."""
+    return api_server.kubeconfig_for(api_server.admin_token, url=proxy.url, namespace=namespace)

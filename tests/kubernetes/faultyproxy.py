@@ -82,6 +82,21 @@ ALL = Faults(
     refused=0.05,
     delay_s=0.01,
 )
+HARSH = Faults(
+    cut=0.03,
+    tear=0.03,
+    end=0.03,
+    gone=0.03,
+    twice=0.1,
+    again=0.1,
+    lost=0.03,
+    missed=0.03,
+    gone_status=0.1,
+    error_status=0.1,
+    refused=0.1,
+    delay_s=0.02,
+)
+"""For few objects."""
 
 
 class FaultyProxy:
@@ -160,7 +175,11 @@ class FaultyProxy:
                 self._upstream + request.path_qs, headers=headers
             ) as answer:
                 if request.query.get("watch") and answer.status == 200:
-                    return await self._relay(request, answer)
+                    try:
+                        return await self._relay(request, answer)
+                    finally:
+                        if answer.connection is not None and answer.connection.transport:
+                            answer.connection.transport.abort()  # or TLS says farewell, at length
                 return web.Response(
                     status=answer.status,
                     body=await answer.read(),

@@ -12,7 +12,6 @@ import pytest
 
 from extproc.shell.discovery.kubewatch import WatchTimes
 from tests.e2e.harness import eventually
-from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.faultyproxy import ALL, NONE, Faults, FaultyProxy
 from tests.kubernetes.following import Followed, Truth, following
@@ -21,23 +20,6 @@ NUM_PODS = 500
 NUM_CHANGES = 1000
 NUM_WRITERS = 6
 NUM_ROUNDS = 20
-
-
-@pytest.fixture
-async def cluster(api_server: ApiServer, namespace: str) -> AsyncIterator[Cluster]:
-    async with Cluster(api_server, namespace) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-async def proxy(api_server: ApiServer) -> AsyncIterator[FaultyProxy]:
-    async with FaultyProxy(api_server.url, api_server.ca_file, seed=7) as proxy:
-        yield proxy
-
-
-def config(cluster: Cluster, proxy: FaultyProxy) -> Path:
-    server = cluster.server
-    return server.kubeconfig_for(server.admin_token, url=proxy.url, namespace=cluster.namespace)
 
 
 @dataclass
@@ -144,9 +126,8 @@ def truth_of(writers: list[Writer]) -> Truth:
     return {address: is_ready for each in writers for address, is_ready in each.truth().items()}
 
 
-@pytest.mark.timeout(240)
 async def test_the_pool_is_the_truth_after_changes_seen_through_faults(
-    cluster: Cluster, proxy: FaultyProxy
+    cluster: Cluster, proxy: FaultyProxy, kubeconfig: Path
 ) -> None:
     """500 pods created, made ready, moved, relabelled, ended and deleted at random.
 
@@ -155,7 +136,7 @@ async def test_the_pool_is_the_truth_after_changes_seen_through_faults(
     """
     proxy.faults = ALL
     async with following(
-        config(cluster, proxy), lambda it, on: it.follow_pods("app=vllm", (8000,), on)
+        kubeconfig, lambda it, on: it.follow_pods("app=vllm", (8000,), on)
     ) as followed:
         writers = await create(cluster, num_pods=NUM_PODS)
         await change(writers, NUM_CHANGES)
@@ -176,11 +157,11 @@ async def test_the_pool_is_the_truth_after_changes_seen_through_faults(
 
 
 async def test_a_terminating_pod_stays_unready_until_it_is_gone(
-    cluster: Cluster, proxy: FaultyProxy
+    cluster: Cluster, kubeconfig: Path
 ) -> None:
     await cluster.create_pod("a", {"app": "vllm"})
     async with following(
-        config(cluster, proxy), lambda it, on: it.follow_pods("app=vllm", (8000, 8001), on)
+        kubeconfig, lambda it, on: it.follow_pods("app=vllm", (8000, 8001), on)
     ) as followed:
         await followed.until({})
         await cluster.set_pod("a", ip="10.0.0.1", is_ready=False)
@@ -194,12 +175,12 @@ async def test_a_terminating_pod_stays_unready_until_it_is_gone(
 
 
 @pytest.fixture
-async def one_pod(cluster: Cluster, proxy: FaultyProxy) -> AsyncIterator[Followed]:
+async def one_pod(cluster: Cluster, kubeconfig: Path) -> AsyncIterator[Followed]:
     """A ready pod, followed with watches of a second."""
     await cluster.create_pod("a", {"app": "vllm"})
     await cluster.set_pod("a", ip="10.0.0.1", is_ready=True)
     async with following(
-        config(cluster, proxy),
+        kubeconfig,
         lambda it, on: it.follow_pods("app=vllm", (8000,), on),
         times=WatchTimes(watch_s=1.0, relist_s=2.0),
     ) as followed:

@@ -123,10 +123,13 @@ class KubernetesClient:
             async with asyncio.timeout(within_s), response:
                 yield []
                 rest = b""
-                async for chunk in response.content.iter_any():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    if lines:
-                        yield lines
+                try:
+                    async for chunk in response.content.iter_any():
+                        *lines, rest = (rest + chunk).split(b"\n")
+                        if lines:
+                            yield lines
+                finally:
+                    _abort(response)
         except (aiohttp.ClientError, OSError) as error:
             raise await self._failure(access, error) from error
 
@@ -215,3 +218,10 @@ class KubernetesClient:
             namespace = context.get("namespace") or "default"
         rest = self._library.client.rest.RESTClientObject(configuration)
         return _Access(configuration, rest, namespace)
+
+
+def _abort(response: aiohttp.ClientResponse) -> None:
+    """Close the connection, if the answer has not ended, without TLS's farewell: the other side may
+    be gone, and it would be waited for half a minute."""
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
