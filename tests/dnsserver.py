@@ -29,7 +29,8 @@ class DnsServer:
         questions: `NAME TYPE` of each question, and `tcp` where it came so, in order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.host = host
         self.records: dict[tuple[str, str], list[str]] = {}
         self.additional: dict[tuple[str, str], list[str]] = {}
         self.failing: set[str] = set()
@@ -54,13 +55,13 @@ class DnsServer:
         await self.stop()
 
     async def start(self, port: int = 0) -> None:
-        self._tcp = await asyncio.start_server(self._serve_tcp, "127.0.0.1", port)
+        self._tcp = await asyncio.start_server(self._serve_tcp, self.host, port)
         port = self._tcp.sockets[0].getsockname()[1]
         loop = asyncio.get_running_loop()
         self._udp, _ = await loop.create_datagram_endpoint(
-            lambda: _Datagrams(self), ("127.0.0.1", port)
+            lambda: _Datagrams(self), (self.host, port)
         )
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"{self.host}:{port}"
 
     async def stop(self) -> None:
         if self._udp is not None:

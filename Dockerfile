@@ -1,0 +1,52 @@
+# syntax=docker/dockerfile:1
+#
+# The picker (and, as `python -m extproc.sim.pod`, the fake pod):
+#
+#   docker build -t extproc --build-arg VERSION=0.1.0 --build-arg REVISION=$(git rev-parse HEAD) .
+#
+# To pin the base to the byte, give its digest as well, which a tag does not fix:
+#   docker buildx imagetools inspect python:3.11.14-slim-bookworm   # says "Digest: sha256:..."
+#   docker build --build-arg BASE=python:3.11.14-slim-bookworm@sha256:... .
+
+# The minor version that the tests run on.
+ARG BASE=python:3.11.14-slim-bookworm
+
+FROM ${BASE} AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+# Without pip: what runs needs none.
+RUN python -m venv --without-pip /venv
+WORKDIR /src
+# First what changes seldom, so that a change of ours does not install everything again.
+COPY constraints.txt ./
+RUN pip --python /venv/bin/python install --requirement constraints.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY envoy envoy
+COPY loadtest/scenarios loadtest/scenarios
+COPY loadtest/data loadtest/data
+COPY extproc extproc
+RUN pip --python /venv/bin/python install --constraint constraints.txt '.[kubernetes]'
+
+FROM ${BASE}
+ARG VERSION=unknown
+ARG REVISION=unknown
+ARG CREATED=unknown
+ARG SOURCE=unknown
+LABEL org.opencontainers.image.title="lora-extproc" \
+      org.opencontainers.image.description="Routes OpenAI-API requests to vLLM pods by LoRA adapter, as an Envoy external processor." \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.created="${CREATED}" \
+      org.opencontainers.image.source="${SOURCE}"
+COPY --from=build /venv /venv
+# The root file system may be read-only; the bytecode is there already.
+ENV PATH=/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+# By number, so that Kubernetes can see that it is not root.
+USER 65532:65532
+# gRPC, plain gRPC health, metrics; the last two where they are configured.
+EXPOSE 9002 9003 9090
+ENTRYPOINT ["extproc"]
+CMD ["serve", "--config", "/etc/extproc/extproc.yaml"]
+# The admin port's default address; Kubernetes has probes instead.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9090/healthz', timeout=2)"]

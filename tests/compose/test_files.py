@@ -1,0 +1,171 @@
+"""docker-compose.yml and the files that it hands to its services."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from extproc.cli import app
+from extproc.config import Config
+from extproc.configfile import load_config
+from tests.compose.files import COMPOSE, FILES, PROFILES, ROOT, mounts, services
+
+pytestmark = pytest.mark.timeout(180)
+
+OF_OURS = ("picker", "pods")
+ON_THE_HOST = {"gateway": 8080, "grafana": 3000, "locust": 8089}
+
+
+def needs(program: str, package: str) -> str:
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"no {program}: apt-get install {package}")
+    return found
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(params=sorted(services()))
+def service(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return services()[request.param]
+
+
+def test_docker_compose_takes_the_file() -> None:
+    compose = needs("docker-compose", "docker-compose")
+    profiles = [word for profile in PROFILES for word in ("--profile", profile)]
+
+    taken = yaml.safe_load(run(compose, "-f", str(COMPOSE), *profiles, "config"))
+
+    assert taken["services"].keys() == services().keys()
+    assert taken["services"]["pods"]["deploy"]["replicas"] == 4
+
+
+def test_every_service_has_a_check_of_its_health(service: dict[str, Any]) -> None:
+    check = service["healthcheck"]
+
+    assert check["test"][0] == "CMD"
+    assert check.keys() >= {"interval", "timeout", "retries"}
+
+
+def test_only_gateway_grafana_and_locust_have_a_port_on_the_host_and_that_on_loopback() -> None:
+    published = {name: each["ports"] for name, each in services().items() if each.get("ports")}
+
+    assert published == {name: [f"127.0.0.1:{port}:{port}"] for name, port in ON_THE_HOST.items()}
+
+
+def test_images_are_of_one_version(service: dict[str, Any]) -> None:
+    image = service["image"]
+
+    assert image == "extproc:local" or re.search(r":v?\d+\.\d+\.\d+$", image), image
+
+
+def test_nothing_may_become_more_than_it_is(service: dict[str, Any]) -> None:
+    if "vllm/" not in service["image"]:  # root in its image, and not tried without its rights
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in service
+
+
+@pytest.mark.parametrize("name", [*OF_OURS, "gateway", "prometheus"])
+def test_root_file_systems_are_read_only_where_nothing_is_written(name: str) -> None:
+    assert services()[name]["read_only"] is True
+
+
+def test_what_is_mounted_is_in_the_repository_and_read_only(service: dict[str, Any]) -> None:
+    for inside, outside in mounts(service).items():
+        if inside != "/adapters":  # the user's own
+            assert outside.exists()
+            assert f":{inside}:ro" in " ".join(service["volumes"])
+
+
+def test_what_starts_first_exists_and_has_no_profile(service: dict[str, Any]) -> None:
+    for other, how in service.get("depends_on", {}).items():
+        assert how == {"condition": "service_healthy"}
+        assert "profiles" not in services()[other]
+
+
+def test_real_pods_answer_to_the_name_of_the_fake_ones() -> None:
+    """So that DNS discovery and Prometheus find either."""
+    name = picker_config().discovery.dns
+
+    assert name is not None
+    assert name.name == "pods"
+    assert services()["vllm"]["networks"] == {"default": {"aliases": ["pods"]}}
+
+
+def picker_config() -> Config:
+    return load_config(FILES / "picker.yaml")
+
+
+def test_the_picker_is_told_of_the_cache_that_its_pods_have() -> None:
+    for name in ("pods", "vllm"):
+        words = shlex.split(services()[name]["command"][0].replace("$", ""))
+        places = int(words[words.index("--max-cpu-loras") + 1])
+        assert picker_config().pods.max_cpu_loras == places
+
+
+def test_the_picker_is_given_the_time_that_it_takes_to_drain() -> None:
+    server = picker_config().server
+    grace_s = float(services()["picker"]["stop_grace_period"].removesuffix("s"))
+
+    assert grace_s > server.drain_timeout_s + server.drain_delay_s
+
+
+def test_what_debugs_the_picker_stays_in_its_container() -> None:
+    assert picker_config().admin.address.startswith("127.0.0.1:")
+
+
+def test_the_gateway_s_configuration_is_what_the_command_prints() -> None:
+    readme = (FILES / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^extproc (envoy .*) > manifests/compose/envoy.yaml$", readme, re.M)
+
+    printed = CliRunner().invoke(app, shlex.split(command)).stdout
+
+    assert printed == (FILES / "envoy.yaml").read_text(encoding="utf-8")
+
+
+def test_prometheus_takes_its_configuration() -> None:
+    run(needs("promtool", "prometheus"), "check", "config", str(FILES / "prometheus.yml"))
+
+
+def test_grafana_is_provisioned_with_what_is_mounted() -> None:
+    folder = FILES / "grafana"
+    (provider,) = yaml.safe_load((folder / "dashboards" / "extproc.yml").read_text())["providers"]
+    (source,) = yaml.safe_load((folder / "datasources" / "prometheus.yml").read_text())[
+        "datasources"
+    ]
+    grafana = services()["grafana"]
+    inside = mounts(grafana)
+    home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+
+    assert inside["/etc/grafana/provisioning/dashboards"] == folder / "dashboards"
+    assert inside["/etc/grafana/provisioning/datasources"] == folder / "datasources"
+    assert (inside[provider["options"]["path"]] / home.name).is_file()
+    assert str(home.parent) == provider["options"]["path"]
+    assert source["url"] == "http://prometheus:9090"
+    scraped = yaml.safe_load((FILES / "prometheus.yml").read_text())["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == scraped
+
+
+@pytest.mark.parametrize("page", ["README.md", "manifests/compose/README.md"])
+def test_the_variables_that_a_page_names_are_those_of_the_file(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `([A-Z_]+)` \|", text, re.M))
+    named |= set(re.findall(r"^([A-Z_]+)=\S+ (?:[A-Z_]+=\S+ )*docker compose", text, re.M))
+    known = set(re.findall(r"\$\{(\w+):-", COMPOSE.read_text(encoding="utf-8")))
+
+    assert named <= known
+    if page.startswith("manifests"):
+        assert named == known
