@@ -27,7 +27,6 @@ from extproc.core.engines import PROFILES
 from extproc.core.picker import Picker
 from extproc.core.pool import Pool
 from extproc.core.router import Router
-from extproc.core.stream import Stream
 from extproc.core.types import Endpoint, LoadReport, ModelCard, Snapshot
 from extproc.core.wire.limits import Counters
 from extproc.dispatch import ObservedDispatcher
@@ -50,6 +49,7 @@ from extproc.shell.server import ExternalProcessor
 from extproc.shell.telemetry import Telemetry
 from extproc.shell.vllm import ModelsPoller
 from extproc.sideports import SidePorts
+from extproc.traced import make_tracing, new_stream_of
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +137,7 @@ class App:
             on_not_found=lambda address: self._models.poke(address),
         )
         stream_settings = settings.stream_settings(config)
+        self._tracing = make_tracing(config.tracing)
         codec = Codec(
             model_namespace=config.request.model_namespace,
             model_key=config.request.model_key,
@@ -146,7 +147,7 @@ class App:
             tells_scores=config.destination.tells_scores,
         )
         self._processor = ExternalProcessor(
-            lambda: Stream(self._dispatcher, stream_settings),
+            new_stream_of(self._dispatcher, stream_settings, self._tracing),
             codec,
             time.monotonic,
             call_later=asyncio.get_running_loop().call_later,
@@ -367,6 +368,8 @@ class App:
                     task.cancel()
         finally:
             await self._peering.aclose()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
             await self._scraper.aclose()
             await self._models.aclose()
             await self._admin.stop()

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from extproc.config_dns import DnsConfig
 from extproc.config_kubernetes import KubernetesConfig
 from extproc.config_peers import PeersConfig
+from extproc.config_tracing import TracingConfig
 from extproc.configbase import Address
 from extproc.configbase import Section as _Section
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
@@ -356,6 +357,7 @@ class Config(_Section):
         default_factory=CompletionsConfig, description="How requests end."
     )
     peers: PeersConfig | None = Field(None, description="Other replicas of this router.")
+    tracing: TracingConfig = Field(default_factory=TracingConfig, description="Spans.")
     log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
 
     @model_validator(mode="after")

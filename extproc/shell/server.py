@@ -35,14 +35,14 @@ class ExternalProcessor:
     """Opens a stream per RPC and counts the open ones.
 
     Attributes:
-        new_stream: Makes the machine of one request.
+        new_stream: Makes the machine of one request from its RPC's metadata.
         codec: Translates.
         clock: Monotonic seconds.
         call_later: Runs a callable after so many seconds, unless its handle is cancelled.
         num_open: RPCs open now.
     """
 
-    new_stream: Callable[[], Stream]
+    new_stream: Callable[[Metadata], Stream]
     codec: Codec
     clock: Callable[[], float]
     call_later: Callable[[float, Callable[[], None]], TimerHandle]
@@ -52,18 +52,18 @@ class ExternalProcessor:
         """What a transport serves."""
         return [Method(f"/{SERVICE}/Process", self._open)]
 
-    def _open(self, call: Call, _metadata: Metadata) -> _Session:
+    def _open(self, call: Call, metadata: Metadata) -> _Session:
         self.num_open += 1
-        return _Session(self, call)
+        return _Session(self, call, metadata)
 
 
 class _Session:
     __slots__ = ("_call", "_service", "_stream", "_timer")
 
-    def __init__(self, service: ExternalProcessor, call: Call) -> None:
+    def __init__(self, service: ExternalProcessor, call: Call, metadata: Metadata) -> None:
         self._service = service
         self._call = call
-        self._stream = service.new_stream()
+        self._stream = service.new_stream(metadata)
         self._timer: TimerHandle | None = None
 
     def receive(self, message: bytes) -> None:
