@@ -36,7 +36,13 @@ DEBUG_VERBOSITY = 4
 _Sections = dict[str, Any]
 
 DEFAULTS: _Sections = {
-    "server": {"address": "0.0.0.0:9002", "health_address": "0.0.0.0:9003"},
+    # Responses run through us, so what is cut at the end is cut for clients: just below the 130 s
+    # that charts give a pod to end.
+    "server": {
+        "address": "0.0.0.0:9002",
+        "health_address": "0.0.0.0:9003",
+        "drain_timeout_s": 120.0,
+    },
     # Not the default 9090: that is where charts want /metrics, on all addresses.
     "admin": {"address": "127.0.0.1:9091", "metrics_address": "0.0.0.0:9090"},
     # Gateways send the response's phases and no access log; those that do not say how they send

@@ -49,7 +49,7 @@ FLAGS = {
     "grpc-health-port": Flag(Kind.NUMBER, "port of gRPC health, without TLS (default 9003)"),
     "metrics-port": Flag(Kind.NUMBER, "port of /metrics (default 9090)"),
     "grpc-max-recv-msg-size": Flag(Kind.SIZE, "raises request.max_body_bytes to hold as much"),
-    "drain-timeout": Flag(Kind.DURATION, "server.drain_timeout_s (default 30s)"),
+    "drain-timeout": Flag(Kind.DURATION, "server.drain_timeout_s (default 120s)"),
     "secure-serving": Flag(Kind.SWITCH, "TLS on the ext_proc port (default true)"),
     "cert-path": Flag(Kind.TEXT, "folder with tls.crt and tls.key; else self-signed"),
     "refresh-metrics-interval": Flag(Kind.DURATION, "scrape.interval_s (default 50ms)"),
@@ -100,7 +100,9 @@ IGNORED = {
     "model-server-metrics-https-insecure-skip-verify": Ignored(Kind.SWITCH, _PODS),
 }
 
-KINDS = {name: flag.kind for name, flag in {**FLAGS, **IGNORED}.items()}
+KINDS = {name: flag.kind for name, flag in FLAGS.items()} | {
+    name: flag.kind for name, flag in IGNORED.items()
+}
 
 
 def help_text() -> str:

@@ -258,6 +258,13 @@ class EppProcess(PickerProcess):
         except AssertionError as error:
             raise AssertionError(f"the picker did not start: {self.log[-4000:]}") from error
 
+    def change_config(self, **sections: Any) -> None:
+        """Replace sections of the file that it follows."""
+        document = yaml.safe_load(self._config_path.read_text())
+        changed = self._config_path.with_suffix(".new")
+        changed.write_text(yaml.safe_dump({**document, **sections}))
+        changed.replace(self._config_path)
+
     async def in_flight(self) -> dict[str, int]:
         """Requests that it counts on each endpoint, by address."""
         snapshot = await self.admin("/debug/snapshot")

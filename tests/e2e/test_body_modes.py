@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from extproc.bootstrap import Mode, RequestBody
+from extproc.sim.pod import RunningPod
 from tests.e2e.conftest import NUM_PODS, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat, h2_request, raw_request
 
@@ -84,6 +85,18 @@ async def test_a_request_goes_where_its_adapter_is(
     assert [answer.status for answer in answers] == [200] * NUM_PODS
     assert [answer.served_by for answer in answers] == SERVERS
     assert [answer.json["model"] for answer in answers] == MODELS
+
+
+async def test_control_headers_stay_with_the_picker(
+    gateway: Gateway, pods: list[RunningPod]
+) -> None:
+    headers = {"x-llm-d-inference-objective": "o", "x-slo-ttft-ms": "5", "x-other": "kept"}
+    answer = await gateway.client.chat("only-1", headers=headers)
+
+    seen = pods[1].pod.last_requests[-1]["headers"]
+    assert isinstance(seen, list)
+    assert answer.served_by == "pod-1"
+    assert {name for name, _ in seen} & headers.keys() == {"x-other"}
 
 
 async def test_an_answer_streams_back(gateway: Gateway) -> None:

@@ -5,7 +5,6 @@ Which statement each test holds is told in docs/epp.md.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator
@@ -588,6 +587,28 @@ async def test_a_certificate_of_one_s_own_is_served_from_its_folder(
     assert not any(stats.values())
 
 
+async def test_a_file_that_changes_is_taken_over_under_the_flags(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    async with (
+        EppProcess(picker_config(pods)) as picker,
+        running(Chart.ORIGINAL_DST, picker, pods) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        before = await client.chat("shared")
+        picker.change_config(admission={"max_pending_per_endpoint": 1}, policy={"name": "random"})
+        await eventually(lambda: logs(picker, "configuration taken over: policy random"))
+        after = await client.chat("shared")
+        log = picker.log
+
+    assert (before.status, after.status) == (200, 200)
+    assert "needs a restart" not in log  # the ports of the flags are still those of before
+
+
+async def logs(picker: EppProcess, words: str) -> bool:
+    return words in picker.log
+
+
 async def test_metrics_have_a_port_of_their_own(gateway: Gateway) -> None:
     await gateway.client.chat("only-1")
 
@@ -605,9 +626,7 @@ async def test_two_pickers_are_both_ready_there_are_no_followers(
         aio.insecure_channel(one.health_address) as first,
         aio.insecure_channel(two.health_address) as second,
     ):
-        statuses = await asyncio.gather(
-            status_of(first, "readiness"), status_of(second, "readiness")
-        )
+        statuses = [await status_of(each, "readiness") for each in (first, second)]
         log = one.log
 
     assert statuses == [SERVING, SERVING]
