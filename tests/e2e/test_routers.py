@@ -337,7 +337,7 @@ async def test_a_killed_router_costs_at_most_what_it_was_deciding_and_balance_st
     failed = [(began_s, answer) for began_s, answer in load.answers if answer.status != 200]
     print(f"a killed router: {len(failed)} of {len(load.answers)} requests failed")
     # A client has one request at a time: those under way at that moment, and none that came later.
-    assert len(failed) <= NUM_CLIENTS
+    assert len(failed) <= NUM_CLIENTS, [router.log[-2000:] for router in routers.routers]
     assert all(began_s < gone_s for began_s, _ in failed)
     assert {answer.status for _, answer in failed} <= {503}
     for answers in (alone, both):
