@@ -1,0 +1,269 @@
+"""The Kubernetes client: who it says it is, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from extproc.core.kubernetes.store import ApiError
+from extproc.shell.discovery import kubernetes
+from extproc.shell.discovery.kubernetes import KubernetesClient, MissingLibraryError
+from tests.shell.pki import Pki
+
+
+class FakeApi:
+    """Answers what it is told to, to those who have the token."""
+
+    def __init__(self) -> None:
+        self.token = "good"
+        self.queries: list[dict[str, str]] = []
+        self.status = 200
+        self.headers: dict[str, str] = {}
+        self.chunks: list[bytes] = []
+        self.holds = asyncio.Event()
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.queries.append(dict(request.query))
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            return web.Response(status=401, text="who are you")
+        if self.status != 200:
+            return web.Response(status=self.status, headers=self.headers, text="the reason")
+        if "watch" not in request.query:
+            return web.Response(body=b"the list")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for chunk in self.chunks:
+            await response.write(chunk)
+            await asyncio.sleep(0.01)
+        await self.holds.wait()
+        return response
+
+
+async def started(api: FakeApi, context: ssl.SSLContext | None = None) -> TestServer:
+    app = web.Application()
+    app.router.add_get("/{path:.*}", api.answer)
+    server = TestServer(app, host="localhost", scheme="https" if context else "http")
+    await server.start_server(ssl=context)
+    api.url = str(server.make_url("")).rstrip("/")
+    return server
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[FakeApi]:
+    api = FakeApi()
+    api.holds.set()
+    server = await started(api)
+    yield api
+    api.holds.set()
+    await server.close()
+
+
+@pytest.fixture
+def kubeconfig(api: FakeApi, tmp_path: Path) -> Path:
+    return write_kubeconfig(tmp_path / "config", api.url)
+
+
+def write_kubeconfig(path: Path, url: str, token: str = "good", **context: str) -> Path:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "it", "cluster": {"server": url}}],
+        "users": [{"name": "it", "user": {"token": token}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it", **context}}],
+        "current-context": "it",
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.fixture
+async def client(kubeconfig: Path) -> AsyncIterator[KubernetesClient]:
+    client = KubernetesClient(kubeconfig)
+    yield client
+    await client.aclose()
+
+
+async def failure_of(client: KubernetesClient) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        await client.get("/pods", {})
+    return raised.value
+
+
+async def lines_of(client: KubernetesClient, within_s: float = 20.0) -> list[bytes]:
+    some = client.watch("/pods", {"watch": "1"}, within_s=within_s)
+    return [line async for lines in some for line in lines]
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+async def test_a_get_gives_the_body(client: KubernetesClient, api: FakeApi) -> None:
+    assert await client.get("/pods", {"labelSelector": "app in (a,b),c=d"}) == b"the list"
+    assert api.queries == [{"labelSelector": "app in (a,b),c=d"}]
+
+
+async def test_a_watch_gives_whole_lines_however_they_are_cut(
+    client: KubernetesClient, api: FakeApi
+) -> None:
+    api.chunks = [b"on", b"e\ntwo\nth", b"ree\n", b"torn"]
+
+    assert await lines_of(client) == [b"one", b"two", b"three"]
+
+
+async def test_a_watch_tells_that_it_has_begun(client: KubernetesClient, api: FakeApi) -> None:
+    api.holds.clear()
+    watch = client.watch("/pods", {"watch": "1"}, within_s=20.0)
+
+    assert await anext(watch) == []
+    await watch.aclose()
+
+
+async def test_a_watch_that_does_not_end_is_given_up(
+    client: KubernetesClient, api: FakeApi
+) -> None:
+    api.holds.clear()
+    with pytest.raises(ApiError) as raised:
+        await lines_of(client, within_s=0.05)
+
+    assert raised.value.reason == "timeout"
+
+
+async def test_an_answer_that_does_not_come_is_given_up(
+    client: KubernetesClient, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "ANSWER_S", 0.05)
+    api.holds.clear()
+    with pytest.raises(ApiError) as raised:
+        await client.get("/pods", {"watch": "1"})
+
+    assert raised.value.reason == "timeout"
+
+
+async def test_a_status_is_an_error_with_what_the_server_said(
+    client: KubernetesClient, api: FakeApi
+) -> None:
+    api.status, api.headers = 429, {"Retry-After": "3"}
+    error = await failure_of(client)
+
+    assert (error.reason, error.retry_after_s, str(error)) == ("status_429", 3, "429: the reason")
+    api.status, api.headers = 410, {"Retry-After": "soon"}
+    error = await failure_of(client)
+    assert (error.is_gone, error.retry_after_s) == (True, 0)
+
+
+async def test_nobody_there_is_an_error_that_may_pass(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        client = KubernetesClient(write_kubeconfig(tmp_path / "config", url))
+        assert (await failure_of(client)).reason == "connection"
+    await client.aclose()
+
+
+# --- who we are ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("context", "namespace"), [({}, "default"), ({"namespace": "models"}, "models")]
+)
+async def test_the_namespace_is_that_of_the_context(
+    tmp_path: Path, api: FakeApi, context: dict[str, str], namespace: str
+) -> None:
+    client = KubernetesClient(write_kubeconfig(tmp_path / "config", api.url, **context))
+
+    assert await client.namespace() == namespace
+    await client.aclose()
+
+
+async def test_without_a_file_it_is_the_one_of_the_environment(
+    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    client = KubernetesClient(service_account=tmp_path)
+
+    assert await client.get("/pods", {}) == b"the list"
+    await client.aclose()
+
+
+async def test_credentials_that_cannot_be_read_are_an_error_until_they_can(
+    tmp_path: Path, api: FakeApi
+) -> None:
+    path = tmp_path / "config"
+    client = KubernetesClient(path)
+
+    assert (await failure_of(client)).reason == "credentials"
+    write_kubeconfig(path, api.url)
+    assert await client.get("/pods", {}) == b"the list"
+    await client.aclose()
+
+
+async def test_credentials_are_read_again_after_a_401(
+    client: KubernetesClient, kubeconfig: Path, api: FakeApi
+) -> None:
+    assert await client.get("/pods", {}) == b"the list"
+    api.token = "renewed"
+    assert (await failure_of(client)).reason == "status_401"
+    write_kubeconfig(kubeconfig, api.url, token="renewed")
+    assert await client.get("/pods", {}) == b"the list"
+
+
+class Account:
+    """A folder like the one that a pod finds its account in."""
+
+    def __init__(self, folder: Path, pki: Pki) -> None:
+        self.folder = folder
+        folder.mkdir()
+        (folder / "token").write_text("good")
+        (folder / "namespace").write_text("models\n")
+        self.trust(pki)
+
+    def trust(self, pki: Pki) -> None:
+        (self.folder / "ca.crt").write_bytes(pki.ca.read_bytes())
+
+
+def server_context(pki: Pki) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*pki.issue("api"))
+    return context
+
+
+async def test_in_a_cluster_it_is_the_service_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its token, its CA, its namespace; and a CA that was changed is read again."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    old, new = Pki(tmp_path / "old"), Pki(tmp_path / "new")
+    account, api = Account(tmp_path / "account", old), FakeApi()
+    server = await started(api, server_context(new))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "localhost")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+    client = KubernetesClient(service_account=account.folder)
+
+    assert await client.namespace() == "models"
+    assert (await failure_of(client)).reason == "connection"
+    account.trust(new)
+    assert await client.get("/pods", {}) == b"the list"
+    await client.aclose()
+    await server.close()
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden: dict[str, Any] = {"kubernetes_asyncio": None, "kubernetes_asyncio.config": None}
+    for name, value in hidden.items():
+        monkeypatch.setitem(sys.modules, name, value)
+
+    with pytest.raises(MissingLibraryError, match=r"pip install 'lora-extproc\[kubernetes\]'"):
+        KubernetesClient()
