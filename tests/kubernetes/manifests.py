@@ -1,0 +1,78 @@
+"""The manifests as a user has them: copied, the namespace changed, built by kubectl."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.kubernetes.apiserver import find_program, missing_programs
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+OVERLAYS = tuple(sorted(path.name for path in (MANIFESTS / "overlays").iterdir()))
+MODEL_SERVERS = tuple(
+    sorted(path.name for path in (MANIFESTS / "vllm").iterdir() if path.name != "base")
+)
+
+Object = dict[str, Any]
+
+
+def copied(to: Path, namespace: str) -> Path:
+    """A copy of the manifests whose overlays are for another namespace."""
+    target = to / "manifests"
+    shutil.copytree(MANIFESTS, target)
+    for path in target.glob("overlays/*/kustomization.yaml"):
+        text = path.read_text()
+        changed = re.sub(r"(?m)^namespace: \S+", f"namespace: {namespace}", text)
+        assert changed != text, path
+        path.write_text(changed)
+    return target
+
+
+def build(folder: Path) -> str:
+    """What `kubectl apply -k` would send."""
+    program = find_program("kubectl")
+    assert program is not None, missing_programs("kubectl")
+    done = subprocess.run(
+        [program, "kustomize", str(folder)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def objects(text: str) -> list[Object]:
+    """The objects of a YAML stream."""
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+def only(text: str, kind: str, name: str = "") -> Object:
+    """The one object of this kind, or of this kind and name."""
+    (found,) = (
+        each
+        for each in objects(text)
+        if each["kind"] == kind and name in ("", each["metadata"]["name"])
+    )
+    return found
+
+
+def picker_config(text: str) -> Object:
+    """The configuration file that the overlay's ConfigMap brings."""
+    (found,) = (
+        each["data"]["extproc.yaml"]
+        for each in objects(text)
+        if each["kind"] == "ConfigMap" and "extproc.yaml" in each["data"]
+    )
+    config: Object = yaml.safe_load(found)
+    return config
+
+
+def container(text: str) -> Mapping[str, Any]:
+    """The picker's container."""
+    (found,) = only(text, "Deployment", "extproc")["spec"]["template"]["spec"]["containers"]
+    spec: Mapping[str, Any] = found
+    return spec

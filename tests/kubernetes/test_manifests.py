@@ -1,0 +1,369 @@
+"""The manifests on a real API server, and the service under what they grant.
+
+The service runs as a process with the manifests' own arguments and configuration (addresses on
+loopback), as their ServiceAccount. The API server's audit log says what it asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.e2e.harness import PickerProcess, eventually, free_port
+from tests.kubernetes.apiserver import ApiServer
+from tests.kubernetes.manifests import (
+    MANIFESTS,
+    MODEL_SERVERS,
+    OVERLAYS,
+    build,
+    container,
+    copied,
+    objects,
+    only,
+    picker_config,
+)
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+
+APPLY = ("apply", "--server-side", "--validate=strict", "-k")
+WITHIN_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def llm(api_server: ApiServer, crds: Path) -> str:
+    """The namespace that the overlays name."""
+    api_server.kubectl("create", "namespace", "llm")
+    return "llm"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_is_applied_by_one_command(
+    api_server: ApiServer, llm: str, overlay: str
+) -> None:
+    folder = str(MANIFESTS / "overlays" / overlay)
+    api_server.kubectl(*APPLY, folder)
+    api_server.kubectl("get", "deployment", "extproc", "-n", llm)
+    api_server.kubectl("delete", "-k", folder, "--wait=false")
+
+
+@pytest.mark.parametrize("way", MODEL_SERVERS)
+def test_an_example_of_a_model_server_is_applied_by_one_command(
+    api_server: ApiServer, namespace: str, way: str
+) -> None:
+    api_server.kubectl(*APPLY, str(MANIFESTS / "vllm" / way), "-n", namespace)
+    api_server.kubectl("get", "deployment", "vllm", "-n", namespace)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_picker_s_pods_are_allowed_where_pod_security_is_restricted(
+    api_server: ApiServer, namespace: str, overlay: str
+) -> None:
+    label = "pod-security.kubernetes.io/enforce=restricted"
+    api_server.kubectl("label", "namespace", namespace, label)
+    template = only(build(MANIFESTS / "overlays" / overlay), "Deployment", "extproc")["spec"][
+        "template"
+    ]
+    template["metadata"].update(name="extproc", namespace=namespace)
+    pod = {"apiVersion": "v1", "kind": "Pod", **template}
+
+    api_server.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(pod))
+    del pod["spec"]["securityContext"]["runAsNonRoot"]
+    with pytest.raises(AssertionError, match="runAsNonRoot"):
+        api_server.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(pod))
+
+
+# --- the service under its own account -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Applied:
+    """An overlay in a namespace of its own."""
+
+    overlay: str
+    namespace: str
+    text: str
+    api_server: ApiServer
+
+
+@pytest.fixture(params=OVERLAYS)
+def applied(
+    request: pytest.FixtureRequest,
+    api_server: ApiServer,
+    crds: Path,
+    namespace: str,
+    tmp_path: Path,
+) -> Applied:
+    folder = copied(tmp_path, namespace) / "overlays" / request.param
+    api_server.kubectl(*APPLY, str(folder))
+    return Applied(request.param, namespace, build(folder), api_server)
+
+
+class InCluster(PickerProcess):
+    """The picker's container as a process."""
+
+    def __init__(self, applied: Applied, folder: Path) -> None:
+        super().__init__({})
+        config = picker_config(applied.text)
+        self.health_address = f"127.0.0.1:{free_port()}"
+        self.metrics_address = f"127.0.0.1:{free_port()}"
+        config.setdefault("server", {}).update(
+            address=self.address, health_address=self.health_address
+        )
+        config["admin"].update(
+            address=self.admin_url.removeprefix("http://"), metrics_address=self.metrics_address
+        )
+        (folder / "extproc.yaml").write_text(yaml.safe_dump(config))
+        arguments = container(applied.text)["args"]
+        self.arguments = [each.replace("/etc/extproc", str(folder)) for each in arguments]
+        server = applied.api_server
+        token = server.token(applied.namespace, "extproc")
+        self.kubeconfig = server.kubeconfig_for(token, namespace=applied.namespace)
+
+    async def start(self, *, within_s: float = WITHIN_S) -> None:
+        command = [sys.executable, "-m", "extproc", *self.arguments]
+        self.spawn(command, {"KUBECONFIG": str(self.kubeconfig)})
+        try:
+            await eventually(self._is_ready, within_s=within_s)
+        except AssertionError as error:
+            raise AssertionError(f"the picker did not start: {self.log[-4000:]}") from error
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    async def endpoints(self) -> set[str]:
+        snapshot = await self.admin("/debug/snapshot")
+        return {endpoint["address"] for endpoint in snapshot["endpoints"]}
+
+
+async def test_the_service_does_all_that_it_does_by_what_it_is_granted(
+    applied: Applied, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(add_pod, applied, 1)
+    picker = InCluster(applied, tmp_path)
+    await asyncio.to_thread(add_pickers, applied, picker.port)
+    async with picker:
+        await sees_endpoints(picker, {address(applied, 1)})
+        await asyncio.to_thread(add_pod, applied, 2)
+        await sees_endpoints(picker, {address(applied, 1), address(applied, 2)})
+        await sees_both_pickers(picker)
+        await probes_succeed(picker, container(applied.text))
+        await debug_is_on_loopback_alone(picker)
+        assert await picker.stop(within_s=WITHIN_S) == 0
+
+    asked = applied.api_server.requests_of(applied.namespace, "extproc")
+    refused = [each["requestURI"] for each in asked if each["responseStatus"]["code"] >= 400]
+    assert refused == []
+    assert {what_was_asked(event) for event in asked} == set(what_is_granted(applied.text))
+
+
+async def sees_endpoints(picker: InCluster, expected: set[str]) -> None:
+    async def check() -> bool:
+        return await picker.endpoints() == expected
+
+    await eventually(check, within_s=WITHIN_S)
+
+
+async def sees_both_pickers(picker: InCluster) -> None:
+    """By the Service's EndpointSlices: who answers there is another question."""
+
+    async def check() -> bool:
+        return await picker.counter("extproc_routers") == 2
+
+    await eventually(check, within_s=WITHIN_S)
+
+
+async def probes_succeed(picker: InCluster, spec: Mapping[str, Any]) -> None:
+    """The kubelet's, with its plain gRPC; each names what it asks for."""
+    names = {port["containerPort"]: port["name"] for port in spec["ports"]}
+    async with grpc.aio.insecure_channel(picker.health_address) as channel:
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            probe = spec[kind]["grpc"]
+            assert names[probe["port"]] == "health"
+            request = health_pb2.HealthCheckRequest(service=probe["service"])
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=WITHIN_S)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def debug_is_on_loopback_alone(picker: InCluster) -> None:
+    """Other pods reach the port of metrics, and there nothing but metrics."""
+    admin_url, picker.admin_url = picker.admin_url, f"http://{picker.metrics_address}"
+    try:
+        assert "extproc_ready" in await picker.admin("/metrics")
+        for path in ("/debug/snapshot", "/debug/decisions"):
+            assert await picker.admin_status(path) == 404
+    finally:
+        picker.admin_url = admin_url
+
+
+def what_was_asked(event: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    about = event["objectRef"]
+    name = about.get("name", "")
+    return (event["verb"], about.get("apiGroup", ""), about["resource"], name)
+
+
+def what_is_granted(text: str) -> Iterator[tuple[str, str, str, str]]:
+    for rule in only(text, "Role", "extproc")["rules"]:
+        for verb in rule["verbs"]:
+            for group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    for name in rule.get("resourceNames", [""]):
+                        yield (verb, group, resource, name)
+
+
+# --- what kubelet and controllers would do ---------------------------------------------------
+
+
+def address(applied: Applied, number: int) -> str:
+    """Of a pod: nobody answers there. An EndpointSlice takes no loopback address."""
+    return f"192.0.2.{number}:8000" if by_service(applied) else f"127.0.9.{number}:8000"
+
+
+def by_service(applied: Applied) -> bool:
+    kubernetes = picker_config(applied.text).get("discovery", {}).get("kubernetes", {})
+    return "service" in kubernetes
+
+
+def add_pod(applied: Applied, number: int) -> None:
+    """A vLLM pod that is ready, by the way that the overlay looks for it."""
+    ip = address(applied, number).rpartition(":")[0]
+    if by_service(applied):
+        add_slice(applied, f"vllm-{number}", "vllm", [{"name": "http", "port": 8000}], [ip])
+        return
+    metadata = {"name": f"vllm-{number}", "labels": {"app": "vllm"}}
+    spec = {"nodeName": "node-1", "containers": [{"name": "vllm", "image": "vllm"}]}
+    apply(applied, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    ready = {"type": "Ready", "status": "True"}
+    status = {
+        "status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": [ready]}
+    }
+    patch = ("patch", "pod", f"vllm-{number}", "--subresource=status", "--type=merge")
+    applied.api_server.kubectl(*patch, "-n", applied.namespace, "-p", json.dumps(status))
+
+
+def add_pickers(applied: Applied, port: int) -> None:
+    """Two replicas behind our own Service, on the port that ours has here instead of 9002."""
+    ports = [{"name": "grpc", "port": port}, {"name": "metrics", "port": 9090}]
+    add_slice(applied, "extproc-1", "extproc", ports, ["192.0.2.21", "192.0.2.22"])
+
+
+def add_slice(
+    applied: Applied, name: str, service: str, ports: list[dict[str, Any]], ips: list[str]
+) -> None:
+    apply(
+        applied,
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": name, "labels": {"kubernetes.io/service-name": service}},
+            "addressType": "IPv4",
+            "ports": [{**port, "protocol": "TCP"} for port in ports],
+            "endpoints": [{"addresses": [ip], "conditions": {"ready": True}} for ip in ips],
+        },
+    )
+
+
+def apply(applied: Applied, document: dict[str, Any]) -> None:
+    command = ("apply", "--server-side", "-n", applied.namespace, "-f", "-")
+    applied.api_server.kubectl(*command, input=json.dumps(document))
+
+
+# --- what needs no API server ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_selects_pickers_selects_them(overlay: str) -> None:
+    text = build(MANIFESTS / "overlays" / overlay)
+    template = only(text, "Deployment", "extproc")["spec"]["template"]
+    labels = template["metadata"]["labels"].items()
+    selectors = [
+        only(text, "Deployment", "extproc")["spec"]["selector"]["matchLabels"],
+        only(text, "Service", "extproc")["spec"]["selector"],
+        only(text, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        only(text, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+        *(
+            spread["labelSelector"]["matchLabels"]
+            for spread in template["spec"]["topologySpreadConstraints"]
+        ),
+    ]
+    for selector in selectors:
+        assert selector.items() <= labels
+    monitored = only(text, "ServiceMonitor")["spec"]["selector"]["matchLabels"].items()
+    assert monitored <= only(text, "Service", "extproc")["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_the_picker_opens_is_what_the_container_and_the_policy_name(overlay: str) -> None:
+    text = build(MANIFESTS / "overlays" / overlay)
+    ports = {port["name"]: port["containerPort"] for port in container(text)["ports"]}
+    config = picker_config(text)
+    opened = {
+        "grpc": config["server"].get("address", "0.0.0.0:9002"),
+        "health": config["server"].get("health_address", "0.0.0.0:9003"),
+        "metrics": config["admin"].get("metrics_address", "0.0.0.0:9090"),
+    }
+
+    assert opened == {name: f"0.0.0.0:{port}" for name, port in ports.items()}
+    assert config["admin"]["address"].startswith("127.0.0.1:")
+    allowed = {
+        port["port"]
+        for rule in only(text, "NetworkPolicy")["spec"]["ingress"]
+        for port in rule["ports"]
+    }
+    assert allowed == {ports["grpc"], ports["metrics"]}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_drain_fits_into_the_time_before_the_kill(overlay: str) -> None:
+    text = build(MANIFESTS / "overlays" / overlay)
+    server = picker_config(text)["server"]
+    pod = only(text, "Deployment", "extproc")["spec"]["template"]["spec"]
+    drain_s = server["drain_delay_s"] + server.get("drain_timeout_s", 30)
+
+    assert 0 < server["drain_delay_s"] < drain_s < pod["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_pod_of_the_examples_is_one_that_the_overlay_selects(overlay: str) -> None:
+    text = build(MANIFESTS / "overlays" / overlay)
+    pods = [only(build(MANIFESTS / "vllm" / way), "Deployment") for way in MODEL_SERVERS]
+    for pod in pods:
+        template = pod["spec"]["template"]
+        assert template["metadata"]["labels"] == {"app": "vllm"}
+        assert template["spec"]["containers"][0]["ports"][0]["containerPort"] == 8000
+    reached = [
+        rule
+        for rule in only(text, "NetworkPolicy")["spec"]["egress"]
+        if rule.get("to") == [{"podSelector": {"matchLabels": {"app": "vllm"}}}]
+    ]
+    assert [rule["ports"] for rule in reached] == [[{"port": 8000}]]
+
+
+def test_the_paths_that_go_on_are_those_that_the_picker_serves() -> None:
+    """Of the default configuration; what it answers itself comes by two expressions."""
+    from extproc.core.routes import DEFAULT_INFERENCE_PATHS
+
+    route = only(build(MANIFESTS / "route"), "HTTPRoute")
+    exact = {
+        match["path"]["value"]
+        for rule in route["spec"]["rules"]
+        for match in rule["matches"]
+        if match["path"]["type"] == "Exact"
+    }
+    assert exact == set(DEFAULT_INFERENCE_PATHS)
+
+
+def test_every_object_is_in_the_namespace_of_its_overlay() -> None:
+    for overlay in OVERLAYS:
+        text = build(MANIFESTS / "overlays" / overlay)
+        assert {each["metadata"]["namespace"] for each in objects(text)} == {"llm"}

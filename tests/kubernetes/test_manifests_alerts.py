@@ -1,0 +1,107 @@
+"""The alerts: promtool's own check, unit tests of each, and metrics that exist."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.harness import PickerProcess
+from tests.kubernetes.manifests import MANIFESTS
+
+RULES = MANIFESTS / "components" / "monitoring" / "prometheusrule.yaml"
+UNIT_TESTS = Path(__file__).with_name("alerts.yaml")
+TABLE = MANIFESTS.parent / "docs" / "operations.md"
+
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(
+    PROMTOOL is None, reason="no promtool on PATH (Debian package prometheus)"
+)
+
+
+def rule_groups() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load(RULES.read_text())["spec"]["groups"]
+    return found
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in rule_groups() for rule in group["rules"]]
+
+
+def promtool(*arguments: str, folder: Path) -> None:
+    """Run promtool on the rules, which it finds as `rules.yaml`."""
+    assert PROMTOOL is not None
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups()}))
+    done = subprocess.run(
+        [PROMTOOL, *arguments], cwd=folder, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_promtool_finds_no_fault_with_the_rules(tmp_path: Path) -> None:
+    promtool("check", "rules", "rules.yaml", folder=tmp_path)
+
+
+@needs_promtool
+def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    (tmp_path / "alerts.yaml").write_text(UNIT_TESTS.read_text())
+    promtool("test", "rules", "alerts.yaml", folder=tmp_path)
+
+
+def test_each_alert_is_seen_to_fire_and_to_be_silent() -> None:
+    cases = [
+        case
+        for test in yaml.safe_load(UNIT_TESTS.read_text())["tests"]
+        for case in test["alert_rule_test"]
+    ]
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
+
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == alerts
+    assert {case["alertname"] for case in cases if not case["exp_alerts"]} == alerts
+
+
+def test_each_alert_says_what_it_means_and_how_bad_it_is() -> None:
+    for rule in rules():
+        if "alert" in rule:
+            assert rule["labels"]["severity"] in ("warning", "critical")
+            assert rule["annotations"].keys() == {"summary", "description"}
+
+
+async def test_expressions_name_series_that_a_picker_serves() -> None:
+    async with PickerProcess({"discovery": {"static": []}}) as picker:
+        page = await picker.admin("/metrics")
+    served = {name for family in text_string_to_metric_families(page) for name in series(family)}
+
+    for rule in rules():
+        assert set(re.findall(r"\bextproc_\w+", rule["expr"])) <= served, rule["expr"]
+
+
+def series(family: Metric) -> set[str]:
+    """The names of the series of a family, also of one that has none yet."""
+    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
+    return {family.name + suffix for suffix in suffixes.get(family.type, ("",))}
+
+
+def test_expressions_group_by_labels_that_exist() -> None:
+    """Those of docs/operations.md, and those that the ServiceMonitor gives."""
+    rows = re.findall(r"^\| `extproc_\w+` \| (.*?) \|", TABLE.read_text(), flags=re.M)
+    ours = {label for told in rows for label in re.findall(r"`(\w+)`", told)}
+    for rule in rules():
+        for group in re.findall(r"by \(([^)]*)\)", rule["expr"]):
+            labels = {label.strip() for label in group.split(",")}
+            assert labels <= ours | {"namespace", "job", "pod", "le"}, group
+
+
+def test_a_label_of_the_operator_s_does_not_push_ours_aside() -> None:
+    """Its `endpoint` is a port's name; ours is a pod's address."""
+    monitor = yaml.safe_load((RULES.parent / "servicemonitor.yaml").read_text())
+    for endpoint in monitor["spec"]["endpoints"]:
+        assert {"action": "labeldrop", "regex": "endpoint"} in endpoint["relabelings"]

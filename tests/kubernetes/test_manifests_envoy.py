@@ -1,0 +1,244 @@
+"""The Envoy Gateway overlays, translated by Envoy Gateway itself and run in a real Envoy.
+
+With a picker process that has the overlay's own configuration, addresses and discovery aside.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from extproc.sim.pod import PodConfig, RunningPod, start_pod
+from tests.e2e.harness import (
+    Client,
+    EnvoyProcess,
+    PickerProcess,
+    chat,
+    eventually,
+    free_port,
+    h2_request,
+)
+from tests.kubernetes.apiserver import missing_programs
+from tests.kubernetes.manifests import MANIFESTS, build, picker_config
+from tests.kubernetes.translated import Translated, translate
+
+OVERRIDE, ORIGINAL = "envoy-gateway", "envoy-gateway-original-dst"
+DESTINATION = "x-gateway-destination-endpoint"
+NUM_PODS = 3
+PROMPT_BYTES = 200_000
+LIMIT_BYTES = 16 * 1024 * 1024
+START_S = 60.0
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(240),  # Envoy Gateway's translation, and up to three programs to start
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        bool(missing_programs("kubectl", "egctl")), reason=missing_programs("kubectl", "egctl")
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """An overlay that runs."""
+
+    overlay: str
+    pods: list[RunningPod]
+    picker: PickerProcess
+    envoy: EnvoyProcess
+    client: Client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[OVERRIDE, ORIGINAL])
+async def gateway(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Gateway]:
+    async with running(request.param, tmp_path_factory.mktemp("envoy")) as found:
+        yield found
+
+
+@asynccontextmanager
+async def running(overlay: str, folder: Path) -> AsyncIterator[Gateway]:
+    """The overlay with three pods: pod N has an adapter of its own, `only-N`, and `shared`."""
+    names = [f"pod-{number}" for number in range(NUM_PODS)]
+    pods = [
+        await start_pod(PodConfig(name=name, adapters=[f"only-{name[-1]}", "shared"]))
+        for name in names
+    ]
+    text = build(MANIFESTS / "overlays" / overlay)
+    picker = PickerProcess(outside_kubernetes(picker_config(text), pods))
+    try:
+        await picker.start(within_s=START_S)
+        async with (
+            EnvoyProcess(translated(text, pods, picker).write(folder)) as envoy,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http,
+        ):
+            yield Gateway(overlay, pods, picker, envoy, Client(envoy.url, http))
+    finally:
+        await picker.close()
+        for pod in pods:
+            await pod.stop()
+
+
+def outside_kubernetes(config: dict[str, Any], pods: list[RunningPod]) -> dict[str, Any]:
+    """The overlay's configuration for a process beside these pods."""
+    kept = {key: config[key] for key in config.keys() - {"discovery", "peers", "admin", "server"}}
+    static = [{"address": pod.address, "name": pod.name} for pod in pods]
+    return {**kept, "discovery": {"static": static}}
+
+
+def translated(text: str, pods: list[RunningPod], picker: PickerProcess) -> Translated:
+    services = {"extproc": [picker.address], "vllm": [pod.address for pod in pods]}
+    found = translate(text, services)
+    assert found.refusals == ()
+    return found
+
+
+async def test_requests_go_to_the_pod_that_has_the_adapter(gateway: Gateway) -> None:
+    for number in (2, 0, 1, 2):
+        answer = await gateway.client.chat(f"only-{number}")
+        assert (answer.status, answer.served_by) == (200, f"pod-{number}")
+
+
+async def test_a_prompt_of_200_kb_passes(gateway: Gateway) -> None:
+    answer = await gateway.client.chat("only-1", padding_bytes=PROMPT_BYTES, is_model_last=True)
+    assert (answer.status, answer.served_by) == (200, "pod-1")
+
+
+async def test_a_prompt_of_200_kb_passes_over_http_2(gateway: Gateway) -> None:
+    answer = await h2_request(gateway.envoy.port, chat("only-1", padding_bytes=PROMPT_BYTES))
+    assert (answer.status, answer.served_by) == (200, "pod-1")
+
+
+async def test_a_body_over_the_limit_is_refused_in_openai_shape(gateway: Gateway) -> None:
+    answer = await gateway.client.chat("only-1", padding_bytes=LIMIT_BYTES)
+    assert (answer.status, answer.error_code) == (413, "body_too_large")
+
+
+async def test_a_destination_that_a_client_sends_does_not_steer(gateway: Gateway) -> None:
+    other = gateway.pods[0].address
+    for name in (DESTINATION, DESTINATION.upper(), f"{DESTINATION}-subset"):
+        answer = await gateway.client.chat("only-2", headers={name: other})
+        assert answer.served_by == "pod-2"
+
+
+async def test_a_client_gets_no_request_id_accepted(gateway: Gateway) -> None:
+    gateway.pods[1].pod.last_requests.clear()
+    await gateway.client.chat("only-1", headers={"x-request-id": "mine"})
+
+    [seen] = gateway.pods[1].pod.last_requests
+    headers = dict(seen["headers"])
+    assert headers["x-request-id"] not in ("", "mine")
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/metrics", "/sleep", "/v1%2fmodels"])
+async def test_a_path_that_is_not_listed_reaches_no_pod(gateway: Gateway, path: str) -> None:
+    for pod in gateway.pods:
+        pod.pod.last_requests.clear()
+    answer = await gateway.client.request("POST", path, b"{}")
+
+    assert answer.status in (400, 404)
+    assert [pod.name for pod in gateway.pods if pod.pod.last_requests] == []
+
+
+async def test_the_models_of_the_whole_pool_are_listed(gateway: Gateway) -> None:
+    answer = await gateway.client.request("GET", "/v1/models")
+    assert {"base", "shared", "only-0", "only-2"} <= {card["id"] for card in answer.json["data"]}
+
+
+async def test_errors_of_the_picker_keep_their_words(gateway: Gateway) -> None:
+    answer = await gateway.client.chat("nobody")
+    assert (answer.status, answer.error_code) == (404, "model_not_found")
+
+
+async def test_the_picker_hears_of_the_end_of_each_request(gateway: Gateway) -> None:
+    """By the access log: its entries are counted, and nothing stays in flight."""
+    entries = "extproc_access_log_lag_seconds_count"
+    before = await gateway.picker.counter(entries)
+    for number in (0, 1, 2):
+        assert (await gateway.client.chat(f"only-{number}")).status == 200
+
+    async def all_told() -> bool:
+        return await gateway.picker.counter(entries) >= before + 3
+
+    await eventually(all_told, within_s=25.0)
+    await eventually(gateway.picker.has_none_in_flight, within_s=25.0)
+    assert await gateway.picker.counter("extproc_access_log_streams") >= 1
+
+
+# --- what breaks something -------------------------------------------------------------------
+
+
+async def test_a_pod_that_is_gone_is_replaced_by_another_that_has_the_adapter(
+    tmp_path: Path,
+) -> None:
+    """Before the picker knows: it is asked for its pods but once in a minute here."""
+    async with running(OVERRIDE, tmp_path) as gateway:
+        await gateway.pods[0].kill()
+        answers = [await gateway.client.chat("shared") for _ in range(6)]
+
+    assert {answer.status for answer in answers} == {200}
+    assert {answer.served_by for answer in answers} <= {"pod-1", "pod-2"}
+
+
+async def test_a_pod_that_is_gone_is_a_clear_503(tmp_path: Path) -> None:
+    async with running(ORIGINAL, tmp_path) as gateway:
+        await gateway.pods[0].kill()
+        answer = await gateway.client.chat("only-0")
+        other = await gateway.client.chat("only-1")
+
+    assert (answer.status, answer.error_code) == (503, "endpoint_unavailable")
+    assert answer.headers["retry-after"] == "1"
+    assert (other.status, other.served_by) == (200, "pod-1")
+
+
+async def test_without_the_picker_envoy_chooses_among_the_pods_that_it_knows(
+    tmp_path: Path,
+) -> None:
+    async with running(OVERRIDE, tmp_path) as gateway:
+        await gateway.picker.kill()
+        answer = await gateway.client.chat("shared")
+
+    assert answer.status == 200
+    assert answer.served_by.startswith("pod-")
+
+
+async def test_a_picker_that_hangs_is_a_clear_504(tmp_path: Path) -> None:
+    async with running(ORIGINAL, tmp_path) as gateway:
+        gateway.picker.send(signal.SIGSTOP)
+        answer = await gateway.client.chat("shared")
+        gateway.picker.send(signal.SIGCONT)
+
+    assert (answer.status, answer.error_code) == (504, "picker_timeout")
+
+
+async def test_without_the_picker_nobody_is_dialled(tmp_path: Path) -> None:
+    async with running(ORIGINAL, tmp_path) as gateway:
+        await gateway.picker.kill()
+        victim = gateway.pods[1].address
+        answer = await gateway.client.chat("shared", headers={DESTINATION: victim})
+
+    assert (answer.status, answer.error_code) == (503, "picker_unavailable")
+    assert (answer.served_by, answer.headers["retry-after"]) == ("", "1")
+
+
+# --- what Envoy Gateway itself makes of it ---------------------------------------------------
+
+
+@pytest.mark.parametrize("overlay", [OVERRIDE, ORIGINAL])
+async def test_while_no_picker_is_ready_envoy_gateway_says_so(overlay: str) -> None:
+    """A headless Service without endpoints: what manifests/README.md warns of."""
+    text = build(MANIFESTS / "overlays" / overlay)
+    nobody = f"127.0.0.1:{free_port()}"
+    found = translate(text, {"extproc": [nobody], "vllm": [nobody]}, headless=["extproc"])
+
+    assert any("no ready endpoints" in refusal for refusal in found.refusals)
