@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from extproc.calibration import calibrate_command
 from extproc.core.policies import Policy
 from extproc.labcache import TrialCache
 from extproc.plugins import PolicyError, load_policy
@@ -77,6 +78,9 @@ def report_command(
     except (OSError, msgspec.DecodeError, ValueError) as error:
         raise _failed(error) from error
     Console().print(f"[bold]{page}[/]")
+
+
+lab_app.command("calibrate")(calibrate_command)
 
 
 @lab_app.command("tune")

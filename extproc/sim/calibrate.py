@@ -1,22 +1,31 @@
-"""Costs of an engine from its own metrics: what makes a profile measured instead of a model.
+"""What a vLLM server's metrics say of its steps: samples, for `extproc.sim.fitting`.
 
-Two readings of a vLLM server's `/metrics` between which it was never idle give one sample: how many
-steps it took, what they computed on average, and how long they were. Samples under different loads
-give the costs, by least squares. Only figures that every vLLM has had since 0.8 are read.
+Two readings of a page between which the server was never idle give one sample: how many steps it
+took, what they computed on average, and how long they were. Only figures that every vLLM has had
+since 0.8 are read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.sim.profiles import EngineProfile
-
-_SINGULAR = 1e-7
-"""Pivots of scaled columns below this, per sample: the samples do not tell the costs apart."""
+SERIES = (
+    "vllm:iteration_tokens_total_count",
+    "vllm:generation_tokens_total",
+    "vllm:time_to_first_token_seconds_count",
+    "vllm:prompt_tokens_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:cache_config_info",
+    "vllm:lora_requests_info",
+)
+"""What `read_page` needs of a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +39,11 @@ class Reading:
         first_tokens: Requests that have had their first token.
         prompt_tokens: Prompt tokens computed since the start, cached ones left out.
         num_running: Requests in the batch.
-        kv_tokens: KV tokens in use.
+        kv_tokens: KV tokens in use. A page tells blocks; of each running request's last one half
+            is taken to be empty.
         num_adapters: Distinct adapters in the batch.
+        num_waiting: Requests in the queue.
+        max_loras: Adapter slots; None where the page does not say.
     """
 
     at_s: float
@@ -42,6 +54,8 @@ class Reading:
     num_running: float
     kv_tokens: float
     num_adapters: int = 0
+    num_waiting: float = 0.0
+    max_loras: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,44 +82,6 @@ class Sample:
         return (1.0, self.num_decoding, self.kv_tokens, self.prefill_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """Costs as in `EngineProfile`, and how well they tell the samples' steps.
-
-    Attributes:
-        step_s: Seconds.
-        step_per_decode_s: Seconds.
-        step_per_kv_token_s: Seconds.
-        step_per_prefill_token_s: Seconds.
-        num_samples: How many samples there were.
-        mean_error_ratio: Mean of the relative errors, without sign.
-        max_error_ratio: The largest of them.
-    """
-
-    step_s: float
-    step_per_decode_s: float
-    step_per_kv_token_s: float
-    step_per_prefill_token_s: float
-    num_samples: int
-    mean_error_ratio: float
-    max_error_ratio: float
-
-    def applied(self, profile: EngineProfile, *, where: str) -> EngineProfile:
-        """`profile` with these costs, said to be measured at `where`. Its LoRA part stays."""
-        return replace(
-            profile,
-            step_s=self.step_s,
-            step_per_decode_s=self.step_per_decode_s,
-            step_per_kv_token_s=self.step_per_kv_token_s,
-            step_per_prefill_token_s=self.step_per_prefill_token_s,
-            provenance=(
-                f"step costs measured on {where}: {self.num_samples} samples, mean error "
-                f"{self.mean_error_ratio:.1%}, largest {self.max_error_ratio:.1%}; the rest: "
-                f"{profile.provenance}"
-            ),
-        )
-
-
 def read_page(page: str, *, at_s: float) -> Reading:
     """Read a vLLM server's metrics page.
 
@@ -113,19 +89,23 @@ def read_page(page: str, *, at_s: float) -> Reading:
         ValueError: A figure is missing.
     """
     values: dict[str, float] = {}
-    cache_tokens, newest_s, num_adapters = 0.0, -1.0, 0
+    cache_tokens, block_tokens, newest_s, num_adapters = 0.0, 0.0, -1.0, 0
+    max_loras: int | None = None
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
             if sample.name == "vllm:cache_config_info":
-                labels = sample.labels
-                cache_tokens = float(labels["num_gpu_blocks"]) * float(labels["block_size"])
+                block_tokens = float(sample.labels["block_size"])
+                cache_tokens = float(sample.labels["num_gpu_blocks"]) * block_tokens
             elif sample.name == "vllm:lora_requests_info" and sample.value > newest_s:
                 # The newest series is the present one; older ones stay on the page.
                 newest_s, running = sample.value, sample.labels["running_lora_adapters"]
                 num_adapters = len(running.split(",")) if running else 0
+                max_loras = int(sample.labels["max_lora"])
             elif sample.name.startswith("vllm:") and not _has_more(sample.labels):
                 values[sample.name] = sample.value
     try:
+        num_running = values["vllm:num_requests_running"]
+        used_tokens = values["vllm:kv_cache_usage_perc"] * cache_tokens
         return Reading(
             at_s=at_s,
             num_steps=values["vllm:iteration_tokens_total_count"],
@@ -133,127 +113,50 @@ def read_page(page: str, *, at_s: float) -> Reading:
             first_tokens=values["vllm:time_to_first_token_seconds_count"],
             prompt_tokens=values["vllm:prompt_tokens_total"]
             - values["vllm:prefix_cache_hits_total"],
-            num_running=values["vllm:num_requests_running"],
-            kv_tokens=values["vllm:kv_cache_usage_perc"] * cache_tokens,
+            num_running=num_running,
+            kv_tokens=max(0.0, used_tokens - num_running * (block_tokens - 1) / 2),
             num_adapters=num_adapters,
+            num_waiting=values["vllm:num_requests_waiting"],
+            max_loras=max_loras,
         )
     except KeyError as error:
         raise ValueError(f"the page has no {error}") from error
 
 
 def sample_between(first: Reading, second: Reading) -> Sample | None:
-    """The mean step between two readings.
+    """The mean step between two readings: `sample_over` both.
 
-    None if the engine took no step, if it was idle at one of them, if it was restarted, or if the
-    number of adapters changed. The caller sees to it that it was busy all the time, and that many
-    steps lie between: a prompt counts when it is done, the gauges are those of two moments.
+    None also if the number of adapters changed.
     """
-    num_steps = second.num_steps - first.num_steps
-    if num_steps <= 0 or not first.num_running or not second.num_running:
-        return None
     if first.num_adapters != second.num_adapters:
         return None
-    first_tokens = second.first_tokens - first.first_tokens
-    generated = second.generated_tokens - first.generated_tokens
+    return sample_over((first, second), num_adapters=first.num_adapters)
+
+
+def sample_over(readings: Sequence[Reading], *, num_adapters: int) -> Sample | None:
+    """The mean step between the first and the last of some readings.
+
+    None if the engine took no step, if it was idle at one of them, or if it was restarted. The
+    caller sees to it that it was busy all the time, and that many steps lie between: a prompt
+    counts when it is done. What a page tells of a moment is taken as the mean of the readings.
+
+    Args:
+        readings: Two or more.
+        num_adapters: Distinct adapters in the batch.
+    """
+    first, last = readings[0], readings[-1]
+    num_steps = last.num_steps - first.num_steps
+    if num_steps <= 0 or not all(reading.num_running for reading in readings):
+        return None
+    first_tokens = last.first_tokens - first.first_tokens
+    generated = last.generated_tokens - first.generated_tokens
     return Sample(
         num_decoding=(generated - first_tokens) / num_steps,
-        kv_tokens=(first.kv_tokens + second.kv_tokens) / 2,
-        prefill_tokens=(second.prompt_tokens - first.prompt_tokens) / num_steps,
-        step_s=(second.at_s - first.at_s) / num_steps,
-        num_adapters=first.num_adapters,
+        kv_tokens=math.fsum(reading.kv_tokens for reading in readings) / len(readings),
+        prefill_tokens=(last.prompt_tokens - first.prompt_tokens) / num_steps,
+        step_s=(last.at_s - first.at_s) / num_steps,
+        num_adapters=num_adapters,
     )
-
-
-def fit(samples: Iterable[Sample]) -> Fit:
-    """The costs that tell best, in relative error, how long the steps without adapters were.
-
-    No cost is negative: one that would be is left out.
-
-    Raises:
-        ValueError: There are too few samples, or they are too much alike.
-    """
-    used = [sample for sample in samples if not sample.num_adapters]
-    costs = _least_squares([(sample.terms, sample.step_s) for sample in used])
-    errors = [abs(_dot(costs, sample.terms) / sample.step_s - 1) for sample in used]
-    mean_error = math.fsum(errors) / len(errors)
-    return Fit(costs[0], costs[1], costs[2], costs[3], len(used), mean_error, max(errors))
-
-
-def fit_lora(profile: EngineProfile, samples: Iterable[Sample]) -> EngineProfile:
-    """`profile`, whose step costs are fitted, with the LoRA factor that tells best how long the
-    steps with adapters were.
-
-    Raises:
-        ValueError: There are too few samples, or all have as many adapters.
-    """
-    rows = []
-    for sample in samples:
-        if sample.num_adapters:
-            factor = sample.step_s / profile.forward_s(
-                num_decoding=sample.num_decoding,
-                kv_tokens=sample.kv_tokens,
-                prefill_tokens=sample.prefill_tokens,
-                num_adapters=0,
-            )
-            rows.append(((1.0, sample.num_adapters - 1.0), factor))
-    base, per_adapter = _least_squares(rows)
-    return replace(profile, lora_ratio=max(0.0, base - 1), lora_per_adapter_ratio=per_adapter)
-
-
-_Row = tuple[Sequence[float], float]
-
-
-def _least_squares(rows: Sequence[_Row]) -> list[float]:
-    """Coefficients, none negative, with the least sum of squared relative errors."""
-    width = len(rows[0][0]) if rows else 0
-    if len(rows) < max(2, width):
-        raise ValueError(f"{len(rows)} samples are too few")
-    kept = list(range(width))
-    while True:
-        found = _solve([([terms[i] / value for i in kept], 1.0) for terms, value in rows])
-        worst = min(range(len(kept)), key=lambda place: found[place] * _scale(rows, kept[place]))
-        if found[worst] >= 0:
-            break
-        del kept[worst]
-    coefficients = [0.0] * width
-    for place, value in zip(kept, found, strict=True):
-        coefficients[place] = value
-    return coefficients
-
-
-def _solve(rows: Sequence[_Row]) -> list[float]:
-    """Normal equations, by Gauss with pivots; columns are scaled to lie near each other."""
-    width = len(rows[0][0])
-    scales = [_scale(rows, column) or 1.0 for column in range(width)]
-    scaled = [([t / scale for t, scale in zip(terms, scales, strict=True)], v) for terms, v in rows]
-    table = [
-        [
-            *(
-                math.fsum(terms[row] * terms[column] for terms, _ in scaled)
-                for column in range(width)
-            ),
-            math.fsum(terms[row] * value for terms, value in scaled),
-        ]
-        for row in range(width)
-    ]
-    for column in range(width):
-        pivot = max(range(column, width), key=lambda row: abs(table[row][column]))
-        if abs(table[pivot][column]) < _SINGULAR * len(rows):
-            raise ValueError("the samples are too much alike: vary batch, lengths and prompts")
-        table[column], table[pivot] = table[pivot], table[column]
-        for row in range(width):
-            if row != column:
-                part = table[row][column] / table[column][column]
-                table[row] = [a - part * b for a, b in zip(table[row], table[column], strict=True)]
-    return [table[i][width] / table[i][i] / scales[i] for i in range(width)]
-
-
-def _scale(rows: Sequence[_Row], column: int) -> float:
-    return max(abs(terms[column]) for terms, _ in rows)
-
-
-def _dot(first: Sequence[float], second: Sequence[float]) -> float:
-    return math.fsum(a * b for a, b in zip(first, second, strict=True))
 
 
 def _has_more(labels: dict[str, str]) -> bool:
