@@ -125,6 +125,11 @@ def forecast(state: PodState, slo: Slo, *, now: float, extra: Queued | None = No
     return _Run(state, slo, now, extra).finish()
 
 
+_End = tuple[int, float, int, int, str]
+"""Of one answer: the step of its end, its first token's time, tokens, KV at its end, and adapter or
+"" (they are sorted, so None would not do)."""
+
+
 class _Run:
     __slots__ = (
         "_active",
@@ -133,6 +138,7 @@ class _Run:
         "_may_admit",
         "_misses",
         "_now",
+        "_num_decoding",
         "_queue",
         "_slo",
         "_slot_s",
@@ -151,22 +157,24 @@ class _Run:
         self._kv = 0
         self._active: dict[str, int] = {}
         self._queue = [*state.queued, extra] if extra else list(state.queued)
-        # (step of its end, first token, tokens, kv at its end, adapter)
-        self._batch: list[tuple[int, float, int, int, str | None]] = []
+        self._batch: list[_End] = []
         for each in state.running:
             self._enter(each.adapter, each.kv_tokens)
             kv_at_end = each.kv_tokens + each.remaining_tokens
             entry = (each.remaining_tokens, each.first_token_s, each.output_tokens, kv_at_end)
-            self._batch.append((*entry, each.adapter))
+            self._batch.append((*entry, each.adapter or ""))
         heapify(self._batch)
+        self._num_decoding = len(self._batch)
 
     def finish(self) -> Forecast:
         total_s = 0.0
-        while self._batch or self._queue:
+        while self._queue:
             while self._queue and self._may_admit and self._admit():
                 pass
-            if self._batch:
-                total_s += self._run_to_next_end()
+            if self._queue:
+                total_s += self._run_to(heappop(self._batch))
+        for end in sorted(self._batch):  # nobody comes any more, so that their order stands
+            total_s += self._run_to(end)
         return Forecast(self._misses, total_s, self._slot_s)
 
     def _enter(self, adapter: str | None, kv_tokens: int) -> None:
@@ -174,27 +182,29 @@ class _Run:
         if adapter is not None:
             self._active[adapter] = self._active.get(adapter, 0) + 1
 
-    def _run_to_next_end(self) -> float:
-        end_step, first_token_s, tokens, kv_tokens, adapter = heappop(self._batch)
-        num_decoding = len(self._batch) + 1
-        steps = max(0, end_step - self._step)
-        # The cache grows by a token per sequence and step: its mean is at half the way.
-        step_s = self._state.profile.forward_s(
-            num_decoding=num_decoding,
-            kv_tokens=self._kv + num_decoding * steps // 2,
-            prefill_tokens=0,
-            num_adapters=len(self._active),
-        )
-        self._step += steps
-        self._now += steps * step_s
-        self._slot_s += steps * step_s * len(self._active)
-        self._kv += num_decoding * steps - kv_tokens
-        if adapter is not None:
-            self._active[adapter] -= 1
-            if not self._active[adapter]:
-                del self._active[adapter]
+    def _run_to(self, end: _End) -> float:
+        """Decode until the next answer ends; when that is."""
+        end_step, first_token_s, tokens, kv_tokens, adapter = end
+        profile, active, num_decoding = self._state.profile, self._active, self._num_decoding
+        steps = end_step - self._step
+        if steps > 0:
+            # As `forward_s`, written out: this is most of what a forecast costs. The cache grows
+            # by a token per sequence and step: its mean is at half the way.
+            step_s = profile.step_s + profile.step_per_decode_s * num_decoding
+            step_s += profile.step_per_kv_token_s * (self._kv + num_decoding * steps // 2)
+            duration_s = steps * step_s * profile.lora_factor(len(active))
+            self._step = end_step
+            self._now += duration_s
+            self._slot_s += duration_s * len(active)
+            self._kv += num_decoding * steps
+        self._kv -= kv_tokens
+        self._num_decoding -= 1
+        if adapter:
+            active[adapter] -= 1
+            if not active[adapter]:
+                del active[adapter]
                 self._may_admit = True
-        if (self._now - first_token_s) > self._slo.tpot_s * max(1, tokens - 1):
+        if self._now - first_token_s > self._slo.tpot_s * max(1, tokens - 1):
             self._misses += 1
         return self._now
 
@@ -213,7 +223,7 @@ class _Run:
                 kept.append(each)
                 continue
             is_full = self._kv + each.prompt_tokens > state.kv_capacity_tokens
-            if (self._batch and is_full) or (admitted and each.prompt_tokens > budget):
+            if (self._num_decoding and is_full) or (admitted and each.prompt_tokens > budget):
                 kept += self._queue[index:]
                 self._may_admit = True
                 break
@@ -246,5 +256,6 @@ class _Run:
                 self._misses += 1
             end_step = self._step + max(0, each.output_tokens - 1)
             kv_at_end = each.prompt_tokens + each.output_tokens
-            entry = (end_step, self._now, each.output_tokens, kv_at_end, each.adapter)
+            entry = (end_step, self._now, each.output_tokens, kv_at_end, each.adapter or "")
             heappush(self._batch, entry)
+        self._num_decoding = len(self._batch)

@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING
 
 from extproc.core.policies.ranking import least
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.sim.forecast import PodState, Queued, forecast, state_of
+from extproc.sim.forecast import Forecast, PodState, Queued, forecast, state_of
 from extproc.sim.judge import Slo
 
 if TYPE_CHECKING:
     from extproc.sim.fleet import Fleet
+    from extproc.sim.fleetpod import FleetPod
 
 SLOT_PRICE = 4.0
 """Seconds of delay that a second of a slot counts as when all slots are in use. The greedy does not
@@ -55,15 +56,18 @@ class _Look:
     Attributes:
         state: Its state.
         adapters: Those in use there.
-        num_submitted: Requests that it had been given.
+        version: Changes whenever its state does.
         opens_s: When the first of its slots is likely to get free, if nothing is sent there.
+        taken_at_s: When it was looked at.
+        before: What happens there if nothing is sent; None if nobody asked.
     """
 
     state: PodState
     adapters: frozenset[str]
-    num_submitted: int
+    version: tuple[int, ...]
     opens_s: float
     taken_at_s: float
+    before: Forecast | None = None
 
 
 class Oracle:
@@ -126,7 +130,7 @@ class Oracle:
         """The pod where it does the least harm; None if it should wait."""
         price = self._slot_price * _part_in_use(looks) ** 2
         costs = {
-            view.address: self._harm(look.state, extra, now, price)
+            view.address: self._harm(look, extra, now, price)
             for view in views
             if (look := looks[view.address])
         }
@@ -134,11 +138,12 @@ class Oracle:
         num_misses, _ = costs[chosen.address]
         return None if num_misses > 0 else chosen
 
-    def _harm(
-        self, state: PodState, extra: Queued, now: float, price: float
-    ) -> tuple[float, float]:
-        before = forecast(state, self._aim, now=now)
-        after = forecast(state, self._aim, now=now, extra=extra)
+    def _harm(self, look: _Look, extra: Queued, now: float, price: float) -> tuple[float, float]:
+        # The true state's forecast begins when the step in progress ends, whenever one asks.
+        before = None if self._age_s else look.before
+        if before is None:
+            before = look.before = forecast(look.state, self._aim, now=now)
+        after = forecast(look.state, self._aim, now=now, extra=extra)
         delay_s = after.total_s - before.total_s + price * (after.slot_s - before.slot_s)
         return after.num_misses - before.num_misses, delay_s
 
@@ -180,23 +185,20 @@ class Oracle:
         """What is known of a pod; None if it is gone."""
         assert self._fleet is not None
         look, pod = self._looks.get(address), self._fleet.pods.get(address)
-        if self._age_s:
-            if look is not None and not self._is_due(address, look.taken_at_s, now, rng):
+        is_fresh = self._age_s and look and not self._is_due(address, look.taken_at_s, now, rng)
+        if is_fresh or pod is None:
+            return look if is_fresh else None
+        if look is not None and not self._age_s:
+            # Nothing was sent there that could let this one in earlier.
+            is_closed = now < look.opens_s and not _starts_next(look, extra)
+            if is_closed and look.version[0] == pod.engine.counters.num_submitted:
                 return look
-        elif look is not None and pod is not None:
-            # Nothing has changed that matters to who may not go there.
-            is_same = look.num_submitted == pod.engine.counters.num_submitted
-            if is_same and now < look.opens_s and not _starts_next(look, extra):
-                return look
-        if pod is None:
-            return None
         pod.catch_up(now)
-        state = state_of(pod, self._fleet.workload.adapters)
-        active = {each.adapter for each in state.running} | {each.adapter for each in state.queued}
-        adapters = frozenset(adapter for adapter in active if adapter is not None)
-        submitted = pod.engine.counters.num_submitted
-        look = _Look(state, adapters, submitted, _opens_s(state, len(adapters)), now)
-        self._looks[address] = look
+        counters = pod.engine.counters
+        version = (counters.num_submitted, counters.num_steps, counters.num_aborted)
+        if look is None or look.version != version:
+            look = self._looks[address] = _see(pod, self._fleet, version, now)
+        look.taken_at_s = now
         return look
 
     def _is_due(self, address: str, taken_at_s: float, now: float, rng: random.Random) -> bool:
@@ -213,6 +215,13 @@ def attach_oracles(fleet: Fleet) -> None:
     for router in fleet.routers:
         if isinstance(router.policy, Oracle):
             router.policy.attach(fleet, held)
+
+
+def _see(pod: FleetPod, fleet: Fleet, version: tuple[int, ...], now: float) -> _Look:
+    state = state_of(pod, fleet.workload.adapters)
+    active = {each.adapter for each in state.running} | {each.adapter for each in state.queued}
+    adapters = frozenset(adapter for adapter in active if adapter is not None)
+    return _Look(state, adapters, version, _opens_s(state, len(adapters)), now)
 
 
 def _starts_next(look: _Look, extra: Queued) -> bool:

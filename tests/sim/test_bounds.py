@@ -20,11 +20,10 @@ from extproc.sim.bounds import (
     static_loads,
 )
 from extproc.sim.engine import Engine
-from extproc.sim.events import PodLoss
 from extproc.sim.fleet import Fleet
 from extproc.sim.fleetpod import FleetPod
 from extproc.sim.fleetsettings import FleetSettings
-from extproc.sim.flights import Fate, FleetResult, Flight
+from extproc.sim.flights import FleetResult, Flight
 from extproc.sim.forecast import Queued, forecast, state_of
 from extproc.sim.judge import Slo, measure
 from extproc.sim.lru import AdapterCache
@@ -109,25 +108,6 @@ def test_no_rule_beats_the_pooled_bound_and_the_informed_greedy_beats_random() -
     blind = measure(bounded_run(work, RandomChoice, **fields), SLO)
 
     assert measure(pooled, SLO).attainment >= informed.attainment > blind.attainment
-
-
-def test_an_old_state_is_worth_less_than_a_fresh_one() -> None:
-    work = poisson(600, rate_rps=60, num_adapters=12, output_tokens=300)
-    fresh, stale = (
-        measure(bounded_run(work, lambda age=age: Oracle(SLO, age), num_pods=3, max_loras=4), SLO)
-        for age in (0.0, 5.0)
-    )
-
-    assert fresh.attainment > stale.attainment
-
-
-def test_the_oracle_survives_a_pod_that_routers_still_know() -> None:
-    work = poisson(60, rate_rps=20)
-    fleet = Fleet(
-        FleetSettings(num_pods=2), work, lambda: Oracle(SLO, 0.05), seed=1, events=[PodLoss(1.0, 0)]
-    )
-    attach_oracles(fleet)
-    assert {flight.fate for flight in fleet.run().flights} <= {Fate.FINISHED, Fate.FAILED}
 
 
 @settings(max_examples=60, deadline=None)
