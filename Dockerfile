@@ -24,7 +24,7 @@ COPY envoy envoy
 COPY loadtest/scenarios loadtest/scenarios
 COPY loadtest/data loadtest/data
 COPY extproc extproc
-RUN pip --python /venv/bin/python install --constraint constraints.txt '.[kubernetes]'
+RUN pip --python /venv/bin/python install --constraint constraints.txt '.[kubernetes,otel]'
 
 FROM ${BASE}
 ARG VERSION=unknown
