@@ -137,7 +137,7 @@ def test_the_simulator_is_a_client_of_core_alone() -> None:
         ("extproc.config", {*KNOWS_CONFIG, "extproc.transports"}),
         ("extproc.shell", WIRES),
         ("extproc.demo", {"extproc.cli"}),
-        ("extproc.sim", {"extproc.lab"}),
+        ("extproc.sim", {"extproc.lab", "extproc.labcache", "extproc.calibration"}),
         ("extproc.lab", {"extproc.cli"}),
     ],
 )
