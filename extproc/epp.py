@@ -224,7 +224,7 @@ class Plan:
 
 def _from_flags(given: Mapping[str, str]) -> _Sections:
     """What flags say that stand for one field each."""
-    found: _Sections = {"server": {}, "scrape": {}, "request": {}, "destination": {}, "log": {}}
+    found: _Sections = {"server": {}, "scrape": {}, "request": {}, "destination": {}}
     if "drain-timeout" in given:
         found["server"]["drain_timeout_s"] = to_seconds("drain-timeout", given["drain-timeout"])
     for name, key in (
@@ -239,6 +239,8 @@ def _from_flags(given: Mapping[str, str]) -> _Sections:
     if "emit-endpoint-scores" in given:
         name = "emit-endpoint-scores"
         found["destination"]["tells_scores"] = to_bool(name, given[name])
+    if "tracing" in given:
+        found["tracing"] = {"is_on": to_bool("tracing", given["tracing"])}
     found["log"] = _log(given)
     return found
 

@@ -136,6 +136,8 @@ def test_ports_are_set_on_all_addresses_or_on_the_file_s(file: Path) -> None:
         ("emit-endpoint-scores", "true", "destination", "tells_scores", True),
         ("grpc-max-recv-msg-size", "64Mi", "request", "max_body_bytes", 63 * 2**20),
         ("grpc-max-recv-msg-size", "4MiB", "request", "max_body_bytes", 16 * 2**20),
+        ("tracing", "true", "tracing", "is_on", True),
+        ("tracing", "false", "tracing", "is_on", False),
         ("v", "2", "log", "level", "info"),
         ("v", "4", "log", "level", "debug"),
         ("zap-log-level", "error", "log", "level", "error"),

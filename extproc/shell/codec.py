@@ -47,6 +47,10 @@ MAX_TEMPLATES = 4096
 _TemplateKey = tuple[type, tuple[str, ...], int, tuple[str, ...]]
 """Kind of answer, destination, length of the pick's id, headers to remove."""
 
+_BLANK = "\x7f"
+"""Holds the id's place while an answer is encoded. No address has it, and no score: a fraction by at
+most 17 has no such byte in its binary form, but many zeros."""
+
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _MODES = {mode.value: mode for mode in BodyMode}
 
@@ -151,7 +155,7 @@ class Codec:
         self, kind: type, endpoints: tuple[str, ...], id_length: int, unwanted: tuple[str, ...]
     ) -> tuple[bytes, bytes]:
         """The encoded answer before and behind the pick's id."""
-        blank = "\0" * id_length
+        blank = _BLANK * id_length
         response = pb.ProcessingResponse()
         phase = response.request_body if kind is m.ContinueBody else response.request_headers
         _set_destination(response, phase.response, ",".join(endpoints), blank)
@@ -160,7 +164,8 @@ class Codec:
             _set_scores(response, endpoints)
         if self._asks_for_load:
             _set_header(phase.response.header_mutation, ORCA_REQUEST_HEADER, b"JSON")
-        before, _, after = response.SerializeToString().partition(blank.encode())
+        # From the end: the byte before an id of 127 characters is its length.
+        before, _, after = response.SerializeToString().rpartition(blank.encode())
         return before, after
 
     def _request_headers(self, request: pb.ProcessingRequest) -> m.RequestHeaders:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.core import messages as m
 from extproc.core.hints import HINT_HEADERS
@@ -86,6 +88,21 @@ def test_scores_fall_from_one_in_even_steps_by_rank(command: Any) -> None:
     scores = metadata(answer)["x-gateway-destination-endpoint-scores"]
     assert scores == dict(zip(ENDPOINTS, [1.0, 0.75, 0.5, 0.25], strict=True))
     assert destination(answer) == (",".join(ENDPOINTS), ",".join(ENDPOINTS), "id-7")
+
+
+@given(
+    numbers=st.lists(st.integers(1, 200), min_size=1, max_size=17, unique=True),
+    pick_id=st.text("0123456789abcdef-", min_size=2, max_size=130),
+)
+def test_scores_and_ids_do_not_get_into_each_other_s_way(numbers: list[int], pick_id: str) -> None:
+    """Answers are encoded once, the id is put in later: no byte of a score may look like its place."""
+    endpoints = tuple(map(address, numbers))
+    answer = Codec(tells_scores=True).encode(m.ContinueBody(pick(pick_id, endpoints=endpoints)))
+
+    size = len(endpoints)
+    scores = metadata(answer)["x-gateway-destination-endpoint-scores"]
+    assert scores == {each: (size - place) / size for place, each in enumerate(endpoints)}
+    assert destination(answer) == (",".join(endpoints), ",".join(endpoints), pick_id)
 
 
 def test_no_scores_are_told_unless_asked_for() -> None:
