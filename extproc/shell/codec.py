@@ -48,8 +48,8 @@ _TemplateKey = tuple[type, tuple[str, ...], int, tuple[str, ...]]
 """Kind of answer, destination, length of the pick's id, headers to remove."""
 
 _BLANK = "\x7f"
-"""Holds the id's place while an answer is encoded. No address has it, and no score: a fraction by at
-most 17 has no such byte in its binary form, but many zeros."""
+"""Holds the id's place while an answer is encoded. No address has it, and no score: a fraction by
+17 or less has no such byte in its binary form, but many zeros."""
 
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _MODES = {mode.value: mode for mode in BodyMode}

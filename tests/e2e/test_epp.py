@@ -79,6 +79,7 @@ async def generating(
         envoy.url + PATH,
         data=chat(model, stream=True, max_tokens=max_tokens),
         headers={"content-type": "application/json", **headers},
+        timeout=aiohttp.ClientTimeout(total=200),
     ) as response:
         assert response.status == 200, await response.read()
         first = await response.content.readuntil(b"\n\n")
@@ -189,7 +190,7 @@ async def test_tokens_pass_one_by_one_in_full_duplex(
         async with (
             EppProcess(picker_config([pod])) as picker,
             running(Chart.ORIGINAL_DST, picker, [pod]) as envoy,
-            generating(http, envoy, "only-0", max_tokens=100) as got,
+            generating(http, envoy, "only-0", max_tokens=40) as got,
         ):
             running_then = pod.pod.last_requests[-1]["path"], await picker.in_flight()
             rest = await got.content.read()

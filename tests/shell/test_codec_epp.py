@@ -95,7 +95,7 @@ def test_scores_fall_from_one_in_even_steps_by_rank(command: Any) -> None:
     pick_id=st.text("0123456789abcdef-", min_size=2, max_size=130),
 )
 def test_scores_and_ids_do_not_get_into_each_other_s_way(numbers: list[int], pick_id: str) -> None:
-    """Answers are encoded once, the id is put in later: no byte of a score may look like its place."""
+    """The id is put in later: no byte of a score may look like its place."""
     endpoints = tuple(map(address, numbers))
     answer = Codec(tells_scores=True).encode(m.ContinueBody(pick(pick_id, endpoints=endpoints)))
 
