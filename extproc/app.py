@@ -180,6 +180,7 @@ class App:
             completions=self._completions,
             eds=self._eds,
             wire=self._wire,
+            clock=time.monotonic,
             num_config_failures=lambda: self._num_config_failures,
             is_ready=lambda: not self._why_not_ready(),
         )

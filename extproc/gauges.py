@@ -20,6 +20,7 @@ def add_gauges(
     completions: CompletionService,
     eds: EdsService,
     wire: Counters,
+    clock: Callable[[], float],
     num_config_failures: Callable[[], int],
     is_ready: Callable[[], bool],
 ) -> None:
@@ -28,6 +29,12 @@ def add_gauges(
     add("ready", "Takes requests: synced, and not draining", is_ready)
     add("streams_active", "Open ext_proc streams", lambda: processor.num_open)
     add("picks_in_flight", "Picks that have not ended", lambda: pool.num_in_flight)
+    telemetry.add_gauges(
+        "endpoint_oldest_in_flight_seconds",
+        "Age of the oldest pick that has not ended",
+        "endpoint",
+        lambda: pool.oldest_in_flight_s(now=clock()),
+    )
     add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
     add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)
     add(

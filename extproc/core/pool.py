@@ -219,12 +219,12 @@ class Pool:
         """Picks that have not finished."""
         return len(self._flights)
 
-    def oldest_in_flight_s(self, address: str, *, now: float) -> float:
-        """Age in seconds of the oldest unfinished pick there, 0 if there is none."""
-        tracked = self._tracked.get(address)
-        if tracked is None or not tracked.flights:
-            return 0.0
-        return now - next(iter(tracked.flights.values())).started_at_s
+    def oldest_in_flight_s(self, *, now: float) -> dict[str, float]:
+        """Age in seconds of each endpoint's oldest unfinished pick, 0 where there is none."""
+        return {
+            address: max((now - each.started_at_s for each in tracked.flights.values()), default=0.0)
+            for address, tracked in self._tracked.items()
+        }
 
     def model(self, name: str) -> ModelCard | None:
         """What is registered under `name` on any endpoint."""

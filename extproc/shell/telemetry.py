@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -57,7 +58,7 @@ class Telemetry:
         self._snapshot = snapshot
         self._version = version
         self._gauges: list[tuple[str, str, Callable[[], float]]] = []
-        self._readings: list[tuple[str, str, str, Callable[[], Mapping[str, float]]]] = []
+        self._readings: list[_Reading] = []
         self._adapters = _Labels(max_adapter_labels)
         self._slugs = _Labels(_MAX_SLUGS)
         self._make_counters()
@@ -132,7 +133,15 @@ class Telemetry:
         self, name: str, documentation: str, label: str, read: Callable[[], Mapping[str, float]]
     ) -> None:
         """Add `extproc_<name>_total` with one label, read at each scrape."""
-        self._readings.append((f"extproc_{name}", documentation, label, read))
+        reading = _Reading(CounterMetricFamily, f"extproc_{name}", documentation, label, read)
+        self._readings.append(reading)
+
+    def add_gauges(
+        self, name: str, documentation: str, label: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Add `extproc_<name>` with one label, read at each scrape."""
+        reading = _Reading(GaugeMetricFamily, f"extproc_{name}", documentation, label, read)
+        self._readings.append(reading)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: the registry need not collect at registration to learn the names."""
@@ -147,9 +156,9 @@ class Telemetry:
         yield from (each.family() for each in (self._decision_s, self._scrape_s, self._lag_s))
         for name, documentation, read in self._gauges:
             yield GaugeMetricFamily(name, documentation, value=read())
-        for name, documentation, label, read_all in self._readings:
-            family = CounterMetricFamily(name, documentation, labels=(label,))
-            for value, count in read_all().items():
+        for reading in self._readings:
+            family = reading.family(reading.name, reading.documentation, labels=(reading.label,))
+            for value, count in reading.read().items():
                 family.add_metric((value,), count)
             yield family
         yield InfoMetricFamily("extproc_build", "This program", {"version": self._version})
@@ -180,6 +189,16 @@ class Telemetry:
         self._eds_refusals = _Counter("eds_refusals", "Endpoint updates that Envoy refused")
         self._access_log_errors = _Counter("access_log_errors", "Unreadable access log messages")
         self._counters = [each for each in vars(self).values() if isinstance(each, _Counter)]
+
+
+class _Reading(NamedTuple):
+    """A family with one label whose values somebody else keeps."""
+
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    name: str
+    documentation: str
+    label: str
+    read: Callable[[], Mapping[str, float]]
 
 
 class _Labels:

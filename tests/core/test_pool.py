@@ -109,7 +109,6 @@ def test_what_is_told_of_a_strange_endpoint_is_ignored() -> None:
     assert made.record_report(strange, report(), taken_at_s=0.0) is False
     assert made.unregister(strange, "x") is False
     assert made.reconcile(strange, now=0.0, grace_s=0.0) == []
-    assert made.oldest_in_flight_s(strange, now=0.0) == 0.0
     assert made.models() == []
     with pytest.raises(KeyError):
         made.start(pick(number=9), now=0.0)
@@ -355,11 +354,11 @@ def test_the_oldest_pick_has_its_age() -> None:
     start(made, "one", now=1.0)
     start(made, "two", now=3.0)
 
-    assert made.oldest_in_flight_s(address(1), now=4.0) == 3.0
+    assert made.oldest_in_flight_s(now=4.0)[address(1)] == 3.0
     made.finish("one", now=4.0)
-    assert made.oldest_in_flight_s(address(1), now=4.0) == 1.0
+    assert made.oldest_in_flight_s(now=4.0)[address(1)] == 1.0
     made.finish("two", now=4.0)
-    assert made.oldest_in_flight_s(address(1), now=4.0) == 0.0
+    assert made.oldest_in_flight_s(now=4.0)[address(1)] == 0.0
 
 
 def test_picks_that_nobody_ends_expire_oldest_first() -> None:
@@ -693,7 +692,7 @@ def test_a_moved_pick_is_counted_where_it_is_served_until_it_is_finished() -> No
 
     assert made.move("x", address(2), now=1.0)
     assert counts(made) == [(0, 0), (1, 1)]
-    assert made.oldest_in_flight_s(address(2), now=3.0) == 3.0
+    assert made.oldest_in_flight_s(now=3.0)[address(2)] == 3.0
     finished = made.finish("x", now=4.0)
     assert finished is not None
     assert finished.tracked.endpoint.address == address(2)

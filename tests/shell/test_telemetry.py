@@ -276,3 +276,12 @@ def test_counters_of_others_are_read_at_each_scrape() -> None:
     counts["a"] = 5
 
     assert sample(metrics, "wire_abuse_total", limit="a") == 5
+
+
+def test_labelled_gauges_of_others_are_read_at_each_scrape() -> None:
+    metrics = telemetry()
+    ages = {"10.0.0.1:80": 1.5}
+    metrics.add_gauges("age_seconds", "Ages", "endpoint", lambda: ages)
+    ages["10.0.0.1:80"] = 2.5
+
+    assert sample(metrics, "age_seconds", endpoint="10.0.0.1:80") == 2.5
