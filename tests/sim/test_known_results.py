@@ -8,8 +8,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import TypeVar
+
+import pytest
 
 from extproc.core.policies import LeastPending, Policy
 from extproc.core.policies.ranking import least
@@ -21,7 +23,6 @@ from extproc.sim.profiles import H100_8B
 from extproc.sim.workload import Arrival, Workload
 from extproc.sim.workloads.synthetic import uniform
 from tests.sim.lab import run
-
 
 Key = TypeVar("Key", int, float)
 
@@ -37,28 +38,27 @@ def show(title: str, published: Mapping[Key, float], found: Mapping[Key, float])
 SGLANG_13349_MS = {8: 39.65, 16: 6278.0}
 """Median TTFT by adapters in use; 8 slots, Llama 3.1 8B on two H100 (sgl-project/sglang, pull
 request 13349). Its load is not ours: 4 requests per second with prompts up to 4,096 tokens."""
+CLIFF_ERROR = 3.0
+"""Factor; seen are 0.97 and 1.28."""
 
 
+@pytest.mark.timeout(180)
 def test_more_adapters_than_slots_is_a_cliff() -> None:
-    """Two orders of magnitude, at a rate at which 8 adapters are served at once.
+    """The mean here: vLLM passes over what waits for a slot, so half of the requests starve, and
+    the median, on the edge between the halves, lies anywhere from 50 to 4,000 ms by the seed."""
 
-    vLLM passes over what waits for a slot, so with 16 adapters about half of the requests starve
-    and the median lies on the edge between them: it differs between seeds by a factor of ten.
-    """
-
-    def median_ms(num_adapters: int, seed: int) -> float:
+    def mean_ms(num_adapters: int, seed: int) -> float:
         work = uniform(
-            "u", num_adapters=num_adapters, rate_rps=16, duration_s=120, seed=seed, ranks=(16,)
+            "u", num_adapters=num_adapters, rate_rps=12, duration_s=60, seed=seed, ranks=(16,)
         )
         result = run(work, num_pods=1, max_loras=8, warm_up_s=20)
-        return measure(result, Slo()).ttft_p50_s * 1e3
+        return measure(result, Slo()).ttft_mean_s * 1e3
 
-    found = {n: median(median_ms(n, seed) for seed in range(3)) for n in (8, 16, 24)}
-    show("median TTFT by adapters, 8 slots, ms: published, found", SGLANG_13349_MS, found)
+    found = {n: fmean(mean_ms(n, seed) for seed in range(2)) for n in SGLANG_13349_MS}
+    show("TTFT by adapters, 8 slots, ms: published median, found mean", SGLANG_13349_MS, found)
 
-    assert SGLANG_13349_MS[8] / 2 < found[8] < SGLANG_13349_MS[8] * 2
-    assert SGLANG_13349_MS[16] / 10 < found[16] < SGLANG_13349_MS[16] * 10
-    assert found[24] > 100 * found[8]
+    for num_adapters, published_ms in SGLANG_13349_MS.items():
+        assert published_ms / CLIFF_ERROR < found[num_adapters] < published_ms * CLIFF_ERROR
 
 
 # --- old scrapes ----------------------------------------------------------------------------
@@ -67,7 +67,7 @@ H29_MS = {0.001: 74.0, 0.01: 73.0, 0.05: 230.0, 0.1: 325.0, 0.5: 1163.0}
 """p99 TTFT by the age of the KV usage that a router goes by, s (inference-sim, hypothesis H29): the
 mean of three seeds at 1 and 100 ms, else one. The three at 100 ms lie between 273 and 415."""
 H29_ERROR = 2.0
-"""Factor; seen are 0.74 (at 50 ms) to 1.28 (at 10 ms)."""
+"""Factor; seen are 0.72 (at 50 ms) to 1.32 (at 10 ms)."""
 
 BLIS = replace(
     H100_8B,
@@ -134,7 +134,7 @@ def p99_ms(policy: type[Policy] | LeastKvInside, interval_s: float, seed: int) -
 
 def test_old_knowledge_of_kv_usage_ruins_the_tail_as_in_bliss_h29() -> None:
     found = {
-        age_s: fmean(p99_ms(LeastKvInside(age_s), age_s, seed) for seed in range(5))
+        age_s: fmean(p99_ms(LeastKvInside(age_s), 1.0, seed) for seed in range(3))
         for age_s in H29_MS
     }
     show("p99 TTFT by age of the KV usage, s: published, found, ms", H29_MS, found)
@@ -146,12 +146,12 @@ def test_old_knowledge_of_kv_usage_ruins_the_tail_as_in_bliss_h29() -> None:
 
 def test_a_page_is_a_step_old_however_often_it_is_scraped() -> None:
     """A page shows what the last step left, and steps with four prompts take 43 ms: scraped every
-    millisecond it is as good as BLIS's knowledge at 50 to 100 ms. So old scrapes add less: a factor
+    5 ms it is as good as BLIS's knowledge at 50 to 100 ms. So old scrapes add less: a factor
     of three at 500 ms, where BLIS has one of sixteen. One's own counts need no page."""
-    page = {s: fmean(p99_ms(LeastKvOnPage, s, seed) for seed in range(5)) for s in (0.001, 0.5)}
-    own = {s: fmean(p99_ms(LeastPending, s, seed) for seed in range(5)) for s in (0.001, 0.5)}
-    print(f"\np99 TTFT, ms, scraped every 1 and 500 ms: page {page}, own counts {own}")
+    page = {s: fmean(p99_ms(LeastKvOnPage, s, seed) for seed in range(3)) for s in (0.005, 0.5)}
+    own = {s: fmean(p99_ms(LeastPending, s, seed) for seed in range(3)) for s in (0.005, 0.5)}
+    print(f"\np99 TTFT, ms, by seconds between scrapes: on the page {page}, own counts {own}")
 
-    assert H29_MS[0.05] / H29_ERROR < page[0.001] < H29_MS[0.1] * H29_ERROR
-    assert page[0.5] > 2 * page[0.001]
-    assert own[0.5] < 1.1 * own[0.001] < page[0.001] / 3
+    assert H29_MS[0.05] / H29_ERROR < page[0.005] < H29_MS[0.1] * H29_ERROR
+    assert page[0.5] > 2 * page[0.005]
+    assert own[0.5] < 1.1 * own[0.005] < page[0.005] / 3
