@@ -5,6 +5,7 @@ With a picker process that has the overlay's own configuration, addresses and di
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -67,7 +68,7 @@ async def gateway(
 
 
 @asynccontextmanager
-async def running(overlay: str, folder: Path) -> AsyncIterator[Gateway]:
+async def running(overlay: str, folder: Path, **sections: Any) -> AsyncIterator[Gateway]:
     """The overlay with three pods: pod N has an adapter of its own, `only-N`, and `shared`."""
     names = [f"pod-{number}" for number in range(NUM_PODS)]
     pods = [
@@ -75,11 +76,12 @@ async def running(overlay: str, folder: Path) -> AsyncIterator[Gateway]:
         for name in names
     ]
     text = build(MANIFESTS / "overlays" / overlay)
-    picker = PickerProcess(outside_kubernetes(picker_config(text), pods))
+    picker = PickerProcess({**outside_kubernetes(picker_config(text), pods), **sections})
     try:
+        found = await asyncio.to_thread(translated, text, pods, picker)
         await picker.start(within_s=START_S)
         async with (
-            EnvoyProcess(translated(text, pods, picker).write(folder)) as envoy,
+            EnvoyProcess(found.write(folder)) as envoy,
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http,
         ):
             yield Gateway(overlay, pods, picker, envoy, Client(envoy.url, http))
@@ -181,13 +183,17 @@ async def test_the_picker_hears_of_the_end_of_each_request(gateway: Gateway) -> 
 async def test_a_pod_that_is_gone_is_replaced_by_another_that_has_the_adapter(
     tmp_path: Path,
 ) -> None:
-    """Before the picker knows: it is asked for its pods but once in a minute here."""
-    async with running(OVERRIDE, tmp_path) as gateway:
-        await gateway.pods[0].kill()
-        answers = [await gateway.client.chat("shared") for _ in range(6)]
+    """Also while the picker does not know: it keeps to the pod that has the adapter loaded."""
+    async with running(OVERRIDE, tmp_path, scrape={"expiry_s": 600}) as gateway:
+        first = await gateway.client.chat("shared")
+        (served,) = (pod for pod in gateway.pods if pod.name == first.served_by)
+        await served.kill()
+        answer = await gateway.client.chat("shared")
+        retries = await gateway.envoy.stats(r"upstream_rq_retry$")
 
-    assert {answer.status for answer in answers} == {200}
-    assert {answer.served_by for answer in answers} <= {"pod-1", "pod-2"}
+    assert answer.status == 200
+    assert answer.served_by in {pod.name for pod in gateway.pods} - {served.name}
+    assert max(retries.values()) >= 1
 
 
 async def test_a_pod_that_is_gone_is_a_clear_503(tmp_path: Path) -> None:
@@ -239,6 +245,7 @@ async def test_while_no_picker_is_ready_envoy_gateway_says_so(overlay: str) -> N
     """A headless Service without endpoints: what manifests/README.md warns of."""
     text = build(MANIFESTS / "overlays" / overlay)
     nobody = f"127.0.0.1:{free_port()}"
-    found = translate(text, {"extproc": [nobody], "vllm": [nobody]}, headless=["extproc"])
+    services = {"extproc": [nobody], "vllm": [nobody]}
+    found = await asyncio.to_thread(translate, text, services, headless=["extproc"])
 
     assert any("no ready endpoints" in refusal for refusal in found.refusals)

@@ -22,7 +22,8 @@ import yaml
 
 from tests.kubernetes.apiserver import find_program, missing_programs
 
-TRANSLATE_S = 50.0
+TRANSLATE_S = 150.0
+"""Two seconds on an idle machine."""
 _NOT_OURS = ("xds_cluster", "local_cluster")
 """Clusters of Envoy Gateway's bootstrap that need its control plane."""
 
