@@ -46,7 +46,9 @@ log = logging.getLogger(__name__)
 OnEndpoints = Callable[[Sequence[Endpoint]], None]
 
 COALESCE_S = 0.05
-"""A thousand changes in a second, as when a Deployment is rolled, are told of as twenty."""
+"""A thousand changes in a second are read and told of as twenty: 500 pods take 1 ms to read."""
+
+_Endpoints = tuple[Endpoint, ...]
 
 T = TypeVar("T", bound=KubeObject)
 
@@ -113,18 +115,22 @@ class Kubernetes:
             scheme: Of the endpoints' URLs.
         """
         trouble = ""
+
+        def read(slices: Collection[EndpointSlice]) -> _Endpoints | None:
+            nonlocal trouble
+            try:
+                return slice_endpoints(slices, port, scheme=scheme)
+            except ValueError as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    log.error("Service %s: %s", service, trouble)
+                return None
+
         with _Publisher(on_endpoints) as publisher:
-
-            def on_slices(slices: Collection[EndpointSlice]) -> None:
-                nonlocal trouble
-                try:
-                    publisher.publish(slice_endpoints(slices, port, scheme=scheme))
-                except ValueError as error:
-                    if str(error) != trouble:
-                        trouble = str(error)
-                        log.error("Service %s: %s", service, trouble)
-
-            await self._watch(slices_query(service, namespace=namespace), on_slices).run()
+            await self._watch(
+                slices_query(service, namespace=namespace),
+                lambda slices: publisher.publish(lambda: read(slices)),
+            ).run()
 
     async def follow_pool(
         self, name: str, on_endpoints: OnEndpoints, *, namespace: str = "", scheme: str = "http"
@@ -145,7 +151,7 @@ class Kubernetes:
                         following.cancel()
                         following = None
                     if chosen is None:
-                        publisher.publish(())
+                        publisher.publish(tuple)
                     elif following is None:
                         follow = self._follow_pods(*chosen, publisher, namespace, scheme)
                         following = tasks.create_task(follow)
@@ -185,7 +191,7 @@ class Kubernetes:
     ) -> None:
         await self._watch(
             pods_query(selector, namespace=namespace),
-            lambda pods: publisher.publish(pod_endpoints(pods, ports, scheme=scheme)),
+            lambda pods: publisher.publish(lambda: pod_endpoints(pods, ports, scheme=scheme)),
         ).run()
 
     def _watch(self, query: Query[T], on_change: Callable[[Collection[T]], None]) -> ListWatch[T]:
@@ -280,8 +286,8 @@ class _Publisher:
 
     def __init__(self, on_endpoints: OnEndpoints) -> None:
         self._on_endpoints = on_endpoints
-        self._told: tuple[Endpoint, ...] | None = None
-        self._newest: tuple[Endpoint, ...] = ()
+        self._told: _Endpoints | None = None
+        self._read: Callable[[], _Endpoints | None] = tuple
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> _Publisher:
@@ -291,9 +297,9 @@ class _Publisher:
         if self._timer is not None:
             self._timer.cancel()
 
-    def publish(self, endpoints: tuple[Endpoint, ...]) -> None:
-        """Take the whole list."""
-        self._newest = endpoints
+    def publish(self, read: Callable[[], _Endpoints | None]) -> None:
+        """Have the endpoints read, now or soon: all of them, None where they cannot be told."""
+        self._read = read
         if self._told is None:
             self._tell()
         elif self._timer is None:
@@ -301,6 +307,7 @@ class _Publisher:
 
     def _tell(self) -> None:
         self._timer = None
-        if self._newest != self._told:
-            self._told = self._newest
-            self._on_endpoints(self._newest)
+        endpoints = self._read()
+        if endpoints is not None and endpoints != self._told:
+            self._told = endpoints
+            self._on_endpoints(endpoints)

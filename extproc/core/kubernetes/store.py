@@ -142,6 +142,15 @@ class Store(Generic[T]):
         return True
 
 
+def refusal(code: int, body: bytes, retry_after: str = "") -> ApiError:
+    """The error for an answer by HTTP; `retry_after` is the header of that name."""
+    try:
+        message = _statuses.decode(body).message
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        message = body.decode(errors="replace")
+    return error_of(code, message, float(retry_after) if retry_after.isdecimal() else 0.0)
+
+
 def error_of(code: int, message: str, retry_after_s: float = 0.0) -> ApiError:
     """The error for an HTTP status that is none of success, or the same in an event."""
     is_gone = code == GONE

@@ -26,7 +26,7 @@ from typing import Any
 import aiohttp
 
 from extproc.core.errors import ExtprocError
-from extproc.core.kubernetes.store import ApiError, error_of
+from extproc.core.kubernetes.store import ApiError, refusal
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Source: kubernetes.io/docs/tasks/run-application/access-api-from-pod."""
@@ -35,6 +35,8 @@ ANSWER_S = 30.0
 CONNECT_S = 5.0
 MAX_MESSAGE_BYTES = 4096
 """Of an error's body; the rest is not read."""
+# RuntimeError: another request had the credentials renewed, and the session is closed.
+_FAILURES = (aiohttp.ClientError, OSError, RuntimeError)
 
 
 class MissingLibraryError(ExtprocError):
@@ -96,7 +98,7 @@ class KubernetesClient:
                 async with await self._request(access, path, parameters) as response:
                     body: bytes = await response.read()
                     return body
-        except (aiohttp.ClientError, OSError) as error:
+        except _FAILURES as error:
             raise await self._failure(access, error) from error
 
     async def watch(
@@ -130,7 +132,7 @@ class KubernetesClient:
                             yield lines
                 finally:
                     _abort(response)
-        except (aiohttp.ClientError, OSError) as error:
+        except _FAILURES as error:
             raise await self._failure(access, error) from error
 
     async def aclose(self) -> None:
@@ -142,7 +144,10 @@ class KubernetesClient:
     async def _request(
         self, access: _Access, path: str, parameters: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
-        token = await access.configuration.get_api_key_with_prefix("BearerToken")
+        try:
+            token = await access.configuration.get_api_key_with_prefix("BearerToken")
+        except Exception as error:  # a token is read anew from time to time
+            raise ApiError("credentials", f"credentials: {error}") from error
         headers = {
             "Accept": "application/json",
             "Accept-Encoding": "identity",  # the network is near, and the CPU is for requests
@@ -164,13 +169,10 @@ class KubernetesClient:
         return response
 
     async def _refusal(self, access: _Access, response: aiohttp.ClientResponse) -> ApiError:
-        retry_after = response.headers.get("Retry-After", "")
-        message = (await response.content.read(MAX_MESSAGE_BYTES)).decode(errors="replace")
+        body = await response.content.read(MAX_MESSAGE_BYTES)
         if response.status == HTTPStatus.UNAUTHORIZED:
             await self._renew(access)
-        return error_of(
-            response.status, message, float(retry_after) if retry_after.isdecimal() else 0.0
-        )
+        return refusal(response.status, body, response.headers.get("Retry-After", ""))
 
     async def _failure(self, access: _Access, error: Exception) -> ApiError:
         if isinstance(error, TimeoutError):

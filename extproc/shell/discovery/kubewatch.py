@@ -9,7 +9,7 @@
    as the server asks for at least. It is short again once a watch has brought something, or has
    held for a while.
 4. Nothing but the server's own word changes what is known: while it cannot be asked, the last
-   state stands.
+   state stands. Whatever goes wrong, the loop goes on.
 """
 
 from __future__ import annotations
@@ -149,6 +149,9 @@ class ListWatch(Generic[T]):
             await self._watch(path)
         except ApiError as error:
             return self._failed(error)
+        except Exception as error:
+            log.exception("%s: broke", self._query.resource)
+            return self._failed(ApiError("internal", repr(error)))
         if self._clock() < self._healthy_at_s:
             return self._failed(ApiError("short", "the watch ended early"))
         self._recovered()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.kubernetes.objects import Pod, pods_query, pool_query, slices_query
-from extproc.core.kubernetes.store import ApiError, Store, error_of
+from extproc.core.kubernetes.store import ApiError, Store, error_of, refusal
 from tests.core.kubernetes.apimodel import (
     GONE,
     Api,
@@ -115,6 +115,23 @@ def test_another_error_tells_how_long_to_wait(store: Store[Pod]) -> None:
 @pytest.mark.parametrize("code", [410, 500])
 def test_a_status_is_an_error_of_its_own_kind(code: int) -> None:
     assert error_of(code, "").is_gone == (code == 410)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"kind":"Status","code":403,"message":"pods is forbidden"}', "403: pods is forbidden"),
+        (b"<html>", "403: <html>"),
+        (b'{"message":"\xff"}', '403: {"message":"\ufffd"}'),
+    ],
+)
+def test_a_refusal_says_what_the_server_said(body: bytes, message: str) -> None:
+    assert str(refusal(403, body)) == message
+
+
+@pytest.mark.parametrize(("header", "rest_s"), [("", 0), ("3", 3), ("Thu, 01 Jan", 0)])
+def test_a_refusal_tells_how_long_to_wait(header: str, rest_s: float) -> None:
+    assert refusal(429, b"", header).retry_after_s == rest_s
 
 
 @pytest.mark.parametrize(

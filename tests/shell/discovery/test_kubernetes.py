@@ -219,6 +219,36 @@ async def test_credentials_are_read_again_after_a_401(
     assert await client.get("/pods", {}) == b"the list"
 
 
+async def test_a_token_that_cannot_be_read_anew_is_an_error_that_may_pass(
+    client: KubernetesClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kubernetes_asyncio.client import Configuration
+
+    async def empty(*_: object) -> str:
+        raise ValueError("Token file exists but empty.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Configuration, "get_api_key_with_prefix", empty)
+        assert (await failure_of(client)).reason == "credentials"
+    assert await client.get("/pods", {}) == b"the list"
+
+
+async def test_another_requests_renewal_is_an_error_that_passes(
+    client: KubernetesClient, api: FakeApi
+) -> None:
+    """A watch that is open when the credentials are read again ends, and can be taken up."""
+    api.holds.clear()
+    watch = client.watch("/pods", {"watch": "1"}, within_s=20.0)
+    assert await anext(watch) == []
+    api.token = "renewed"
+    assert (await failure_of(client)).reason == "status_401"
+    with pytest.raises(ApiError) as raised:
+        await anext(watch)
+    assert raised.value.reason == "connection"
+    api.token = "good"
+    assert await client.get("/pods", {}) == b"the list"
+
+
 class Account:
     """A folder like the one that a pod finds its account in."""
 

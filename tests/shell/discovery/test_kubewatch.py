@@ -290,6 +290,16 @@ async def test_the_server_is_left_alone_for_as_long_as_it_asks(
     assert client.rests == [7.0, kubewatch.MAX_RETRY_AFTER_S]
 
 
+async def test_a_mistake_of_our_own_does_not_end_it(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = ScriptedClient(api, [ValueError("ours")])
+    played = await play(client, monkeypatch)
+
+    assert client.kinds == ["list", "watch", "watch"]
+    assert played.stats.failures == {"internal": 1}
+
+
 async def test_trouble_is_told_of_once_and_so_is_its_end(
     api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
