@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.kubernetes.apiserver import find_program, missing_programs
@@ -35,9 +36,10 @@ def copied(to: Path, namespace: str) -> Path:
 
 
 def build(folder: Path) -> str:
-    """What `kubectl apply -k` would send."""
+    """What `kubectl apply -k` would send. Without kubectl the test is skipped."""
     program = find_program("kubectl")
-    assert program is not None, missing_programs("kubectl")
+    if program is None:
+        pytest.skip(missing_programs("kubectl"))
     done = subprocess.run(
         [program, "kustomize", str(folder)], capture_output=True, text=True, timeout=30, check=False
     )
