@@ -125,6 +125,8 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
         num_requests: Requests per run, the warm-up's included.
         num_search_requests: The same for runs off the suite's rates, in search of a capacity; 0 for
             as many.
+        min_search_s: Such a run has more requests where it would otherwise be over sooner: at a
+            high rate few requests are gone before a queue can form.
         warm_up: Part of a run that does not count.
         seeds: One run each; rules are compared seed by seed.
         rates_rps: Offered rates at which every rule is run to the end.
@@ -147,6 +149,7 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     rules: list[str]
     scenarios: list[ScenarioSpec]
     num_search_requests: int = 0
+    min_search_s: float = 20.0
     warm_up: float = 0.15
     resolution: float = 1.1
     baseline: str = "least_pending"
@@ -155,6 +158,10 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     fleet: dict[str, Any] = {}
     bounds: list[str] = []
     sweeps: list[SweepSpec] = []
+
+    def num_of_search(self, rate_rps: float) -> int:
+        """Requests of a run in search of a capacity."""
+        return max(self.num_search_requests, round(rate_rps * self.min_search_s))
 
     def rates_of(self, scenario: ScenarioSpec) -> list[float]:
         """Offered rates of a scenario."""

@@ -163,8 +163,10 @@ def _run(
     make_policy: MakePolicy,
     clock: Callable[[], float],
 ) -> tuple[FleetResult, FleetSettings, Workload]:
-    num = None if is_whole else trial.suite.num_search_requests or None
-    parts = make_trial_parts(trial.suite, trial.scenario, rate_rps=rate_rps, seed=seed, num=num)
+    suite = trial.suite
+    is_short = suite.num_search_requests and not is_whole
+    num = suite.num_of_search(rate_rps) if is_short else suite.num_requests
+    parts = make_trial_parts(suite, trial.scenario, rate_rps=rate_rps, seed=seed, num=num)
     settings, workload, events = parts
     if trial.rule == POOLED:
         # What happens to single pods does not happen to all of them together.
