@@ -15,7 +15,8 @@ class DnsConfig(Section):
     name: str = Field(
         pattern=r"^[A-Za-z0-9_.-]{1,253}$",
         description="Name to ask for, by the system's search list; for `srv` with service and "
-        "protocol, as `_http._tcp.vllm`. `/etc/hosts` is not read.",
+        "protocol, as `_http._tcp.vllm`. `/etc/hosts` is not read. The answer must have all pods: "
+        "servers that give a random few make them come and go.",
     )
     type: Literal["a", "srv"] = Field(
         "a", description="`a`: A and AAAA records, with `port`; `srv`: SRV records, port included."
