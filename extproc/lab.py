@@ -32,6 +32,7 @@ from extproc.sim.profiles import PROFILES
 from extproc.sim.report import render
 from extproc.sim.suites import Suite, SuiteError, find_suite, parse_suite, varied
 from extproc.sim.summary import FORMAT, summarize
+from extproc.sim.table import markdown
 from extproc.sim.trials import Trial, TrialResult, run_trial
 from extproc.sim.tuning import best_settings, settings_of
 
@@ -81,6 +82,21 @@ def report_command(
 
 
 lab_app.command("calibrate")(calibrate_command)
+
+
+@lab_app.command("table")
+def table_command(
+    result: Annotated[
+        Path | None, typer.Argument(help="JSON of a run; the newest by default.")
+    ] = None,
+    out: OutOption = DEFAULT_OUT,
+) -> None:
+    """Print a run's capacities as a Markdown table."""
+    try:
+        content = read_result(result or _newest(out))
+    except (OSError, msgspec.DecodeError, ValueError) as error:
+        raise _failed(error) from error
+    typer.echo(markdown(content))
 
 
 @lab_app.command("tune")
@@ -169,17 +185,30 @@ def report(result: Path | None = None, *, out: Path = DEFAULT_OUT) -> Path:
         OSError: A file cannot be read or written.
         ValueError: There is no run, or the file is not one.
     """
-    if result is None:
-        found = sorted(out.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        if not found:
-            raise ValueError(f"no results in {out}: first `extproc lab run quick`")
-        result = found[-1]
-    content = msgspec.json.decode(result.read_bytes())
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{result}: not a result of this version's `extproc lab run`")
+    result = result or _newest(out)
     page = result.with_suffix(".html")
-    page.write_text(render(content), encoding="utf-8")
+    page.write_text(render(read_result(result)), encoding="utf-8")
     return page
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """What `run` wrote.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is something else.
+    """
+    content = msgspec.json.decode(path.read_bytes())
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{path}: not a result of this version's `extproc lab run`")
+    return content
+
+
+def _newest(out: Path) -> Path:
+    found = sorted(out.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise ValueError(f"no results in {out}: first `extproc lab run quick`")
+    return found[-1]
 
 
 def plan(suite: Suite) -> list[Trial]:

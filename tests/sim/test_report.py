@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from extproc.lab import lab_app, report, run
 from extproc.sim.reportpanels import _series
 from extproc.sim.svg import Axis, Series, bar_chart, heat_map, line_chart
+from extproc.sim.table import markdown
 from tests.sim.test_suites import suite_text, sweep
 
 VOID = {"meta", "br"}
@@ -160,3 +161,39 @@ def test_with_few_common_rates_curves_are_made_of_the_runs_of_all_searches() -> 
     points = line(20.6, 21.4, 40.0)
     assert [value for _, value in points] == pytest.approx([8, 21.0, 40])
     assert [rate for rate, _ in points] == pytest.approx([8, 21.0, 40], rel=0.05)
+
+
+def test_the_table_has_a_line_per_rule_and_a_column_per_scenario(folder: Path) -> None:
+    done = CliRunner().invoke(lab_app, ["table", "--out", str(folder)])
+    lines = done.stdout.strip().splitlines()
+    result = msgspec.json.decode((folder / "tiny.json").read_bytes())
+    (rows,) = (each["rows"] for each in result["summary"].values())
+
+    assert done.exit_code == 0
+    assert lines[0] == "| rule | z | of B3 |"
+    assert len(lines) == 2 + len(rows)
+    assert {line.count("|") for line in lines} == {4}
+    founding = next(row for row in rows if row["rule"] == "founding")
+    line = next(line for line in lines if line.startswith("| `founding`"))
+    assert f"| {founding['capacity_rps']['mean']:.1f} ± " in line
+    assert f"| {founding['over_informed']['mean']:.0%} |" in line
+    assert any(line.startswith("| *B0_pooled*") for line in lines)
+    parts = [float(line.split("|")[3].rstrip("% ")) for line in lines[2:]]
+    assert parts == sorted(parts, reverse=True)
+
+
+def test_a_rule_that_ran_on_some_scenarios_only_has_empty_cells() -> None:
+    def row(rule: str, over: float | None) -> dict[str, Any]:
+        capacity = {"mean": 5.0, "low": None, "high": None}
+        informed = None if over is None else {"mean": over}
+        return {
+            "rule": rule,
+            "is_bound": False,
+            "capacity_rps": capacity,
+            "over_informed": informed,
+        }
+
+    summary = {"a": {"rows": [row("x", 0.5), row("y", 0.9)]}, "b": {"rows": [row("x", 0.5)]}}
+    table = markdown({"summary": summary}).splitlines()
+
+    assert table[2:] == ["| `y` | 5.0 |  | 90% |", "| `x` | 5.0 | 5.0 | 50% |"]

@@ -1,0 +1,55 @@
+"""A suite's capacities as one Markdown table: a line per rule, a column per scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, log
+from statistics import fmean
+from typing import Any
+
+Json = Mapping[str, Any]
+
+
+def markdown(result: Json) -> str:
+    """SLO capacity in requests per second, with the half of its 95 % interval, of every rule.
+
+    The last column is the geometric mean over the scenarios of what part of B3's capacity it is.
+    Rules are in its order. Where a rule was run on some scenarios only, cells are empty and its
+    mean is over those.
+    """
+    scenarios = list(result["summary"])
+    rows: dict[str, dict[str, Json]] = {}
+    for scenario in scenarios:
+        for row in result["summary"][scenario]["rows"]:
+            rows.setdefault(row["rule"], {})[scenario] = row
+    lines = [
+        "| rule | " + " | ".join(scenarios) + " | of B3 |",
+        "|---" * (len(scenarios) + 2) + "|",
+    ]
+    means = {rule: _of_informed(own) for rule, own in rows.items()}
+    for rule in sorted(rows, key=lambda rule: (-(means[rule] or 0.0), rule)):
+        own = rows[rule]
+        is_bound = any(row["is_bound"] for row in own.values())
+        name = f"*{rule}*" if is_bound else f"`{rule}`"
+        cells = [_cell(own.get(scenario)) for scenario in scenarios]
+        mean = means[rule]
+        lines.append(
+            " | ".join([f"| {name}", *cells, "" if mean is None else f"{mean:.0%}"]) + " |"
+        )
+    return "\n".join(lines)
+
+
+def _of_informed(rows: Mapping[str, Json]) -> float | None:
+    parts: Sequence[float] = [
+        row["over_informed"]["mean"] for row in rows.values() if row["over_informed"] is not None
+    ]
+    return exp(fmean(log(max(part, 1e-9)) for part in parts)) if parts else None
+
+
+def _cell(row: Json | None) -> str:
+    if row is None:
+        return ""
+    capacity = row["capacity_rps"]
+    if capacity["low"] is None:
+        return f"{capacity['mean']:.1f}"
+    return f"{capacity['mean']:.1f} ± {(capacity['high'] - capacity['low']) / 2:.1f}"
