@@ -42,6 +42,7 @@ WIRES = {
     "extproc.peering",
     "extproc.epp",
     "extproc.sideports",
+    "extproc.traced",
 }
 """Parts of the composition root, and the commands."""
 

@@ -269,7 +269,7 @@ class PickerProcess(_Process):
         }
         self._config_path.write_text(yaml.safe_dump(document))
 
-    async def start(self, *, within_s: float = 20.0) -> None:
+    async def start(self, *, within_s: float = 45.0) -> None:
         """Start, also again after its end; return once it is ready.
 
         Raises:
