@@ -15,7 +15,8 @@ those of vLLM 0.32 (`v1/core/sched/scheduler.py`):
 4. A waiting request is admitted only if its whole sequence so far fits into the free blocks.
 5. The adapters of the batch are brought onto the GPU before the forward pass; the batch waits.
 
-6. KV of a shared beginning is found again under the same adapter (`extproc.sim.blocks`).
+6. KV of a shared beginning is found again under the same adapter, and what a preempted request
+   lost by itself as far as nobody has allocated it (`extproc.sim.blocks`).
 
 One simplification: the adapters of a batch are placed in the batch's order (vLLM iterates over a
 set, an order that differs between processes).
