@@ -56,6 +56,7 @@ class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
         prompt_tokens: Median prompt of `chat`.
         output_tokens: Median answer of `chat`; 129 is that of Azure's conversation trace.
         sigma: Standard deviation of the logarithm of both.
+        num_requests: Instead of the suite's; None for the suite's.
     """
 
     kind: Literal["zipf", "slora_paper", "slora_code", "clients", "trace"] = "zipf"
@@ -71,6 +72,7 @@ class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     prompt_tokens: int = 400
     output_tokens: int = 129
     sigma: float = 0.8
+    num_requests: int | None = None
 
 
 def make_workload(spec: WorkloadSpec, *, num_requests: int, rate_rps: float, seed: int) -> Workload:
@@ -81,7 +83,7 @@ def make_workload(spec: WorkloadSpec, *, num_requests: int, rate_rps: float, see
         KeyError: No such mix.
         OSError: The trace cannot be read.
     """
-    made = _make(spec, num_requests, seed)
+    made = _make(spec, spec.num_requests or num_requests, seed)
     return _shuffled(made, seed).scaled(rate_rps * made.duration_s / max(1, len(made.arrivals)))
 
 

@@ -23,6 +23,7 @@ from extproc.sim.opponents.hold import Hold
 from extproc.sim.opponents.least_request import LeastRequest
 from extproc.sim.opponents.llmd import LoadState, LoraAffinity
 from extproc.sim.opponents.lmetric import LMetric
+from extproc.sim.opponents.slora import SloraQueue
 from extproc.sim.opponents.toppings import Toppings
 from extproc.sim.opponents.vllm_balancer import VllmBalancer
 
@@ -64,6 +65,10 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
         "dynamo_sticky_hold": _held_sticky,
         "dynamo_sticky_hold_slots": partial(_held_sticky, is_slot_aware=True),
         "founding_hold_slots": partial(_held_founding, is_slot_aware=True),
+        "slora_fcfs": SloraQueue,
+        "slora_lcfs": partial(SloraQueue, "lcfs"),
+        "slora_abort": partial(SloraQueue, "abort"),
+        "slora_clusters": partial(SloraQueue, cluster_size=8),
     }
 )
 """Name to what makes the rule. Keyword arguments override its constants."""

@@ -34,5 +34,9 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "dynamo_sticky_hold_slots": "`dynamo_sticky`, holding requests back while no adapter "
         "place is free",
         "founding_hold_slots": "`founding`, holding requests back while no adapter place is free",
+        "slora_fcfs": "a queue in front of the servers, the oldest first (S-LoRA)",
+        "slora_lcfs": "the same, the newest first",
+        "slora_abort": "the same, dropping what is too late; the newest first under overload",
+        "slora_clusters": "`slora_fcfs`, requests for the adapters in use first",
     }
 )
