@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.e2e.harness import free_port
 
-READY_S = 120.0
+READY_S = 180.0
 """Two seconds on an idle machine."""
 PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
 

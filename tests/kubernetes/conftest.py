@@ -15,7 +15,7 @@ from tests.kubernetes.faultyproxy import FaultyProxy
 _numbers = count()
 
 
-TIMEOUT_S = 240
+TIMEOUT_S = 300
 """For a test with the fixtures that it is the first to ask for, on a machine with other work."""
 
 
