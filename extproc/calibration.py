@@ -88,6 +88,7 @@ async def calibrate(
     profile: EngineProfile,
     settings: CalibrationSettings,
     on_phase: Callable[[Phase, int, int], None] = lambda phase, number, count: None,
+    clock: Callable[[], float] = perf_counter,
 ) -> Calibration:
     """Measure the server at `url`, which nobody else may use meanwhile.
 
@@ -97,6 +98,7 @@ async def calibrate(
         profile: For everything that cannot be measured.
         settings: How.
         on_phase: Called before each phase with its number and how many there are.
+        clock: Seconds; the engine's own where it does not get a machine for itself.
 
     Raises:
         CalibrationError: The server cannot be measured.
@@ -110,7 +112,7 @@ async def calibrate(
         headers=headers,
     ) as session:
         rng = Random(settings.seed)
-        server = LiveServer(session, url.rstrip("/"), clock=perf_counter, rng=rng)
+        server = LiveServer(session, url.rstrip("/"), clock=clock, rng=rng)
         await server.connect()
         missing = [adapter for adapter in adapters if adapter not in server.adapters]
         if missing:
@@ -134,6 +136,8 @@ async def _measure(
         max_model_len=server.max_model_len,
         max_requests=settings.max_requests,
     )
+    # What disturbs the machine for a while should not fall on loads of one kind.
+    Random(settings.seed).shuffle(plan)
     samples: list[tuple[Phase, Sample]] = []
     for number, phase in enumerate(plan):
         on_phase(phase, number, len(plan))

@@ -18,7 +18,6 @@ import msgspec
 
 from extproc.sim.calibrate import SERIES, Reading, Sample, read_page, sample_over
 from extproc.sim.phases import Phase
-from extproc.sim.workload import Arrival
 
 _TOKEN_IDS = range(16, 240)
 """For random prompts: ids that any vocabulary has, behind the special ones."""
@@ -48,33 +47,6 @@ class LoadTimes:
     hot_s: float
     gpu_load_s: float | None = None
     disk_load_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """When an answer came, by the caller's clock.
-
-    Attributes:
-        asked_s: When its request was sent.
-        first_token_s: When its first token arrived, which need not be text.
-        ended_s: When it was over.
-        num_pieces: In how many pieces it came: its tokens, unless the server held some back.
-    """
-
-    asked_s: float
-    first_token_s: float
-    ended_s: float
-    num_pieces: int
-
-    @property
-    def ttft_s(self) -> float:
-        """Time to the first token."""
-        return self.first_token_s - self.asked_s
-
-    @property
-    def tpot_s(self) -> float:
-        """Mean time between two pieces; 0 for a single one."""
-        return (self.ended_s - self.first_token_s) / max(1, self.num_pieces - 1)
 
 
 class LiveServer:
@@ -143,8 +115,8 @@ class LiveServer:
         self.max_loras = reading.max_loras or self.max_loras
         return reading
 
-    async def complete(self, model: str, prompt_tokens: int, output_tokens: int) -> Answer:
-        """Ask for an answer of just so many tokens.
+    async def complete(self, model: str, prompt_tokens: int, output_tokens: int) -> float:
+        """Ask for an answer of just so many tokens; seconds to the first of them.
 
         Raises:
             CalibrationError: The server refuses.
@@ -168,20 +140,7 @@ class LiveServer:
             ]
         if not times_s:
             raise CalibrationError(f"{model} answered nothing")
-        return Answer(asked_s, times_s[0], self._clock(), len(times_s))
-
-    async def play(self, arrivals: Sequence[Arrival]) -> list[Answer]:
-        """Send requests when they are due, and wait for all answers, in the same order."""
-        started_s = self._clock()
-
-        async def send(arrival: Arrival) -> Answer:
-            await asyncio.sleep(started_s + arrival.at_s - self._clock())
-            lengths = arrival.prompt_tokens, arrival.output_tokens
-            return await self.complete(arrival.adapter or self.base_model, *lengths)
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(send(arrival)) for arrival in arrivals]
-        return [task.result() for task in tasks]
+        return times_s[0] - asked_s
 
     async def measure(self, phase: Phase, *, window_s: float, num_windows: int) -> list[Sample]:
         """Load it, and take one sample of each of `num_windows` windows of `window_s`.
@@ -234,7 +193,7 @@ class LiveServer:
     async def _cycle(self, adapters: Sequence[str]) -> float:
         """Median time to the first token, the adapters asked for in turn."""
         times_s = [
-            [(await self.complete(adapter, 8, _SHOWN_TOKENS)).ttft_s for adapter in adapters]
+            [await self.complete(adapter, 8, _SHOWN_TOKENS) for adapter in adapters]
             for _ in range(_LOAD_ROUNDS * 4 if len(adapters) == 1 else _LOAD_ROUNDS)
         ]
         return median(time_s for round_s in times_s[1:] for time_s in round_s)
