@@ -28,10 +28,10 @@ TRUTH = replace(
     step_per_prefill_token_s=0.0003,
     lora_ratio=0.5,
     lora_per_adapter_ratio=0.2,
-    disk_load_s=0.2,
-    gpu_load_s=0.1,
+    disk_load_s=0.4,
+    gpu_load_s=0.2,
 )
-EPSILON = 0.25
+EPSILON = 0.3
 """Relative. The fake pod sleeps for its steps, and a busy machine wakes it late."""
 
 

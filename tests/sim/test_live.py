@@ -16,8 +16,8 @@ from extproc.sim.phases import Phase
 from extproc.sim.pod import PodConfig, start_pod
 from extproc.sim.profiles import INSTANT
 
-PROFILE = replace(INSTANT, step_s=0.01, disk_load_s=0.2, gpu_load_s=0.1, max_model_len=256)
-SLACK_S = 0.05
+PROFILE = replace(INSTANT, step_s=0.01, disk_load_s=0.5, gpu_load_s=0.3, max_model_len=256)
+SLACK_S = 0.15
 """The fake pod sleeps for its steps, and a busy machine wakes it late."""
 
 

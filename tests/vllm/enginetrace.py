@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from extproc.sim.engine import Engine
@@ -19,6 +23,7 @@ from tests.vllm.server import ADAPTERS, VllmServer
 Event = dict[str, Any]
 
 TRACE = "trace.jsonl"
+STOLEN = f"{TRACE}.stolen"
 
 
 @contextmanager
@@ -28,6 +33,7 @@ def traced_server(models: Path, folder: Path, flags: Sequence[str]) -> Iterator[
     It is preferred over other work, if we may: timings on a busy machine are nobody's.
     """
     os.environ["ENGINE_TRACE"] = str(folder / TRACE)
+    (folder / STOLEN).write_bytes(bytes(16))
     plugin = ["--worker-extension-cls", "engine_trace.EngineTrace"]
     # On a CPU vLLM schedules a step when the one before it has ended, and so does this class.
     plugin += ["--scheduler-cls", "engine_trace.TracedScheduler"]
@@ -49,10 +55,24 @@ def prefer(pid: int, nice: int = -10) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
+def engine_clock(folder: Path) -> Callable[[], float]:
+    """The clock of the record: without the time in which the engine had no core for its work."""
+    with (folder / STOLEN).open("r+b") as file:
+        stolen = mmap.mmap(file.fileno(), 16)
+    return lambda: monotonic() - sum(struct.unpack("dd", stolen))
+
+
 def events_in(trace: Path, start: int = 0) -> list[Event]:
-    """The whole lines behind byte `start`."""
+    """The whole lines behind byte `start`.
+
+    What was stolen of a step's time is taken off at its end; an event in its middle does not come
+    later than that.
+    """
     text = trace.read_bytes()[start:].decode()
-    return [json.loads(line) for line in text.splitlines()]
+    events: list[Event] = [json.loads(line) for line in text.splitlines()]
+    for event, following in reversed(list(pairwise(events))):
+        event["at_s"] = min(event["at_s"], following["at_s"])
+    return events
 
 
 @dataclass

@@ -1,31 +1,61 @@
 """Loaded into vLLM by `--scheduler-cls` and `--worker-extension-cls`: tells what an engine does.
 
 For tests only. Each event is a line of JSON in the file named by `ENGINE_TRACE`, to which the
-scheduler's process and the worker's append. Times are `time.monotonic`, one clock for all
-processes of a machine.
+scheduler's process and the worker's append.
+
+Times are `time.monotonic`, one clock for all processes of a machine, less what other work took
+from the engine: the time in which it was in the middle of computing and had no core. Both processes
+keep theirs in the file with `.stolen` behind its name, two doubles, for whoever wants that clock.
 """
 
 import json
+import mmap
 import os
+import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 import residency_probe  # type: ignore[import-not-found,unused-ignore]
 from vllm.lora.worker_manager import (  # type: ignore[import-not-found,unused-ignore]
     LRUCacheWorkerLoRAManager,
 )
-from vllm.v1.core.sched.async_scheduler import (  # type: ignore[import-not-found,unused-ignore]
-    AsyncScheduler,
-)
 from vllm.v1.core.sched.scheduler import (  # type: ignore[import-not-found,unused-ignore]
     Scheduler,
+)
+from vllm.v1.worker.cpu_model_runner import (  # type: ignore[import-not-found,unused-ignore]
+    CPUModelRunner,
 )
 
 _file = open(os.environ["ENGINE_TRACE"], "a", buffering=1, encoding="utf-8")  # noqa: SIM115
 
 
+with open(os.environ["ENGINE_TRACE"] + ".stolen", "r+b") as _stolen_file:
+    _stolen = mmap.mmap(_stolen_file.fileno(), 16)
+
+
+def _now() -> float:
+    taken: tuple[float, float] = struct.unpack("dd", _stolen)
+    return time.monotonic() - sum(taken)
+
+
+def _counting(place: int, method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method`, with the time that it had no core added to what was stolen."""
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        began_s, began_cpu_s = time.monotonic(), time.thread_time()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            stolen_s = time.monotonic() - began_s - (time.thread_time() - began_cpu_s)
+            (so_far_s,) = struct.unpack_from("d", _stolen, 8 * place)
+            struct.pack_into("d", _stolen, 8 * place, so_far_s + max(0.0, stolen_s))
+
+    return counted
+
+
 def _tell(event: str, **what: Any) -> None:
-    _file.write(json.dumps({"event": event, "at_s": time.monotonic(), **what}) + "\n")
+    _file.write(json.dumps({"event": event, "at_s": _now(), **what}) + "\n")
 
 
 class _Traced:
@@ -76,12 +106,14 @@ class _Traced:
         }
 
 
+Scheduler.schedule = _counting(0, Scheduler.schedule)
+Scheduler.update_from_output = _counting(0, Scheduler.update_from_output)
+CPUModelRunner.execute_model = _counting(1, CPUModelRunner.execute_model)
+CPUModelRunner.sample_tokens = _counting(1, CPUModelRunner.sample_tokens)
+
+
 class TracedScheduler(_Traced, Scheduler):  # type: ignore[misc,unused-ignore]
-    """For `--no-async-scheduling`."""
-
-
-class TracedAsyncScheduler(_Traced, AsyncScheduler):  # type: ignore[misc,unused-ignore]
-    """For vLLM's default, which puts a batch together while the one before it is computed."""
+    """Schedules a step when the one before it has ended, as vLLM does on a CPU by default."""
 
 
 _apply_adapters = LRUCacheWorkerLoRAManager._apply_adapters
