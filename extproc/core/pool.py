@@ -222,7 +222,9 @@ class Pool:
     def oldest_in_flight_s(self, *, now: float) -> dict[str, float]:
         """Age in seconds of each endpoint's oldest unfinished pick, 0 where there is none."""
         return {
-            address: max((now - each.started_at_s for each in tracked.flights.values()), default=0.0)
+            address: max(
+                (now - each.started_at_s for each in tracked.flights.values()), default=0.0
+            )
             for address, tracked in self._tracked.items()
         }
 
