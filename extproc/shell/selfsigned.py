@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def make_certificate(*, now: dt.datetime) -> tuple[Path, Path]:
 
 def _file(name: str, content: bytes) -> Path:
     """A file that is gone with this process; where that is not to be had, a private one."""
-    if sys.platform == "linux":
+    if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create(name)
         os.write(descriptor, content)
         return Path(f"/proc/self/fd/{descriptor}")

@@ -49,7 +49,7 @@ def test_nothing_is_written_to_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_elsewhere_the_files_are_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("extproc.shell.selfsigned.sys.platform", "other")
+    monkeypatch.delattr("os.memfd_create")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     certificate_file, key_file = make_certificate(now=NOW)
 
