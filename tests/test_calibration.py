@@ -33,8 +33,8 @@ TRUTH = replace(
     gpu_load_s=0.2,
 )
 EPSILON = 0.25
-"""Relative, in the median over loads. The fake pod sleeps for its steps, and a busy machine wakes it
-late; seen are 3 %."""
+"""Relative, in the median over loads. The fake pod sleeps for its steps, and a busy machine wakes
+it late; seen are 3 %."""
 EPSILON_EACH = 0.6
 SLACK_S = 0.15
 """For adapter loads."""

@@ -56,7 +56,7 @@ async def test_a_phase_keeps_its_number_of_requests_in_flight() -> None:
         for sample in samples:
             assert sample.num_adapters == 2
             assert 1.5 < sample.num_decoding <= 3
-            assert sample.step_s >= PROFILE.step_s
+            assert sample.step_s > 0.8 * PROFILE.step_s
         assert (await server.read()).num_running == 0
 
 
