@@ -127,8 +127,8 @@ def _findings(summary: Json, suite: Json) -> str:
     if informed is not None:
         sentences.append(
             f"That is {informed['mean']:.0%} of what the greedy bound reaches, which knows "
-            "everything, even the length of every answer before it is written, but decides at once "
-            "and never holds a request back."
+            "everything, even the length of every answer before it is written, but not which "
+            "requests are still to come."
         )
     surely = [row["rule"] for row in rules if (row["over_baseline"]["low"] or 0) > 1]
     if surely:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from math import log
 from statistics import fmean
@@ -11,6 +12,7 @@ from typing import Any
 
 from extproc.sim.summary import called, is_bound
 from extproc.sim.svg import Axis, Bar, Series, bar_chart, heat_map, line_chart
+from extproc.sim.trials import POOLED
 
 Json = Mapping[str, Any]
 MAX_HEAT_MAPS = 4
@@ -25,10 +27,12 @@ def latency_panel(
 ) -> str:
     """Slowest first words and part served well, over the offered rate."""
     slowest = _series(trials, "ttft_p99_s", colours, rates)
-    shown = [rate for line in slowest for rate, _ in line.points] or rates
+    # Perfect pooling is searched far beyond all others.
+    shown = [r for line in slowest if line.name != called(POOLED) for r, _ in line.points] or rates
     x = Axis("offered requests per second", min(shown), max(shown))
+    slowest = _within(slowest, max(shown))
     y = Axis("time to first word, 99th percentile (s)", 0.03, 100.0, is_log=True)
-    served = _series(trials, "attainment", colours, rates)
+    served = _within(_series(trials, "attainment", colours, rates), max(shown))
     lowest = min((v for line in served for _, v in line.points), default=0.0)
     part = Axis("requests served well", min(0.9, max(0.0, lowest - 0.02)), 1.0, is_percent=True)
     first = line_chart(slowest, x, y, mark=(slo["ttft_s"], "allowed"))
@@ -59,6 +63,14 @@ def _series(
             is_bound(rule),
         )
         for rule, line in values.items()
+    ]
+
+
+def _within(lines: Sequence[Series], highest: float) -> list[Series]:
+    """The lines up to a rate."""
+    return [
+        replace(line, points=[point for point in line.points if point[0] <= highest])
+        for line in lines
     ]
 
 
