@@ -5,8 +5,9 @@ RPC's metadata, w3.org/TR/trace-context); ours is a child of it. Where Envoy doe
 decision begins a trace of its own, as far as it is sampled.
 
 Where spans go, and how often, is said by OpenTelemetry's own environment variables
-(`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_BSP_SCHEDULE_DELAY` and the others); the exporter has a thread
-of its own and drops spans rather than wait.
+(`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_BSP_SCHEDULE_DELAY` and the others). They are sent as JSON
+over HTTP, because OpenTelemetry's protobuf messages and those that xds-protos brings are files of
+the same names. The exporter has a thread of its own and drops spans rather than wait.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Tracing:
         sample_ratio: Part of the decisions without a trace that begin one; a decision in a trace
             follows it.
         version: `service.version`.
-        exporter: Where spans go; OTLP over gRPC by default.
+        exporter: Where spans go; OTLP as JSON over HTTP by default.
 
     Raises:
         TracingError: OpenTelemetry is not installed.
@@ -70,7 +71,7 @@ class Tracing:
         exporter: SpanExporter | None = None,
     ) -> None:
         try:
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+            from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
