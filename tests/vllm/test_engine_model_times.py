@@ -294,6 +294,7 @@ async def send(server: VllmServer, arrivals: Sequence[Arrival], rng: Random) -> 
             group.create_task(live.complete(arrival.adapter, *lengths))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)  # the first one waits for the calibration
 @pytest.mark.parametrize("name", LOADS)
 async def test_what_was_not_calibrated_is_predicted(calibrated: Calibrated, name: str) -> None:
