@@ -2,7 +2,8 @@
 
 - **B0, pooled**: one engine N times as wide with every adapter resident, no load cost, no slot gate
   and no cost per further adapter: perfect balance and perfect memory. No rule's capacity exceeds it
-  (as a latency it is a reference, not a proof).
+  (as a latency it is a reference, not a proof). It serves in order and sheds nothing, so in a run
+  too short for its queue to form a rule that sheds can pass it.
 - **B2, clairvoyant loads**: Belady's eviction over the pooled slots on the true sequence of
   arrivals: the least adapter loads of any routing that serves requests in the order they come. An
   overloaded engine does not: it serves one adapter's queue together, and falls below.

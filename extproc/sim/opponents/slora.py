@@ -53,8 +53,7 @@ class SloraQueue:
         ttft_s: Objective for the first token; S-LoRA's is 6 s.
         margin_s: Time that a request still needs once it is admitted, as in the code.
         weight: Of the newest count in the moving average of requests that come per admission.
-        again_s: The first in order asks again after this, the others after so many times this, but
-            after a second at most.
+        again_s: The first in order asks again after this, the others after so many times this.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class SloraQueue:
         ttft_s: float = 6.0,
         margin_s: float = 0.5,
         weight: float = 0.1,
-        again_s: float = 0.05,
+        again_s: float = 0.1,
     ) -> None:
         self.order = order
         self.cluster_size = cluster_size
@@ -94,7 +93,7 @@ class SloraQueue:
         place = self._place(self._held[key], snapshot.endpoints, now)
         views = [view for view in snapshot.endpoints if self._has_room(view)]
         if place or not views:
-            self._held[key].due_s = now + min(1.0, self.again_s * max(1, place))
+            self._held[key].due_s = now + self.again_s * max(1, place)
             return Wait(self._held[key].due_s, "queue")
         del self._held[key]
         self._added, self._num_added = self._recently_added, 0
