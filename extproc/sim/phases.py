@@ -54,7 +54,8 @@ def phases(
         for shape in shapes
         for size in sizes
     ]
-    counts = sorted({count for count in (1, 2, slots // 2) if 0 < count < slots})
+    most = min(slots, max_requests)
+    counts = sorted({count for count in (1, 2, slots // 2) if 0 < count < most})
     few = [
         Phase(max_requests, *shape, tuple(adapters[:count]))
         for shape in shapes[:2]
