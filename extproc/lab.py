@@ -46,6 +46,9 @@ lab_app = typer.Typer(
 )
 
 OutOption = Annotated[Path, typer.Option(help="Folder for results.")]
+ResultArgument = Annotated[
+    Path | None, typer.Argument(help="JSON of a run; the newest by default.")
+]
 
 
 @lab_app.command("run")
@@ -68,9 +71,7 @@ def run_command(
 
 @lab_app.command("report")
 def report_command(
-    result: Annotated[
-        Path | None, typer.Argument(help="JSON of a run; the newest by default.")
-    ] = None,
+    result: ResultArgument = None,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Make one HTML page of a run's JSON."""
@@ -86,9 +87,7 @@ lab_app.command("calibrate")(calibrate_command)
 
 @lab_app.command("table")
 def table_command(
-    result: Annotated[
-        Path | None, typer.Argument(help="JSON of a run; the newest by default.")
-    ] = None,
+    result: ResultArgument = None,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Print a run's capacities as a Markdown table."""

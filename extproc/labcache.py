@@ -34,9 +34,11 @@ class TrialCache:
         self._path = path
         self._code = _code_digest()
         self._known: dict[str, list[TrialResult]] = {}
-        if path.exists():
-            for line in path.read_bytes().splitlines():
-                self._read(line)
+        text = path.read_bytes() if path.exists() else b""
+        for line in text.splitlines():
+            self._read(line)
+        # A run may have been interrupted within a line, which must not swallow the next.
+        self._separator = b"" if text.endswith(b"\n") or not text else b"\n"
 
     def get(self, trial: Trial) -> list[TrialResult] | None:
         """What the trial gave, or None if that is not known."""
@@ -52,7 +54,9 @@ class TrialCache:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(_Entry(self._key(trial), results)) + b"\n")
+            entry = msgspec.json.encode(_Entry(self._key(trial), results))
+            file.write(self._separator + entry + b"\n")
+        self._separator = b""
 
     def _read(self, line: bytes) -> None:
         try:

@@ -141,7 +141,7 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
 
 
 def attainment_at_most(
-    flights: Iterable[Flight], now: float, slo: Slo, *, warm_up_s: float, num_counted: int
+    flights: Iterable[Flight], now: float, *, slo: Slo, warm_up_s: float, num_counted: int
 ) -> float:
     """What attainment can still be at `now`, of all `num_counted` requests after the warm-up."""
     missed = sum(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
@@ -130,7 +131,7 @@ def _run_seed(
         is_whole = rate_rps in trial.rates_rps
         result, settings, workload = _run(trial, seed, rate_rps, is_whole, make_policy, clock)
         if result.is_cut:
-            at_most = _at_most(result.flights, result.ended_s, slo, workload, settings)
+            at_most = _ceiling(slo, workload, settings)(result.flights, result.ended_s)
             done.cut.append({"rate_rps": rate_rps, "attainment_at_most": at_most})
             return at_most
         metrics = measure(result, slo)
@@ -172,10 +173,10 @@ def _run(
         # What happens to single pods does not happen to all of them together.
         pooled = pooled_settings(settings), pooled_workload(workload)
         return Fleet(*pooled, RandomChoice, seed=seed).run(), settings, workload
-    slo = slo_of(trial.suite)
+    at_most = _ceiling(slo_of(trial.suite), workload, settings)
 
     def gives_up(flights: Iterable[Flight], now: float) -> bool:
-        return _at_most(flights, now, slo, workload, settings) < HOPELESS
+        return at_most(flights, now) < HOPELESS
 
     fleet = Fleet(
         settings,
@@ -191,12 +192,13 @@ def _run(
     return fleet.run(), settings, workload
 
 
-def _at_most(
-    flights: Iterable[Flight], now: float, slo: Slo, workload: Workload, settings: FleetSettings
-) -> float:
+def _ceiling(
+    slo: Slo, workload: Workload, settings: FleetSettings
+) -> Callable[[Iterable[Flight], float], float]:
+    """What attainment can still be, of the requests so far and the time."""
     counted = sum(arrival.at_s >= settings.warm_up_s for arrival in workload.arrivals)
-    return attainment_at_most(
-        flights, now, slo, warm_up_s=settings.warm_up_s, num_counted=max(1, counted)
+    return partial(
+        attainment_at_most, slo=slo, warm_up_s=settings.warm_up_s, num_counted=max(1, counted)
     )
 
 

@@ -120,6 +120,14 @@ async def epp_with_fallbacks(pods: list[RunningPod]) -> AsyncIterator[EppProcess
         yield process
 
 
+@asynccontextmanager
+async def gateway_of(
+    chart: Chart, picker: EppProcess, pods: list[RunningPod], http: aiohttp.ClientSession
+) -> AsyncIterator[Gateway]:
+    async with running(chart, picker, pods) as envoy:
+        yield Gateway(chart, envoy, Client(envoy.url, http), picker)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=list(Chart), ids=str)
 async def gateway(
     request: pytest.FixtureRequest,
@@ -128,10 +136,9 @@ async def gateway(
     epp_with_fallbacks: EppProcess,
     http: aiohttp.ClientSession,
 ) -> AsyncIterator[Gateway]:
-    chart: Chart = request.param
-    picker = epp_with_fallbacks if chart is Chart.OVERRIDE_HOST else epp
-    async with running(chart, picker, pods) as envoy:
-        yield Gateway(chart, envoy, Client(envoy.url, http), picker)
+    picker = epp_with_fallbacks if request.param is Chart.OVERRIDE_HOST else epp
+    async with gateway_of(request.param, picker, pods, http) as made:
+        yield made
 
 
 @pytest_asyncio.fixture(
@@ -148,10 +155,9 @@ async def hinting_gateway(
     http: aiohttp.ClientSession,
 ) -> AsyncIterator[Gateway]:
     """Gateways that send metadata to the picker and take them from it."""
-    chart: Chart = request.param
-    picker = epp_with_fallbacks if chart is Chart.OVERRIDE_HOST else epp
-    async with running(chart, picker, pods) as envoy:
-        yield Gateway(chart, envoy, Client(envoy.url, http), picker)
+    picker = epp_with_fallbacks if request.param is Chart.OVERRIDE_HOST else epp
+    async with gateway_of(request.param, picker, pods, http) as made:
+        yield made
 
 
 def seen_by(pod: RunningPod) -> dict[str, str]:

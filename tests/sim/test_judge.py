@@ -137,6 +137,8 @@ def test_what_can_still_be_attained_counts_every_sure_miss_after_the_warm_up_and
     early = Flight("early", arrival(3.0), 0)
     early.first_token_s = 3.1
 
-    at_most = attainment_at_most([*flights, late, early], 9.0, slo, warm_up_s=1.5, num_counted=100)
+    at_most = attainment_at_most(
+        [*flights, late, early], 9.0, slo=slo, warm_up_s=1.5, num_counted=100
+    )
 
     assert at_most == pytest.approx(0.95)

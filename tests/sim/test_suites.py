@@ -310,6 +310,8 @@ def test_an_interrupted_run_goes_on_where_it_was(
     second = run_it(rules=["founding", "round_robin"])
     assert ran == ["round_robin"]
     assert second["trials"][: len(first["trials"])] == first["trials"]
+    run_it(rules=["founding", "round_robin"])
+    assert not ran
     run_it(rules=["founding"], slo={"ttft_s": 0.4})
     assert ran == ["founding"]
     run_it(rules=["founding"], fresh=True)
