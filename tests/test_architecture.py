@@ -137,9 +137,13 @@ def test_the_simulator_is_a_client_of_core_alone() -> None:
         ("extproc.cli", {"extproc.__main__"}),
         ("extproc.config", {*KNOWS_CONFIG, "extproc.transports"}),
         ("extproc.shell", WIRES),
-        ("extproc.demo", {"extproc.cli"}),
-        ("extproc.sim", {"extproc.lab", "extproc.labcache", "extproc.calibration"}),
-        ("extproc.lab", {"extproc.cli"}),
+        ("extproc.demo", {"extproc.cli", "extproc.loadtest"}),
+        (
+            "extproc.sim",
+            {"extproc.lab", "extproc.labcache", "extproc.calibration", "extproc.loadtest"},
+        ),
+        ("extproc.lab", {"extproc.cli", "extproc.loadtest"}),
+        ("extproc.loadtest", {"extproc.cli"}),
     ],
 )
 def test_only_these_import_a_room(room: str, importers: set[str]) -> None:
@@ -149,7 +153,16 @@ def test_only_these_import_a_room(room: str, importers: set[str]) -> None:
         if not is_in(module, room) and any(is_in(name, room) for name in imports(tree))
     }
 
-    assert found <= importers
+    assert [module for module in sorted(found) if not is_in(module, *importers)] == []
+
+
+def test_load_tests_know_a_gateway_by_its_ports_alone() -> None:
+    """What they start they start as processes: what they measure is what users run."""
+
+    def is_allowed(_: str, imported: str) -> bool:
+        return not is_in(imported, "extproc.app", "extproc.config", "extproc.shell")
+
+    assert list(wrong("extproc.loadtest", is_allowed)) == []
 
 
 def test_only_the_codec_and_the_services_know_protobuf_messages() -> None:

@@ -1,0 +1,1 @@
+"""Load tests of a running gateway: real requests, the laboratory's workloads and measures."""
