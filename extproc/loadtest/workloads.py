@@ -1,0 +1,237 @@
+"""Workloads by name: what a load test sends, chosen with one word.
+
+The generators are the laboratory's, so that a real run and a virtual run send the same requests:
+the same name, rate, number and seed give the same workload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from extproc.sim.clientele import WorkloadSpec, make_workload
+from extproc.sim.suites import (
+    SCENARIOS_DIR,
+    ScenarioSpec,
+    Suite,
+    SuiteError,
+    find_suite,
+    make_trial_parts,
+    parse_suite,
+)
+from extproc.sim.workload import Workload
+from extproc.sim.workloads.slora import MODELS, SETTINGS
+
+
+class WorkloadError(Exception):
+    """There is no such workload, or it cannot be made so; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """A description with the rate and number that it comes with."""
+
+    spec: WorkloadSpec
+    rate_rps: float = 10.0
+    num_requests: int = 1000
+
+
+_RANKS_OF = {"7b": MODELS["S2"].ranks, "13b": MODELS["S4"].ranks}
+"""Of the settings that Figure 6 was measured with, by base model."""
+
+
+def _slora_recipes() -> dict[str, _Recipe]:
+    recipes = {}
+    for row, setting in SETTINGS.items():
+        ranks = _RANKS_OF.get(row.split("-")[0], MODELS["S1" if row == "table-3" else "S2"].ranks)
+        spec = WorkloadSpec(
+            kind="slora_code",
+            num_adapters=setting.num_adapters,
+            exponent=setting.alpha,
+            cv=setting.cv,
+            ranks=ranks,
+            lengths="slora",
+        )
+        recipe = _Recipe(spec, setting.rate_rps, round(setting.rate_rps * setting.duration_s))
+        recipes[f"slora-{row}"] = recipe
+        as_stated = msgspec.structs.replace(spec, kind="slora_paper")
+        recipes[f"slora-paper-{row}"] = replace(recipe, spec=as_stated)
+    return recipes
+
+
+_RECIPES: Mapping[str, _Recipe] = MappingProxyType(
+    {
+        **_slora_recipes(),
+        "arena": _Recipe(WorkloadSpec(kind="trace", trace="arena27")),
+        "azure": _Recipe(WorkloadSpec(kind="trace", trace="azure_conv_2023")),
+        "drift": _Recipe(WorkloadSpec(kind="clients", mix="m-large", cv=1.5, lengths="azure")),
+        "bursts": _Recipe(WorkloadSpec(kind="clients", mix="m-small", lengths="azure")),
+        "zipf": _Recipe(WorkloadSpec(kind="zipf", num_adapters=100)),
+    }
+)
+_OWN_ADAPTERS = ("arena", "drift", "bursts")
+"""Their adapters are part of what was recorded."""
+
+
+def names() -> Sequence[str]:
+    """What `make` knows without a file, the suites' scenarios included.
+
+    - `slora-...`: S-LoRA's Table 2 and two more, as its code generates (its published figures come
+      from that); `slora-paper-...`: as its paper states. `extproc.sim.workloads.slora` has both.
+    - `arena`, `azure`: recorded; the latter names no adapters and gets Zipf's.
+    - `drift`, `bursts`: clients whose rates drift, and whose requests come in bursts.
+    - `zipf`: independent requests.
+    - `SUITE/SCENARIO`: what the laboratory sends in it, flash crowds included.
+    """
+    found = []
+    for path in sorted(SCENARIOS_DIR.glob("*.yaml")):
+        found += [f"{path.stem}/{scenario.name}" for scenario in _suite(path.stem).scenarios]
+    return [*_RECIPES, *found]
+
+
+def make(
+    name_or_path: str,
+    *,
+    rate_rps: float | None,
+    num_requests: int | None,
+    seed: int,
+    num_adapters: int | None = None,
+) -> Workload:
+    """The workload of this name.
+
+    Args:
+        name_or_path: One of `names()`, `SUITE.yaml/SCENARIO`, or the file of a saved workload.
+        rate_rps: Requests per second; None for what the name comes with.
+        num_requests: About how many (a saved workload: its first ones); None for what the name
+            comes with.
+        seed: For everything random; a saved workload has its own.
+        num_adapters: Instead of the name's; None for those.
+
+    Raises:
+        WorkloadError: There is none, or it cannot be made so.
+    """
+    if rate_rps is not None and not rate_rps > 0:
+        raise WorkloadError(f"a rate of {rate_rps:g} requests per second is not positive")
+    if num_requests is not None and num_requests < 1:
+        raise WorkloadError(f"{num_requests} requests are not a workload")
+    if num_adapters is not None and num_adapters < 1:
+        raise WorkloadError(f"{num_adapters} adapters are not enough")
+    if name_or_path in _RECIPES:
+        return _named(name_or_path, rate_rps, num_requests, seed, num_adapters)
+    if (path := Path(name_or_path)).is_file():
+        if num_adapters is not None:
+            raise WorkloadError(f"{path}: a saved workload has the adapters that it has")
+        return _saved(path, rate_rps, num_requests)
+    suite, slash, scenario = name_or_path.rpartition("/")
+    if not slash:
+        known = ", ".join(_RECIPES)
+        raise WorkloadError(
+            f"no workload {name_or_path!r}: neither a file, nor SUITE/SCENARIO, nor one of {known}"
+        )
+    return _scenario(suite, scenario, rate_rps, num_requests, seed, num_adapters)
+
+
+def renamed(workload: Workload, listed: Sequence[str]) -> Workload:
+    """The same requests for the adapters that an endpoint lists.
+
+    A workload all of whose adapters are listed stays as it is. Else the most popular one takes the
+    first listed name and so on; where there are fewer names than adapters, several adapters share
+    a name, popular ones with rare ones.
+
+    Raises:
+        WorkloadError: Nothing is listed, and the workload has adapters.
+    """
+    asked = [name for name in workload.shares if name is not None]
+    if set(asked) <= set(listed):
+        return workload
+    if not listed:
+        raise WorkloadError("the endpoint lists nothing that could stand for the adapters")
+    by_popularity = [*asked, *sorted(set(workload.adapters) - set(asked))]
+    name_of: dict[str | None, str | None] = {None: None}
+    name_of.update(zip(by_popularity, cycle(listed), strict=False))
+    ranks: dict[str, int] = {}
+    for adapter in by_popularity:
+        ranks.setdefault(name_of[adapter] or "", workload.adapters[adapter])
+    return replace(
+        workload,
+        arrivals=tuple(replace(a, adapter=name_of[a.adapter]) for a in workload.arrivals),
+        adapters=ranks,
+        source=f"{workload.source}; adapters renamed to {len(ranks)} of an endpoint",
+    )
+
+
+def _named(
+    name: str, rate_rps: float | None, num: int | None, seed: int, num_adapters: int | None
+) -> Workload:
+    recipe = _RECIPES[name]
+    spec = recipe.spec
+    if num_adapters is not None:
+        if name in _OWN_ADAPTERS:
+            raise WorkloadError(f"{name}: the number of adapters is part of what was recorded")
+        spec = msgspec.structs.replace(spec, num_adapters=num_adapters)
+    rate_rps = recipe.rate_rps if rate_rps is None else rate_rps
+    try:
+        made = make_workload(
+            spec, num_requests=num or recipe.num_requests, rate_rps=rate_rps, seed=seed
+        )
+    except (OSError, ValueError, IndexError) as error:
+        raise WorkloadError(f"{name}: {error}") from error
+    return replace(made, name=name)
+
+
+def _saved(path: Path, rate_rps: float | None, num: int | None) -> Workload:
+    try:
+        workload = Workload.load(path)
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{path}: {error}") from error
+    if not workload.arrivals:
+        raise WorkloadError(f"{path}: no requests")
+    if num is not None and num < len(workload.arrivals):
+        source = f"{workload.source}; its first {num} requests"
+        workload = replace(workload, arrivals=workload.arrivals[:num], source=source)
+    if rate_rps is None:
+        return workload
+    if not workload.rate_rps:
+        raise WorkloadError(f"{path}: everything comes at once, which has no rate to change")
+    return workload.scaled(rate_rps / workload.rate_rps)
+
+
+def _scenario(
+    suite_name: str,
+    scenario_name: str,
+    rate_rps: float | None,
+    num: int | None,
+    seed: int,
+    num_adapters: int | None,
+) -> Workload:
+    suite = _suite(suite_name)
+    by_name = {scenario.name: scenario for scenario in suite.scenarios}
+    if scenario_name not in by_name:
+        raise WorkloadError(
+            f"suite {suite_name} has no scenario {scenario_name!r}: {', '.join(by_name)}"
+        )
+    scenario = _with(by_name[scenario_name], num, num_adapters)
+    rate_rps = suite.rates_of(scenario)[0] if rate_rps is None else rate_rps
+    try:
+        workload = make_trial_parts(suite, scenario, rate_rps=rate_rps, seed=seed)[1]
+    except SuiteError as error:
+        raise WorkloadError(str(error)) from error
+    return replace(workload, name=f"{Path(suite_name).stem}/{scenario_name}")
+
+
+def _with(scenario: ScenarioSpec, num: int | None, num_adapters: int | None) -> ScenarioSpec:
+    changed = {"num_requests": num, "num_adapters": num_adapters}
+    given = {key: value for key, value in changed.items() if value is not None}
+    return msgspec.structs.replace(scenario, workload={**scenario.workload, **given})
+
+
+def _suite(name: str) -> Suite:
+    try:
+        return parse_suite(find_suite(name).read_text(encoding="utf-8"))
+    except (OSError, SuiteError) as error:
+        raise WorkloadError(str(error)) from error
