@@ -1,0 +1,359 @@
+"""What a load test says: the laboratory's measures over the records of real requests.
+
+Attainment, satisfaction, throughput and time per token are `extproc.sim.judge`'s own, over the
+records in the form of a run in virtual time. So a real run and a virtual one differ in nothing but
+where their times come from. What came before the warm-up's end counts nowhere; what was offered
+after it counts everywhere, answered or not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from statistics import fmean
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from extproc.sim.exchange import RequestRecord, as_fleet_result
+from extproc.sim.flights import FleetResult, Flight, PodTotals
+from extproc.sim.judge import Slo, measure, percentile, satisfaction
+from extproc.sim.replay import MAX_MEDIAN_DELAY_S
+from extproc.sim.workload import Arrival
+
+BASE = "(base model)"
+"""The group of the requests for no adapter."""
+NOBODY = "(no tenant)"
+"""The group of the requests that nobody in particular sent."""
+NUM_QUANTILES = 51
+"""Of the distribution of first tokens: one in every 2 %."""
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """A distribution; all 0 where nothing was measured.
+
+    Attributes:
+        mean: Mean.
+        p50: Median.
+        p90: 90th percentile.
+        p95: 95th percentile.
+        p99: 99th percentile.
+        max: Largest.
+    """
+
+    mean: float = 0.0
+    p50: float = 0.0
+    p90: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Percentiles:
+        """Those of some values."""
+        ordered = sorted(values)
+        if not ordered:
+            return cls()
+        return cls(
+            mean=fmean(ordered),
+            p50=percentile(ordered, 0.5),
+            p90=percentile(ordered, 0.9),
+            p95=percentile(ordered, 0.95),
+            p99=percentile(ordered, 0.99),
+            max=ordered[-1],
+        )
+
+
+class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one adapter or tenant.
+
+    Attributes:
+        num_requests: How many were offered.
+        num_met: How many met the SLO.
+        num_errors: How many failed.
+        output_tokens: Tokens of their answers.
+        satisfaction: S-LoRA's, mean over all.
+        ttft_mean_s: Mean time to the first token, of those that have one.
+        ttft_p50_s: Its median.
+        ttft_p99_s: Its 99th percentile.
+        tpot_mean_s: Mean time per token after the first, of those that finished.
+    """
+
+    num_requests: int
+    num_met: int
+    num_errors: int
+    output_tokens: int
+    satisfaction: float
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_mean_s: float
+
+    @property
+    def attainment(self) -> float:
+        """Part that met the SLO."""
+        return self.num_met / self.num_requests
+
+
+class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A load test in numbers, over the requests sent after the warm-up.
+
+    Attributes:
+        num_requests: How many were offered.
+        num_met: How many met the SLO.
+        duration_s: From the end of the warm-up to the last request's sending.
+        offered_rps: Requests per second; 0 if all came at once.
+        throughput_rps: Requests that finished within `duration_s`, whenever they came, per second.
+        output_tokens_per_s: Their tokens per second.
+        prompt_tokens: Tokens of all prompts, as the workload says.
+        output_tokens: Tokens of all answers.
+        attainment: Part that met the SLO.
+        satisfaction: S-LoRA's, mean over all.
+        ttft_s: From sending to the first token, of those that have one.
+        tpot_s: Mean time per token after the first, of those that finished.
+        gap_s: From each piece of an answer to the next.
+        e2e_s: From sending to the end, of those that finished.
+        delay_s: How late the generator sent.
+        has_lagged: The generator's median delay is so large that the rest is not to be trusted.
+        ttft_quantiles_s: `NUM_QUANTILES` quantiles of `ttft_s`, from the least to the largest; none
+            without a first token.
+        errors: How many failed, by kind (`RequestRecord.error`).
+        by_pod: How many each pod served, where pods say their names.
+        by_adapter: Most requests first; requests for none are under `BASE`.
+        by_tenant: The same; those of nobody are under `NOBODY`.
+    """
+
+    num_requests: int
+    num_met: int
+    duration_s: float
+    offered_rps: float
+    throughput_rps: float
+    output_tokens_per_s: float
+    prompt_tokens: int
+    output_tokens: int
+    attainment: float
+    satisfaction: float
+    ttft_s: Percentiles
+    tpot_s: Percentiles
+    gap_s: Percentiles
+    e2e_s: Percentiles
+    delay_s: Percentiles
+    has_lagged: bool
+    ttft_quantiles_s: tuple[float, ...]
+    errors: dict[str, int]
+    by_pod: dict[str, int]
+    by_adapter: dict[str, GroupSummary]
+    by_tenant: dict[str, GroupSummary]
+
+
+def summarize_records(
+    records: Sequence[RequestRecord], *, slo: Slo, warm_up_s: float = 0.0
+) -> LoadSummary:
+    """Measure a load test.
+
+    Args:
+        records: One per request, in any order, from any number of generators.
+        slo: What a request must meet.
+        warm_up_s: Requests sent before this do not count.
+
+    Raises:
+        ValueError: No request was sent after the warm-up.
+    """
+    result = fleet_result_of(records, warm_up_s=warm_up_s)
+    metrics = measure(result, slo)
+    counted = [record for record in records if record.sent_s >= warm_up_s]
+    flights = result.counted
+    duration_s = flights[-1].arrival.at_s - warm_up_s
+    delay_s = Percentiles.of(record.delay_s for record in counted)
+    ttfts_s = sorted(flight.ttft_s for flight in flights if flight.ttft_s is not None)
+    pairs = list(zip(flights, sorted(counted, key=_order), strict=True))
+    return LoadSummary(
+        num_requests=len(flights),
+        num_met=sum(map(slo.is_met, flights)),
+        duration_s=duration_s,
+        offered_rps=metrics.offered_rps if duration_s else 0.0,
+        throughput_rps=metrics.throughput_rps if duration_s else 0.0,
+        output_tokens_per_s=metrics.output_tokens_per_s if duration_s else 0.0,
+        prompt_tokens=sum(record.prompt_tokens for record in counted),
+        output_tokens=sum(record.num_tokens for record in counted),
+        attainment=metrics.attainment,
+        satisfaction=metrics.slora_satisfaction,
+        ttft_s=Percentiles.of(ttfts_s),
+        tpot_s=Percentiles.of(_tpots_s(flights)),
+        gap_s=Percentiles.of(chain.from_iterable(record.gaps_s for record in counted)),
+        e2e_s=Percentiles.of(r.ended_s - r.sent_s for r in counted if not r.error),
+        delay_s=delay_s,
+        has_lagged=delay_s.p50 > MAX_MEDIAN_DELAY_S,
+        ttft_quantiles_s=_quantiles(ttfts_s),
+        errors=_counts(record.error for record in counted),
+        by_pod=_counts(record.served_by for record in counted),
+        by_adapter=_groups(pairs, [record.adapter or BASE for _, record in pairs], slo),
+        by_tenant=_groups(pairs, [record.tenant or NOBODY for _, record in pairs], slo),
+    )
+
+
+def fleet_result_of(
+    records: Iterable[RequestRecord],
+    *,
+    warm_up_s: float = 0.0,
+    overhead_s: float = 0.0,
+    pods: Sequence[PodTotals] = (),
+) -> FleetResult:
+    """Records in the form of a run in virtual time, without the workload that they came from.
+
+    An answer counts as long as it was, so that a server that ends early is not faster per token.
+
+    Args:
+        records: One per request, in any order.
+        warm_up_s: Requests sent before this do not count.
+        overhead_s: See `as_fleet_result`.
+        pods: See `as_fleet_result`.
+    """
+    ordered = sorted(records, key=_order)
+    return as_fleet_result(
+        [_arrival(record) for record in ordered],
+        [msgspec.structs.replace(record, index=number) for number, record in enumerate(ordered)],
+        warm_up_s=warm_up_s,
+        overhead_s=overhead_s,
+        pods=pods,
+    )
+
+
+def records_of(result: FleetResult) -> list[RequestRecord]:
+    """A run in virtual time as records, so that it is told in the same words as a real one.
+
+    Times between tokens are not in it, and its generator is never late.
+    """
+    return [_record(index, flight) for index, flight in enumerate(result.flights)]
+
+
+def print_summary(summary: LoadSummary, console: Console) -> None:
+    """Show a load test at the terminal, and say whether its generator kept up."""
+    console.print(
+        f"{summary.num_requests} requests in {summary.duration_s:.1f} s: "
+        f"{summary.offered_rps:.1f}/s offered, {summary.throughput_rps:.1f}/s finished, "
+        f"{summary.output_tokens_per_s:.0f} tokens/s",
+        highlight=False,
+    )
+    console.print(
+        f"served well {summary.attainment:.1%}, satisfaction {summary.satisfaction:.3f}; "
+        f"{error_words(summary)}",
+        highlight=False,
+    )
+    table = Table()
+    for head in ("ms", "mean", "p50", "p90", "p95", "p99", "max"):
+        table.add_column(head, justify="left" if head == "ms" else "right")
+    rows = {
+        "first token": summary.ttft_s,
+        "per token": summary.tpot_s,
+        "between pieces": summary.gap_s,
+        "whole answer": summary.e2e_s,
+        "sent late": summary.delay_s,
+    }
+    for name, values in rows.items():
+        table.add_row(name, *(f"{1e3 * value:.1f}" for value in msgspec.structs.astuple(values)))
+    console.print(table)
+    console.print(delay_words(summary), style="red" if summary.has_lagged else "", highlight=False)
+
+
+def error_words(summary: LoadSummary) -> str:
+    """What failed, in words."""
+    if not summary.errors:
+        return "no errors"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in summary.errors.items())
+    return f"{sum(summary.errors.values())} of {summary.num_requests} failed: {kinds}"
+
+
+def delay_words(summary: LoadSummary) -> str:
+    """Whether the generator kept up, in words."""
+    delay = summary.delay_s
+    late = (
+        f"the median request was sent {1e3 * delay.p50:.1f} ms late, the 99th percentile "
+        f"{1e3 * delay.p99:.1f} ms"
+    )
+    if summary.has_lagged:
+        return (
+            f"THE GENERATOR LAGGED: {late}; over {1e3 * MAX_MEDIAN_DELAY_S:g} ms the load is not "
+            "the one that was asked for, and these figures are not to be trusted"
+        )
+    return f"the generator kept up: {late}"
+
+
+def _order(record: RequestRecord) -> tuple[float, int]:
+    """As `as_fleet_result` orders them."""
+    return record.sent_s, record.index
+
+
+def _arrival(record: RequestRecord) -> Arrival:
+    return Arrival(
+        record.sent_s,
+        record.adapter,
+        record.prompt_tokens,
+        record.num_tokens or record.wanted_tokens,
+        record.tenant,
+    )
+
+
+def _record(index: int, flight: Flight) -> RequestRecord:
+    arrival, is_finished = flight.arrival, flight.fate == "finished"
+    refused = f"http_{flight.status}" if flight.status else flight.fate.value
+    return RequestRecord(
+        index=index,
+        adapter=arrival.adapter,
+        tenant=arrival.tenant,
+        at_s=arrival.at_s,
+        sent_s=arrival.at_s,
+        ended_s=arrival.at_s if flight.ended_s is None else flight.ended_s,
+        first_token_s=flight.first_token_s,
+        num_tokens=arrival.output_tokens if is_finished else 0,
+        wanted_tokens=arrival.output_tokens,
+        prompt_tokens=arrival.prompt_tokens,
+        status=200 if is_finished else flight.status,
+        error="" if is_finished else refused,
+        served_by=flight.pod,
+    )
+
+
+def _groups(
+    pairs: Sequence[tuple[Flight, RequestRecord]], names: Sequence[str], slo: Slo
+) -> dict[str, GroupSummary]:
+    members: defaultdict[str, list[tuple[Flight, RequestRecord]]] = defaultdict(list)
+    for name, pair in zip(names, pairs, strict=True):
+        members[name].append(pair)
+    ordered = sorted(members.items(), key=lambda item: (-len(item[1]), item[0]))
+    return {name: _group(own, slo) for name, own in ordered}
+
+
+def _group(pairs: Sequence[tuple[Flight, RequestRecord]], slo: Slo) -> GroupSummary:
+    flights = [flight for flight, _ in pairs]
+    ttft_s = Percentiles.of(f.ttft_s for f in flights if f.ttft_s is not None)
+    satisfied = (0.0 if f.ttft_s is None else satisfaction(f.ttft_s) for f in flights)
+    return GroupSummary(
+        num_requests=len(pairs),
+        num_met=sum(map(slo.is_met, flights)),
+        num_errors=sum(bool(record.error) for _, record in pairs),
+        output_tokens=sum(record.num_tokens for _, record in pairs),
+        satisfaction=sum(satisfied) / len(pairs),
+        ttft_mean_s=ttft_s.mean,
+        ttft_p50_s=ttft_s.p50,
+        ttft_p99_s=ttft_s.p99,
+        tpot_mean_s=Percentiles.of(_tpots_s(flights)).mean,
+    )
+
+
+def _tpots_s(flights: Iterable[Flight]) -> list[float]:
+    return [flight.tpot_s for flight in flights if flight.tpot_s is not None]
+
+
+def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:
+    if not ordered:
+        return ()
+    last = NUM_QUANTILES - 1
+    return tuple(percentile(ordered, number / last) for number in range(NUM_QUANTILES))
+
+
+def _counts(names: Iterable[str]) -> dict[str, int]:
+    """How often each name but "" comes, most often first."""
+    return dict(Counter(sorted(filter(None, names))).most_common())
