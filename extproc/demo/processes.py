@@ -1,4 +1,4 @@
-"""Processes that end with the demo, whatever ends it."""
+"""Processes that end with the command that started them, whatever ends it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class DemoError(Exception):
-    """The demo cannot run; the message says what is missing."""
+    """It cannot run; the message says what is missing."""
 
 
 class Program:
@@ -47,6 +47,7 @@ class Program:
         Raises:
             DemoError: The process ended first, or it took longer than `START_TIMEOUT_S`.
         """
+        why = f"not within {START_TIMEOUT_S:g} s"
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while self._process.returncode is None:
@@ -54,9 +55,14 @@ class Program:
                     if found is not None:
                         return found
                     await asyncio.sleep(_POLL_S)
+            why = f"ended with status {self._process.returncode}"
         except TimeoutError:
             pass
-        raise DemoError(f"{what}: not within {START_TIMEOUT_S:g} s\n{self.log[-_LOG_CHARS:]}")
+        raise DemoError(f"{what}: {why}\n{self.log[-_LOG_CHARS:]}")
+
+    async def ended(self) -> int:
+        """Wait until it ends by itself; its exit status."""
+        return await self._process.wait()
 
     async def stop(self) -> None:
         """Ask it to end, and kill it if it does not."""
@@ -84,18 +90,19 @@ async def spawn(command: Sequence[str], log_path: Path) -> Program:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # A Ctrl-C is for the demo, which then ends its children in order.
-                process_group=0,
-                preexec_fn=lambda: _die_with(parent),
+                preexec_fn=lambda: _become_child(parent),
             )
         except OSError as error:
             raise DemoError(f"{command[0]}: {error}") from error
     return Program(process, log_path)
 
 
-def _die_with(parent: int) -> None:
-    """Let the kernel end this process when its parent is gone. Linux only: elsewhere a demo that
+def _become_child(parent: int) -> None:
+    """Let the kernel end this process when its parent is gone. Linux only: elsewhere a parent that
     is killed with SIGKILL leaves its processes behind."""
+    # A group of its own: a Ctrl-C is for the parent, which then ends its children in order. Not a
+    # session: Linux would give each its own share of the CPU (sched_autogroup).
+    os.setpgid(0, 0)
     if _LIBC is None:
         return
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -146,7 +146,7 @@ class _Demo:
 
     async def _stay(self, stack: Stack) -> None:
         # Without a wrap: the lines are there to be copied.
-        text = screen.invitation(stack.gateway, stack.admin, stack.grpc, ADAPTERS[0])
+        text = screen.invitation(stack.gateway, stack.admin, stack.grpc[0], ADAPTERS[0])
         self._console.print(text, soft_wrap=True, markup=False)
         try:
             await asyncio.Event().wait()

@@ -15,7 +15,9 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import msgspec
 import uvloop
 from aiohttp import web
 
@@ -202,8 +204,14 @@ async def start_pod(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a pod as a process until SIGTERM or SIGINT; one line says where it listens."""
     options = _parser().parse_args(arguments)
+    uvloop.run(_serve(_config(options), options.host, options.port))
+
+
+def _config(options: argparse.Namespace) -> PodConfig:
+    if options.config is not None:
+        return msgspec.json.decode(options.config.read_bytes(), type=PodConfig)
     profile = PROFILES[options.profile]
-    config = PodConfig(
+    return PodConfig(
         name=options.name,
         base_model=options.base_model,
         adapters=[name for name in options.adapters.split(",") if name],
@@ -215,7 +223,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runtime_updating=not options.no_runtime_updating,
         api_key=options.api_key,
     )
-    uvloop.run(_serve(config, options.host, options.port))
 
 
 async def _serve(config: PodConfig, host: str, port: int) -> None:
@@ -232,6 +239,11 @@ async def _serve(config: PodConfig, host: str, port: int) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m extproc.sim.pod", description=__doc__)
+    parser.add_argument(
+        "--config",
+        type=Path,
+        help="a `PodConfig` as JSON; then no other option counts but --host and --port",
+    )
     parser.add_argument("--name", default="pod-1")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")

@@ -9,9 +9,11 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -492,6 +494,30 @@ async def test_a_pod_runs_as_a_process_and_ends_on_sigterm() -> None:
         process.send_signal(signal.SIGTERM)
         await process.stdout.read()
 
+    assert await process.wait() == 0
+
+
+async def test_a_pod_as_a_process_takes_its_whole_configuration_from_a_file(tmp_path: Path) -> None:
+    profile = replace(INSTANT, name="made up", max_num_seqs=3)
+    config = PodConfig("pod-8", adapters={"a": "/a"}, ranks_by_path={"/a": 8}, profile=profile)
+    path = tmp_path / "pod.json"
+    path.write_bytes(msgspec.json.encode(config))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "extproc.sim.pod", "--config", str(path)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        address = (await process.stdout.readline()).decode().split()[-1]
+        async with aiohttp.ClientSession(f"http://{address}") as session:
+            engine = await _get(session, "/debug/engine")
+            models = await _get(session, "/v1/models")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await process.stdout.read()
+
+    assert (engine["pod"], engine["profile"]) == ("pod-8", "made up")
+    assert [(card["id"], card["root"]) for card in models["data"]][1:] == [("a", "/a")]
     assert await process.wait() == 0
 
 
