@@ -18,7 +18,6 @@ import base64
 import itertools
 import json
 import shutil
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,7 +27,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from extproc.demo.processes import Program, spawn
+from tests.e2e.harness import ChildProcess
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE_S = 30.0
@@ -65,36 +64,41 @@ async def running_browser() -> AsyncIterator[Browser]:
     program = find_chromium()
     if program is None:
         pytest.skip(f"no browser on PATH: {', '.join(NAMES)} (Debian: apt-get install chromium)")
-    folder = Path(tempfile.mkdtemp(prefix="extproc-browser-"))
+    process = ChildProcess("browser")
+    profile = process.dir / "profile"
+    # A home of its own: it would write its crash reports into the user's.
+    folders = dict.fromkeys(("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"), str(process.dir))
     try:
-        # A home of its own: it would write its crash reports into the user's.
-        command = ["env", f"HOME={folder}", f"XDG_CONFIG_HOME={folder}", f"XDG_CACHE_HOME={folder}"]
-        command += [program, *_FLAGS, f"--user-data-dir={folder}/profile", "about:blank"]
-        process = await spawn(command, folder / "log")
-        try:
-            url = await _devtools_url(process, folder / "profile" / "DevToolsActivePort")
-            async with (
-                aiohttp.ClientSession() as session,
-                session.ws_connect(url, max_msg_size=_MAX_MESSAGE_BYTES) as socket,
-            ):
-                browser = Browser(socket)
-                try:
-                    yield browser
-                finally:
-                    await browser.close()
-        finally:
-            await process.stop()
-            await _wait_until_gone(str(folder))
+        process.spawn([program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"], folders)
+        url = await _devtools_url(process, profile / "DevToolsActivePort")
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(url, max_msg_size=_MAX_MESSAGE_BYTES) as socket,
+        ):
+            browser = Browser(socket)
+            try:
+                yield browser
+            finally:
+                await browser.close()
+        await process.wait(PATIENCE_S)
+        await _wait_until_gone(str(process.dir))
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        await process.close()
 
 
-async def _devtools_url(process: Program, path: Path) -> str:
-    async def look() -> str | None:
-        lines = path.read_text().splitlines() if path.exists() else []
-        return f"ws://127.0.0.1:{lines[0]}{lines[1]}" if len(lines) == 2 else None
+async def _devtools_url(process: ChildProcess, path: Path) -> str:
+    """Where it listens, once it does.
 
-    return await process.wait_for(look, "the browser's DevTools port")
+    Raises:
+        AssertionError: It ended, or did not come up; with its log.
+    """
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            lines = path.read_text().splitlines() if path.exists() else []
+            if len(lines) == 2:
+                return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
+            assert process.returncode is None, f"the browser has ended: {process.log[-4000:]}"
+            await asyncio.sleep(POLL_S)
 
 
 async def _wait_until_gone(mark: str) -> None:

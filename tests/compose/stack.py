@@ -22,7 +22,7 @@ import yaml
 
 from tests.compose.files import dockerfile, mounts, services, unescape
 from tests.dnsserver import DnsServer
-from tests.e2e.harness import _Process, eventually
+from tests.e2e.harness import ChildProcess, eventually
 
 NUM_PODS = 4
 ENTRY_POINTS = {"prom/prometheus": ["prometheus"], "locustio/locust": ["locust"]}
@@ -54,7 +54,7 @@ class Network:
         self.dns.records = {(f"{name}.", "A"): each for name, each in self.addresses.items()}
 
 
-class Container(_Process):
+class Container(ChildProcess):
     """One container of a service."""
 
     def __init__(self, service: str, network: Network) -> None:

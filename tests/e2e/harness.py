@@ -78,7 +78,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
         os.killpg(process.pid, number)
 
 
-class _Process:
+class ChildProcess:
     """A subprocess in its own group, its output in a file."""
 
     def __init__(self, name: str) -> None:
@@ -161,7 +161,7 @@ def envoy_binary() -> str:
     return found
 
 
-class EnvoyProcess(_Process):
+class EnvoyProcess(ChildProcess):
     """A real Envoy on ports of its own choice."""
 
     def __init__(self, config: str, *, concurrency: int = 1, log_level: str = "warning") -> None:
@@ -248,7 +248,7 @@ def _on_free_ports(config: str) -> str:
     return yaml.safe_dump(document)
 
 
-class PickerProcess(_Process):
+class PickerProcess(ChildProcess):
     """The real picker, `extproc serve`, on ports that stay the same over restarts.
 
     Args:

@@ -19,10 +19,10 @@ from extproc.sim.pod import RunningPod, start_pod
 from tests.e2e.conftest import picker_config, pod_config, running_envoy
 from tests.e2e.harness import (
     Answer,
+    ChildProcess,
     Client,
     EnvoyProcess,
     PickerProcess,
-    _Process,
     eventually,
     free_port,
 )
@@ -66,7 +66,7 @@ def litellm_config(entries: dict[str, tuple[str, str]]) -> dict[str, Any]:
     }
 
 
-class LiteLlmProcess(_Process):
+class LiteLlmProcess(ChildProcess):
     """`litellm --config`, without a database and without the network.
 
     Args:
