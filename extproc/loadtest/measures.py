@@ -221,14 +221,6 @@ def fleet_result_of(
     )
 
 
-def records_of(result: FleetResult) -> list[RequestRecord]:
-    """A run in virtual time as records, so that it is told in the same words as a real one.
-
-    Times between tokens are not in it, and its generator is never late.
-    """
-    return [_record(index, flight) for index, flight in enumerate(result.flights)]
-
-
 def print_summary(summary: LoadSummary, console: Console) -> None:
     """Show a load test at the terminal, and say whether its generator kept up."""
     console.print(
@@ -293,26 +285,6 @@ def _arrival(record: RequestRecord) -> Arrival:
         record.prompt_tokens,
         record.num_tokens or record.wanted_tokens,
         record.tenant,
-    )
-
-
-def _record(index: int, flight: Flight) -> RequestRecord:
-    arrival, is_finished = flight.arrival, flight.fate == "finished"
-    refused = f"http_{flight.status}" if flight.status else flight.fate.value
-    return RequestRecord(
-        index=index,
-        adapter=arrival.adapter,
-        tenant=arrival.tenant,
-        at_s=arrival.at_s,
-        sent_s=arrival.at_s,
-        ended_s=arrival.at_s if flight.ended_s is None else flight.ended_s,
-        first_token_s=flight.first_token_s,
-        num_tokens=arrival.output_tokens if is_finished else 0,
-        wanted_tokens=arrival.output_tokens,
-        prompt_tokens=arrival.prompt_tokens,
-        status=200 if is_finished else flight.status,
-        error="" if is_finished else refused,
-        served_by=flight.pod,
     )
 
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from extproc.core.policies import LeastPending
 from extproc.loadtest.measures import (
     BASE,
     NOBODY,
@@ -20,14 +19,10 @@ from extproc.loadtest.measures import (
     Percentiles,
     fleet_result_of,
     print_summary,
-    records_of,
     summarize_records,
 )
 from extproc.sim.exchange import RequestRecord, as_fleet_result
-from extproc.sim.fleet import Fleet
-from extproc.sim.fleetsettings import FleetSettings
 from extproc.sim.judge import Slo, measure, percentile, satisfaction
-from extproc.sim.workloads.synthetic import zipf
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.05)
 TIMES_S = st.floats(0.0, 30.0)
@@ -230,28 +225,6 @@ def test_the_terminal_shows_errors_by_kind() -> None:
 
     assert "2 of 3 failed: 1 cut, 1 http_503" in shown
     assert "no errors" in printed([finished()])
-
-
-def test_a_virtual_run_as_records_measures_the_same() -> None:
-    workload = zipf(
-        "w",
-        num_adapters=6,
-        exponent=1.0,
-        rate_rps=40.0,
-        duration_s=5.0,
-        seed=1,
-        lengths=lambda rng: (rng.randint(10, 50), rng.randint(1, 20)),
-    )
-    settings = FleetSettings(num_pods=2, max_loras=2, warm_up_s=1.0, max_pending=12)
-    result = Fleet(settings, workload, LeastPending, seed=1).run()
-
-    told = fleet_result_of(records_of(result), warm_up_s=1.0, pods=result.pods)
-
-    real, virtual = measure(told, SLO), measure(result, SLO)
-    for name in ("attainment", "slora_satisfaction", "ttft_p99_s", "tpot_mean_s", "fates"):
-        assert getattr(real, name) == getattr(virtual, name), name
-    assert real.throughput_rps == virtual.throughput_rps
-    assert real.loads_per_1000 == virtual.loads_per_1000
 
 
 def test_records_are_measured_as_with_their_workload() -> None:

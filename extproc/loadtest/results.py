@@ -1,0 +1,290 @@
+"""The file that a load test leaves behind: what was measured, of whom, when and on what.
+
+It holds no single requests (`extproc.sim.exchange.save_records` keeps those), so that it can be
+committed and read back years later. Real runs and their virtual twins lie side by side in it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from extproc.loadtest.measures import GroupSummary, LoadSummary, fleet_result_of, summarize_records
+from extproc.sim.exchange import RequestRecord
+from extproc.sim.flights import PodTotals
+from extproc.sim.judge import Metrics, Slo, measure
+from extproc.sim.suites import SloSpec, Suite
+
+FORMAT = "extproc-loadtest-1"
+NUM_DIGITS = 5
+"""Significant digits of what is saved: far more than a measurement has."""
+
+Kind = Literal["real", "virtual"]
+
+
+class ResultError(Exception):
+    """A result cannot be read or made; the message says why."""
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: one target, one workload.
+
+    Attributes:
+        target: Who was asked, as on the command line: `rule:founding`, `url:http://...`.
+        scenario: Which workload and fleet.
+        rate_rps: The rate that was asked for.
+        seed: Of the workload.
+        kind: Whether requests were sent, or it is the same in virtual time.
+        summary: What clients saw.
+        metrics: The same by the laboratory's measures, and what is known of the pods.
+        knows_pods: `metrics` has adapter loads; else they are unknown, not 0.
+    """
+
+    target: str
+    scenario: str
+    rate_rps: float
+    seed: int
+    kind: Kind
+    summary: LoadSummary
+    metrics: Metrics
+    knows_pods: bool = False
+
+    @property
+    def rule(self) -> str:
+        """The target's name without what kind of target it is."""
+        return self.target.removeprefix("rule:")
+
+
+class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A load test.
+
+    Attributes:
+        name: Short, for titles and file names.
+        about: For people.
+        date: When it began, ISO 8601 with its zone.
+        machine: What it ran on, for people; see `describe_machine`.
+        slo: What requests must meet.
+        runs: In the order in which they were made.
+        suite: Where workloads and fleet came from; None for an endpoint of which nothing is known.
+        note: What else must be known to read the figures.
+        is_trimmed: Only the most and the least popular adapters and tenants are kept.
+        format: `FORMAT`.
+    """
+
+    name: str
+    about: str = ""
+    date: str = ""
+    machine: str = ""
+    slo: SloSpec = SloSpec()
+    runs: Sequence[RunResult] = ()
+    suite: Suite | None = None
+    note: str = ""
+    is_trimmed: bool = False
+    format: str = FORMAT
+
+    def of_kind(self, kind: Kind) -> list[RunResult]:
+        """Its runs of one kind."""
+        return [run for run in self.runs if run.kind == kind]
+
+    @property
+    def targets(self) -> list[str]:
+        """Everybody who was asked, in that order; those that only virtual runs know come last."""
+        ordered = [*self.of_kind("real"), *self.of_kind("virtual")]
+        return list(dict.fromkeys(run.target for run in ordered))
+
+    @property
+    def scenarios(self) -> list[str]:
+        """Names, in the order of the runs."""
+        return list(dict.fromkeys(run.scenario for run in self.runs))
+
+
+def real_run(
+    records: Sequence[RequestRecord],
+    *,
+    target: str,
+    scenario: str,
+    rate_rps: float,
+    seed: int,
+    slo: Slo,
+    warm_up_s: float = 0.0,
+    pods: Sequence[PodTotals] = (),
+) -> RunResult:
+    """A run of real requests.
+
+    Args:
+        records: One per request.
+        target: Who was asked.
+        scenario: Which workload.
+        rate_rps: The rate that was asked for.
+        seed: Of the workload.
+        slo: What requests must meet.
+        warm_up_s: Requests sent before this do not count.
+        pods: What the pods did after the warm-up, if that is known; named as in `x-served-by`.
+
+    Raises:
+        ValueError: No request was sent after the warm-up.
+    """
+    metrics = measure(
+        fleet_result_of(records, warm_up_s=warm_up_s, pods=_named(pods, records)), slo
+    )
+    return RunResult(
+        target=target,
+        scenario=scenario,
+        rate_rps=rate_rps,
+        seed=seed,
+        kind="real",
+        summary=summarize_records(records, slo=slo, warm_up_s=warm_up_s),
+        metrics=metrics,
+        knows_pods=bool(pods),
+    )
+
+
+def _named(pods: Sequence[PodTotals], records: Iterable[RequestRecord]) -> list[PodTotals]:
+    """Those, and every other pod that answered."""
+    if not pods:
+        return []
+    known = {pod.address for pod in pods}
+    others = {record.served_by for record in records} - known - {""}
+    return [*pods, *(PodTotals(name, 0, 0) for name in sorted(others))]
+
+
+def single_run(
+    records: Sequence[RequestRecord],
+    *,
+    name: str,
+    target: str,
+    slo: Slo,
+    date: str,
+    rate_rps: float = 0.0,
+    seed: int = 0,
+    warm_up_s: float = 0.0,
+    about: str = "",
+) -> LoadResult:
+    """A load test of one endpoint of which nothing else is known.
+
+    Args:
+        records: One per request.
+        name: Of the load test, and of its workload.
+        target: Who was asked, e.g. its URL.
+        slo: What requests must meet.
+        date: Now, ISO 8601.
+        rate_rps: The rate that was asked for; 0 for the one that was sent.
+        seed: Of the workload.
+        warm_up_s: Requests sent before this do not count.
+        about: For people.
+
+    Raises:
+        ValueError: No request was sent after the warm-up.
+    """
+    run = real_run(
+        records,
+        target=target,
+        scenario=name,
+        rate_rps=rate_rps,
+        seed=seed,
+        slo=slo,
+        warm_up_s=warm_up_s,
+    )
+    run = msgspec.structs.replace(run, rate_rps=rate_rps or run.summary.offered_rps)
+    return LoadResult(
+        name=name,
+        about=about,
+        date=date,
+        machine=describe_machine(),
+        slo=SloSpec(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s, target=slo.target),
+        runs=[run],
+    )
+
+
+def describe_machine() -> str:
+    """What this runs on, without its name: cores, processor, system, Python."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (
+        f"{cores} cores ({_processor()}), {platform.system()} {platform.release().split('-')[0]}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+# --- the file -------------------------------------------------------------------------------
+
+
+def save(result: LoadResult, path: Path) -> None:
+    """Write a load test as JSON; its folder need not exist.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = _rounded(msgspec.to_builtins(result))
+    path.write_bytes(msgspec.json.encode(content) + b"\n")
+
+
+def load(path: Path) -> LoadResult:
+    """Read what `save` wrote.
+
+    Raises:
+        OSError: It cannot be read.
+        ResultError: It is something else.
+    """
+    try:
+        head = msgspec.json.decode(path.read_bytes(), type=_Head)
+        if head.format != FORMAT:
+            raise ResultError(f"{path}: its format is {head.format!r}, not {FORMAT!r}")
+        return msgspec.json.decode(path.read_bytes(), type=LoadResult)
+    except msgspec.DecodeError as error:
+        raise ResultError(f"{path}: not a load test's result: {error}") from error
+
+
+class _Head(msgspec.Struct):
+    format: str = ""
+
+
+def trimmed(result: LoadResult, *, num_groups: int = 5) -> LoadResult:
+    """The same, small: of each run's adapters and tenants the most and the least popular.
+
+    Virtual runs keep none: they are there for lines and tables.
+    """
+    return msgspec.structs.replace(
+        result, runs=[_trimmed(run, num_groups) for run in result.runs], is_trimmed=True
+    )
+
+
+def _trimmed(run: RunResult, num_groups: int) -> RunResult:
+    kept = num_groups if run.kind == "real" else 0
+    summary = msgspec.structs.replace(
+        run.summary,
+        by_adapter=_ends(run.summary.by_adapter, kept),
+        by_tenant=_ends(run.summary.by_tenant, kept),
+    )
+    return msgspec.structs.replace(run, summary=summary)
+
+
+def _ends(groups: Mapping[str, GroupSummary], num: int) -> dict[str, GroupSummary]:
+    """The first and the last `num`."""
+    names = list(groups)
+    kept = names if len(names) <= 2 * num else names[:num] + names[len(names) - num :]
+    return {name: groups[name] for name in kept}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{NUM_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(part) for part in value]
+    return value

@@ -1,0 +1,118 @@
+"""The file of a load test: what goes in comes out, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from extproc.loadtest.measures import summarize_records
+from extproc.loadtest.results import (
+    FORMAT,
+    LoadResult,
+    ResultError,
+    describe_machine,
+    load,
+    real_run,
+    save,
+    single_run,
+    trimmed,
+)
+from extproc.sim.flights import PodTotals
+from tests.loadtest.loads import SLO, records, result, run, suite
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    before = result(run("rule:founding"), run("url:http://127.0.0.1:1"), suite=suite())
+    path = tmp_path / "folder" / "result.json"
+
+    save(before, path)
+    after = load(path)
+    save(after, tmp_path / "again.json")
+
+    assert [r.target for r in after.runs] == ["rule:founding", "url:http://127.0.0.1:1"]
+    assert after.suite == before.suite
+    assert after.runs[0].summary.errors == before.runs[0].summary.errors
+    assert after.runs[0].metrics.ttft_p99_s == pytest.approx(
+        before.runs[0].metrics.ttft_p99_s, rel=1e-4
+    )
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+
+
+def test_a_run_is_measured_by_both() -> None:
+    one = run("rule:founding")
+
+    assert one.summary == summarize_records(records(), slo=SLO)
+    assert one.metrics.attainment == one.summary.attainment
+    assert one.metrics.loads_per_1000 == pytest.approx(1000 * 8 / 60)
+    assert one.knows_pods
+    assert one.rule == "founding"
+
+
+def test_a_pod_that_answered_without_being_known_counts_with_no_loads() -> None:
+    pods = [PodTotals("pod-0", 6, 0)]
+
+    one = real_run(records(), target="t", scenario="s", rate_rps=20.0, seed=1, slo=SLO, pods=pods)
+
+    assert one.metrics.loads_per_1000 == pytest.approx(100)
+    assert one.metrics.max_over_mean_load == pytest.approx(1, abs=0.2)
+
+
+def test_an_endpoint_of_which_nothing_is_known_has_a_result() -> None:
+    made = single_run(records(), name="x", target="url:http://h", slo=SLO, date="d")
+
+    (one,) = made.runs
+    assert made.suite is None
+    assert not one.knows_pods
+    assert one.rate_rps == pytest.approx(one.summary.offered_rps)
+    assert made.slo.ttft_s == SLO.ttft_s
+    assert "cores" in made.machine
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "not a load test's result"),
+        ("[]", "not a load test's result"),
+        ("{}", f"its format is '', not '{FORMAT}'"),
+        ('{"format": "extproc-lab-1"}', "its format is 'extproc-lab-1'"),
+        (f'{{"format": "{FORMAT}", "name": 1}}', r"not a load test's result: .*name"),
+    ],
+)
+def test_another_file_is_refused_with_a_reason(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content)
+
+    with pytest.raises(ResultError, match=says):
+        load(path)
+
+
+def test_trimming_keeps_the_ends_and_every_figure() -> None:
+    whole = result(run("rule:founding"), msgspec.structs.replace(run("rule:x"), kind="virtual"))
+
+    small = trimmed(whole, num_groups=2)
+
+    real, virtual = small.runs
+    names = list(whole.runs[0].summary.by_adapter)
+    assert len(names) > 4
+    assert list(real.summary.by_adapter) == [*names[:2], *names[-2:]]
+    assert list(real.summary.by_tenant) == ["tenant-0", "tenant-1", "tenant-2"]
+    assert virtual.summary.by_adapter == {}
+    assert [each.metrics for each in small.runs] == [each.metrics for each in whole.runs]
+    assert small.is_trimmed
+    assert not whole.is_trimmed
+
+
+def test_targets_are_in_the_order_of_the_real_runs() -> None:
+    virtual = msgspec.structs.replace(run("rule:b"), kind="virtual")
+
+    made = result(virtual, run("rule:a"), run("rule:b"))
+
+    assert made.targets == ["rule:a", "rule:b"]
+    assert made.scenarios == ["zipf"]
+    assert LoadResult(name="none").targets == []
+
+
+def test_a_machine_is_described_without_its_name() -> None:
+    assert "Python 3." in describe_machine()
