@@ -11,7 +11,6 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
-from extproc.core.policies.founding import DEFAULT_THRESHOLD
 from extproc.demo.stack import ADAPTERS, NUM_PODS, PROFILE, cpu_places
 from extproc.demo.traffic import Results
 
@@ -152,7 +151,6 @@ def explanation(decisions: list[dict[str, Any]]) -> list[RenderableType]:
     told = max(picked, key=lambda decision: _num_to_follow(decision["pick"]))
     pick = told["pick"]
     address = pick["endpoints"][0]
-    chosen = next(c for c in pick["candidates"] if c["address"] == address)
     return [
         f"\n[bold]One request, step by step[/bold]\n"
         f"1. A client sent POST {pick['path']}. Envoy held it and sent its headers and its body, "
@@ -160,8 +158,7 @@ def explanation(decisions: list[dict[str, Any]]) -> list[RenderableType]:
         f"2. The picker read `model` in the body: {pick['model']}. It is registered on "
         f"{len(pick['candidates'])} pods that are ready. This is what it knew of them:",
         _candidates(pick, address),
-        f"3. {pick['policy']} chose {chosen['name']}, reason {pick['reason']}: "
-        f"{_because(pick, chosen)}.\n"
+        f"3. {pick['policy']} chose, reason {pick['reason']}: {told['explanation']}\n"
         f"4. {1e6 * told['decision_seconds']:.0f} us after it was asked, the rule had answered. "
         f"Envoy got x-gateway-destination-endpoint: {address}, as header and as metadata, and "
         "streamed the answer back from there.\n"
@@ -198,22 +195,6 @@ def _where(candidate: dict[str, Any]) -> str:
     return "in memory" if candidate["has_loaded"] else "no"
 
 
-def _because(pick: dict[str, Any], chosen: dict[str, Any]) -> str:
-    match pick["reason"]:
-        case "affinity":
-            return (
-                f"the adapter is loaded there, {chosen['num_adapter_pending']} of its requests "
-                f"are pending, which is below the threshold of {DEFAULT_THRESHOLD} and the most "
-                "anywhere"
-            )
-        case "cold":
-            return "no pod has the adapter, and this one has the fewest active adapters"
-        case "spill":
-            return "where the adapter is loaded, the threshold is reached; here is the least to do"
-        case reason:
-            return str(reason)
-
-
 def invitation(gateway: str, admin: str, grpc: str, adapter: str) -> str:
     """What to try while it stays up."""
     return f"""
@@ -223,5 +204,7 @@ It stays up until Ctrl-C. Try:
     -d '{{"model": "{adapter}", "messages": [{{"role": "user", "content": "hi"}}], "stream": true}}'
 
   extproc watch {grpc}
+
   http://{admin}/
+    live in a browser: pods x adapters, every pod's load, each decision with its reason, the SLO
 """

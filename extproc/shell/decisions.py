@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from extproc.core.types import EndpointView, Pick, Rejection
+from extproc.core.words import explain
 from extproc.shell.gen import decisions_pb2
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 
@@ -185,15 +186,16 @@ class _Watcher:
 def describe(sequence: int, record: DecisionRecord) -> dict[str, Any]:
     """One decision as plain values, in the shape of `extproc.v1.Decision`.
 
-    `{"sequence", "time" (RFC 3339), "decision_seconds", "pick": {...} or "rejection": {...}}`,
-    with the fields of protos/extproc/v1/decisions.proto by their names there; what is absent is
-    None.
+    `{"sequence", "time" (RFC 3339), "decision_seconds", "explanation", "pick": {...} or
+    "rejection": {...}}`, with the fields of protos/extproc/v1/decisions.proto by their names there;
+    what is absent is None. `explanation` is a sentence for people and no part of the message.
     """
     time = datetime.fromtimestamp(record.wall_s, UTC).isoformat(timespec="milliseconds")
     return {
         "sequence": sequence,
         "time": time.replace("+00:00", "Z"),
         "decision_seconds": record.seconds,
+        "explanation": explain(record.decision),
         **_describe_result(record),
     }
 

@@ -61,6 +61,7 @@ def test_a_pick_is_described_with_its_candidates() -> None:
         "sequence": 7,
         "time": "2023-11-14T22:13:20.250Z",
         "decision_seconds": 0.000_04,
+        "explanation": "pod-1: the only pod that could take it; then 10.0.0.2:8000.",
         "pick": {
             "id": "pick-1",
             "request_id": "request-1",
@@ -89,6 +90,7 @@ def test_a_pick_is_described_with_its_candidates() -> None:
 
 
 def test_a_rejection_is_described_with_its_reason() -> None:
+    assert describe(1, rejected())["explanation"].startswith("Rejected with 429 saturated for a1")
     assert describe(1, rejected())["rejection"] == {
         "status": 429,
         "reason": "saturated",

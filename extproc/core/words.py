@@ -1,0 +1,132 @@
+"""Why a decision fell as it did, in one sentence for people.
+
+Says what the rule's slug means, what it saw at the pod that it chose, and what the alternatives
+were. Only the rules of this package are explained by their meaning: another rule may use the same
+slug for something else. No sentence quotes a prompt, and each is bounded in length, though names of
+models and messages come from clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from extproc.core.types import EndpointView, Pick, Rejection
+
+MAX_NAME_CHARS = 80
+"""Of a model's or a pod's name in a sentence."""
+MAX_MESSAGE_CHARS = 300
+"""Of a rejection's message in a sentence."""
+_MAX_NAMED = 3
+"""Alternatives that are named; the rest are a number."""
+_FEWEST_ACTIVE = "this pod has the fewest active adapters"
+
+
+def explain(decision: Pick | Rejection) -> str:
+    """Say in one sentence which pod was chosen, why and over what, or what the client was told."""
+    if isinstance(decision, Rejection):
+        return _rejection(decision)
+    chosen = next((v for v in decision.candidates if v.address == decision.address), None)
+    if chosen is None:
+        return f"{decision.address}: chosen by {decision.policy} ({decision.reason})."
+    others = [view for view in decision.candidates if view is not chosen]
+    return f"{_name(chosen)}: {_why(decision, chosen, others)}{_further(decision, chosen)}."
+
+
+def shortened(text: str, max_chars: int) -> str:
+    """`text`, its end replaced by an ellipsis where it is longer than `max_chars`."""
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
+
+
+def _rejection(rejection: Rejection) -> str:
+    about = f" for {_short(rejection.model)}" if rejection.model else ""
+    later = "" if rejection.retry_after_s is None else f", retry after {rejection.retry_after_s} s"
+    message = shortened(rejection.message, MAX_MESSAGE_CHARS)
+    return f"Rejected with {rejection.status} {rejection.reason}{about}{later}: {message}"
+
+
+def _why(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
+    if pick.reason == "session":
+        return "its session was sent there before"
+    if not others:
+        return "the only pod that could take it"
+    adapter = pick.request.adapter
+    match pick.policy, pick.reason:
+        case "founding", "affinity" if adapter is not None:
+            return _affinity(adapter, chosen, others)
+        case "founding", "cold" if adapter is not None:
+            none = f"none of the {1 + len(others)} pods has {_short(adapter)} loaded"
+            return f"{none}, and {_FEWEST_ACTIVE} ({_active(chosen, others)})"
+        case "founding", "spill" if adapter is not None:
+            return _spill(adapter, chosen, others)
+        case ("founding", "base") | ("least_pending", "least-pending"):
+            return f"it has the fewest requests pending ({_pending(chosen, others)})"
+        case "round_robin", "turn":
+            return f"it was its turn among {1 + len(others)} pods ({_pending(chosen, others)})"
+        case "random", "random":
+            return f"drawn at random among {1 + len(others)} pods ({_pending(chosen, others)})"
+    there = "" if adapter is None else f"{_short(adapter)} is {_where(chosen, adapter)} there; "
+    return f"chosen by {pick.policy} ({pick.reason}); {there}{_pending(chosen, others)}"
+
+
+def _affinity(adapter: str, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
+    here = f"{_short(adapter)} is {_where(chosen, adapter)} there with {_its(chosen, adapter)}"
+    also = [view for view in others if view.has_loaded(adapter)]
+    if not also:
+        return f"{here}, and none of the other {len(others)} pods has it loaded"
+    most = "the most of any pod below the rule's threshold"
+    return f"{here}, {most}; also loaded on {_listed(also, adapter)}"
+
+
+def _spill(adapter: str, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
+    loaded = [view for view in (chosen, *others) if view.has_loaded(adapter)]
+    full = f"where {_short(adapter)} is loaded, the rule's threshold is reached"
+    return f"{full} ({_listed(loaded, adapter)}), and {_FEWEST_ACTIVE} ({_active(chosen, others)})"
+
+
+def _further(pick: Pick, chosen: EndpointView) -> str:
+    state = "" if chosen.is_known else "; no pod that could take it has a fresh load report"
+    names = {view.address: _name(view) for view in pick.candidates}
+    rest = ", ".join(names.get(address, address) for address in pick.endpoints[1:])
+    return f"{state}; then {rest}" if rest else state
+
+
+def _where(view: EndpointView, adapter: str) -> str:
+    if adapter in view.gpu_adapters:
+        return "in a GPU slot"
+    if adapter in view.cpu_adapters:
+        return "in the CPU cache"
+    return "coming in" if view.pending(adapter) else "not loaded"
+
+
+def _its(view: EndpointView, adapter: str) -> str:
+    count = view.pending(adapter)
+    return f"{count or 'none'} of its requests pending"
+
+
+def _listed(views: Sequence[EndpointView], adapter: str) -> str:
+    ranked = sorted(views, key=lambda view: (-view.pending(adapter), _name(view)))
+    named = [f"{_name(view)} with {view.pending(adapter)}" for view in ranked[:_MAX_NAMED]]
+    more = len(ranked) - _MAX_NAMED
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def _active(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
+    counts = [view.num_active_adapters for view in others]
+    return f"{chosen.num_active_adapters} active, {_range(counts)} elsewhere"
+
+
+def _pending(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
+    return f"{chosen.num_pending} pending, {_range([v.num_pending for v in others])} elsewhere"
+
+
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _name(view: EndpointView) -> str:
+    return _short(view.name or view.address)
+
+
+def _short(name: str) -> str:
+    return shortened(name, MAX_NAME_CHARS)
