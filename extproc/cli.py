@@ -264,6 +264,21 @@ def lab(context: typer.Context) -> None:
     lab_app(context.args or ["--help"], prog_name="extproc lab")
 
 
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
+def loadtest(context: typer.Context) -> None:
+    """Load tests with real requests (docs/loadtest.md): `loadtest compare`, `loadtest ramp`."""
+    # Imported here: what serves has no need of load tests.
+    from extproc.loadtest.cli import loadtest_app
+
+    loadtest_app(context.args or ["--help"], prog_name="extproc loadtest")
+
+
 @app.command()
 def demo(
     keep: Annotated[bool, typer.Option(help="Stay up afterwards, with a curl to try.")] = False,

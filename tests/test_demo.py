@@ -121,7 +121,7 @@ def test_it_compares_two_rules_explains_a_request_and_leaves_nothing(
     assert "not measured" in demo.output
     assert "5. Envoy's access log told the picker" in demo.output
     demo.wait_until_gone()
-    assert list(tmp_path.glob("extproc-demo-*")) == []
+    assert list(tmp_path.glob("extproc-*")) == []
 
 
 @pytest.mark.e2e

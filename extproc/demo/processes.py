@@ -7,9 +7,9 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -17,11 +17,49 @@ _POLL_S = 0.05
 _LOG_CHARS = 2000
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _T = TypeVar("_T")
 
 
 class DemoError(Exception):
     """It cannot run; the message says what is missing."""
+
+
+class SignalledError(Exception):
+    """A signal ended it, in order.
+
+    Attributes:
+        number: The signal's.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
+
+
+async def until_signalled(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run `work`; a signal ends it in order, and a second one does not end that.
+
+    Raises:
+        SignalledError: There was one.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    caught: list[int] = []
+
+    def on_signal(number: int) -> None:
+        if not caught:
+            caught.append(number)
+            task.cancel()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not caught:
+            raise
+        raise SignalledError(caught[0]) from None
 
 
 class Program:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from extproc.demo import screen
-from extproc.demo.processes import DemoError
+from extproc.demo.processes import DemoError, SignalledError, until_signalled
 from extproc.demo.stack import ADAPTERS, NUM_PODS, Stack, start_stack
 from extproc.demo.traffic import Arrival, Results, make_schedule, send_all
 
@@ -21,7 +20,6 @@ POLICIES = ("round_robin", "founding")
 SCREEN_INTERVAL_S = 0.5
 PIPE_INTERVAL_S = 5.0
 _MAX_DECISIONS = 1000
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +48,12 @@ def run(*, keep: bool, seconds: float, rate: float, slots: int) -> int:
         return 2
     console.print(screen.introduction(slots, rate, seconds))
     try:
-        return asyncio.run(_until_signalled(_Demo(console, schedule, slots), keep=keep))
+        return asyncio.run(until_signalled(_Demo(console, schedule, slots).run(keep=keep)))
+    except SignalledError as error:
+        return 128 + error.number
     except DemoError as error:
         console.print(f"[red]{error}[/red]")
         return 1
-
-
-async def _until_signalled(demo: _Demo, *, keep: bool) -> int:
-    """Run it; a signal ends it in order, and a second one does not end that."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    caught: list[int] = []
-
-    def on_signal(number: int) -> None:
-        if not caught:
-            caught.append(number)
-            task.cancel()
-
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal, number)
-    try:
-        return await demo.run(keep=keep)
-    except asyncio.CancelledError:
-        if not caught:
-            raise
-        return 128 + caught[0]
 
 
 class _Demo:

@@ -1,0 +1,247 @@
+"""One block sent to one target, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+
+import aiohttp
+import msgspec
+
+from extproc.loadtest.blocks import Block
+from extproc.loadtest.measures import delay_words, error_words
+from extproc.loadtest.results import RunResult, real_run
+from extproc.loadtest.targets import Target
+from extproc.sim.exchange import RequestRecord
+from extproc.sim.flights import PodTotals
+from extproc.sim.judge import BLINDNESS_S, Slo
+from extproc.sim.replay import replay
+from extproc.sim.workload import Arrival
+
+LOOK_S = 0.25
+"""Between two looks at whether a run can still reach anything."""
+SETTLE_S = 20.0
+"""Longest wait for a fleet to drop the requests of a run that was given up."""
+STRANGER_SETTLE_S = 2.0
+"""The same for an endpoint whose pods cannot be asked."""
+_READ_TIMEOUT_S = 5.0
+_TTFT = "vllm:time_to_first_token_seconds"
+_NUMBER = r"\{[^}]*\} (\S+)$"
+
+GivesUp = Callable[[Mapping[int, RequestRecord], float], bool]
+"""Of what is answered so far, and the seconds since the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRun:
+    """What came of a block.
+
+    Attributes:
+        label: The target.
+        block: The block.
+        result: What was measured; None if it came to nothing.
+        trouble: Why it does not count, in words; "" if it does.
+        is_gone: The target cannot be used any more.
+        added_s: What gateway, network and client add to the first token: the mean that clients saw
+            less the mean that the pods' own metrics say; None where the pods are not known.
+    """
+
+    label: str
+    block: Block
+    result: RunResult | None = None
+    trouble: str = ""
+    is_gone: bool = False
+    added_s: float | None = None
+
+    @property
+    def has_lagged(self) -> bool:
+        """Whether the generator could not keep up."""
+        return self.result is not None and self.result.summary.has_lagged
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A fake pod's counters so far."""
+
+    num_loads: float
+    num_disk_loads: float
+    num_first_tokens: float
+    ttft_s: float
+
+    def since(self, other: _Reading) -> _Reading:
+        return _Reading(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+_Readings = Mapping[str, _Reading]
+
+
+async def run_block(target: Target, block: Block, gives_up: GivesUp | None = None) -> BlockRun:
+    """Send a block to a target and wait for every answer.
+
+    Args:
+        target: Whom.
+        block: What.
+        gives_up: Whether to leave off, asked now and then.
+
+    Returns:
+        The run. Where it was given up its result is None and nothing is said.
+    """
+    records: dict[int, RequestRecord] = {}
+
+    def keep(record: RequestRecord) -> None:
+        records[record.index] = record
+
+    loop, settings = asyncio.get_running_loop(), block.settings
+    started_s = loop.time()
+
+    async def leave_off() -> None:
+        if gives_up is None:
+            await asyncio.Event().wait()
+            return
+        is_hopeless = False
+        while not is_hopeless:
+            await asyncio.sleep(LOOK_S)
+            is_hopeless = gives_up(records, loop.time() - started_s)
+
+    async with asyncio.TaskGroup() as group:
+        sent = group.create_task(replay(block.workload, target.replay_settings(settings), keep))
+        warm = group.create_task(_read_pods(target, after_s=settings.warm_up_s))
+        died, left = group.create_task(target.died()), group.create_task(leave_off())
+        await asyncio.wait({sent, died, left}, return_when=asyncio.FIRST_COMPLETED)
+        is_over = sent.done()
+        why = f"{target.label}: {died.result()}" if died.done() else ""
+        begin = warm.result() if warm.done() else None
+        for task in (sent, warm, died, left):
+            task.cancel()
+    if why:
+        return BlockRun(target.label, block, trouble=why, is_gone=True)
+    if not is_over:
+        await _settle(target)
+        return BlockRun(target.label, block)
+    return _judged(target, block, list(records.values()), begin, await _read_pods(target))
+
+
+def _judged(
+    target: Target,
+    block: Block,
+    records: Sequence[RequestRecord],
+    begin: _Readings | None,
+    end: _Readings | None,
+) -> BlockRun:
+    pods: dict[str, _Reading] = {}
+    if begin and end:
+        pods = {name: end[name].since(begin[name]) for name in end}
+    result = real_run(
+        records,
+        target=target.spec.text,
+        scenario=block.scenario,
+        rate_rps=block.rate_rps,
+        seed=block.seed,
+        slo=block.slo,
+        warm_up_s=block.settings.warm_up_s,
+        pods=[
+            PodTotals(name, int(pod.num_loads), int(pod.num_disk_loads))
+            for name, pod in pods.items()
+        ],
+    )
+    summary = result.summary
+    if sum(summary.errors.values()) == summary.num_requests:
+        why = f"{target.label}: {error_words(summary)}"
+        return BlockRun(target.label, block, trouble=why, is_gone=True)
+    num = sum(pod.num_first_tokens for pod in pods.values())
+    added_s = summary.ttft_s.mean - sum(p.ttft_s for p in pods.values()) / num if num else None
+    why = f"{target.label}: {delay_words(summary)}" if summary.has_lagged else ""
+    return BlockRun(target.label, block, result, why, added_s=added_s)
+
+
+# --- what the pods say ------------------------------------------------------------------------
+
+
+async def _read_pods(target: Target, after_s: float = 0.0) -> _Readings | None:
+    """The counters of every pod; None where there are none, or one does not answer."""
+    await asyncio.sleep(after_s)
+    timeout = aiohttp.ClientTimeout(total=_READ_TIMEOUT_S)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            urls = target.pods.values()
+            readings = await asyncio.gather(*(_read_pod(session, url) for url in urls))
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+    return dict(zip(target.pods, readings, strict=True)) or None
+
+
+async def _read_pod(session: aiohttp.ClientSession, url: str) -> _Reading:
+    engine = await _engine(session, url)
+    query = f"name[]={_TTFT}_count&name[]={_TTFT}_sum"
+    async with session.get(f"{url}/metrics/?{query}") as response:
+        page = await response.text()
+    num, ttft_s = (
+        sum(float(value) for value in re.findall(f"^{_TTFT}_{part}{_NUMBER}", page, re.MULTILINE))
+        for part in ("count", "sum")
+    )
+    return _Reading(engine.num_gpu_loads, engine.num_disk_loads, num, ttft_s)
+
+
+class _Engine(msgspec.Struct):
+    """Of a fake pod's page `/debug/engine`."""
+
+    num_gpu_loads: int
+    num_disk_loads: int
+    running: list[msgspec.Raw]
+    waiting: list[msgspec.Raw]
+
+
+async def _engine(session: aiohttp.ClientSession, url: str) -> _Engine:
+    async with session.get(f"{url}/debug/engine") as response:
+        return msgspec.json.decode(await response.read(), type=_Engine)
+
+
+async def _settle(target: Target) -> None:
+    """Wait until nothing runs there any more, as far as that can be known."""
+    if not target.pods:
+        await asyncio.sleep(STRANGER_SETTLE_S)
+        return
+    try:
+        async with asyncio.timeout(SETTLE_S), aiohttp.ClientSession() as session:
+            is_busy = True
+            while is_busy:
+                await asyncio.sleep(LOOK_S)
+                engines = [await _engine(session, url) for url in target.pods.values()]
+                is_busy = any(engine.running or engine.waiting for engine in engines)
+    except (aiohttp.ClientError, TimeoutError):
+        return  # what is wrong with it shows in the next run
+
+
+# --- giving up --------------------------------------------------------------------------------
+
+
+def attainment_at_most(block: Block, records: Mapping[int, RequestRecord], now_s: float) -> float:
+    """What attainment can still be.
+
+    Args:
+        block: What is being sent.
+        records: What is answered so far, by the request's place in the workload.
+        now_s: Seconds since the start.
+    """
+    counted = [
+        (index, arrival)
+        for index, arrival in enumerate(block.workload.arrivals)
+        if arrival.at_s >= block.settings.warm_up_s
+    ]
+    missed = sum(
+        _is_missed(arrival, records.get(index), now_s, block.slo) for index, arrival in counted
+    )
+    return 1 - missed / max(1, len(counted))
+
+
+def _is_missed(arrival: Arrival, record: RequestRecord | None, now_s: float, slo: Slo) -> bool:
+    if record is None:  # not sent yet, or under way: then when it should have ended
+        longest_s = slo.ttft_s + slo.tpot_s * max(1, arrival.output_tokens - 1)
+        return now_s - arrival.at_s > longest_s + BLINDNESS_S
+    if record.error or record.first_token_s is None:
+        return True
+    num_tokens = record.num_tokens or record.wanted_tokens
+    tpot_s = (record.ended_s - record.first_token_s) / max(1, num_tokens - 1)
+    return record.first_token_s - record.sent_s > slo.ttft_s or tpot_s > slo.tpot_s

@@ -1,0 +1,150 @@
+"""What a load test prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from extproc.loadtest.compare import (
+    FIGURES,
+    Round,
+    Watch,
+    counted,
+    has_lagged,
+    mean_of,
+    pairs_of,
+    ratio_of,
+)
+from extproc.loadtest.runs import BlockRun
+from extproc.sim.intervals import Interval
+
+_STAGE_WIDTH = 44
+
+
+@contextmanager
+def watching(console: Console, num_runs: int) -> Iterator[Watch]:
+    """A progress bar, and a line for each run."""
+    columns = (
+        TextColumn(f"{{task.description:<{_STAGE_WIDTH}}}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=num_runs)
+
+        def on_stage(text: str) -> None:
+            progress.update(task, description=text)
+            if not console.is_terminal and text.startswith("starting"):
+                console.print(text, markup=False)
+
+        def on_run(run: BlockRun) -> None:
+            progress.update(task, advance=1)
+            style = "red" if run.trouble else ""
+            console.print(line_of(run), style=style, markup=False, highlight=False, soft_wrap=True)
+
+        yield Watch(on_stage, on_run)
+
+
+def line_of(run: BlockRun) -> str:
+    """A run in one line."""
+    if run.result is None:
+        return f"{run.block.name}: {run.trouble or f'{run.label}: given up'}"
+    summary = run.result.summary
+    told = (
+        f"{run.block.name}: {run.label}: served well {summary.attainment:.1%}, "
+        f"TTFT {1e3 * summary.ttft_s.mean:.0f} ms (p99 {1e3 * summary.ttft_s.p99:.0f} ms)"
+    )
+    errors = sum(summary.errors.values())
+    told += f", {errors} of {summary.num_requests} failed" if errors else ""
+    return told + (f"; DOES NOT COUNT: {run.trouble}" if run.trouble else "")
+
+
+def print_comparison(console: Console, labels: Sequence[str], rounds: Sequence[Round]) -> None:
+    """Each target's figures, then ratios of every two, then what does not count and why."""
+    console.print(_figures_table(labels, rounds))
+    if len(labels) > 1:
+        console.print(_ratios_table(labels, rounds))
+        console.print(
+            "Ratios are geometric means over the blocks that both got, with their 95 % interval; "
+            "* marks those that are surely not 1.",
+            highlight=False,
+        )
+    for text in remarks(labels, rounds):
+        console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _figures_table(labels: Sequence[str], rounds: Sequence[Round]) -> Table:
+    num = len(counted(rounds))
+    table = Table(title=f"Means over {num} blocks", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("")
+    for label in labels:
+        table.add_column(label, justify="right")
+    for figure in FIGURES.values():
+        means = [mean_of(rounds, label, figure) for label in labels]
+        cells = ["-" if mean is None else f"{mean.mean * figure.factor:.1f}" for mean in means]
+        table.add_row(figure.head, *cells)
+    table.add_row("added to TTFT, ms", *(_added(rounds, label) for label in labels))
+    for head, of in (("requests", _num_requests), ("failed", _num_errors)):
+        table.add_row(head, *(str(sum(map(of, _runs(rounds, label)))) for label in labels))
+    return table
+
+
+def _ratios_table(labels: Sequence[str], rounds: Sequence[Round]) -> Table:
+    table = Table(title="Paired ratios", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("")
+    pairs = pairs_of(labels)
+    for label, other in pairs:
+        table.add_column(f"{label}\n/ {other}", justify="right")
+    for figure in FIGURES.values():
+        ratios = [ratio_of(rounds, label, other, figure) for label, other in pairs]
+        table.add_row(figure.head.partition(",")[0], *map(ratio_words, ratios))
+    return table
+
+
+def ratio_words(ratio: Interval | None) -> str:
+    """A ratio and its interval."""
+    if ratio is None:
+        return "-"
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.mean:.2f}"
+    is_sure = not ratio.low <= 1 <= ratio.high
+    return f"{ratio.mean:.2f} ({ratio.low:.2f} to {ratio.high:.2f}){' *' if is_sure else '  '}"
+
+
+def remarks(labels: Sequence[str], rounds: Sequence[Round]) -> list[str]:
+    """What does not count, and why."""
+    lagged = [round_ for round_ in rounds if has_lagged(round_)]
+    told = [f"not counted, the generator lagged: {round_[0].block.name}" for round_ in lagged]
+    told += [
+        f"gone since {run.block.name}: {run.trouble}"
+        for round_ in rounds
+        for run in round_
+        if run.is_gone
+    ]
+    for label in labels:
+        if not _runs(rounds, label):
+            told.append(f"{label}: nothing was measured")
+    return told
+
+
+def _runs(rounds: Sequence[Round], label: str) -> list[BlockRun]:
+    return [run for round_ in counted(rounds) for run in round_ if run.label == label]
+
+
+def _added(rounds: Sequence[Round], label: str) -> str:
+    added = [run.added_s for run in _runs(rounds, label) if run.added_s is not None]
+    return f"{1e3 * sum(added) / len(added):.1f}" if added else "-"
+
+
+def _num_requests(run: BlockRun) -> int:
+    return 0 if run.result is None else run.result.summary.num_requests
+
+
+def _num_errors(run: BlockRun) -> int:
+    return 0 if run.result is None else sum(run.result.summary.errors.values())

@@ -1,0 +1,302 @@
+"""What a load test is sent to: fleets that it starts itself, or anything that is there already.
+
+- `rule:NAME` or `rule:NAME?ARG=VALUE`: fake pods, the picker with that rule, and a real Envoy.
+- `envoy:round_robin`, `envoy:least_request`: the same pods behind Envoy's own load balancer.
+- `url:http://host:port` or `url:http://host:port=LABEL`: an OpenAI endpoint.
+
+Every process of a fleet is a process of the machine, on free ports of the loopback interface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+
+from extproc.demo.processes import DemoError, Program
+from extproc.demo.stack import Stack
+from extproc.loadtest.fleetfiles import (
+    BALANCERS,
+    balancer_bootstrap,
+    gateway_bootstrap,
+    picker_config,
+    pod_configs,
+    policy_section,
+)
+from extproc.plugins import PolicyError, load_policy
+from extproc.sim.exchange import RequestForm, RequestRecord
+from extproc.sim.fleet import BASE_MODEL
+from extproc.sim.fleetsettings import FleetSettings
+from extproc.sim.replay import ReplaySettings, replay, tally
+from extproc.sim.workload import Arrival, Workload
+
+KINDS = ("rule", "envoy", "url")
+LISTING_TIMEOUT_S = 10.0
+_NUM_WARM_UP = 8
+_WARM_UP_GAP_S = 0.1
+_WARM_UP_TOKENS = 8
+
+
+class TargetError(Exception):
+    """A target cannot be used, or no longer; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSpec:
+    """A target as it is asked for.
+
+    Attributes:
+        kind: One of `KINDS`.
+        name: A rule with its arguments, one of `BALANCERS`, or a base URL.
+        label: What it is called in tables; unique among those that are compared.
+    """
+
+    kind: str
+    name: str
+    label: str
+
+    @property
+    def text(self) -> str:
+        """What results call it."""
+        return f"{self.kind}:{self.label if self.kind == 'url' else self.name}"
+
+
+def parse_target(text: str) -> TargetSpec:
+    """Read what was asked for.
+
+    Raises:
+        TargetError: It is no target; what is allowed is said.
+    """
+    kind, _, name = text.partition(":")
+    if kind not in KINDS or not name:
+        raise TargetError(
+            f"target {text!r}: give rule:NAME, envoy:{'|'.join(BALANCERS)} or url:http://HOST:PORT"
+        )
+    if kind == "rule":
+        _check_rule(name)
+        return TargetSpec(kind, name, name)
+    if kind == "envoy":
+        if name not in BALANCERS:
+            raise TargetError(f"target {text!r}: allowed: envoy:{', envoy:'.join(BALANCERS)}")
+        return TargetSpec(kind, name, f"envoy's {name}")
+    url, _, label = name.partition("=")
+    if not url.startswith(("http://", "https://")):
+        raise TargetError(f"target {text!r}: {url!r} is not an http:// or https:// URL")
+    url = url.rstrip("/").removesuffix("/v1")
+    return TargetSpec(kind, url, label or url.split("://")[1])
+
+
+def parse_targets(texts: Sequence[str]) -> list[TargetSpec]:
+    """Read several.
+
+    Raises:
+        TargetError: One is none, or two have the same label.
+    """
+    specs = [parse_target(text) for text in texts]
+    labels = [spec.label for spec in specs]
+    twice = {label for label in labels if labels.count(label) > 1}
+    if twice:
+        raise TargetError(f"two targets are called {', '.join(sorted(twice))}")
+    return specs
+
+
+def _check_rule(name: str) -> None:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # a rule of one's own lies beside one, as for the picker
+    try:
+        section = policy_section(name)
+        load_policy(section["name"], section["args"])
+    except (PolicyError, TypeError, ValueError) as error:
+        raise TargetError(f"rule {name}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something that answers.
+
+    Attributes:
+        spec: What was asked for.
+        url: Base URL without a trailing slash.
+        base_model: What requests without an adapter ask for.
+        admin: Base URL of its picker's admin port, "" where none is known.
+        pods: Base URL of each fake pod by its name; empty where they are not known.
+        headers: Sent with every request.
+        programs: Its processes by name; empty where they are not ours.
+    """
+
+    spec: TargetSpec
+    url: str
+    base_model: str = BASE_MODEL
+    admin: str = ""
+    pods: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    programs: Mapping[str, Program] = field(default_factory=dict, repr=False)
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        return self.spec.label
+
+    async def died(self) -> str:
+        """Wait until one of its processes ends, and say which. Processes of others never do."""
+        waits = {
+            asyncio.ensure_future(program.ended()): name for name, program in self.programs.items()
+        }
+        if not waits:
+            await asyncio.Event().wait()
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return ", ".join(f"{waits[end]} ended with status {end.result()}" for end in done)
+
+    def replay_settings(self, settings: FleetSettings) -> ReplaySettings:
+        """How requests are sent to it."""
+        return ReplaySettings(
+            self.url,
+            RequestForm(base_model=self.base_model),
+            self.headers,
+            timeout_s=settings.drain_s,
+            patience_s=settings.patience_s,
+        )
+
+
+# --- fleets of our own ------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running_targets(
+    specs: Sequence[TargetSpec],
+    settings: FleetSettings,
+    adapters: Mapping[str, int],
+    headers: Mapping[str, str],
+) -> AsyncIterator[list[Target]]:
+    """All targets, up and warmed up in the same way.
+
+    Args:
+        specs: Which.
+        settings: What fleets of our own are like.
+        adapters: Rank of each of their adapters.
+        headers: For targets that are there already.
+
+    Raises:
+        TargetError: One does not come up, or does not answer.
+    """
+    async with AsyncExitStack() as stack:
+        targets = []
+        for spec in specs:
+            if spec.kind == "url":
+                targets.append(await found_target(spec, headers))
+            else:
+                started = _started(spec, settings, adapters)
+                targets.append(await stack.enter_async_context(started))
+        await asyncio.gather(*(_warm_up(target, settings, sorted(adapters)) for target in targets))
+        yield targets
+
+
+@asynccontextmanager
+async def _started(
+    spec: TargetSpec, settings: FleetSettings, adapters: Mapping[str, int]
+) -> AsyncIterator[Target]:
+    stack = Stack.make()
+    try:
+        try:
+            await _start(stack, spec, settings, adapters)
+        except DemoError as error:
+            raise TargetError(f"{spec.label}: {error}") from error
+        yield Target(
+            spec,
+            f"http://{stack.gateway}",
+            admin=f"http://{stack.admin}" if stack.admin else "",
+            pods={name: f"http://{address}" for name, address in stack.pods.items()},
+            programs=stack.programs,
+        )
+    finally:
+        await stack.close()
+
+
+async def _start(
+    stack: Stack, spec: TargetSpec, settings: FleetSettings, adapters: Mapping[str, int]
+) -> None:
+    commands = {}
+    for config in pod_configs(settings, adapters, BASE_MODEL):
+        path = stack.folder / f"{config.name}.json"
+        path.write_bytes(msgspec.json.encode(config))
+        commands[config.name] = ["--config", str(path)]
+    await stack.start_pods(commands)
+    if spec.kind == "envoy":
+        bootstrap = balancer_bootstrap(spec.name, list(stack.pods.values()))
+    else:
+        for number in range(settings.num_routers):
+            await stack.start_picker(picker_config(spec.name, settings), f"picker-{number}")
+        bootstrap = gateway_bootstrap(stack.grpc, settings)
+    await stack.start_envoy(bootstrap, adapters)
+
+
+async def _warm_up(target: Target, settings: FleetSettings, adapters: Sequence[str]) -> None:
+    """A few short requests: connections stand, code is loaded, and what cannot work shows."""
+    asked: list[str | None] = [None, *adapters[: _NUM_WARM_UP - 1]]
+    arrivals = tuple(
+        Arrival(_WARM_UP_GAP_S * number, model, _WARM_UP_TOKENS, _WARM_UP_TOKENS)
+        for number, model in enumerate(asked)
+    )
+    workload = Workload("warm-up", arrivals, dict.fromkeys(adapters, 1), 0, "warm-up")
+    records: list[RequestRecord] = []
+    await replay(workload, target.replay_settings(settings), records.append)
+    if errors := tally(records).errors:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in errors.items())
+        raise TargetError(f"{target.label}: of {len(records)} requests to warm it up: {kinds}")
+
+
+# --- what is there already --------------------------------------------------------------------
+
+
+class _Card(msgspec.Struct):
+    id: str
+    parent: str | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+async def listed_models(url: str, headers: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The base model of an endpoint, and its adapters.
+
+    Where it does not say which are adapters, all are, and the first one is the base model, too.
+
+    Raises:
+        TargetError: It does not answer, or lists nothing.
+    """
+    timeout = aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+            session.get(f"{url}/v1/models") as response,
+        ):
+            response.raise_for_status()
+            cards = msgspec.json.decode(await response.read(), type=_Cards).data
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+        raise TargetError(f"{url}/v1/models: {error or 'no answer'}") from error
+    bases = [card.id for card in cards if not card.parent]
+    adapters = [card.id for card in cards if card.parent]
+    if not cards:
+        raise TargetError(f"{url}/v1/models lists nothing")
+    return (bases or adapters)[0], adapters or bases
+
+
+async def found_target(spec: TargetSpec, headers: Mapping[str, str]) -> Target:
+    """A target that is there already.
+
+    Raises:
+        TargetError: It does not answer, or lists nothing.
+    """
+    base_model, _ = await listed_models(spec.name, headers)
+    return Target(spec, spec.name, base_model, headers=headers)
