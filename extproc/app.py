@@ -1,6 +1,7 @@
 """The composition root: the only place that knows clock, randomness, config, core and shell.
 
-Start: listen, then discover; ready once every endpoint known at first has been asked once.
+Start: listen, then discover; ready once every endpoint known at first has been asked once. Until
+then requests are turned away with UNAVAILABLE: the data plane asks another picker, or fails open.
 Stop: not ready, long-lived streams end so that Envoy reconnects elsewhere, what is under way
 finishes within `drain_timeout_s`.
 """
@@ -26,6 +27,7 @@ from extproc.configfile import ConfigError, ConfigParser, parse_config
 from extproc.core.engines import PROFILES
 from extproc.core.picker import Picker
 from extproc.core.pool import Pool
+from extproc.core.readiness import FirstLook
 from extproc.core.router import Router
 from extproc.core.types import Endpoint, LoadReport, ModelCard, Snapshot
 from extproc.core.wire.limits import Counters
@@ -86,11 +88,9 @@ class App:
         self._config = config
         self._path, self._text, self._parse = path, text, parse
         self._stop = asyncio.Event()
-        self._synced = False
+        self._first_look = FirstLook(FIRST_LOOK_S)
         self._num_config_failures = 0
         self._wire = Counters()
-        self._unasked: set[str] = set()
-        self._ready_by_s = float("inf")
         self._rng = random.Random(secrets.randbits(64))
         self._router_id = secrets.token_hex(4)
         self.address = ""
@@ -151,6 +151,7 @@ class App:
             codec,
             time.monotonic,
             call_later=asyncio.get_running_loop().call_later,
+            is_open=lambda: not self._first_look.why_not_over(now=time.monotonic()),
         )
         self._peering = Peering(
             config,
@@ -239,10 +240,7 @@ class App:
     # --- what the outside says ---------------------------------------------------------------
 
     def _on_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
-        if not self._synced:
-            self._unasked = {endpoint.address for endpoint in endpoints}
-            self._ready_by_s = time.monotonic() + FIRST_LOOK_S
-            self._synced = True
+        self._first_look.set_endpoints(endpoints, now=time.monotonic())
         self._pool.set_endpoints(endpoints)
         self._scraper.set_endpoints(endpoints)
         self._models.set_endpoints(endpoints)
@@ -267,17 +265,16 @@ class App:
 
     def _on_models(self, address: str, cards: tuple[ModelCard, ...], taken_at_s: float) -> None:
         self._pool.record_models(address, cards, now=taken_at_s)
-        self._asked(address)
+        self._asked(address, has_told=True)
 
     def _on_models_failure(self, address: str, error: str, _duration_s: float) -> None:
         log.debug("endpoint %s: models: %s", address, error)
         self._pool.record_silence(address)
-        self._asked(address)
+        self._asked(address, has_told=False)
 
-    def _asked(self, address: str) -> None:
-        if self._unasked:
-            self._unasked.discard(address)
-            self._update_health()
+    def _asked(self, address: str, *, has_told: bool) -> None:
+        self._first_look.asked(address, has_told=has_told)
+        self._update_health()
 
     def _grace_s(self) -> float:
         """How long a pick is safe from the pods' own counts."""
@@ -301,14 +298,8 @@ class App:
 
     def _why_not_ready(self) -> list[str]:
         """Reasons, none when ready."""
-        reasons = []
-        if self._stop.is_set():
-            reasons.append("draining")
-        if not self._synced:
-            reasons.append("discovery has not synced")
-        if self._unasked and time.monotonic() < self._ready_by_s:
-            reasons.append(f"endpoints not asked yet: {len(self._unasked)}")
-        return reasons
+        reasons = self._first_look.why_not_over(now=time.monotonic())
+        return ["draining", *reasons] if self._stop.is_set() else reasons
 
     def _update_health(self) -> None:
         self._health.set_ready(not self._why_not_ready())

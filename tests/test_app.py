@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -76,6 +77,15 @@ def configuration(running: list[RunningPod], **sections: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def serving(config: dict[str, Any], path: Path | None = None) -> AsyncIterator[Service]:
+    """A service that is ready."""
+    async with starting(config, path) as service:
+        await eventually(service.is_ready)
+        yield service
+
+
+@asynccontextmanager
+async def starting(config: dict[str, Any], path: Path | None = None) -> AsyncIterator[Service]:
+    """A service that listens."""
     text = yaml.safe_dump(config)
     if path is not None:
         path.write_text(text)
@@ -91,9 +101,7 @@ async def serving(config: dict[str, Any], path: Path | None = None) -> AsyncIter
             aio.insecure_channel(app.address) as channel,
             aiohttp.ClientSession() as session,
         ):
-            service = Service(app, channel, session)
-            await eventually(service.is_ready)
-            yield service
+            yield Service(app, channel, session)
     finally:
         app.stop()
         await run
@@ -120,6 +128,71 @@ async def test_a_request_is_routed_to_a_pod_and_stays_with_its_adapter(
         assert first.destination in {pod.address for pod in pods}
         assert {other.destination for other in others} == {first.destination}
         assert dict(first.headers) == {"x-gateway-destination-endpoint": first.destination.encode()}
+
+
+async def turned_away(channel: clients.Channel) -> tuple[grpc.StatusCode, bool]:
+    """How a request's stream ends, and whether it was answered."""
+    call = channel.stream_stream(clients.PROCESS)()
+    await call.write(clients.request_headers())
+    try:
+        answer = await call.read()
+    except aio.AioRpcError as error:
+        return error.code(), False
+    call.cancel()
+    return await call.code(), isinstance(answer, bytes)
+
+
+async def test_requests_are_turned_away_until_the_endpoints_are_known(tmp_path: Path) -> None:
+    """Not answered: the data plane asks another, or does without. An empty pool is an answer."""
+    endpoints = tmp_path / "pods.yaml"
+    config = configuration([], discovery={"file": str(endpoints), "file_interval_s": 0.05})
+    async with starting(config) as service:
+        before = await turned_away(service.channel)
+        reasons = (await service.admin("/healthz"))["reasons"]
+        endpoints.write_text("[]")
+        await eventually(service.is_ready)
+        after = await clients.route(service.channel, "a")
+
+    assert before == (grpc.StatusCode.UNAVAILABLE, False)
+    assert reasons == ["discovery has not synced"]
+    assert (after.status, after.body["error"]["code"]) == (503, "no_endpoints")
+
+
+async def test_a_pod_that_does_not_answer_keeps_requests_away_for_a_limited_time(
+    pods: list[RunningPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extproc.app.FIRST_LOOK_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses = [pods[0].address, "127.0.0.1:{1}".format(*silent.getsockname())]
+        config = configuration([], discovery={"static": addresses}, scrape={"timeout_s": 60})
+        async with starting(config) as service:
+            before = await turned_away(service.channel)
+            reasons = (await service.admin("/healthz"))["reasons"]
+            await eventually(service.is_ready)
+            after = await clients.route(service.channel, "a")
+
+    assert before == (grpc.StatusCode.UNAVAILABLE, False)
+    assert reasons[0].startswith("endpoints not asked yet: ")
+    assert after.destination == pods[0].address
+
+
+async def test_while_it_drains_requests_are_answered(pods: list[RunningPod]) -> None:
+    """Not ready, but able: until the delay is over, nobody has to go elsewhere."""
+    config = configuration(pods)
+    config["server"]["drain_delay_s"] = 1
+    async with serving(config) as service:
+        await clients.route(service.channel, "a")
+        service.app.stop()
+
+        async def is_unready() -> bool:
+            return not await service.is_ready()
+
+        await eventually(is_unready)
+        reasons = (await service.admin("/healthz"))["reasons"]
+        answer = await clients.route(service.channel, "a")
+
+    assert reasons == ["draining"]
+    assert answer.destination
 
 
 async def test_an_access_log_entry_ends_its_pick(pods: list[RunningPod]) -> None:

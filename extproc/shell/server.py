@@ -3,6 +3,9 @@
 A bug must never end an RPC with OK: Envoy would send the request on with no destination, whatever
 its `failure_mode_allow` says. An exception here becomes INTERNAL, a broken protocol
 INVALID_ARGUMENT, and Envoy answers its client with an error.
+
+While the service cannot know an answer yet, the RPC ends with UNAVAILABLE. An answer, even a 503,
+would be final; so Envoy asks another picker, or does without one where it fails open.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
 from extproc.core.stream import Stream
 from extproc.shell.codec import Codec
-from extproc.shell.rpc import Call, Code, Metadata, Method
+from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
@@ -39,6 +42,7 @@ class ExternalProcessor:
         codec: Translates.
         clock: Monotonic seconds.
         call_later: Runs a callable after so many seconds, unless its handle is cancelled.
+        is_open: Whether requests are taken. Asked once for each.
         num_open: RPCs open now.
     """
 
@@ -46,15 +50,34 @@ class ExternalProcessor:
     codec: Codec
     clock: Callable[[], float]
     call_later: Callable[[float, Callable[[], None]], TimerHandle]
+    is_open: Callable[[], bool] = lambda: True
     num_open: int = 0
 
     def methods(self) -> list[Method]:
         """What a transport serves."""
         return [Method(f"/{SERVICE}/Process", self._open)]
 
-    def _open(self, call: Call, metadata: Metadata) -> _Session:
+    def _open(self, call: Call, metadata: Metadata) -> Session:
+        if not self.is_open():
+            return _TurnedAway(call)
         self.num_open += 1
         return _Session(self, call, metadata)
+
+
+class _TurnedAway:
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def receive(self, _message: bytes) -> None:
+        self._call.end(Code.UNAVAILABLE, "not ready yet")
+
+    def half_close(self) -> None:
+        self._call.end(Code.UNAVAILABLE, "not ready yet")
+
+    def closed(self) -> None:
+        pass
 
 
 class _Session:

@@ -84,12 +84,15 @@ class ChildProcess:
     def __init__(self, name: str) -> None:
         self.dir = Path(tempfile.mkdtemp(prefix=f"extproc-{name}-"))
         self._log_path = self.dir / "log"
+        self._closed_log = ""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def log(self) -> str:
-        """Everything the process wrote so far."""
-        return self._log_path.read_text(errors="replace") if self._log_path.exists() else ""
+        """Everything the process wrote so far; also after `close`."""
+        if not self._log_path.exists():
+            return self._closed_log
+        return self._log_path.read_text(errors="replace")
 
     @property
     def pid(self) -> int:
@@ -142,6 +145,7 @@ class ChildProcess:
         """Kill it if it still runs and remove its files."""
         if self._process is not None and self._process.poll() is None:
             await self.kill()
+        self._closed_log = self.log
         shutil.rmtree(self.dir, ignore_errors=True)
 
     async def __aexit__(

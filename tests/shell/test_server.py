@@ -50,6 +50,7 @@ class Service:
     codec: Codec = field(default_factory=Codec)
     now: float = 100.0
     timers: list[Timer] = field(default_factory=list)
+    is_open: bool = True
 
     def __post_init__(self) -> None:
         self.processor = ExternalProcessor(
@@ -57,6 +58,7 @@ class Service:
             codec=self.codec,
             clock=lambda: self.now,
             call_later=self.call_later,
+            is_open=lambda: self.is_open,
         )
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
@@ -109,6 +111,33 @@ def test_open_rpcs_are_counted_whoever_ends_them() -> None:
     second.closed()
 
     assert (during, service.processor.num_open) == (2, 0)
+
+
+def test_while_it_is_not_open_requests_are_turned_away_unread_and_not_counted() -> None:
+    """UNAVAILABLE without a message: the data plane may ask another, or do without."""
+    service = Service(is_open=False)
+    call, session = service.open()
+    session.receive(request_headers())
+    empty_call, empty_session = service.open()
+    empty_session.half_close()
+
+    assert (call.sent, call.code) == ([], Code.UNAVAILABLE)
+    assert (empty_call.sent, empty_call.code) == ([], Code.UNAVAILABLE)
+    assert service.processor.num_open == 0
+    session.closed()
+    empty_session.closed()
+    assert service.processor.num_open == 0
+
+
+def test_what_was_let_in_goes_on_when_it_closes() -> None:
+    service = Service()
+    call, session = service.open()
+    session.receive(request_headers())
+    service.is_open = False
+    session.receive(request_body(BODY))
+
+    assert call.code is Code.OK
+    assert destination(call.sent[-1])
 
 
 @pytest.mark.parametrize("message", [b"garbage\xff", b"", request_body(BODY)])
