@@ -49,9 +49,11 @@ class Load:
 
     Attributes:
         num_requests: How many.
-        rate_rps: How many a second.
+        rate_rps: How many a second, where nobody is too slow for it.
         num_adapters: Of how many adapters; a fifth of the requests are for the base model.
+        num_prompts: In each request; each is a request of its own to the engine.
         max_prompt_tokens: Longest prompt.
+        min_output_tokens: Shortest answer.
         max_output_tokens: Longest answer.
         num_prefixes: Of how many long beginnings each prompt has one; 0 for none.
         leaving: Part of the clients that leave early.
@@ -60,7 +62,9 @@ class Load:
     num_requests: int = 100
     rate_rps: float = 40.0
     num_adapters: int = 5
+    num_prompts: int = 1
     max_prompt_tokens: int = 200
+    min_output_tokens: int = 1
     max_output_tokens: int = 60
     num_prefixes: int = 0
     leaving: float = 0.0
@@ -68,7 +72,16 @@ class Load:
 
 LOADS = {
     "few slots": Load(rate_rps=400),
-    "longer than the KV cache": Load(rate_rps=400, max_prompt_tokens=300, max_output_tokens=120),
+    # Several prompts in one request come at once, whoever is slow, and their answers are too long
+    # to share the KV cache.
+    "longer than the KV cache": Load(
+        num_requests=16,
+        rate_rps=400,
+        num_prompts=6,
+        max_prompt_tokens=300,
+        min_output_tokens=100,
+        max_output_tokens=160,
+    ),
     "one adapter": Load(num_adapters=1, max_prompt_tokens=30, max_output_tokens=20),
     "light": Load(num_requests=40, rate_rps=6),
     "shared beginnings": Load(num_prefixes=3, max_prompt_tokens=200, max_output_tokens=100),
@@ -113,17 +126,20 @@ async def send(client: VllmClient, load: Load, rng: Random) -> dict[str, tuple[s
         for number in range(load.num_requests):
             await asyncio.sleep(rng.expovariate(load.rate_rps))
             id = f"{rng.getrandbits(48):x}"
-            prompt = rng.choices(range(10, 250), k=rng.randint(1, load.max_prompt_tokens))
+            prompts = [
+                rng.choices(range(10, 250), k=rng.randint(1, load.max_prompt_tokens))
+                for _ in range(load.num_prompts)
+            ]
             if beginnings:
                 prefix = rng.randrange(len(beginnings))
-                prompt = beginnings[prefix] + prompt
+                prompts = [beginnings[prefix] + prompt for prompt in prompts]
                 prefixes[id] = (str(prefix), len(beginnings[prefix]))
             is_leaving = rng.random() < load.leaving
-            output_tokens = rng.randint(1, load.max_output_tokens)
+            output_tokens = rng.randint(load.min_output_tokens, load.max_output_tokens)
             adapters = ADAPTERS[: load.num_adapters]
             body = {
                 "model": BASE_MODEL if number % 5 == 0 else rng.choice(adapters),
-                "prompt": prompt,
+                "prompt": prompts,
                 "max_tokens": output_tokens,
                 "ignore_eos": True,
                 "request_id": id,
