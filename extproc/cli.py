@@ -259,8 +259,11 @@ def watch(
 def lab(context: typer.Context) -> None:
     """Judge routing rules in virtual time (docs/lab.md): `lab run SUITE`, `lab report`."""
     # Imported here: what serves has no need of the laboratory.
-    from extproc.lab import lab_app
+    from extproc.lab import PAGES, lab_app
+    from extproc.loadtest.report import page_of
+    from extproc.loadtest.results import FORMAT
 
+    PAGES[FORMAT] = page_of  # `lab report` takes a load test's result as well
     lab_app(context.args or ["--help"], prog_name="extproc lab")
 
 

@@ -37,6 +37,8 @@ from extproc.sim.trials import Trial, TrialResult, run_trial
 from extproc.sim.tuning import best_settings, settings_of
 
 DEFAULT_OUT = Path("loadtest/out")
+PAGES: dict[str, Callable[[Path], str]] = {}
+"""What makes a page of a result's file that is not the laboratory's own, by the file's format."""
 
 lab_app = typer.Typer(
     name="lab",
@@ -178,7 +180,7 @@ def run(
 
 
 def report(result: Path | None = None, *, out: Path = DEFAULT_OUT) -> Path:
-    """Write the HTML page of a run's JSON beside it, and answer its path.
+    """Write the HTML page of a result's JSON beside it, and answer its path.
 
     Raises:
         OSError: A file cannot be read or written.
@@ -186,7 +188,11 @@ def report(result: Path | None = None, *, out: Path = DEFAULT_OUT) -> Path:
     """
     result = result or _newest(out)
     page = result.with_suffix(".html")
-    page.write_text(render(read_result(result)), encoding="utf-8")
+    content = msgspec.json.decode(result.read_bytes())
+    kind = str(content.get("format")) if isinstance(content, dict) else ""
+    make_page = PAGES.get(kind)
+    text = make_page(result) if make_page else render(read_result(result))
+    page.write_text(text, encoding="utf-8")
     return page
 
 

@@ -27,7 +27,7 @@ NUM_DIGITS = 5
 Kind = Literal["real", "virtual"]
 
 
-class ResultError(Exception):
+class ResultError(ValueError):
     """A result cannot be read or made; the message says why."""
 
 
@@ -253,7 +253,7 @@ class _Head(msgspec.Struct):
     format: str = ""
 
 
-def trimmed(result: LoadResult, *, num_groups: int = 5) -> LoadResult:
+def trimmed(result: LoadResult, *, num_groups: int = 6) -> LoadResult:
     """The same, small: of each run's adapters and tenants the most and the least popular.
 
     Virtual runs keep none: they are there for lines and tables.

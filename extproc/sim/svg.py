@@ -34,16 +34,20 @@ class Series:
     """A line.
 
     Attributes:
-        name: For the legend.
+        name: For the legend; "" for none.
         points: x and y.
         colour: CSS.
         is_dashed: For what is not a rule.
+        has_line: Points are joined.
+        has_dots: Points are shown; large ones where nothing joins them.
     """
 
     name: str
     points: Sequence[tuple[float, float]]
     colour: str
     is_dashed: bool = False
+    has_line: bool = True
+    has_dots: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ def line_chart(
 ) -> str:
     """Lines with a legend below; `mark` is a horizontal line and its name."""
     plot_width, plot_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-    rows = ceil(len(series) / 3)
+    named = [each for each in series if each.name]
 
     def at(point: tuple[float, float]) -> tuple[float, float]:
         return LEFT + x.place(point[0]) * plot_width, TOP + (1 - y.place(point[1])) * plot_height
@@ -105,22 +109,30 @@ def line_chart(
         _, height = at((x.low, mark[0]))
         parts.append(_line(LEFT, height, WIDTH - RIGHT, height, "#c00", dashed=True))
         parts.append(_text(WIDTH - RIGHT - 4, height - 5, mark[1], anchor="end", colour="#c00"))
-    for index, each in enumerate(series):
-        places = [at(point) for point in each.points]
-        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
-        dash = ' stroke-dasharray="5 4"' if each.is_dashed else ""
-        parts.append(
-            f'<polyline fill="none" stroke="{each.colour}" stroke-width="2"{dash} points="{path}"/>'
-        )
-        parts += [
-            f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.6" fill="{each.colour}"/>'
-            for px, py in places
-        ]
+    parts += [_curve(each, [at(point) for point in each.points]) for each in series]
+    for index, each in enumerate(named):
         column, row = index % 3, index // 3
         left, top = LEFT - 40 + column * 195, HEIGHT + 12 + row * 18
         parts.append(_line(left, top - 4, left + 18, top - 4, each.colour, each.is_dashed, 3))
         parts.append(_text(left + 23, top, each.name))
-    return _svg(WIDTH, HEIGHT + 8 + rows * 18, parts)
+    return _svg(WIDTH, HEIGHT + 8 + ceil(len(named) / 3) * 18, parts)
+
+
+def _curve(series: Series, places: Sequence[tuple[float, float]]) -> str:
+    """A series where it is drawn."""
+    parts, colour = [], series.colour
+    if series.has_line:
+        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
+        dash = ' stroke-dasharray="5 4"' if series.is_dashed else ""
+        parts.append(
+            f'<polyline fill="none" stroke="{colour}" stroke-width="2"{dash} points="{path}"/>'
+        )
+    if series.has_dots:
+        form = 'r="2.6"' if series.has_line else 'r="4.5" stroke="#fff" stroke-width="1.2"'
+        parts += [
+            f'<circle cx="{px:.1f}" cy="{py:.1f}" {form} fill="{colour}"/>' for px, py in places
+        ]
+    return "".join(parts)
 
 
 def bar_chart(

@@ -49,7 +49,7 @@ def records(
         made.append(
             RequestRecord(
                 index=index,
-                adapter=f"adapter-{int(rng.paretovariate(0.7)) % 12:02}",
+                adapter=f"adapter-{int(rng.paretovariate(0.7)) % 40:02}",
                 tenant=f"tenant-{index % 3}",
                 at_s=at_s,
                 sent_s=at_s + late_s,
