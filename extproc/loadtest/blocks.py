@@ -93,9 +93,14 @@ class SuiteLoad:
 
     def block(self, *, rate_rps: float, num_requests: int | None, seed: int) -> Block:
         """See `Load`."""
+        scenario = self.scenario
+        if num_requests is not None:
+            # Some scenarios have a number of their own, which would win.
+            workload_spec = {**scenario.workload, "num_requests": num_requests}
+            scenario = msgspec.structs.replace(scenario, workload=workload_spec)
         try:
             settings, workload, events = make_trial_parts(
-                self.suite, self.scenario, rate_rps=rate_rps, seed=seed, num=num_requests
+                self.suite, scenario, rate_rps=rate_rps, seed=seed
             )
         except SuiteError as error:
             raise PlanError(str(error)) from error
@@ -172,6 +177,10 @@ class Overrides:
             if key not in allowed or not value:
                 raise PlanError(f"fleet {text!r}: give KEY=VALUE; {', '.join(sorted(allowed))}")
             knobs[key] = yaml.safe_load(value)
+        try:
+            msgspec.convert(knobs, type=FleetSettings)
+        except msgspec.ValidationError as error:
+            raise PlanError(f"fleet: {error}") from error
         return knobs
 
 

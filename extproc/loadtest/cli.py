@@ -6,19 +6,17 @@ cannot be, 3 if the machine was too busy to measure, and 128 and its number if a
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
 
 import typer
-import uvloop
 from rich.console import Console
 
-from extproc.demo.processes import SignalledError, until_signalled
 from extproc.loadtest.blocks import (
     Block,
     Overrides,
-    PlanError,
     is_suite,
     plan_suite,
     read_suite,
@@ -26,13 +24,30 @@ from extproc.loadtest.blocks import (
     sliced,
     workload_load,
 )
-from extproc.loadtest.compare import Round, counted, fitted, run_rounds
-from extproc.loadtest.screen import print_comparison, watching
-from extproc.loadtest.targets import TargetError, TargetSpec, parse_targets
+from extproc.loadtest.compare import Round, counted
+from extproc.loadtest.guardcommand import guard_command
+from extproc.loadtest.rampcommand import ramp_command
+from extproc.loadtest.report import render
+from extproc.loadtest.results import LoadResult, describe_machine, save
+from extproc.loadtest.screen import print_comparison, remarks
+from extproc.loadtest.session import (
+    FleetOption,
+    KeyOption,
+    ProfileOption,
+    TpotOption,
+    TtftOption,
+    key_headers,
+    measured,
+    refusing,
+    status_of,
+)
+from extproc.loadtest.targets import parse_targets
+from extproc.loadtest.twins import twins_of
+from extproc.sim.suites import Suite
 
-FAILED, UNUSABLE, NOT_MEASURED = 1, 2, 3
-"""Exit statuses."""
-_T = TypeVar("_T")
+DEFAULT_OUT = Path("loadtest/out/real")
+NUM_RATES_BETWEEN = 2
+"""Rates between two of the real ones at which virtual runs draw the report's lines."""
 
 loadtest_app = typer.Typer(
     name="loadtest",
@@ -40,38 +55,33 @@ loadtest_app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+loadtest_app.command("ramp")(ramp_command)
+loadtest_app.command("guard")(guard_command)
 
-TargetsOption = Annotated[
-    list[str],
-    typer.Option(
-        "--target", help="rule:NAME[?ARG=N], envoy:round_robin, url:http://HOST:PORT; repeat."
-    ),
-]
 RatesOption = Annotated[
     list[float] | None, typer.Option("--rate", help="Requests a second; may repeat.")
 ]
 SeedsOption = Annotated[list[int] | None, typer.Option("--seed", help="May repeat.")]
-FleetOption = Annotated[
-    list[str] | None, typer.Option("--fleet", help="KEY=VALUE of the fleet; may repeat.")
-]
-ProfileOption = Annotated[str, typer.Option(help="Engine profile of fake pods.")]
-TtftOption = Annotated[float | None, typer.Option(help="Objective: first token, seconds.")]
-TpotOption = Annotated[float | None, typer.Option(help="Objective: each further token, seconds.")]
-KeyOption = Annotated[
-    str, typer.Option(envvar="OPENAI_API_KEY", help="Sent to `url:` targets.", show_default=False)
+ScenariosOption = Annotated[
+    list[str] | None, typer.Option("--scenario", help="Only this one of the suite's; may repeat.")
 ]
 
 
 @loadtest_app.command("compare")
 def compare_command(
     load: Annotated[str, typer.Argument(help="A suite, a workload's name, or its file.")],
-    targets: TargetsOption,
+    targets: Annotated[
+        list[str],
+        typer.Option(
+            "--target",
+            help="rule:NAME[?ARG=N], envoy:round_robin, envoy:least_request or "
+            "url:http://HOST:PORT[=LABEL]; may repeat.",
+        ),
+    ],
     rates: RatesOption = None,
     seeds: SeedsOption = None,
-    scenarios: Annotated[
-        list[str] | None, typer.Option("--scenario", help="Only this one of the suite's; repeat.")
-    ] = None,
-    requests: Annotated[int | None, typer.Option(help="Requests of a workload.")] = None,
+    scenarios: ScenariosOption = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests of a workload.")] = None,
     slices: Annotated[int, typer.Option(min=1, help="Blocks that a workload is cut into.")] = 4,
     fleet: FleetOption = None,
     profile: ProfileOption = "",
@@ -81,103 +91,82 @@ def compare_command(
 ) -> None:
     """The same requests through every target, interleaved; ratios, paired block by block."""
     overrides = Overrides(fleet or (), profile, (ttft_s, tpot_s, None))
-    with _usage():
+    with refusing():
         specs = parse_targets(targets)
-        blocks = (
-            _suite_blocks(load, overrides, scenarios, rates, seeds)
-            if is_suite(load)
-            else _workload_blocks(load, overrides, rates, seeds, requests, slices)
-        )
+        if is_suite(load):
+            suite = read_suite(load, overrides)
+            chosen = scenarios_of(suite, scenarios or ())
+            blocks = plan_suite(suite, chosen, rates_rps=rates or (), seeds=seeds or ())
+        else:
+            blocks = _slices(load, overrides, rates, seeds or (1,), requests, slices)
     console = Console()
-    rounds = _measured(specs, blocks, api_key, console)
+    rounds = measured(specs, blocks, console, headers=key_headers(api_key))
     print_comparison(console, [spec.label for spec in specs], rounds)
-    raise typer.Exit(_status(rounds))
+    raise typer.Exit(status_of(rounds))
 
 
-def _suite_blocks(
-    name: str,
-    overrides: Overrides,
-    scenarios: Sequence[str] | None,
-    rates: Sequence[float] | None,
-    seeds: Sequence[int] | None,
-) -> list[Block]:
-    suite = read_suite(name, overrides)
-    chosen = scenarios_of(suite, scenarios or ())
-    return plan_suite(suite, chosen, rates_rps=rates or (), seeds=seeds or ())
-
-
-def _workload_blocks(
+def _slices(
     name: str,
     overrides: Overrides,
     rates: Sequence[float] | None,
-    seeds: Sequence[int] | None,
+    seeds: Sequence[int],
     num_requests: int | None,
     num_slices: int,
 ) -> list[Block]:
     load = workload_load(name, overrides)
-    return [
-        part
-        for seed in seeds or (1,)
+    wholes = (
+        load.block(rate_rps=rate_rps, num_requests=num_requests, seed=seed)
+        for seed in seeds
         for rate_rps in rates or (None,)
-        for part in sliced(
-            load.block(rate_rps=rate_rps, num_requests=num_requests, seed=seed), num_slices
-        )
-    ]
+    )
+    return [part for whole in wholes for part in sliced(whole, num_slices)]
 
 
-def _measured(
-    specs: Sequence[TargetSpec],
-    blocks: Sequence[Block],
-    api_key: str,
-    console: Console,
-    num_repeats: int = 0,
-) -> list[Round]:
-    """All rounds; if a signal ends it, those so far are shown first."""
-    rounds: list[Round] = []
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-
-    async def measure() -> None:
-        with watching(console, len(specs) * len(blocks)) as watch:
-            fit = await fitted(blocks, specs, headers)
-            await run_rounds(
-                specs, fit, rounds, headers=headers, watch=watch, num_repeats=num_repeats
-            )
-
-    try:
-        _run(measure())
-    except SignalledError as error:
-        if counted(rounds):
-            print_comparison(console, [spec.label for spec in specs], rounds)
-        console.print(f"{error}: {len(rounds)} of {len(blocks)} blocks were measured")
-        raise typer.Exit(128 + error.number) from error
-    return rounds
-
-
-def _status(rounds: Sequence[Round]) -> int:
-    if any(run.is_gone for round_ in rounds for run in round_):
-        return FAILED
-    return 0 if counted(rounds) else NOT_MEASURED
+@loadtest_app.command("run")
+def run_command(
+    suite: Annotated[str, typer.Argument(help="In loadtest/scenarios, or a file.")],
+    rules: Annotated[
+        list[str] | None, typer.Option("--rule", help="Instead of the suite's; may repeat.")
+    ] = None,
+    rates: RatesOption = None,
+    seeds: SeedsOption = None,
+    scenarios: ScenariosOption = None,
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = DEFAULT_OUT,
+) -> None:
+    """A whole suite for real, its virtual twins beside it, as JSON and as a page."""
+    with refusing():
+        found = read_suite(suite)
+        specs = parse_targets([f"rule:{rule}" for rule in rules or found.rules])
+        chosen = scenarios_of(found, scenarios or ())
+        blocks = plan_suite(found, chosen, rates_rps=rates or (), seeds=seeds or ())
+    console, began = Console(), datetime.now(UTC).isoformat(timespec="seconds")
+    labels = [spec.label for spec in specs]
+    rounds = measured(specs, blocks, console, headers={})
+    print_comparison(console, labels, rounds)
+    if counted(rounds):
+        page = _write(found, rounds, labels, began, out)
+        console.print(f"results: {page.with_suffix('.json')}", soft_wrap=True)
+        console.print(f"page:    {page}", soft_wrap=True)
+    raise typer.Exit(status_of(rounds))
 
 
-def _run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run it to its end or to a signal; what cannot be used ends the command with one line."""
-    try:
-        return uvloop.run(until_signalled(work))
-    except PlanError as error:
-        raise _exit(error, UNUSABLE) from error
-    except TargetError as error:
-        raise _exit(error, FAILED) from error
-
-
-@contextmanager
-def _usage() -> Iterator[None]:
-    """What is wrong with what was asked for, in one line."""
-    try:
-        yield
-    except (PlanError, TargetError) as error:
-        raise _exit(error, UNUSABLE) from error
-
-
-def _exit(error: Exception, status: int) -> typer.Exit:
-    Console(stderr=True).print(f"extproc: {error}", style="red", markup=False, soft_wrap=True)
-    return typer.Exit(status)
+def _write(
+    suite: Suite, rounds: Sequence[Round], labels: Sequence[str], date: str, out: Path
+) -> Path:
+    """Write what counts, with its virtual twins, as JSON and as a page; the page's path."""
+    real = [run.result for round_ in counted(rounds) for run in round_ if run.result]
+    result = LoadResult(
+        name=suite.name,
+        about=suite.about,
+        date=date,
+        machine=describe_machine(),
+        slo=suite.slo,
+        runs=[*real, *twins_of(suite, real, more_rates=NUM_RATES_BETWEEN)],
+        suite=suite,
+        note="; ".join(remarks(labels, rounds)),
+    )
+    path = out / f"{suite.name}.json"
+    save(result, path)
+    page = path.with_suffix(".html")
+    page.write_text(render(result), encoding="utf-8")
+    return page

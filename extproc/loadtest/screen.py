@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -23,6 +24,8 @@ from extproc.loadtest.compare import (
 from extproc.loadtest.runs import BlockRun
 from extproc.sim.intervals import Interval
 
+MAX_ADDED_S = 0.03
+"""Gateway, network and client on a quiet machine add a third of that."""
 _STAGE_WIDTH = 44
 
 
@@ -81,7 +84,8 @@ def print_comparison(console: Console, labels: Sequence[str], rounds: Sequence[R
 
 def _figures_table(labels: Sequence[str], rounds: Sequence[Round]) -> Table:
     num = len(counted(rounds))
-    table = Table(title=f"Means over {num} blocks", title_justify="left", box=SIMPLE_HEAD)
+    title = f"Means over {num} block{'' if num == 1 else 's'}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     table.add_column("")
     for label in labels:
         table.add_column(label, justify="right")
@@ -103,7 +107,7 @@ def _ratios_table(labels: Sequence[str], rounds: Sequence[Round]) -> Table:
         table.add_column(f"{label}\n/ {other}", justify="right")
     for figure in FIGURES.values():
         ratios = [ratio_of(rounds, label, other, figure) for label, other in pairs]
-        table.add_row(figure.head.partition(",")[0], *map(ratio_words, ratios))
+        table.add_row(figure.head.partition(", ")[0], *map(ratio_words, ratios))
     return table
 
 
@@ -128,8 +132,14 @@ def remarks(labels: Sequence[str], rounds: Sequence[Round]) -> list[str]:
         if run.is_gone
     ]
     for label in labels:
+        added_s = _added_s(rounds, label)
         if not _runs(rounds, label):
             told.append(f"{label}: nothing was measured")
+        elif added_s is not None and added_s > MAX_ADDED_S:
+            told.append(
+                f"{label}: its first tokens took {1e3 * added_s:.0f} ms from pod to client: the "
+                "machine had other things to do, and ratios are nearer to 1 than they should be"
+            )
     return told
 
 
@@ -137,9 +147,14 @@ def _runs(rounds: Sequence[Round], label: str) -> list[BlockRun]:
     return [run for round_ in counted(rounds) for run in round_ if run.label == label]
 
 
+def _added_s(rounds: Sequence[Round], label: str) -> float | None:
+    added_s = [run.added_s for run in _runs(rounds, label) if run.added_s is not None]
+    return fmean(added_s) if added_s else None
+
+
 def _added(rounds: Sequence[Round], label: str) -> str:
-    added = [run.added_s for run in _runs(rounds, label) if run.added_s is not None]
-    return f"{1e3 * sum(added) / len(added):.1f}" if added else "-"
+    added_s = _added_s(rounds, label)
+    return "-" if added_s is None else f"{1e3 * added_s:.1f}"
 
 
 def _num_requests(run: BlockRun) -> int:

@@ -1,0 +1,119 @@
+"""The command `extproc loadtest guard`: a run of a small suite, and what is to be said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from extproc.loadtest.blocks import Block, plan_suite, read_suite, scenarios_of
+from extproc.loadtest.compare import FIGURES, has_lagged
+from extproc.loadtest.guard import (
+    Expectation,
+    Line,
+    Ratios,
+    Verdict,
+    judged,
+    lines_of,
+    load_expectation,
+    ratios_of,
+    save_expectation,
+)
+from extproc.loadtest.results import describe_machine
+from extproc.loadtest.screen import remarks
+from extproc.loadtest.session import FAILED, NOT_MEASURED, measured, refusing, status_of
+from extproc.loadtest.targets import TargetError, TargetSpec, parse_targets
+from extproc.sim.files import own_folder
+
+EXPECTATION = own_folder("results") / "expectation.json"
+NUM_REPEATS = 1
+"""So often a block is sent again if the generator lagged in it."""
+_STYLES = {Verdict.OK: "green"}
+
+
+def guard_command(
+    suite: Annotated[str, typer.Option(help="What is run.")] = "guard",
+    expectation: Annotated[Path, typer.Option(help="What is expected of it.")] = EXPECTATION,
+    write: Annotated[bool, typer.Option(help="Make a new expectation, from several runs.")] = False,
+    runs: Annotated[int, typer.Option(min=2, help="So many, with --write.")] = 5,
+    swap: Annotated[
+        str, typer.Option(help="NAME=OTHER: measure another rule under a rule's name.")
+    ] = "",
+) -> None:
+    """Hold the ratios between rules against what is expected; two minutes."""
+    with refusing():
+        found = read_suite(suite)
+        specs = _swapped(parse_targets([f"rule:{rule}" for rule in found.rules]), swap)
+        blocks = plan_suite(found, scenarios_of(found, ()))
+        expected = None if write else load_expectation(expectation)
+    console = Console(highlight=False)
+    if expected is None:
+        seen = [_run(specs, blocks, console) for _ in range(runs)]
+        with refusing():
+            lines = lines_of(seen)
+        machine, date = describe_machine(), datetime.now(UTC).date().isoformat()
+        made = Expectation(suite=found.name, lines=lines, num_runs=runs, machine=machine, date=date)
+        save_expectation(made, expectation)
+        console.print(f"written: {expectation}", soft_wrap=True)
+        return
+    told = judged(expected, _run(specs, blocks, console))
+    console.print(verdict_table(told))
+    is_ok = all(verdict is Verdict.OK for _, _, verdict in told)
+    text = "all as expected" if is_ok else "NOT as expected"
+    console.print(f"{text} (expectation of {expected.date}, from {expected.num_runs} runs)")
+    raise typer.Exit(0 if is_ok else FAILED)
+
+
+def _run(specs: Sequence[TargetSpec], blocks: Sequence[Block], console: Console) -> Ratios:
+    """A run in which every block counts.
+
+    Raises:
+        typer.Exit: The generator lagged twice in one block, or a target is gone.
+    """
+    labels = [spec.label for spec in specs]
+    rounds = measured(specs, blocks, console, headers={}, num_repeats=NUM_REPEATS)
+    for text in remarks(labels, rounds):
+        console.print(text, style="red", markup=False, soft_wrap=True)
+    if status_of(rounds) == FAILED:
+        raise typer.Exit(FAILED)
+    if any(map(has_lagged, rounds)):
+        console.print("not measured: the machine is too busy", style="red")
+        raise typer.Exit(NOT_MEASURED)
+    return ratios_of(rounds, labels)
+
+
+def _swapped(specs: Sequence[TargetSpec], swap: str) -> list[TargetSpec]:
+    """The targets, one of them by another rule under its own name."""
+    if not swap:
+        return list(specs)
+    name, _, other = swap.partition("=")
+    if name not in [spec.label for spec in specs]:
+        raise TargetError(f"swap {swap!r}: give NAME=OTHER of {', '.join(s.label for s in specs)}")
+    (instead,) = parse_targets([f"rule:{other}"])
+    return [replace(instead, label=name) if spec.label == name else spec for spec in specs]
+
+
+def verdict_table(told: Sequence[tuple[Line, float | None, Verdict]]) -> Table:
+    """Expected, seen and what is to be said of it, line by line."""
+    table = Table(box=SIMPLE_HEAD)
+    for head in ("ratio", "of", "expected", "allowed", "seen", "verdict"):
+        table.add_column(head, justify="left" if head in ("ratio", "of", "verdict") else "right")
+    for line, seen, verdict in told:
+        low, high = line.ratio / line.tolerance, line.ratio * line.tolerance
+        table.add_row(
+            f"{line.rule} / {line.other}",
+            FIGURES[line.figure].head.partition(", ")[0],
+            f"{line.ratio:.3f}",
+            f"{low:.3f} to {high:.3f}",
+            "-" if seen is None else f"{seen:.3f}",
+            verdict.value,
+            style=_STYLES.get(verdict, "red"),
+        )
+    return table
