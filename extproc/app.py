@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry
 from extproc import settings, transports
 from extproc.config import Config
 from extproc.configfile import ConfigError, ConfigParser, parse_config
+from extproc.core.attainment import Attainment
 from extproc.core.engines import PROFILES
 from extproc.core.picker import Picker
 from extproc.core.pool import Pool
@@ -35,6 +36,7 @@ from extproc.dispatch import ObservedDispatcher
 from extproc.dnswiring import DnsEndpoints
 from extproc.gauges import add_gauges
 from extproc.kubewiring import KubernetesDiscovery
+from extproc.livefeed import LiveFeed
 from extproc.peering import Peering
 from extproc.plugins import PolicyError, load_policy
 from extproc.shell.admin import AdminServer
@@ -45,6 +47,7 @@ from extproc.shell.discovery.file import make_endpoints, parse_endpoints
 from extproc.shell.eds import EdsService
 from extproc.shell.filewatch import FileWatch
 from extproc.shell.health import HealthService
+from extproc.shell.livepage import LivePage
 from extproc.shell.rpc import Method
 from extproc.shell.scraper import Scraper
 from extproc.shell.server import ExternalProcessor
@@ -127,6 +130,7 @@ class App:
             max_adapter_labels=config.admin.max_adapter_labels,
         )
         self._decisions = DecisionsService(config.admin.max_decisions)
+        self._attainment = Attainment(config.admin.slo_ttft_s)
         self._dispatcher = ObservedDispatcher(
             router=Router(self._pool, self._picker),
             telemetry=self._telemetry,
@@ -135,6 +139,8 @@ class App:
             wall_clock=time.time,
             router_id=f"{self._router_id}-",
             on_not_found=lambda address: self._models.poke(address),
+            attainment=self._attainment,
+            knows_times=self._knows_times,
         )
         stream_settings = settings.stream_settings(config)
         self._tracing = make_tracing(config.tracing)
@@ -194,6 +200,26 @@ class App:
             snapshot=self._snapshot,
             decisions=self._decisions.recent,
             health=self._why_not_ready,
+            add_page=LivePage(self._make_feed().compose, time.monotonic).add_to,
+        )
+
+    def _make_feed(self) -> LiveFeed:
+        return LiveFeed(
+            about={
+                "version": version("lora-extproc"),
+                "router": self._router_id,
+                "started_wall_ms": round(time.time() * 1000),
+            },
+            snapshot=self._snapshot,
+            models=self._pool.models,
+            decisions=self._decisions,
+            telemetry=self._telemetry,
+            attainment=self._attainment,
+            knows_times=self._knows_times,
+            health=self._why_not_ready,
+            policy=lambda: self._config.policy.name,
+            clock=time.monotonic,
+            wall_clock=time.time,
         )
 
     def _make_readers(self) -> None:
@@ -279,10 +305,17 @@ class App:
     def _grace_s(self) -> float:
         """How long a pick is safe from the pods' own counts."""
         config = self._config.completions
-        alone = config.source == "scrape" or (
-            config.source == "auto" and not (self._completions.is_connected or self._peering.is_fed)
-        )
+        alone = config.source == "scrape" or (config.source == "auto" and not self._has_access_log)
         return config.scrape_grace_s if alone else config.lost_after_s
+
+    @property
+    def _has_access_log(self) -> bool:
+        return self._completions.is_connected or self._peering.is_fed
+
+    def _knows_times(self) -> bool:
+        """Whether completions say how long answers took: only the access log does."""
+        source = self._config.completions.source
+        return source in ("auto", "access_log") and self._has_access_log
 
     def _on_unusable(self, address: str) -> None:
         log.error("endpoint %s cannot be told to Envoy: not ip:port", address)
@@ -324,6 +357,7 @@ class App:
             policy, name, settings.picker_settings(fresh), settings.admission_settings(fresh)
         )
         self._pool.configure(settings.pool_settings(fresh))
+        self._attainment.ttft_s = fresh.admin.slo_ttft_s
         self._config = fresh
         changed = list(settings.needs_restart(old, fresh))
         if changed:

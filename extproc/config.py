@@ -81,6 +81,13 @@ class AdminConfig(_Section):
         le=100_000,
         description="Adapters with a metric label of their own; the rest count as `other`.",
     )
+    slo_ttft_s: float = Field(
+        1.0,
+        gt=0,
+        le=3600,
+        description="Seconds from a request's arrival to the first byte of its answer within which "
+        "it counts as answered in time, on the live page and in the metrics. Live.",
+    )
 
 
 class StaticEndpoint(_Section):

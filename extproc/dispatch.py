@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from extproc.core.attainment import Attainment
 from extproc.core.orca import parse_orca
 from extproc.core.pool import InFlight
 from extproc.core.router import Router
@@ -35,6 +36,9 @@ class ObservedDispatcher:
         wall_clock: Wall seconds, for people.
         router_id: The first part of our picks' ids.
         on_not_found: Called with an endpoint's address that answered 404 for a model.
+        attainment: Judges which requests were answered in time.
+        knows_times: Whether completions say how long their answers took; where not, nothing is
+            judged.
     """
 
     router: Router
@@ -44,6 +48,8 @@ class ObservedDispatcher:
     wall_clock: Callable[[], float]
     router_id: str
     on_not_found: Callable[[str], None]
+    attainment: Attainment
+    knows_times: Callable[[], bool]
     _worked: set[tuple[str, str]] = field(default_factory=set)
 
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
@@ -65,6 +71,8 @@ class ObservedDispatcher:
         path = headers.get(":path", "").partition("?")[0][:MAX_PATH_CHARS]
         request_id = headers.get("x-request-id", "")
         self.decisions.publish(DecisionRecord(rejection, self.wall_clock(), 0.0, request_id, path))
+        if self.knows_times():
+            self._judged(self.attainment.rejected(path, rejection, now=self.clock()))
 
     def models(self) -> Sequence[ModelCard]:
         """Everything registered on any endpoint."""
@@ -98,12 +106,29 @@ class ObservedDispatcher:
                 self.telemetry.completion_unmatched()
             return is_ours
         self.telemetry.completed(completion.outcome, completion.lag_s)
+        self._judge(flight.pick.request.path, completion)
         address = completion.address or flight.pick.address
         self._learn(address, flight.pick.request, completion)
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
             pool.record_orca(address, load)
         return True
+
+    def _judge(self, path: str, completion: Completion) -> None:
+        if self.knows_times():
+            counted = self.attainment.completed(
+                path,
+                completion.outcome,
+                completion.status,
+                completion.first_byte_s,
+                completion.duration_s,
+                now=self.clock(),
+            )
+            self._judged(counted)
+
+    def _judged(self, counted: tuple[str, bool] | None) -> None:
+        if counted is not None:
+            self.telemetry.slo_judged(*counted)
 
     def _learn(self, address: str, request: RequestInfo, completion: Completion) -> None:
         """Believe a 404 only about a path that has worked there: then it must be the model.

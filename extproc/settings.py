@@ -85,7 +85,11 @@ def pod_access(config: Config) -> tuple[dict[str, str], ssl.SSLContext | None]:
 
 
 _LIVE = {"policy", "admission"}
-_LIVE_FIELDS = {("scrape", "expiry_s"), ("destination", "num_fallbacks")}
+_LIVE_FIELDS = {
+    ("scrape", "expiry_s"),
+    ("destination", "num_fallbacks"),
+    ("admin", "slo_ttft_s"),
+}
 
 
 def needs_restart(old: Config, new: Config) -> Iterable[str]:

@@ -39,6 +39,7 @@ WIRES = {
     "extproc.gauges",
     "extproc.dnswiring",
     "extproc.kubewiring",
+    "extproc.livefeed",
     "extproc.peering",
     "extproc.epp",
     "extproc.sideports",

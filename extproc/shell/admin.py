@@ -6,7 +6,7 @@ else read it through a name of its own that resolves to 127.0.0.1 (DNS rebinding
 
 | path | answer |
 |---|---|
-| `/` | links to the others |
+| `/` | the live page, as `add_page` makes it |
 | `/metrics` | Prometheus text, or OpenMetrics where the scraper asks for it |
 | `/healthz` | 200 or 503: `{"status": "ok" or "unavailable", "reasons": [...]}` |
 | `/debug/snapshot` | `describe_snapshot` |
@@ -31,21 +31,6 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
 }
 _DEFAULT_DECISIONS = 20
-
-_INDEX = """<!doctype html>
-<html lang="en">
-<head><meta charset="utf-8"><title>extproc</title></head>
-<body>
-<h1>extproc</h1>
-<ul>
-<li><a href="/healthz">/healthz</a>: may requests come, and if not, why</li>
-<li><a href="/metrics">/metrics</a>: for Prometheus</li>
-<li><a href="/debug/snapshot">/debug/snapshot</a>: the endpoints and their adapters</li>
-<li><a href="/debug/decisions?n=20">/debug/decisions?n=20</a>: the last decisions, and why</li>
-</ul>
-</body>
-</html>
-"""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -82,10 +67,9 @@ class _HttpServer:
             self._runner = None
 
     def _app(self) -> web.Application:
-        middlewares = [_add_headers]
-        if is_loopback(self.host):
-            middlewares.append(_refuse_foreign_host)
+        middlewares = [_refuse_foreign_host] if is_loopback(self.host) else []
         app = web.Application(middlewares=middlewares)
+        app.on_response_prepare.append(_add_headers)
         app.router.add_get("/metrics", self._get_metrics)
         return app
 
@@ -115,6 +99,7 @@ class AdminServer(_HttpServer):
         snapshot: The pool now.
         decisions: The last n decisions, newest first, as plain values.
         health: Why requests should not come here, for people; empty when they may.
+        add_page: Adds what people see at `/`, under the same rules as the rest.
     """
 
     def __init__(
@@ -126,22 +111,21 @@ class AdminServer(_HttpServer):
         snapshot: Callable[[], Snapshot],
         decisions: Callable[[int], Sequence[Mapping[str, Any]]],
         health: Callable[[], Sequence[str]],
+        add_page: Callable[[web.Application], None],
     ) -> None:
         super().__init__(host, port, registry)
         self._snapshot = snapshot
         self._decisions = decisions
         self._health = health
+        self._add_page = add_page
 
     def _app(self) -> web.Application:
         app = super()._app()
-        app.router.add_get("/", self._get_index)
+        self._add_page(app)
         app.router.add_get("/healthz", self._get_health)
         app.router.add_get("/debug/snapshot", self._get_snapshot)
         app.router.add_get("/debug/decisions", self._get_decisions)
         return app
-
-    async def _get_index(self, request: web.Request) -> web.Response:
-        return web.Response(text=_INDEX, content_type="text/html")
 
     async def _get_health(self, request: web.Request) -> web.Response:
         reasons = list(self._health())
@@ -202,15 +186,8 @@ def _describe_view(view: EndpointView, now: float) -> dict[str, Any]:
     }
 
 
-@web.middleware
-async def _add_headers(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    try:
-        response = await handler(request)
-    except web.HTTPException as error:
-        error.headers.update(_HEADERS)
-        raise
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(_HEADERS)
-    return response
 
 
 @web.middleware

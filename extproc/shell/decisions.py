@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -66,6 +67,11 @@ class DecisionsService:
         self._watchers: list[_Watcher] = []
 
     @property
+    def num_published(self) -> int:
+        """Decisions since the start: the last one's sequence number."""
+        return self._num_published
+
+    @property
     def num_watchers(self) -> int:
         """Calls that get decisions now."""
         return len(self._watchers)
@@ -79,8 +85,12 @@ class DecisionsService:
 
     def recent(self, limit: int) -> list[dict[str, Any]]:
         """The last decisions, newest first, in the shape of `describe`."""
-        kept = list(self.kept())[-limit:] if limit > 0 else []
-        return [describe(sequence, record) for sequence, record in reversed(kept)]
+        return [describe(sequence, record) for sequence, record in self.last(limit)]
+
+    def last(self, limit: int) -> list[tuple[int, DecisionRecord]]:
+        """The last decisions with their sequence numbers, newest first."""
+        newest_first = islice(reversed(self._kept), max(0, limit))
+        return list(zip(count(self._num_published, -1), newest_first, strict=False))
 
     def methods(self) -> tuple[Method, ...]:
         """Watch."""

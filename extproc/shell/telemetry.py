@@ -34,6 +34,20 @@ _SCRAPE_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0
 _LAG_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
+class Totals(NamedTuple):
+    """What was counted since the start, for rates.
+
+    Attributes:
+        num_decided: Choices made, those that ended in an error included.
+        decided_s: What they took together.
+        num_rejected: Requests answered with an error, those that needed no choice included.
+    """
+
+    num_decided: int
+    decided_s: float
+    num_rejected: float
+
+
 class Telemetry:
     """Counts what happens; a collector of `registry`.
 
@@ -100,6 +114,14 @@ class Telemetry:
         self._completions.add((outcome,))
         if lag_s is not None:
             self._lag_s.observe(lag_s)
+
+    def slo_judged(self, path: str, is_attained: bool) -> None:
+        """A request counted for the objective; `path` is one of few."""
+        self._slo_requests.add((path, "true" if is_attained else "false"))
+
+    def totals(self) -> Totals:
+        """What was counted so far."""
+        return Totals(self._decision_s.count, self._decision_s.sum, self._rejections.total)
 
     def completion_unmatched(self) -> None:
         """An access log entry named no pick of ours."""
@@ -181,6 +203,11 @@ class Telemetry:
         self._completions = _Counter(
             "completions", "Picks that ended", ("outcome",), tuple(Outcome)
         )
+        self._slo_requests = _Counter(
+            "slo_requests",
+            "Requests by whether they were answered in time",
+            ("path", "attained"),
+        )
         self._unmatched = _Counter(
             "completions_unmatched", "Access log entries that named no pick of ours"
         )
@@ -237,6 +264,11 @@ class _Counter:
     def add(self, labels: tuple[str, ...], count: float = 1) -> None:
         self._counts[labels] = self._counts.get(labels, 0) + count
 
+    @property
+    def total(self) -> float:
+        """All children together."""
+        return sum(self._counts.values())
+
     def keep(self, values: set[str]) -> None:
         """Forget the children with other values of the first label."""
         self._counts = {each: n for each, n in self._counts.items() if each[0] in values}
@@ -256,11 +288,16 @@ class _Histogram:
         self._documentation = documentation
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self.sum = 0.0
+
+    @property
+    def count(self) -> int:
+        """Observations."""
+        return sum(self._counts)
 
     def observe(self, seconds: float) -> None:
         self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
+        self.sum += seconds
 
     def family(self) -> Metric:
         total, buckets = 0, []
@@ -268,7 +305,7 @@ class _Histogram:
             total += count
             buckets.append(("+Inf" if bound == float("inf") else repr(bound), total))
         family = HistogramMetricFamily(self._name, self._documentation)
-        family.add_metric((), buckets, self._sum)
+        family.add_metric((), buckets, self.sum)
         return family
 
 

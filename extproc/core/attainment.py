@@ -1,0 +1,124 @@
+"""Which requests were answered in time, per path and over a sliding window.
+
+A request attains the objective when it was answered, neither with 429 nor 5xx nor broken off, and
+the first byte of the answer came within `ttft_s`. What the client gave up is judged by what it had
+got when it left; a client that left before it could have been disappointed is not counted. An
+error that is the client's own (4xx but 429) is an answer where an endpoint gave it; where we gave
+it, it is not counted, as it says nothing about the service.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from extproc.core.types import Outcome, Rejection
+
+WINDOW_S = 60.0
+OTHER = "other"
+"""Stands for the paths beyond `max_paths`."""
+_BUCKET_S = 1.0
+_TOO_MANY_REQUESTS = 429
+
+
+@dataclass(slots=True)
+class Share:
+    """Counted requests and how many of them attained the objective."""
+
+    num_attained: int = 0
+    num_requests: int = 0
+
+
+@dataclass(slots=True)
+class _Bucket:
+    begins_s: float
+    shares: dict[str, Share] = field(default_factory=dict)
+
+
+class Attainment:
+    """Counts what was attained. All times are monotonic seconds, as callers give them.
+
+    Args:
+        ttft_s: Longest time from a request's arrival to the first byte of its answer.
+        window_s: What `recent` looks back.
+        max_paths: Paths counted by themselves; further ones share `OTHER`.
+    """
+
+    def __init__(self, ttft_s: float, *, window_s: float = WINDOW_S, max_paths: int = 50) -> None:
+        self.ttft_s = ttft_s
+        self.window_s = window_s
+        self._max_paths = max_paths
+        self._paths: set[str] = set()
+        self._buckets: deque[_Bucket] = deque()
+
+    def completed(
+        self,
+        path: str,
+        outcome: Outcome,
+        status: int,
+        first_byte_s: float | None,
+        duration_s: float | None,
+        *,
+        now: float,
+    ) -> tuple[str, bool] | None:
+        """Count a request that an endpoint was chosen for.
+
+        Args:
+            path: Its normal path.
+            outcome: How it ended.
+            status: HTTP status for the client.
+            first_byte_s: From its arrival to the first byte of the answer; None for no answer.
+            duration_s: From its arrival to its end; None where unknown.
+            now: When it is counted.
+
+        Returns:
+            The label that it counts under and whether it attained; None if it is not counted.
+        """
+        is_attained = self._is_attained(outcome, status, first_byte_s, duration_s)
+        return None if is_attained is None else self._count(path, is_attained, now)
+
+    def rejected(self, path: str, rejection: Rejection, *, now: float) -> tuple[str, bool] | None:
+        """Count a request that we answered ourselves; the answer as of `completed`."""
+        is_ours = rejection.status == _TOO_MANY_REQUESTS or rejection.status >= 500
+        return self._count(path, False, now) if is_ours else None
+
+    def recent(self, *, now: float) -> Mapping[str, Share]:
+        """Each path's requests of the last `window_s`, by path."""
+        self._forget(now)
+        total: dict[str, Share] = {}
+        for bucket in self._buckets:
+            for path, share in bucket.shares.items():
+                sums = total.setdefault(path, Share())
+                sums.num_attained += share.num_attained
+                sums.num_requests += share.num_requests
+        return dict(sorted(total.items()))
+
+    def _is_attained(
+        self, outcome: Outcome, status: int, first_byte_s: float | None, duration_s: float | None
+    ) -> bool | None:
+        if outcome is Outcome.CANCELLED:
+            waited_s = duration_s if first_byte_s is None else first_byte_s
+            if waited_s is not None and waited_s > self.ttft_s:
+                return False
+            return None if first_byte_s is None else True
+        is_answered = outcome is Outcome.COMPLETED and status != _TOO_MANY_REQUESTS and status < 500
+        return is_answered and first_byte_s is not None and first_byte_s <= self.ttft_s
+
+    def _count(self, path: str, is_attained: bool, now: float) -> tuple[str, bool]:
+        if path not in self._paths:
+            if len(self._paths) >= self._max_paths:
+                path = OTHER
+            else:
+                self._paths.add(path)
+        if not self._buckets or now >= self._buckets[-1].begins_s + _BUCKET_S:
+            self._forget(now)
+            self._buckets.append(_Bucket(now))
+        share = self._buckets[-1].shares.setdefault(path, Share())
+        share.num_attained += is_attained
+        share.num_requests += 1
+        return path, is_attained
+
+    def _forget(self, now: float) -> None:
+        while self._buckets and self._buckets[0].begins_s <= now - self.window_s:
+            self._buckets.popleft()

@@ -1,0 +1,248 @@
+"""What the live page shows, composed from the pool, the last decisions and the counts.
+
+A part of `app`. One frame is the whole picture, as an encoded JSON object: whoever comes late or
+has missed some needs no other, and it stays small because what it lists is bounded, most active
+first, with the number of those left out. Nothing here is kept up per decision: a frame reads what
+is there anyway.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from typing import Any
+
+import msgspec
+
+from extproc.core.attainment import Attainment
+from extproc.core.types import EndpointView, ModelCard, Pick, Snapshot
+from extproc.core.words import explain, shortened
+from extproc.shell.decisions import DecisionRecord, DecisionsService
+from extproc.shell.telemetry import Telemetry, Totals
+
+MAX_PODS = 100
+MAX_ADAPTERS = 400
+MAX_DECISIONS = 24
+RATES_OVER_S = 5.0
+"""Rates are means over as long, or over as long as somebody has been looking."""
+_MAX_CHARS = 120  # of a name or a path
+_ABSENT, _UNKNOWN, _REGISTERED, _IN_CPU, _IN_GPU = b".?rcg"
+
+
+@dataclass(slots=True)
+class LiveFeed:
+    """Composes frames.
+
+    Attributes:
+        about: What does not change: version and the like, shown as it is.
+        snapshot: The pool now.
+        models: Everything registered on any endpoint.
+        decisions: Remembers the last decisions.
+        telemetry: Has counted.
+        attainment: Has judged.
+        knows_times: Whether completions say how long answers took.
+        health: Why requests should not come here, for people; empty when they may.
+        policy: Name of the rule in force.
+        clock: Monotonic seconds.
+        wall_clock: Wall seconds.
+    """
+
+    about: Mapping[str, str | int]
+    snapshot: Callable[[], Snapshot]
+    models: Callable[[], Iterable[ModelCard]]
+    decisions: DecisionsService
+    telemetry: Telemetry
+    attainment: Attainment
+    knows_times: Callable[[], bool]
+    health: Callable[[], Sequence[str]]
+    policy: Callable[[], str]
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+    _samples: deque[tuple[float, Totals, int]] = field(default_factory=deque)
+    _described: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _num_shown: int = 0
+
+    def compose(self) -> bytes:
+        """One frame: JSON on one line.
+
+        `{"about", "wall_ms", "policy", "health": [...], "rates": {...} or null, "num_pending",
+        "num_in_flight", "slo": {...}, "pods": [...], "num_pods", "adapters": [[name, cells,
+        [[pod's place, requests], ...]], ...], "num_adapters", "decisions": [...],
+        "num_decisions_left_out"}`. A cell is one character per pod of `pods`: `.` not registered
+        there, `?` nobody knows, `r` registered, `c` in the CPU cache, `g` in a GPU slot.
+        """
+        now = self.clock()
+        snapshot = self.snapshot()
+        views = sorted(snapshot.endpoints, key=lambda view: (view.name or view.address))
+        shown = views[:MAX_PODS]
+        adapters, num_adapters = self._adapters(views, shown)
+        decisions, num_left_out = self._last_decisions()
+        return msgspec.json.encode(
+            {
+                "about": self.about,
+                "wall_ms": round(self.wall_clock() * 1000),
+                "policy": self.policy(),
+                "health": list(self.health()),
+                "rates": self._rates(now),
+                "num_pending": sum(view.num_pending for view in views),
+                "num_in_flight": sum(view.num_in_flight for view in views),
+                "slo": self._slo(now),
+                "pods": [_pod(view, snapshot.now) for view in shown],
+                "num_pods": len(views),
+                "adapters": adapters,
+                "num_adapters": num_adapters,
+                "decisions": decisions,
+                "num_decisions_left_out": num_left_out,
+            }
+        )
+
+    def _rates(self, now: float) -> dict[str, float | None] | None:
+        """Per second over the last frames; None for the first one of a viewer that is alone."""
+        samples = self._samples
+        samples.append((now, self.telemetry.totals(), self.decisions.num_published))
+        while len(samples) > 1 and samples[0][0] < now - RATES_OVER_S:
+            samples.popleft()
+        before_s, before, num_before = samples[0]
+        if now <= before_s:
+            return None
+        totals, num_now = samples[-1][1:]
+        num_decided = totals.num_decided - before.num_decided
+        decided_s = totals.decided_s - before.decided_s
+        return {
+            "decisions_per_s": round((num_now - num_before) / (now - before_s), 2),
+            "rejections_per_s": round(
+                (totals.num_rejected - before.num_rejected) / (now - before_s), 2
+            ),
+            "decision_us": round(1e6 * decided_s / num_decided, 1) if num_decided else None,
+        }
+
+    def _slo(self, now: float) -> dict[str, Any]:
+        shares = self.attainment.recent(now=now)
+        return {
+            "ttft_s": self.attainment.ttft_s,
+            "window_s": self.attainment.window_s,
+            "is_known": self.knows_times(),
+            "paths": [
+                [shortened(path, _MAX_CHARS), share.num_attained, share.num_requests]
+                for path, share in shares.items()
+            ],
+        }
+
+    def _adapters(
+        self, views: Sequence[EndpointView], shown: Sequence[EndpointView]
+    ) -> tuple[list[Any], int]:
+        """Rows of the most active adapters, and how many adapters there are."""
+        active: Counter[str] = Counter()
+        resident: Counter[str] = Counter()
+        for view in views:
+            active.update(view.pending_by_adapter)
+            resident.update(view.gpu_adapters)
+        names = {card.id for card in self.models() if card.parent is not None}
+        names.update(active, resident)
+        chosen = nsmallest(
+            MAX_ADAPTERS, names, key=lambda name: (-active[name], -resident[name], name)
+        )
+        cells = _cells(chosen, shown)
+        counts: dict[str, list[tuple[int, int]]] = {name: [] for name in chosen}
+        for place, view in enumerate(shown):
+            for name, count in view.pending_by_adapter.items():
+                if name in counts:
+                    counts[name].append((place, count))
+        rows = [(shortened(name, _MAX_CHARS), cells[name], counts[name]) for name in chosen]
+        return rows, len(names)
+
+    def _last_decisions(self) -> tuple[list[dict[str, Any]], int]:
+        """The last ones, newest first, and how many more there were since the last frame."""
+        last = self.decisions.last(MAX_DECISIONS)
+        described = {
+            sequence: self._described.get(sequence) or _decision(sequence, record)
+            for sequence, record in last
+        }
+        num_new = self.decisions.num_published - self._num_shown
+        self._described, self._num_shown = described, self.decisions.num_published
+        return list(described.values()), max(0, num_new - len(last)) if last else 0
+
+
+def _pod(view: EndpointView, now: float) -> dict[str, Any]:
+    age_s = None if view.reported_at_s is None else round(now - view.reported_at_s, 2)
+    return {
+        "name": shortened(view.name or view.address, _MAX_CHARS),
+        "address": view.address,
+        "is_ready": view.is_ready,
+        "is_known": view.is_known,
+        "age_s": age_s,
+        "in_flight": view.num_in_flight,
+        "pending": view.num_pending,
+        "running": view.num_running,
+        "waiting": view.num_waiting,
+        "deferred": view.num_deferred,
+        "kv": round(view.kv_usage_ratio, 3),
+        "active": view.num_active_adapters,
+        "slots": view.max_loras,
+        "in_gpu": len(view.gpu_adapters),
+        "in_cpu": len(view.cpu_adapters),
+    }
+
+
+def _cells(names: Sequence[str], views: Sequence[EndpointView]) -> dict[str, str]:
+    """A row of cells for each adapter.
+
+    Most pods list the same models, so the rows begin as copies of few patterns.
+    """
+    lists: dict[frozenset[str] | None, list[int]] = {}
+    for place, view in enumerate(views):
+        lists.setdefault(view.registered, []).append(place)
+    empty = bytearray([_ABSENT]) * len(views)
+    for place in lists.pop(None, ()):
+        empty[place] = _UNKNOWN
+    patterns: dict[tuple[bool, ...], bytearray] = {}
+    rows: dict[str, bytearray] = {}
+    for name in names:
+        kind = tuple(name in listed for listed in lists if listed is not None)
+        if kind not in patterns:
+            patterns[kind] = _pattern(empty, kind, lists.values())
+        rows[name] = patterns[kind].copy()
+    for place, view in enumerate(views):
+        for mark, residents in ((_IN_CPU, view.cpu_adapters), (_IN_GPU, view.gpu_adapters)):
+            for name in residents:
+                if name in rows:
+                    rows[name][place] = mark
+    return {name: row.decode() for name, row in rows.items()}
+
+
+def _pattern(
+    empty: bytearray, kind: Sequence[bool], places_of_lists: Iterable[Sequence[int]]
+) -> bytearray:
+    row = empty.copy()
+    for is_listed, places in zip(kind, places_of_lists, strict=True):
+        if is_listed:
+            for place in places:
+                row[place] = _REGISTERED
+    return row
+
+
+def _decision(sequence: int, record: DecisionRecord) -> dict[str, Any]:
+    decision = record.decision
+    told: dict[str, Any] = {"n": sequence, "wall_ms": round(record.wall_s * 1000)}
+    if isinstance(decision, Pick):
+        names = {view.address: view.name for view in decision.candidates}
+        told |= {
+            "model": decision.request.model,
+            "path": decision.request.path,
+            "pod": shortened(names.get(decision.address) or decision.address, _MAX_CHARS),
+            "reason": decision.reason,
+            "us": round(record.seconds * 1e6),
+        }
+    else:
+        told |= {
+            "model": decision.model,
+            "path": record.path,
+            "status": decision.status,
+            "reason": decision.reason,
+        }
+    for key in ("model", "path", "reason"):
+        told[key] = shortened(told[key], _MAX_CHARS)
+    told["text"] = explain(decision)
+    return told

@@ -1,0 +1,118 @@
+"""What counts as answered in time, and over which time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.attainment import OTHER, Attainment, Share
+from extproc.core.rejections import model_not_found, no_endpoints, saturated
+from extproc.core.types import Outcome, Rejection
+
+PATH = "/v1/completions"
+
+
+def judged(
+    outcome: Outcome, status: int, first_byte_s: float | None, duration_s: float | None = None
+) -> bool | None:
+    """By an objective of one second."""
+    counted = Attainment(1.0).completed(PATH, outcome, status, first_byte_s, duration_s, now=0.0)
+    return None if counted is None else counted[1]
+
+
+@pytest.mark.parametrize(
+    ("status", "first_byte_s", "expected"),
+    [
+        (200, 0.2, True),
+        (200, 1.0, True),
+        (200, 1.1, False),
+        (200, None, False),
+        (404, 0.1, True),
+        (429, 0.1, False),
+        (500, 0.1, False),
+        (503, None, False),
+    ],
+)
+def test_an_answer_attains_by_its_status_and_its_first_byte(
+    status: int, first_byte_s: float | None, expected: bool
+) -> None:
+    assert judged(Outcome.COMPLETED, status, first_byte_s) is expected
+
+
+def test_an_answer_that_broke_off_is_missed_whatever_its_status() -> None:
+    assert judged(Outcome.FAILED, 200, 0.1) is False
+
+
+@pytest.mark.parametrize(
+    ("first_byte_s", "duration_s", "expected"),
+    [
+        (0.5, 9.0, True),
+        (1.5, 9.0, False),
+        (None, 9.0, False),
+        (None, 0.5, None),
+        (None, None, None),
+    ],
+    ids=["had-it-in-time", "had-it-late", "waited-too-long", "left-early", "nobody-knows"],
+)
+def test_a_client_that_left_is_judged_by_what_it_had_got(
+    first_byte_s: float | None, duration_s: float | None, expected: bool | None
+) -> None:
+    assert judged(Outcome.CANCELLED, 0, first_byte_s, duration_s) is expected
+
+
+@pytest.mark.parametrize(
+    ("rejection", "expected"),
+    [
+        (saturated("a", 1), (PATH, False)),
+        (no_endpoints("a"), (PATH, False)),
+        (model_not_found("a"), None),
+    ],
+)
+def test_our_rejections_are_missed_unless_the_client_erred(
+    rejection: Rejection, expected: tuple[str, bool] | None
+) -> None:
+    assert Attainment(1.0).rejected(PATH, rejection, now=0.0) == expected
+
+
+def test_each_path_has_its_share_and_old_requests_leave_it() -> None:
+    attainment = Attainment(1.0, window_s=10.0)
+    attainment.completed("/a", Outcome.COMPLETED, 200, 0.1, 0.2, now=0.0)
+    attainment.completed("/a", Outcome.COMPLETED, 200, 2.0, 2.1, now=0.5)
+    attainment.completed("/b", Outcome.COMPLETED, 200, 0.1, 0.2, now=5.0)
+
+    assert attainment.recent(now=9.0) == {"/a": Share(1, 2), "/b": Share(1, 1)}
+    assert attainment.recent(now=12.0) == {"/b": Share(1, 1)}
+    assert attainment.recent(now=99.0) == {}
+
+
+def test_paths_beyond_the_limit_share_one_label() -> None:
+    attainment = Attainment(1.0, max_paths=2)
+    for path in ("/a", "/b", "/c", "/d", "/a"):
+        attainment.rejected(path, no_endpoints(), now=0.0)
+
+    assert attainment.recent(now=0.0) == {"/a": Share(0, 2), "/b": Share(0, 1), OTHER: Share(0, 2)}
+
+
+def test_another_objective_holds_from_the_next_request_on() -> None:
+    attainment = Attainment(1.0)
+    attainment.ttft_s = 3.0
+
+    assert attainment.completed(PATH, Outcome.COMPLETED, 200, 2.0, 2.0, now=0.0) == (PATH, True)
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=200))
+def test_the_window_counts_what_is_younger_than_it_to_a_second(
+    requests: list[tuple[float, bool]],
+) -> None:
+    attainment, now, seen = Attainment(1.0, window_s=10.0), 0.0, []
+    for pause_s, is_fast in requests:
+        now += pause_s
+        attainment.completed(PATH, Outcome.COMPLETED, 200, 0.1 if is_fast else 2.0, 2.0, now=now)
+        seen.append((now, is_fast))
+    share = attainment.recent(now=now).get(PATH, Share())
+    surely = [fast for when, fast in seen if when > now - 9.0]
+    perhaps = [fast for when, fast in seen if when > now - 11.0]
+
+    assert len(surely) <= share.num_requests <= len(perhaps)
+    assert sum(surely) <= share.num_attained <= sum(perhaps)
