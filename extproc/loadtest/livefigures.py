@@ -1,0 +1,151 @@
+"""A running test in numbers that are cheap to keep and to ask for: what the page shows.
+
+Time is divided into bins; when there are too many, two become one. Times to the first token and
+delays are kept as counts in logarithmic classes. Asking costs the same after an hour as after a
+minute, because the process that is asked may be the one that sends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import ceil, exp, log
+from typing import Any
+
+from extproc.sim.exchange import RequestRecord
+from extproc.sim.judge import Slo
+
+MAX_BINS = 120
+_CLASS = log(1.05)
+"""Logarithm of a class's width: 5 %."""
+_LEAST_S = 1e-4
+
+
+class Histogram:
+    """Counts of seconds in classes that are 5 % wide; below 0.1 ms all are one."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self._counts[max(0, ceil(log(max(seconds, _LEAST_S) / _LEAST_S) / _CLASS))] += 1
+
+    def merge(self, other: Histogram) -> None:
+        """Count what another counted."""
+        self._counts.update(other._counts)
+
+    def percentiles(self, parts: Iterable[float]) -> list[float | None]:
+        """Upper ends of the classes where these parts of all values are reached, in ms."""
+        total = self._counts.total()
+        return [self._percentile(part, total) for part in parts]
+
+    def _percentile(self, part: float, total: int) -> float | None:
+        passed = 0
+        for number in sorted(self._counts):
+            passed += self._counts[number]
+            if passed >= part * total:
+                return round(_LEAST_S * exp(number * _CLASS) * 1000, 2)
+        return None
+
+
+@dataclass(slots=True)
+class _Bin:
+    """Requests by when they were sent, but for `num_ended` and `num_tokens`: by their end."""
+
+    num_sent: int = 0
+    num_met: int = 0
+    num_errors: int = 0
+    num_ended: int = 0
+    num_tokens: int = 0
+    ttft: Histogram = field(default_factory=Histogram)
+    delay: Histogram = field(default_factory=Histogram)
+
+    def merge(self, other: _Bin) -> None:
+        for name in ("num_sent", "num_met", "num_errors", "num_ended", "num_tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.ttft.merge(other.ttft)
+        self.delay.merge(other.delay)
+
+
+class LiveFigures:
+    """Takes records, and tells the page what they amount to.
+
+    Args:
+        slo: What a request must meet.
+    """
+
+    def __init__(self, slo: Slo) -> None:
+        self._slo = slo
+        self._bins: list[_Bin] = []
+        self._whole = _Bin()
+        self._bin_s = 1.0
+        self._errors: Counter[str] = Counter()
+        self._served: Counter[tuple[str, str]] = Counter()
+
+    def take(self, record: RequestRecord) -> None:
+        """Count one request that is over."""
+        is_met, ttft_s = _is_met(record, self._slo), record.ttft_s
+        for sent in (self._bin(record.sent_s), self._whole):
+            sent.num_sent += 1
+            sent.num_met += is_met
+            sent.num_errors += bool(record.error)
+            sent.delay.add(record.delay_s)
+            if ttft_s is not None:
+                sent.ttft.add(ttft_s)
+        for ended in (self._bin(record.ended_s), self._whole):
+            ended.num_ended += not record.error
+            ended.num_tokens += record.num_tokens
+        if record.error:
+            self._errors[record.error] += 1
+        if record.served_by:
+            self._served[record.adapter or "(base model)", record.served_by] += 1
+
+    def describe(self) -> dict[str, Any]:
+        """Everything, as plain values; times in ms, rates per second."""
+        return {
+            "bin_s": self._bin_s,
+            "slo_ttft_ms": self._slo.ttft_s * 1000,
+            "slo_tpot_ms": self._slo.tpot_s * 1000,
+            "whole": self._describe_bin(self._whole),
+            "bins": [self._describe_bin(each) for each in self._bins],
+            "errors": dict(self._errors.most_common()),
+            "served": [[*key, num] for key, num in self._served.items()],
+        }
+
+    def _bin(self, at_s: float) -> _Bin:
+        number = max(0, int(at_s / self._bin_s))
+        while number >= MAX_BINS:
+            self._halve()
+            number = int(at_s / self._bin_s)
+        while len(self._bins) <= number:
+            self._bins.append(_Bin())
+        return self._bins[number]
+
+    def _halve(self) -> None:
+        self._bin_s *= 2
+        for kept, gone in zip(self._bins[::2], self._bins[1::2], strict=False):
+            kept.merge(gone)
+        self._bins = self._bins[::2]
+
+    def _describe_bin(self, one: _Bin) -> dict[str, Any]:
+        return {
+            "sent": one.num_sent,
+            "met": one.num_met,
+            "errors": one.num_errors,
+            "ended": one.num_ended,
+            "tokens": one.num_tokens,
+            "ttft": one.ttft.percentiles((0.5, 0.9, 0.99)),
+            "delay": one.delay.percentiles((0.5, 0.99)),
+        }
+
+
+def _is_met(record: RequestRecord, slo: Slo) -> bool:
+    """As `Slo.is_met`, of a record."""
+    if record.error or record.ttft_s is None or record.first_token_s is None:
+        return False
+    num_later = record.num_tokens - 1
+    spent_s = record.ended_s - record.first_token_s
+    tpot_s = spent_s / num_later if num_later > 0 else 0.0
+    return record.ttft_s <= slo.ttft_s and tpot_s <= slo.tpot_s
