@@ -84,9 +84,6 @@ class Residency:
             taken_at_s: When the page was there.
             asked_at_s: When it was asked for; None for at once before.
         """
-        for adapter in self._used_by_others:
-            # It ran when the last report was taken, and the log may miss its last step.
-            self._touch(adapter, (self._reported_at_s, self._logged_s.get(adapter, 0.0)))
         self._read_log(report.adapter_log, taken_at_s)
         self._used_by_others = sorted(report.active_adapters - self._used_since_report)
         self._used_since_report = set(self._in_flight)
@@ -180,13 +177,14 @@ class Residency:
             self._touch(adapter, touch)
 
     def _read_log(self, log: Iterable[tuple[str, float]], taken_at_s: float) -> None:
-        new = [(a, wall_s) for a, wall_s in log if self._logged_s.get(a) != wall_s]
-        if not new:
-            return
-        walls_s = [wall_s for _, wall_s in new]
-        self._clock.narrow(self._asked_at_s - min(walls_s), taken_at_s - max(walls_s))
+        new = {a: wall_s for a, wall_s in log if self._logged_s.get(a) != wall_s}
+        if new:
+            self._clock.narrow(self._asked_at_s - min(new.values()), taken_at_s - max(new.values()))
+        # What had not ended when the last report was written had a step since, its last if the log
+        # says no more of it. Placed as the new entries are, it comes before all of them.
+        unended = {a: self._logged_s.get(a, -inf) for a in self._used_by_others}
         self._logged_s.update(new)
-        for adapter, wall_s in new:
+        for adapter, wall_s in (unended | new).items():
             # What may be a trace of our own requests must not pass for later than their end.
             is_ours = adapter in self._used_since_report
             at_s = wall_s + (self._clock.low_s if is_ours else self._clock.middle_s)
@@ -257,4 +255,4 @@ class _ClockOffset:
     @property
     def middle_s(self) -> float:
         """The likeliest: -inf as long as there is no lower bound."""
-        return (self.low_s + self.high_s) / 2
+        return self.low_s if self.low_s == -inf else (self.low_s + self.high_s) / 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.core.residency import Residency
@@ -224,6 +224,45 @@ def test_requests_of_others_are_placed_among_ours(
             step()
     while not engine.is_idle:
         step()
+
+    assert_same_but_for_ties(residency.gpu_adapters, engine.gpu, engine)
+    assert_same_but_for_ties(residency.cpu_adapters, engine.cpu, engine)
+
+
+@given(
+    st.lists(
+        st.tuples(adapter_names, st.integers(2, 5), st.integers(0, 4), st.integers(0, 4)),
+        max_size=25,
+    ),
+    skews_s,
+)
+@example([("a0", 5, 0, 0), ("a1", 2, 0, 0), ("a2", 2, 1, 4)], 0.0)
+def test_a_page_that_takes_its_time_leaves_the_logs_order_as_it_is(
+    requests: list[tuple[str, int, int, int]], skew_s: float
+) -> None:
+    """What others do, seen through pages that are written long after they were asked for and arrive
+    long after they were written, while the engine goes on."""
+    engine = Engine(2, 4, skew_s)
+    residency = Residency(max_loras=2, max_cpu_loras=4)
+
+    def steps(number: int) -> None:
+        for _ in range(number):
+            engine.step()
+
+    def scrape(steps_to_write: int = 0, steps_to_arrive: int = 0) -> None:
+        asked_at_s = engine.now + 0.25
+        steps(steps_to_write)
+        page = engine.report()
+        steps(steps_to_arrive)
+        residency.record_report(page, taken_at_s=engine.now + 0.5, asked_at_s=asked_at_s)
+
+    scrape()
+    for adapter, num_tokens, steps_to_write, steps_to_arrive in requests:
+        engine.submit(adapter, num_tokens)
+        scrape(steps_to_write, steps_to_arrive)
+    while not engine.is_idle:
+        engine.step()
+    scrape()
 
     assert_same_but_for_ties(residency.gpu_adapters, engine.gpu, engine)
     assert_same_but_for_ties(residency.cpu_adapters, engine.cpu, engine)

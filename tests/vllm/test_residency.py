@@ -42,6 +42,7 @@ class Router:
 
     client: VllmClient
     residency: Residency
+    num_scrapes: int = 0
 
     async def scrape(self) -> LoadReport:
         asked_at_s = time.monotonic()
@@ -49,7 +50,14 @@ class Router:
         page = await self.client.get(f"/metrics/?{query}")
         report = parse_report(page, PROFILE)
         self.residency.record_report(report, taken_at_s=time.monotonic(), asked_at_s=asked_at_s)
+        self.num_scrapes += 1
         return report
+
+    async def scraped_twice(self) -> None:
+        """Wait for two scrapes that begin from now on, beside one that may be under way."""
+        wanted = self.num_scrapes + 3
+        while self.num_scrapes < wanted:
+            await asyncio.sleep(SCRAPE_INTERVAL_S / 5)
 
     async def poll(self) -> None:
         adapters = await self.client.adapters()
@@ -196,7 +204,8 @@ async def test_what_other_routers_send_is_told_by_the_log(
         for burst in first + random_bursts(rng, [BASE_MODEL, *STARTED_WITH], min_tokens=2):
             sender = rng.choice((router, newcomer))
             await asyncio.gather(*(sender.send(*request) for request in burst))
-            await asyncio.sleep(2 * SCRAPE_INTERVAL_S)
+            await router.scraped_twice()
+            await newcomer.scraped_twice()
 
     await assert_equals_engine(newcomer)
     await assert_equals_engine(router)
