@@ -93,7 +93,15 @@ class AccessLog:
     def __init__(self, channel: Channel) -> None:
         self._call = channel.stream_unary(LOGS)()
 
-    async def tell(self, pick_id: str, address: str, status: int = 200, **headers: str) -> None:
+    async def tell(
+        self,
+        pick_id: str,
+        address: str,
+        status: int = 200,
+        *,
+        first_byte_ms: int = 1,
+        **headers: str,
+    ) -> None:
         """Tell of a finished request."""
         message = als_pb2.StreamAccessLogsMessage()
         entry = message.http_logs.log_entry.add()
@@ -105,7 +113,7 @@ class AccessLog:
         host, _, port = address.rpartition(":")
         common.upstream_remote_address.socket_address.address = host
         common.upstream_remote_address.socket_address.port_value = int(port)
-        common.time_to_first_upstream_rx_byte.FromMilliseconds(1)
+        common.time_to_first_upstream_rx_byte.FromMilliseconds(first_byte_ms)
         entry.response.response_code.value = status
         entry.response.response_code_details = "via_upstream"
         for key, value in headers.items():

@@ -147,6 +147,18 @@ def test_the_last_decisions_are_remembered_newest_first() -> None:
     assert service.recent(0) == []
 
 
+def test_the_last_ones_come_newest_first_with_their_numbers() -> None:
+    service = DecisionsService(num_kept=3)
+    assert service.last(2) == []
+    for _ in range(5):
+        service.publish(picked())
+
+    assert service.num_published == 5
+    assert [sequence for sequence, _ in service.last(2)] == [5, 4]
+    assert [sequence for sequence, _ in service.last(10)] == [5, 4, 3]
+    assert service.last(-1) == []
+
+
 def test_a_watcher_gets_decisions_from_now_on() -> None:
     service = DecisionsService()
     service.publish(picked())

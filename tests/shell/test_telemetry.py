@@ -285,3 +285,23 @@ def test_labelled_gauges_of_others_are_read_at_each_scrape() -> None:
     ages["10.0.0.1:80"] = 2.5
 
     assert sample(metrics, "age_seconds", endpoint="10.0.0.1:80") == 2.5
+
+
+def test_requests_are_counted_by_whether_they_were_answered_in_time() -> None:
+    metrics = telemetry()
+    metrics.slo_judged("/v1/completions", True)
+    metrics.slo_judged("/v1/completions", False)
+    metrics.slo_judged("/v1/completions", True)
+
+    labels = {"path": "/v1/completions"}
+    assert sample(metrics, "slo_requests_total", attained="true", **labels) == 2
+    assert sample(metrics, "slo_requests_total", attained="false", **labels) == 1
+
+
+def test_totals_are_what_was_counted_so_far() -> None:
+    metrics = telemetry()
+    metrics.decided(0.25)
+    metrics.decided(0.5)
+    metrics.rejected(Rejection(429, Reason.SATURATED, "full"))
+
+    assert metrics.totals() == (2, 0.75, 1)
