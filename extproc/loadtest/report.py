@@ -11,12 +11,11 @@ from html import escape
 from pathlib import Path
 
 from extproc.loadtest.agreement import MEASURES, agreement, distance
-from extproc.loadtest.reportplots import Colours, rate_plots, wait_plot
+from extproc.loadtest.reportplots import Colours, colours_of, rate_plots, wait_plot
 from extproc.loadtest.reporttables import measures_table, run_details
 from extproc.loadtest.results import LoadResult, RunResult, load
 from extproc.sim.opponents.descriptions import DESCRIPTIONS
 from extproc.sim.profiles import PROFILES
-from extproc.sim.svg import COLOURS
 
 _STYLE = """
 :root{color-scheme:light dark;--text:#222;--back:#fff;--soft:#666;--line:#e4e4e4;--head:#fafafa;
@@ -87,7 +86,7 @@ def render(result: LoadResult, *, link: str = "") -> str:
     """
     if not result.of_kind("real"):
         raise ValueError(f"{result.name}: a load test without real runs")
-    colours = {target: COLOURS[index % len(COLOURS)] for index, target in enumerate(result.targets)}
+    colours = colours_of(result)
     parts = [
         f"<h1>Load test “{escape(result.name)}”: {escape(_title(result))}</h1>",
         _introduction(result),

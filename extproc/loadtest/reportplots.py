@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from extproc.loadtest.measures import NUM_QUANTILES
-from extproc.loadtest.results import RunResult
+from extproc.loadtest.results import LoadResult, RunResult
 from extproc.sim.suites import SloSpec
-from extproc.sim.svg import Axis, Series, line_chart
+from extproc.sim.svg import COLOURS, Axis, Series, line_chart
 
 SHORTEST_S = 0.001
 """Shorter times are drawn as this one: the axis is logarithmic."""
@@ -17,6 +17,11 @@ MARGIN = 0.04
 """Beside the lowest and the highest rate, as a part of what is between."""
 Colours = Mapping[str, str]
 """By target."""
+
+
+def colours_of(result: LoadResult) -> dict[str, str]:
+    """A colour for each target."""
+    return {target: COLOURS[index % len(COLOURS)] for index, target in enumerate(result.targets)}
 
 
 def rate_plots(runs: Sequence[RunResult], colours: Colours, slo: SloSpec) -> list[tuple[str, str]]:

@@ -288,3 +288,24 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(part) for part in value]
     return value
+
+
+def merged(parts: Sequence[LoadResult]) -> LoadResult:
+    """Load tests of one suite, made apart, as one: the first one's words, all runs.
+
+    Raises:
+        ResultError: There is none, or they are not of one suite and one machine.
+    """
+    if not parts:
+        raise ResultError("no results to merge")
+    first = parts[0]
+    for part in parts:
+        if (part.suite, part.slo, part.machine) != (first.suite, first.slo, first.machine):
+            raise ResultError(f"{part.name} of {part.date} is of another suite or machine")
+    return msgspec.structs.replace(
+        first,
+        date=min(part.date for part in parts),
+        runs=[run for part in parts for run in part.runs],
+        note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
+        is_trimmed=any(part.is_trimmed for part in parts),
+    )

@@ -60,7 +60,9 @@ def virtual_run(
 
 
 def twins_of(suite: Suite, runs: Sequence[RunResult], *, more_rates: int = 0) -> list[RunResult]:
-    """Virtual twins of real runs, and of the rates between theirs.
+    """Virtual twins of real runs, with all of the suite's seeds, and of the rates between theirs.
+
+    What the laboratory predicts is what its seeds agree on, however few of them were run for real.
 
     Args:
         suite: What the real runs ran.
@@ -78,6 +80,8 @@ def twins_of(suite: Suite, runs: Sequence[RunResult], *, more_rates: int = 0) ->
             rates = sorted({r.rate_rps for r in runs if r.scenario == run.scenario})
             for rate_rps in _filled(run.rate_rps, rates, more_rates):
                 wanted[run.scenario, run.rule, rate_rps, run.seed] = None
+            for seed in suite.seeds:
+                wanted[run.scenario, run.rule, run.rate_rps, seed] = None
     return [
         virtual_run(suite, scenarios[name], rule, rate_rps=rate_rps, seed=seed)
         for name, rule, rate_rps, seed in wanted
