@@ -5,7 +5,7 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse soak
+.PHONY: help demo test test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse soak loadtest loadtest-ci
 
 help:
 	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: in a minute (ARGS=--keep)'
@@ -21,6 +21,8 @@ help:
 	@echo 'make bench      what a request costs, beside an empty grpc.aio server (docs/performance.md)'
 	@echo 'make bench-hold 10,000 requests held for 15 s; 1,000 connections'
 	@echo 'make bench-abuse what an abuse of the wire costs until its limit ends it (docs/wire.md)'
+	@echo 'make loadtest   three rules under real load, three minutes, and a page about it (ARGS=...)'
+	@echo 'make loadtest-ci the ratios between them, held against what is expected: two minutes'
 	@echo 'make soak       30 minutes of load with clients that leave'
 	@echo 'make clean      remove everything that was installed or built here'
 
@@ -74,6 +76,13 @@ bench-abuse: $(DEV)
 
 soak: $(DEV)
 	$(BIN)/python -m bench.soak $(BENCH)
+
+loadtest: $(DEMO)
+	$(BIN)/extproc loadtest run standard $(ARGS)
+
+# Exits with 1 if they are not as expected, with 3 if the machine is too busy to say.
+loadtest-ci: $(DEMO)
+	$(BIN)/extproc loadtest guard $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-litellm .venv-vllm build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -75,6 +75,11 @@ class Program:
         self._log_path = log_path
 
     @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         """What it wrote so far."""
         return self._log_path.read_text(encoding="utf-8", errors="replace")

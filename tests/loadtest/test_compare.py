@@ -1,0 +1,211 @@
+"""Comparing targets: pairs, what counts, what is printed."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from extproc.loadtest.compare import FIGURES, Round, counted, fitted, mean_of, pairs_of, ratio_of
+from extproc.loadtest.runs import BlockRun, attainment_at_most
+from extproc.loadtest.screen import line_of, print_comparison, ratio_words, remarks
+from extproc.loadtest.targets import TargetSpec
+from extproc.sim.exchange import RequestRecord
+from extproc.sim.intervals import Interval
+from extproc.sim.pod import PodConfig, start_pod
+from tests.loadtest.builders import SLO, block, record, run
+
+TTFT = FIGURES["ttft_mean_s"]
+LOADS = FIGURES["loads_per_1000"]
+
+
+def shown(labels: list[str], rounds: list[Round]) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    print_comparison(console, labels, rounds)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=6))
+def test_a_ratio_is_paired_by_block_and_turned_round_it_is_its_inverse(
+    ttfts_s: list[tuple[float, float]],
+) -> None:
+    rounds: list[Round] = [[run("a", ttft_s=a), run("b", ttft_s=b)] for a, b in ttfts_s]
+
+    ratio, back = ratio_of(rounds, "a", "b", TTFT), ratio_of(rounds, "b", "a", TTFT)
+
+    assert ratio
+    assert back
+    assert ratio.mean == pytest.approx(1 / back.mean)
+    low = min(a / b for a, b in ttfts_s)
+    high = max(a / b for a, b in ttfts_s)
+    assert low * (1 - 1e-6) <= ratio.mean <= high * (1 + 1e-6)
+
+
+def test_what_all_blocks_have_in_common_cancels_out() -> None:
+    """Blocks differ tenfold, targets by a tenth: pairing tells, means alone would not."""
+    rounds: list[Round] = [
+        [run("a", ttft_s=1.1 * ttft_s), run("b", ttft_s=ttft_s)] for ttft_s in (0.1, 0.3, 1.0)
+    ]
+
+    ratio = ratio_of(rounds, "a", "b", TTFT)
+
+    assert ratio
+    assert ratio.low
+    assert ratio.low > 1.09
+
+
+def test_a_block_in_which_the_generator_lagged_counts_for_nobody() -> None:
+    rounds: list[Round] = [
+        [run("a", ttft_s=0.1), run("b", ttft_s=0.1)],
+        [run("a", ttft_s=0.1), run("b", ttft_s=9.0, delay_s=0.1)],
+    ]
+
+    ratio = ratio_of(rounds, "a", "b", TTFT)
+
+    assert len(counted(rounds)) == 1
+    assert ratio
+    assert ratio.mean == pytest.approx(1)
+    assert "not counted, the generator lagged: made up at 1/s, seed 1" in shown(["a", "b"], rounds)
+    assert "DOES NOT COUNT" in line_of(rounds[1][1])
+
+
+def test_targets_are_compared_on_the_blocks_that_both_got() -> None:
+    gone = BlockRun("b", block(), trouble="b: envoy ended with status -9", is_gone=True)
+    rounds: list[Round] = [
+        [run("a", ttft_s=0.1), run("b", ttft_s=0.2)],
+        [run("a", ttft_s=5.0), gone],
+        [run("a", ttft_s=5.0)],
+    ]
+
+    ratio, mean = ratio_of(rounds, "a", "b", TTFT), mean_of(rounds, "a", TTFT)
+
+    assert ratio
+    assert ratio.mean == pytest.approx(0.5)
+    assert mean
+    assert mean.mean == pytest.approx((0.1 + 5 + 5) / 3)
+    assert remarks(["a", "b"], rounds) == [
+        "gone since made up at 1/s, seed 1: b: envoy ended with status -9"
+    ]
+
+
+def test_there_is_no_ratio_of_what_is_not_known_or_nothing() -> None:
+    rounds: list[Round] = [[run("a", num_loads=3), run("b"), run("c", num_loads=0)]]
+
+    assert mean_of(rounds, "a", LOADS) == Interval(750.0)
+    assert mean_of(rounds, "b", LOADS) is None
+    assert ratio_of(rounds, "a", "b", LOADS) is None
+    assert ratio_of(rounds, "a", "c", LOADS) is None
+    assert ratio_of(rounds, "a", "nobody", TTFT) is None
+
+
+def test_every_two_targets_are_compared_once() -> None:
+    assert pairs_of(["a", "b", "c"]) == [("a", "b"), ("a", "c"), ("b", "c")]
+
+
+def test_figures_and_ratios_are_printed_with_their_units() -> None:
+    rounds: list[Round] = [
+        [run("founding", ttft_s=0.1, num_loads=1), run("other", ttft_s=0.2, num_loads=2)],
+        [run("founding", ttft_s=0.11, num_loads=1), run("other", ttft_s=0.2, num_loads=2)],
+    ]
+
+    text = shown(["founding", "other"], rounds)
+
+    assert "Means over 2 blocks" in text
+    assert "TTFT mean, ms" in text
+    assert "105.0" in text
+    assert "served well" in text
+    assert "0.52 (" in text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (None, "-"),
+        (Interval(0.5), "0.50"),
+        (Interval(0.5, 0.4, 0.6), "0.50 (0.40 to 0.60) *"),
+        (Interval(1.5, 0.9, 2.4), "1.50 (0.90 to 2.40)  "),
+    ],
+)
+def test_a_ratio_says_how_sure_it_is(ratio: Interval | None, words: str) -> None:
+    assert ratio_words(ratio) == words
+
+
+def test_a_target_that_never_came_to_anything_is_named() -> None:
+    assert "b: nothing was measured" in shown(["a", "b"], [[run("a")]])
+
+
+def test_a_machine_that_had_other_things_to_do_is_named() -> None:
+    busy = run("a")
+    busy = BlockRun("a", busy.block, busy.result, added_s=0.08)
+
+    assert "took 80 ms from pod to client" in shown(["a"], [[busy]])
+
+
+async def test_workloads_take_the_adapters_that_all_endpoints_list() -> None:
+    pods = [await start_pod(PodConfig(adapters=names)) for names in (["x", "y"], ["y", "z"])]
+    specs = [TargetSpec("url", pod.url, pod.name) for pod in pods]
+    try:
+        (fit,) = await fitted([block(adapters=("a", "b"))], specs, {})
+        (same,) = await fitted([block()], [TargetSpec("rule", "founding", "founding")], {})
+    finally:
+        for pod in pods:
+            await pod.stop()
+
+    assert fit.workload.adapters == {"y": 8}
+    assert same == block()
+
+
+# --- giving up --------------------------------------------------------------------------------
+
+
+@given(
+    ttfts_s=st.lists(st.floats(0.01, 2), min_size=1, max_size=20),
+    cut=st.integers(0, 20),
+    now_s=st.floats(0, 100),
+)
+def test_what_attainment_can_still_be_is_never_less_than_what_it_becomes(
+    ttfts_s: list[float], cut: int, now_s: float
+) -> None:
+    sent = block([float(number) for number in range(len(ttfts_s))])
+    ends: dict[int, RequestRecord] = {
+        number: record(number, float(number), ttft_s=ttft_s)
+        for number, ttft_s in enumerate(ttfts_s)
+    }
+    met = sum(ttft_s <= SLO.ttft_s for ttft_s in ttfts_s) / len(ttfts_s)
+    so_far = {number: end for number, end in ends.items() if end.ended_s <= now_s and number >= cut}
+    # Records that are held back may have met the objective only if it is not too late for that.
+    held_back = [ends[number] for number in ends if number not in so_far]
+    is_possible = all(now_s - end.at_s <= 1 for end in held_back)
+
+    assert attainment_at_most(sent, ends, 1e9) == pytest.approx(met)
+    if is_possible:
+        assert attainment_at_most(sent, so_far, now_s) >= met - 1e-9
+
+
+def test_requests_that_are_long_overdue_are_missed() -> None:
+    sent = block([0.0, 1.0, 30.0])
+
+    assert attainment_at_most(sent, {}, 0.5) == 1.0
+    assert attainment_at_most(sent, {}, 20.0) == pytest.approx(1 / 3)
+
+
+def test_requests_of_the_warm_up_do_not_count() -> None:
+    sent = block([0.0, 1.0, 30.0], warm_up_s=10.0)
+
+    assert attainment_at_most(sent, {}, 20.0) == 1.0
+
+
+def test_a_failed_or_slow_answer_is_missed() -> None:
+    sent = block([0.0, 1.0, 2.0, 3.0])
+    records = {
+        0: record(0, 0.0),
+        1: record(1, 1.0, error="cut"),
+        2: record(2, 2.0, length_s=4.0),
+        3: record(3, 3.0, ttft_s=None, error="timeout"),
+    }
+
+    assert attainment_at_most(sent, records, 10.0) == 0.25

@@ -1,0 +1,148 @@
+"""The regression guard: what it expects, and that it can fail."""
+
+from __future__ import annotations
+
+from math import log
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.loadtest.compare import Round
+from extproc.loadtest.guard import (
+    FIGURE_NAMES,
+    MIN_TOLERANCE,
+    Expectation,
+    GuardError,
+    Line,
+    Ratios,
+    Verdict,
+    judged,
+    lines_of,
+    load_expectation,
+    ratios_of,
+    save_expectation,
+    verdict_of,
+)
+from tests.loadtest.builders import run
+
+PAIR = ("founding", "least_pending")
+
+
+def line(ratio: float = 0.3, tolerance: float = 1.2, figure: str = "ttft_mean_s") -> Line:
+    return Line(rule=PAIR[0], other=PAIR[1], figure=figure, ratio=ratio, tolerance=tolerance)
+
+
+def expectation(*lines: Line) -> Expectation:
+    return Expectation(suite="guard", lines=lines, num_runs=5, machine="m", date="2026-01-01")
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict"),
+    [
+        (0.30, Verdict.OK),
+        (0.35, Verdict.OK),
+        (0.26, Verdict.OK),
+        (0.37, Verdict.HIGH),
+        (0.24, Verdict.LOW),
+        (0.0, Verdict.MISSING),
+        (None, Verdict.MISSING),
+    ],
+)
+def test_a_ratio_is_held_against_its_factor_in_both_directions(
+    seen: float | None, verdict: Verdict
+) -> None:
+    assert verdict_of(line(), seen) is verdict
+
+
+def test_what_was_not_seen_is_missing_and_not_forgotten() -> None:
+    told = judged(expectation(line(), line(figure="attainment")), {(PAIR, "ttft_mean_s"): 0.3})
+
+    assert [verdict for _, _, verdict in told] == [Verdict.OK, Verdict.MISSING]
+
+
+def seen_run(factor: float) -> Ratios:
+    return {(PAIR, "ttft_mean_s"): 0.3 * factor, (PAIR, "attainment"): 1.3}
+
+
+def test_an_expectation_is_the_geometric_mean_and_allows_what_runs_differed_by() -> None:
+    ttft, attainment = lines_of([seen_run(0.8), seen_run(1.0), seen_run(1.25)])
+
+    assert ttft.ratio == pytest.approx(0.3, abs=1e-4)
+    assert ttft.tolerance > 1.25**2
+    assert (attainment.ratio, attainment.tolerance) == (1.3, MIN_TOLERANCE)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=8))
+def test_every_run_that_made_an_expectation_meets_it(values: list[float]) -> None:
+    runs: list[Ratios] = [{(PAIR, "ttft_mean_s"): value} for value in values]
+
+    (made,) = lines_of(runs)
+
+    # Five standard deviations of up to eight values hold them all: none is further from their
+    # mean than (n - 1) / sqrt(n) of those.
+    seen = [(value, made) for value in values if abs(log(value / made.ratio)) > 1e-3]
+    assert [value for value, each in seen if verdict_of(each, value) is not Verdict.OK] == []
+
+
+def test_one_run_makes_no_expectation() -> None:
+    with pytest.raises(GuardError, match="two runs"):
+        lines_of([seen_run(1.0)])
+
+
+def test_a_missing_ratio_makes_no_expectation() -> None:
+    with pytest.raises(GuardError, match="founding over least_pending, attainment"):
+        lines_of([seen_run(1.0), {(PAIR, "ttft_mean_s"): 0.3, (PAIR, "attainment"): None}])
+
+
+def test_ratios_are_of_the_first_rule_over_the_others() -> None:
+    rounds: list[Round] = [
+        [
+            run("founding", ttft_s=0.1, num_loads=1),
+            run("least_pending", ttft_s=0.2, num_loads=4),
+            run("round_robin", ttft_s=0.4, num_loads=2),
+        ]
+    ]
+
+    seen = ratios_of(rounds, ["founding", "least_pending", "round_robin"])
+
+    assert seen[("founding", "least_pending"), "ttft_mean_s"] == pytest.approx(0.5)
+    assert seen[("founding", "round_robin"), "ttft_mean_s"] == pytest.approx(0.25)
+    assert seen[("founding", "least_pending"), "loads_per_1000"] == pytest.approx(0.25)
+    assert len(seen) == 2 * len(FIGURE_NAMES)
+
+
+def test_an_expectation_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "expectation.json"
+    written = expectation(line())
+
+    save_expectation(written, path)
+
+    assert msgspec.json.encode(load_expectation(path)) == msgspec.json.encode(written)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "not an expectation"), ('{"format": "x"}', "not an expectation")],
+)
+def test_something_else_is_no_expectation(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "expectation.json"
+    path.write_text(content)
+
+    with pytest.raises(GuardError, match=message):
+        load_expectation(path)
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "expectation.json"
+    save_expectation(msgspec.structs.replace(expectation(), format="extproc-0"), path)
+
+    with pytest.raises(GuardError, match="extproc-0"):
+        load_expectation(path)
+
+
+def test_without_an_expectation_it_is_said_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match="guard --write"):
+        load_expectation(tmp_path / "none.json")

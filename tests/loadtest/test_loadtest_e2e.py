@@ -1,0 +1,352 @@
+"""`extproc loadtest` with real processes: fake pods, pickers, Envoys, and what happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from extproc.loadtest.blocks import Block, Overrides, sliced, workload_load
+from extproc.loadtest.cli import loadtest_app
+from extproc.loadtest.compare import Round, Watch, run_rounds
+from extproc.loadtest.guard import Expectation, Line, save_expectation
+from extproc.loadtest.results import load
+from extproc.loadtest.runs import run_block
+from extproc.loadtest.targets import TargetError, parse_targets, running_targets
+from extproc.sim.pod import PodConfig, start_pod
+
+FLEET = ["num_pods=2", "max_loras=2", "drain_s=30", "scrape_interval_s=0.2"]
+TINY = """
+name: tiny
+about: Two servers, four adapters.
+num_requests: 30
+seeds: [1]
+rates_rps: [10]
+rules: [founding, round_robin]
+slo: {ttft_s: 2, tpot_s: 0.5, target: 0.9}
+fleet: {num_pods: 2, max_loras: 2, drain_s: 30, scrape_interval_s: 0.2}
+scenarios:
+  - name: four
+    workload: {num_adapters: 4, prompt_tokens: 20, output_tokens: 5}
+"""
+
+
+def small_block(num_requests: int = 24) -> Block:
+    load = workload_load("zipf", Overrides(FLEET))
+    return load.block(rate_rps=12, num_requests=num_requests, seed=1)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+async def test_a_rule_and_envoys_own_balancer_get_the_same_requests_in_turns() -> None:
+    specs = parse_targets(["rule:founding", "envoy:round_robin"])
+    blocks = sliced(small_block(), 2)
+    rounds: list[Round] = []
+    order: list[str] = []
+
+    await run_rounds(
+        specs,
+        blocks,
+        rounds,
+        headers={},
+        watch=Watch(on_run=lambda run: order.append(run.label)),
+    )
+
+    assert order == ["founding", "envoy's round_robin", "envoy's round_robin", "founding"]
+    for round_, block in zip(rounds, blocks, strict=True):
+        for run in round_:
+            assert run.result
+            assert run.result.summary.errors == {}
+            assert run.result.summary.num_requests == block.num_counted
+            assert run.result.knows_pods
+            assert set(run.result.summary.by_pod) <= {"pod-0", "pod-1"}
+            assert run.added_s is not None
+    balanced = rounds[0][1].result
+    assert balanced
+    assert set(balanced.summary.by_pod) == {"pod-0", "pod-1"}
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+async def test_a_target_that_dies_is_reported_and_the_others_go_on() -> None:
+    specs = parse_targets(["envoy:round_robin", "envoy:least_request"])
+    block = small_block(36)
+    async with running_targets(specs, block.settings, block.workload.adapters, {}) as targets:
+
+        async def kill() -> None:
+            await asyncio.sleep(1)
+            os.kill(targets[0].programs["pod-1"].pid, signal.SIGKILL)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(kill())
+            dead = group.create_task(run_block(targets[0], block))
+        again = await run_block(targets[0], block)
+        alive = await run_block(targets[1], block)
+
+    assert dead.result().is_gone
+    assert dead.result().trouble == "envoy's round_robin: pod-1 ended with status -9"
+    assert (again.is_gone, again.result) == (True, None)
+    assert alive.result
+    assert alive.result.summary.errors == {}
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+async def test_a_run_that_is_given_up_leaves_its_fleet_idle() -> None:
+    block = small_block(36)
+    async with running_targets(
+        parse_targets(["envoy:round_robin"]), block.settings, block.workload.adapters, {}
+    ) as (target,):
+        cut = await run_block(target, block, lambda records, now_s: now_s > 1)
+        whole = await run_block(target, block)
+
+    assert (cut.result, cut.is_gone) == (None, False)
+    assert whole.result
+    assert whole.result.summary.errors == {}
+
+
+@pytest.mark.e2e
+async def test_a_target_without_a_program_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extproc.demo.stack.find_envoy", lambda: "/nosuch/envoy")
+    block = small_block()
+
+    with pytest.raises(TargetError, match="round_robin: /nosuch/envoy: .*No such file"):
+        async with running_targets(
+            parse_targets(["envoy:round_robin"]), block.settings, block.workload.adapters, {}
+        ):
+            pass
+
+
+# --- the commands -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "nosuch", "--target", "rule:founding"], "no workload 'nosuch'"),
+        (["compare", "quick", "--target", "rule:nosuch"], "policy nosuch: unknown"),
+        (["compare", "quick", "--target", "nosuch"], "give rule:NAME"),
+        (["compare", "quick", "--target", "rule:founding", "--scenario", "x"], "no scenario x"),
+        (["compare", "evaluation", "--target", "rule:founding"], "in virtual time only"),
+        (["run", "nosuch"], "suite nosuch: no such file"),
+        (["run", "quick", "--rule", "nosuch"], "policy nosuch: unknown"),
+        (["ramp", "nosuch"], "give rule:NAME"),
+        (["ramp", "rule:founding", "--load", "nosuch"], "no workload 'nosuch'"),
+        (["guard", "--expectation", "/nosuch/x.json"], "No such file"),
+        (["guard", "--swap", "nosuch=founding"], "give NAME=OTHER"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_status_2(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(loadtest_app, arguments)
+
+    error = result.stderr
+    assert result.exit_code == 2
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+def test_a_url_is_compared_by_its_own_adapters() -> None:
+    """The pods are in this process, and the command is one of its own."""
+
+    async def compare() -> tuple[int, str]:
+        pods = [await start_pod(PodConfig(f"pod-{n}", "llama", ["x", "y"])) for n in range(2)]
+        command = [sys.executable, "-m", "extproc", "loadtest", "compare", "zipf"]
+        command += ["--rate", "20", "--requests", "40", "--slices", "2"]
+        for pod in pods:
+            command += ["--target", f"url:{pod.url}={pod.name}"]
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await process.communicate()
+        asked = {request["path"] for pod in pods for request in pod.pod.last_requests}
+        for pod in pods:
+            await pod.stop()
+        assert asked == {"/v1/completions"}
+        return process.returncode or 0, output.decode()
+
+    status, output = asyncio.run(compare())
+
+    assert status in (0, 3), output  # 3: the machine was too busy for a single block
+    assert "served well" in output
+    assert re.search(r"failed +0 +0", output), output
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+def test_a_suite_is_run_for_real_and_in_virtual_time(tiny: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    result = CliRunner().invoke(loadtest_app, ["run", tiny, "--out", str(out)])
+    if result.exit_code == 3:
+        pytest.skip("the machine is too busy")
+
+    assert result.exit_code == 0, result.output
+    assert str(out / "tiny.html") in result.output
+    content = load(out / "tiny.json")
+    assert [(run.target, run.kind) for run in content.runs] == [
+        ("rule:founding", "real"),
+        ("rule:round_robin", "real"),
+        ("rule:founding", "virtual"),
+        ("rule:round_robin", "virtual"),
+    ]
+    assert {run.summary.num_requests for run in content.runs} == {
+        content.runs[0].summary.num_requests
+    }
+    assert "<svg" in (out / "tiny.html").read_text(encoding="utf-8")
+
+
+def expecting(ratio: float, tolerance: float, path: Path) -> str:
+    lines = [
+        Line(
+            rule="founding",
+            other="round_robin",
+            figure="ttft_mean_s",
+            ratio=ratio,
+            tolerance=tolerance,
+        )
+    ]
+    made = Expectation(suite="tiny", lines=lines, num_runs=2, machine="m", date="2026-01-01")
+    save_expectation(made, path)
+    return str(path)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("ratio", "status"), [(1.0, 0), (1e9, 1)])
+def test_the_guard_tells_what_is_expected_from_what_is_not(
+    ratio: float, status: int, tiny: str, tmp_path: Path
+) -> None:
+    path = expecting(ratio, 1000, tmp_path / "expectation.json")
+
+    result = CliRunner().invoke(loadtest_app, ["guard", "--suite", tiny, "--expectation", path])
+    if result.exit_code == 3:
+        pytest.skip("the machine is too busy")
+
+    assert result.exit_code == status, result.output
+    assert ("NOT as expected" in result.output) is bool(status)
+    assert ("TOO LOW" in result.output) is bool(status)
+
+
+# --- ends -------------------------------------------------------------------------------------
+
+
+class Marked:
+    """A running command; it and what it started can be told by a variable that they inherit."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._mark = f"EXTPROC_TEST_LOADTEST={uuid.uuid4()}"
+        self._path = folder / "output"
+        name, _, value = self._mark.partition("=")
+        with self._path.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "extproc", "loadtest", *arguments],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, name: value, "TMPDIR": str(folder), "COLUMNS": "120"},
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._path.read_text(encoding="utf-8")
+
+    def processes(self) -> list[int]:
+        return [
+            int(folder.name)
+            for folder in Path("/proc").iterdir()
+            if folder.name.isdigit() and self._mark.encode() in _environment(folder)
+        ]
+
+    def wait_for(self, text: str) -> None:
+        while text not in self.output:
+            assert self.process.poll() is None, self.output
+            time.sleep(0.05)
+
+    def wait_until_gone(self) -> None:
+        deadline_s = time.monotonic() + 20
+        while self.processes():
+            assert time.monotonic() < deadline_s, f"left behind: {self.processes()}"
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def _environment(folder: Path) -> bytes:
+    try:
+        return (folder / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def commands() -> Iterator[list[Marked]]:
+    started: list[Marked] = []
+    yield started
+    for command in started:
+        command.close()
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_leaves_no_process_and_shows_what_was_measured(
+    number: signal.Signals, tmp_path: Path, commands: list[Marked]
+) -> None:
+    command = Marked(
+        tmp_path,
+        *("compare", "zipf", "--rate", "10", "--requests", "400", "--slices", "20"),
+        *("--target", "envoy:round_robin", *(f for knob in FLEET for f in ("--fleet", knob))),
+    )
+    commands.append(command)
+    command.wait_for("served well")
+    assert len(command.processes()) == 4
+
+    command.process.send_signal(number)
+
+    assert command.process.wait() == (130 if number is signal.SIGINT else -9)
+    command.wait_until_gone()
+    if number is signal.SIGINT:
+        assert "ended by SIGINT" in command.output
+        assert "blocks were measured" in command.output
+        assert list(tmp_path.glob("extproc-*")) == []
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+def test_a_signal_while_fleets_start_leaves_no_process(
+    tmp_path: Path, commands: list[Marked]
+) -> None:
+    command = Marked(tmp_path, "compare", "quick", "--target", "rule:founding")
+    commands.append(command)
+    command.wait_for("starting")
+    while len(command.processes()) < 3:
+        assert command.process.poll() is None, command.output
+        time.sleep(0.01)
+
+    command.process.send_signal(signal.SIGTERM)
+
+    assert command.process.wait() == 143
+    command.wait_until_gone()
+    assert list(tmp_path.glob("extproc-*")) == []

@@ -1,0 +1,189 @@
+"""Targets: how they are asked for, and what their processes are started with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from extproc.bootstrap import BootstrapOptions
+from extproc.configfile import parse_config
+from extproc.loadtest.fleetfiles import (
+    balancer_bootstrap,
+    gateway_bootstrap,
+    picker_config,
+    pod_configs,
+    policy_section,
+)
+from extproc.loadtest.targets import (
+    TargetError,
+    TargetSpec,
+    found_target,
+    listed_models,
+    parse_target,
+    parse_targets,
+)
+from extproc.plugins import load_policy
+from extproc.sim.fleetsettings import FleetSettings
+from extproc.sim.opponents import OPPONENTS, opponent
+from extproc.sim.pod import PodConfig, start_pod
+
+SETTINGS = FleetSettings(
+    num_pods=3,
+    max_loras=2,
+    max_cpu_loras=5,
+    max_lora_rank=64,
+    scrape_interval_s=0.2,
+    report_expiry_s=7.0,
+    max_pending=9,
+    max_hold_s=300.0,
+    completion_flush_s=0.25,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("rule:founding", TargetSpec("rule", "founding", "founding")),
+        ("rule:founding?threshold=8", TargetSpec("rule", *["founding?threshold=8"] * 2)),
+        ("rule:lmetric_with_loads", TargetSpec("rule", *["lmetric_with_loads"] * 2)),
+        ("envoy:round_robin", TargetSpec("envoy", "round_robin", "envoy's round_robin")),
+        ("url:http://h:8000", TargetSpec("url", "http://h:8000", "h:8000")),
+        ("url:https://h:1/v1/=mine", TargetSpec("url", "https://h:1", "mine")),
+        ("url:http://h:1/v1=mine", TargetSpec("url", "http://h:1", "mine")),
+    ],
+)
+def test_a_target_is_read(text: str, spec: TargetSpec) -> None:
+    assert parse_target(text) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("founding", "give rule:NAME, envoy:round_robin|least_request or url:"),
+        ("rule:", "give rule:NAME"),
+        ("rule:nosuch", "policy nosuch: unknown; allowed: founding, least_pending"),
+        ("rule:founding?threshold=many", "could not convert"),
+        ("rule:founding?treshold=8", "unexpected keyword"),
+        ("rule:founding?threshold=0", "threshold is 0"),
+        ("rule:nosuch.module:Rule", "cannot be imported"),
+        ("envoy:random", "allowed: envoy:round_robin, envoy:least_request"),
+        ("url:localhost:8000", "not an http:// or https:// URL"),
+    ],
+)
+def test_what_is_no_target_is_refused_with_what_is_allowed(text: str, message: str) -> None:
+    with pytest.raises(TargetError, match=message.replace("|", r"\|")):
+        parse_target(text)
+
+
+def test_two_targets_have_two_names() -> None:
+    with pytest.raises(TargetError, match="two targets are called x"):
+        parse_targets(["url:http://a:1=x", "url:http://b:1=x"])
+
+
+@pytest.mark.parametrize("rule", [*OPPONENTS, "founding?threshold=8", "toppings?load_s=0.5"])
+def test_the_picker_gets_the_rule_that_the_laboratory_runs(rule: str) -> None:
+    section = policy_section(rule)
+    make = opponent(rule)
+    assert make
+
+    real, virtual = load_policy(section["name"], section["args"]), make()
+
+    assert type(real) is type(virtual)
+    assert _parameters(real) == _parameters(virtual)
+
+
+def _parameters(policy: object) -> dict[str, Any]:
+    """Plain values of a rule, and of a rule inside it."""
+    found: dict[str, Any] = {}
+    for name, value in vars(policy).items():
+        if isinstance(value, int | float | str | bool | None):
+            found[name] = value
+        elif hasattr(value, "choose"):
+            found[name] = _parameters(value)
+    return found
+
+
+def test_the_pods_are_the_suites_fleet() -> None:
+    configs = pod_configs(SETTINGS, {"a": 8, "b": 64}, "base")
+
+    assert [config.name for config in configs] == ["pod-0", "pod-1", "pod-2"]
+    config = msgspec.json.decode(msgspec.json.encode(configs[0]), type=PodConfig)
+    assert config == configs[0]
+    assert config.adapter_paths == {"a": "/adapters/a", "b": "/adapters/b"}
+    assert config.ranks_by_path == {"/adapters/a": 8, "/adapters/b": 64}
+    assert (config.max_loras, config.max_cpu_loras, config.max_lora_rank) == (2, 5, 64)
+    assert config.profile == SETTINGS.profile
+
+
+def test_the_picker_is_configured_as_the_suite_says() -> None:
+    pods = {"discovery": {"static": [{"address": "127.0.0.1:1", "name": "pod-0"}]}}
+    section = picker_config("founding?threshold=8", SETTINGS)
+
+    config = parse_config(yaml.safe_dump({**pods, **section}))
+
+    assert (config.policy.name, config.policy.args) == ("founding", {"threshold": 8})
+    assert (config.scrape.interval_s, config.scrape.expiry_s) == (0.2, 7.0)
+    assert (config.pods.max_loras, config.pods.max_cpu_loras) == (2, 5)
+    assert config.admission.max_pending_per_endpoint == 9
+    assert config.request.max_hold_s == 300.0
+
+
+def test_envoy_flushes_its_access_log_and_holds_as_long_as_the_suite_says() -> None:
+    text = gateway_bootstrap(["127.0.0.1:1", "127.0.0.1:2"], SETTINGS)
+
+    assert "buffer_flush_interval: 0.25s" in text
+    assert "max_message_timeout: 305s" in text
+    assert BootstrapOptions().max_message_timeout_s < 305
+
+
+@pytest.mark.parametrize("balancer", ["round_robin", "least_request"])
+def test_envoys_own_balancer_knows_every_pod_and_no_picker(balancer: str) -> None:
+    document = yaml.safe_load(balancer_bootstrap(balancer, ["127.0.0.1:1", "127.0.0.1:2"]))
+
+    (cluster,) = document["static_resources"]["clusters"]
+    (group,) = cluster["load_assignment"]["endpoints"]
+    assert cluster["lb_policy"] == balancer.upper()
+    assert [
+        endpoint["endpoint"]["address"]["socket_address"]["port_value"]
+        for endpoint in group["lb_endpoints"]
+    ] == [1, 2]
+
+
+async def test_an_endpoint_says_what_it_serves() -> None:
+    pod = await start_pod(PodConfig(base_model="llama", adapters=["a", "b"]))
+    try:
+        assert await listed_models(pod.url, {}) == ("llama", ["a", "b"])
+        target = await found_target(TargetSpec("url", pod.url, "mine"), {})
+    finally:
+        await pod.stop()
+
+    assert (target.label, target.base_model, target.spec.text) == ("mine", "llama", "url:mine")
+
+
+async def test_an_endpoint_with_a_key_is_asked_with_it() -> None:
+    pod = await start_pod(PodConfig(adapters=["a"], api_key="secret"))
+    try:
+        with pytest.raises(TargetError, match="401"):
+            await listed_models(pod.url, {})
+        assert (await listed_models(pod.url, {"authorization": "Bearer secret"}))[1] == ["a"]
+    finally:
+        await pod.stop()
+
+
+async def test_an_endpoint_without_adapters_stands_for_them_by_its_models() -> None:
+    pod = await start_pod(PodConfig(base_model="llama"))
+    try:
+        assert await listed_models(pod.url, {}) == ("llama", ["llama"])
+    finally:
+        await pod.stop()
+
+
+async def test_an_endpoint_that_is_not_there_is_named() -> None:
+    pod = await start_pod(PodConfig())
+    await pod.stop()
+
+    with pytest.raises(TargetError, match=f"{pod.url}/v1/models: Cannot connect"):
+        await listed_models(pod.url, {})
