@@ -45,9 +45,9 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         at_s: When it was due.
         sent_s: When it was sent; later than `at_s` if the generator lags.
         ended_s: When it was over, whatever ended it.
-        first_token_s: When its first text arrived; None without any.
-        gaps_s: Times from each piece of text to the next. Pieces are tokens as long as the server
-            sends each by itself.
+        first_token_s: When its first piece arrived; None without any.
+        gaps_s: Times from each piece of the answer to the next. Pieces are tokens as long as the
+            server sends each by itself.
         num_tokens: Tokens of the answer: as the server counts them if it does, else the pieces.
         wanted_tokens: Tokens that were asked for.
         prompt_tokens: Tokens of the prompt, as the workload says.
@@ -142,11 +142,23 @@ def _passage(key: str, num_tokens: int) -> str:
 
 class _Delta(msgspec.Struct):
     content: str | None = None
+    role: str | None = None
 
 
 class _Piece(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def is_token(self) -> bool:
+        """Not what only opens or closes an answer. A token may be without text.
+
+        vLLM sends half a character, or a special token, as an empty text.
+        """
+        text = self.text if self.delta is None else self.delta.content
+        is_opening = self.delta is not None and self.delta.role is not None
+        return bool(text) or (text == "" and self.finish_reason is None and not is_opening)
 
 
 class _Usage(msgspec.Struct):
@@ -163,10 +175,10 @@ _EVENTS = msgspec.json.Decoder(_Event)
 
 
 class StreamMeter:
-    """Reads a stream of server-sent events as it comes, and notes when text arrived.
+    """Reads a stream of server-sent events as it comes, and notes when tokens arrived.
 
     Attributes:
-        times_s: When each piece of text arrived, by the caller's clock.
+        times_s: When each piece of the answer arrived, by the caller's clock.
         num_tokens: Tokens: as the server counts them once it has, else the pieces so far.
         error: What is wrong so far: `in_stream`, or `not_a_stream`; "" for nothing.
         is_done: The stream said that it is over.
@@ -203,7 +215,7 @@ class StreamMeter:
             return
         if chunk.error is not None:
             self.error = "in_stream"
-        if any(piece.text or (piece.delta and piece.delta.content) for piece in chunk.choices):
+        if any(piece.is_token for piece in chunk.choices):
             self.times_s.append(now)
             self.num_tokens += 1
         if chunk.usage is not None:

@@ -128,6 +128,30 @@ def test_the_servers_count_of_tokens_wins_over_the_pieces() -> None:
 
 
 @pytest.mark.parametrize(
+    ("choice", "is_token"),
+    [
+        ('{"text":""}', True),  # half a character
+        ('{"text":"","finish_reason":"length"}', False),
+        ('{"text":" a","finish_reason":"length"}', True),
+        ('{"delta":{"role":"assistant","content":""}}', False),
+        ('{"delta":{"content":""}}', True),
+        ('{"delta":{"content":" a"},"finish_reason":null}', True),
+        ('{"delta":{},"finish_reason":"stop"}', False),
+        ("{}", False),
+    ],
+)
+def test_a_token_without_text_counts_and_what_opens_or_closes_does_not(
+    choice: str, is_token: bool
+) -> None:
+    meter = StreamMeter()
+
+    meter.feed(f'data: {{"choices":[{choice}]}}\n\n'.encode(), now=1.5)
+
+    assert meter.times_s == ([1.5] if is_token else [])
+    assert meter.num_tokens == is_token
+
+
+@pytest.mark.parametrize(
     ("data", "error"),
     [
         (stream_error(engine_dead()), "in_stream"),
