@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 
-from extproc.bootstrap import BootstrapOptions, Mode, render
+from extproc.bootstrap import Mode
 from extproc.sim.pod import RunningPod, start_pod
 from extproc.sim.profiles import INSTANT
 from tests.e2e.conftest import (
-    MAX_BODY_BYTES,
     NUM_PODS,
     knows_pods,
     picker_config,
@@ -133,7 +129,7 @@ async def test_a_killed_picker_costs_clear_errors_until_it_is_back(
     assert {outcome(answer) for answer in load.answers} == {"served", "picker_unavailable"}
 
 
-async def test_with_override_host_everybody_is_served_while_the_picker_is_gone(
+async def test_with_override_host_everybodyis_served_while_the_picker_is_gone(
     pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     async with (
@@ -151,93 +147,6 @@ async def test_with_override_host_everybody_is_served_while_the_picker_is_gone(
     assert {answer.served_by for answer in without} == {f"pod-{n}" for n in range(NUM_PODS)}
 
 
-def endpoints_file(pods: list[RunningPod], path: Path) -> dict[str, Any]:
-    """Configuration of a picker that reads its pods from a file, which is written here."""
-    path.write_text(json.dumps([{"address": pod.address, "name": pod.name} for pod in pods]))
-    return {"discovery": {"file": str(path), "file_interval_s": 0.1}}
-
-
-async def start_unready(picker: PickerProcess) -> None:
-    """Start one that cannot become ready; return once it listens."""
-    with pytest.raises(AssertionError):
-        await picker.start(within_s=0)
-    await eventually(lambda: _is_unready(picker))
-
-
-async def test_a_picker_that_listens_and_knows_nothing_is_as_good_as_none_where_envoy_fails_open(
-    pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
-    file = tmp_path / "pods"
-    async with (
-        PickerProcess(endpoints_file(pods, file)) as picker,
-        running_envoy(Mode.OVERRIDE_HOST, picker) as envoy,
-    ):
-        client = Client(envoy.url, http)
-        await picker.kill()
-        file.unlink()
-        await start_unready(picker)
-        answers = [await client.chat("shared") for _ in range(30)]
-        is_still_unready = await _is_unready(picker)
-
-    assert is_still_unready
-    assert Counter(map(outcome, answers)) == {"served": 30}
-
-
-def without_health_checks(mode: Mode, *pickers: PickerProcess) -> str:
-    """A bootstrap with which Envoy believes in every picker."""
-    addresses = tuple(picker.address for picker in pickers)
-    options = BootstrapOptions(mode, max_body_bytes=MAX_BODY_BYTES, pickers=addresses)
-    document = yaml.safe_load(render(options))
-    for cluster in document["static_resources"]["clusters"]:
-        cluster.pop("health_checks", None)
-    return yaml.safe_dump(document)
-
-
-@pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.FULL_DUPLEX])
-async def test_a_picker_that_listens_and_knows_nothing_leaves_requests_to_the_other(
-    mode: Mode, pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
-    """Also before Envoy's health checks have noticed: here there are none."""
-    file = tmp_path / "pods"
-    async with (
-        PickerProcess(endpoints_file(pods, file)) as first,
-        PickerProcess(picker_config(pods)) as second,
-        EnvoyProcess(without_health_checks(mode, first, second)) as envoy,
-    ):
-        client = Client(envoy.url, http)
-        await eventually(lambda: _is_served(client))
-        await first.kill()
-        file.unlink()
-        await start_unready(first)
-        answers = [await client.chat("only-1") for _ in range(50)]
-        retries = await envoy.stats("cluster.picker.upstream_rq_retry_success")
-        is_still_unready = await _is_unready(first)
-
-    assert is_still_unready
-    assert Counter(map(outcome, answers)) == {"served": 50}
-    assert sum(retries.values()) >= 10
-
-
-async def test_alone_a_picker_that_knows_nothing_costs_a_clear_error_until_it_does(
-    pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
-    file = tmp_path / "pods"
-    picker = PickerProcess(endpoints_file(pods, file))
-    file.unlink()
-    async with running_envoy(Mode.ORIGINAL_DST, picker) as envoy:
-        client = Client(envoy.url, http)
-        try:
-            await start_unready(picker)
-            early = await client.chat("only-1")
-            endpoints_file(pods, file)
-            await eventually(lambda: _is_served(client))
-        finally:
-            await picker.close()
-
-    assert outcome(early) == "picker_unavailable"
-    assert early.headers["retry-after"] == "1"
-
-
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [(Mode.ORIGINAL_DST, "picker_timeout"), (Mode.OVERRIDE_HOST, "served")],
@@ -250,16 +159,16 @@ async def test_a_picker_that_hangs_costs_the_message_timeout(
         running_envoy(mode, picker, message_timeout_s=0.5) as envoy,
     ):
         client = Client(envoy.url, http)
-        await eventually(lambda: _is_served(client))
+        await eventually(lambda: is_served(client))
         picker.send(signal.SIGSTOP)
         answer = await client.chat("shared")
         picker.send(signal.SIGCONT)
-        await eventually(lambda: _is_served(client))
+        await eventually(lambda: is_served(client))
 
     assert outcome(answer) == expected
 
 
-async def _is_served(client: Client) -> bool:
+async def is_served(client: Client) -> bool:
     return outcome(await client.chat("shared")) == "served"
 
 
@@ -278,25 +187,6 @@ async def test_envoy_comes_up_before_the_picker(
 
     assert outcome(early) in ("picker_unavailable", "endpoint_unavailable")
     assert answer.served_by == "pod-1"
-
-
-async def test_of_two_pickers_one_may_die(
-    pods: list[RunningPod], http: aiohttp.ClientSession
-) -> None:
-    """A request goes to the other one, and each hears of what it chose."""
-    async with (
-        PickerProcess(picker_config(pods)) as first,
-        PickerProcess(picker_config(pods)) as second,
-        running_envoy(Mode.ORIGINAL_DST, first, second) as envoy,
-        Load(Client(envoy.url, http), ["only-0", "only-1"], num_clients=2).running() as load,
-    ):
-        await load.some(100)
-        await first.kill()
-        # Those that it was deciding are lost; those that come after are not.
-        await load.some(10)
-        after = await load.some(200)
-
-    assert Counter(map(outcome, after)) == {"served": len(after)}
 
 
 async def test_a_running_answer_does_not_need_the_picker(http: aiohttp.ClientSession) -> None:
@@ -334,7 +224,7 @@ async def test_a_picker_that_drains_finishes_what_it_has_begun(
             await half_sent.wait()
             await eventually(lambda: _is_deciding(envoy))
             picker.send(signal.SIGTERM)
-            await eventually(lambda: _is_unready(picker))
+            await eventually(lambda: is_unready(picker))
             drained.set()
         status = await picker.wait()
 
@@ -349,7 +239,7 @@ async def _is_deciding(envoy: EnvoyProcess) -> bool:
     return (await envoy.stats(f"{name}$"))[name] >= 1 and sum(started.values()) >= 1
 
 
-async def _is_unready(picker: PickerProcess) -> bool:
+async def is_unready(picker: PickerProcess) -> bool:
     try:
         return await picker.admin_status("/healthz") == 503
     except aiohttp.ClientError:

@@ -1,0 +1,165 @@
+"""Pickers that come and go beside others, while what Envoy believes of them is a moment old."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from extproc.bootstrap import BootstrapOptions, Mode, render
+from extproc.sim.pod import RunningPod
+from tests.e2e.conftest import MAX_BODY_BYTES, picker_config, running_envoy
+from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, eventually
+from tests.e2e.test_faults import Load, is_served, is_unready, outcome
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+NEVER_AGAIN = {"interval": "300s", "no_traffic_interval": "300s", "unhealthy_interval": "300s"}
+"""Health checks of which only the first comes within a test."""
+
+
+def bootstrap(
+    mode: Mode, *pickers: PickerProcess, health_checks: dict[str, Any] | None = None
+) -> str:
+    """What we print for these pickers, without health checks, or with others."""
+    addresses = tuple(picker.address for picker in pickers)
+    options = BootstrapOptions(mode, max_body_bytes=MAX_BODY_BYTES, pickers=addresses)
+    document = yaml.safe_load(render(options))
+    for cluster in document["static_resources"]["clusters"]:
+        checks = cluster.pop("health_checks", None)
+        if checks and health_checks:
+            cluster["health_checks"] = [{**check, **health_checks} for check in checks]
+    return yaml.safe_dump(document)
+
+
+def endpoints_file(pods: list[RunningPod], path: Path) -> dict[str, Any]:
+    """Configuration of a picker that reads its pods from a file, which is written here."""
+    path.write_text(json.dumps([{"address": pod.address, "name": pod.name} for pod in pods]))
+    return {"discovery": {"file": str(path), "file_interval_s": 0.1}}
+
+
+async def start_unready(picker: PickerProcess) -> None:
+    """Start one that cannot become ready; return once it listens."""
+    with pytest.raises(AssertionError):
+        await picker.start(within_s=0)
+    await eventually(lambda: is_unready(picker))
+
+
+async def test_a_picker_that_listens_and_knows_nothing_is_as_good_as_none_where_envoy_fails_open(
+    pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    file = tmp_path / "pods"
+    async with (
+        PickerProcess(endpoints_file(pods, file)) as picker,
+        running_envoy(Mode.OVERRIDE_HOST, picker) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        await picker.kill()
+        file.unlink()
+        await start_unready(picker)
+        answers = [await client.chat("shared") for _ in range(30)]
+        is_still_unready = await is_unready(picker)
+
+    assert is_still_unready
+    assert Counter(map(outcome, answers)) == {"served": 30}
+
+
+@pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.FULL_DUPLEX])
+async def test_a_picker_that_listens_and_knows_nothing_leaves_requests_to_the_other(
+    mode: Mode, pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """Also before Envoy's health checks have noticed: here there are none."""
+    file = tmp_path / "pods"
+    async with (
+        PickerProcess(endpoints_file(pods, file)) as first,
+        PickerProcess(picker_config(pods)) as second,
+        EnvoyProcess(bootstrap(mode, first, second)) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        await eventually(lambda: is_served(client))
+        await first.kill()
+        file.unlink()
+        await start_unready(first)
+        answers = [await client.chat("only-1") for _ in range(50)]
+        retries = await envoy.stats("cluster.picker.upstream_rq_retry_success")
+        is_still_unready = await is_unready(first)
+
+    assert is_still_unready
+    assert Counter(map(outcome, answers)) == {"served": 50}
+    assert sum(retries.values()) >= 10
+
+
+async def test_alone_a_picker_that_knows_nothing_costs_a_clear_error_until_it_does(
+    pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    file = tmp_path / "pods"
+    picker = PickerProcess(endpoints_file(pods, file))
+    file.unlink()
+    async with running_envoy(Mode.ORIGINAL_DST, picker) as envoy:
+        client = Client(envoy.url, http)
+        try:
+            await start_unready(picker)
+            early = await client.chat("only-1")
+            endpoints_file(pods, file)
+            await eventually(lambda: is_served(client))
+        finally:
+            await picker.close()
+
+    assert outcome(early) == "picker_unavailable"
+    assert early.headers["retry-after"] == "1"
+
+
+async def test_of_two_pickers_one_may_die(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    """A request goes to the other one, and each hears of what it chose."""
+    async with (
+        PickerProcess(picker_config(pods)) as first,
+        PickerProcess(picker_config(pods)) as second,
+        running_envoy(Mode.ORIGINAL_DST, first, second) as envoy,
+        Load(Client(envoy.url, http), ["only-0", "only-1"], num_clients=2).running() as load,
+    ):
+        await load.some(100)
+        await first.kill()
+        # Those that it was deciding are lost; those that come after are not.
+        await load.some(10)
+        after = await load.some(200)
+
+    assert Counter(map(outcome, after)) == {"served": len(after)}
+
+
+@pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.FULL_DUPLEX])
+@pytest.mark.parametrize("how", ["drains", "is killed"])
+async def test_a_picker_that_is_believed_down_is_asked_when_the_other_goes(
+    how: str, mode: Mode, pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    """Envoy's last check has found it down, and the next one is far away."""
+    back = PickerProcess(picker_config(pods))
+    async with PickerProcess(picker_config(pods)) as other:
+        config = bootstrap(
+            mode, other, back, health_checks=NEVER_AGAIN | {"unhealthy_threshold": 1}
+        )
+        async with EnvoyProcess(config) as envoy:
+            client = Client(envoy.url, http)
+            try:
+                await eventually(lambda: is_served(client))
+                await back.start()
+                async with Load(client, ["shared", "base"]).running() as load:
+                    await load.some()
+                    belief = await envoy.admin("/clusters")
+                    lost = await (other.kill() if how == "is killed" else other.stop())
+                    await load.some(10)
+                    after = await load.some(100)
+            finally:
+                await back.close()
+
+    assert f"picker::{back.address}::health_flags::/failed_active_hc" in belief
+    assert not lost
+    assert Counter(map(outcome, after)) == {"served": len(after)}
+    if how == "drains":
+        assert Counter(map(outcome, load.answers)) == {"served": len(load.answers)}
