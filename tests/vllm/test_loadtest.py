@@ -1,0 +1,123 @@
+"""Load tests against a real vLLM: every answer is timed, and counted to its adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from extproc.loadtest.measures import LoadSummary, summarize_records
+from extproc.loadtest.report import render
+from extproc.loadtest.results import load, single_run
+from extproc.sim.exchange import RequestForm, RequestRecord, load_records
+from extproc.sim.judge import Slo
+from extproc.sim.replay import ReplaySettings, replay
+from extproc.sim.workload import Workload
+from extproc.sim.workloads.synthetic import zipf
+from tests.vllm.server import ADAPTERS, BASE_MODEL, ROOT, VllmServer
+
+NUM_ADAPTERS = 4
+"""Twice as many as run at a time."""
+SLO = Slo(ttft_s=20.0, tpot_s=5.0)
+"""What a busy machine keeps, too."""
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    """A dozen requests a second for some seconds, Zipf's law over the rig's adapters."""
+    made = zipf(
+        "small",
+        num_adapters=NUM_ADAPTERS,
+        exponent=1.0,
+        rate_rps=12.0,
+        duration_s=4.0,
+        seed=5,
+        lengths=lambda rng: (rng.randint(8, 40), rng.randint(4, 16)),
+        ranks=(8,),
+    )
+    names = dict(zip(sorted(made.adapters), ADAPTERS, strict=False))
+    head, *rest = made.to_bytes().decode().splitlines(keepends=True)
+    for old, new in names.items():
+        head, rest = head.replace(old, new), [line.replace(old, new) for line in rest]
+    return Workload.from_bytes("".join([head, *rest]).encode())
+
+
+def check_records(workload: Workload, records: Sequence[RequestRecord]) -> LoadSummary:
+    """Every request is there with what it asked for; the summary of them."""
+    by_index = {record.index: record for record in records}
+    assert sorted(by_index) == list(range(len(workload.arrivals)))
+    for index, arrival in enumerate(workload.arrivals):
+        record = by_index[index]
+        assert (record.error, record.status) == ("", 200), record
+        assert record.adapter == arrival.adapter
+        assert record.num_tokens == arrival.output_tokens
+        assert record.ttft_s is not None
+        assert 0 < record.ttft_s <= record.ended_s - record.sent_s
+        # Tokens that wait to be sent come in one piece, and the last one may be without text.
+        assert len(record.gaps_s) < record.num_tokens
+    assert any(record.gaps_s for record in records)
+    return summarize_records(records, slo=SLO)
+
+
+def check_summary(workload: Workload, summary: LoadSummary) -> None:
+    """Per adapter: as many requests and tokens as were sent and asked for, all of them timed."""
+    sent = Counter(arrival.adapter for arrival in workload.arrivals)
+    assert {name: group.num_requests for name, group in summary.by_adapter.items()} == sent
+    assert len(sent) == NUM_ADAPTERS
+    for name, group in summary.by_adapter.items():
+        own = [arrival for arrival in workload.arrivals if arrival.adapter == name]
+        assert group.output_tokens == sum(arrival.output_tokens for arrival in own)
+        assert group.num_met == len(own)
+        assert 0 < group.ttft_p50_s <= group.ttft_p99_s
+        assert group.tpot_mean_s > 0
+    assert summary.errors == {}
+    assert summary.attainment == 1.0
+    assert summary.output_tokens == sum(arrival.output_tokens for arrival in workload.arrivals)
+
+
+async def test_replay_times_and_counts_every_answer(
+    vllm_server: VllmServer, workload: Workload
+) -> None:
+    records: list[RequestRecord] = []
+    form = RequestForm(base_model=BASE_MODEL, extra=(("ignore_eos", True),))
+
+    await replay(workload, ReplaySettings(vllm_server.url, form), records.append)
+
+    check_summary(workload, check_records(workload, records))
+    made = single_run(records, name="small", target=f"url:{vllm_server.url}", slo=SLO, date="now")
+    assert all(name in render(made) for name in ADAPTERS[:NUM_ADAPTERS])
+
+
+async def test_locust_times_and_counts_every_answer(
+    vllm_server: VllmServer, workload: Workload, tmp_path: Path
+) -> None:
+    sent, kept, summed = (tmp_path / name for name in ("workload", "records", "result.json"))
+    workload.save(sent)
+    options = {
+        "--host": vllm_server.url,
+        "--workload": sent,
+        "--adapter-names": "as-is",
+        "--model": BASE_MODEL,
+        "--slo-ttft": SLO.ttft_s,
+        "--slo-tpot": SLO.tpot_s,
+        "--records": kept,
+        "--result": summed,
+    }
+    command = [sys.executable, "-m", "locust", "-f", ROOT / "loadtest" / "locustfile.py"]
+    command += ["--headless", "--ignore-eos", *(part for pair in options.items() for part in pair)]
+
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    shown = (await asyncio.wait_for(process.communicate(), timeout=120))[0].decode()
+
+    assert process.returncode == 0, shown[-3000:]
+    check_records(workload, load_records(kept))
+    result = load(summed)
+    check_summary(workload, result.runs[0].summary)
+    assert all(name in render(result) for name in ADAPTERS[:NUM_ADAPTERS])
+    assert f"{len(workload.arrivals)} requests in" in shown
