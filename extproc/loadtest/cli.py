@@ -168,5 +168,5 @@ def _write(
     path = out / f"{suite.name}.json"
     save(result, path)
     page = path.with_suffix(".html")
-    page.write_text(render(result), encoding="utf-8")
+    page.write_text(render(result, link=path.name), encoding="utf-8")
     return page

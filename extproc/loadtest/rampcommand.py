@@ -9,6 +9,7 @@ from rich.console import Console
 
 from extproc.demo.processes import SignalledError
 from extproc.loadtest.blocks import Overrides, find_load
+from extproc.loadtest.measures import error_words
 from extproc.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, run_ramp
 from extproc.loadtest.session import (
     NOT_MEASURED,
@@ -86,11 +87,10 @@ def step_words(step: Step) -> str:
     if step.run is None or step.run.result is None:
         return f"{sign} {step.rate_rps:8.2f}/s  at most {step.attainment:.1%}: given up"
     summary = step.run.result.summary
-    failed = sum(summary.errors.values())
     return (
         f"{sign} {step.rate_rps:8.2f}/s  {step.attainment:.1%} of {summary.num_requests} requests, "
         f"TTFT p50 {1e3 * summary.ttft_s.p50:.0f} ms, p99 {1e3 * summary.ttft_s.p99:.0f} ms"
-        + (f", {failed} failed" if failed else "")
+        + (f", {error_words(summary)}" if summary.errors else "")
     )
 
 

@@ -21,6 +21,7 @@ from extproc.loadtest.compare import (
     pairs_of,
     ratio_of,
 )
+from extproc.loadtest.measures import error_words
 from extproc.loadtest.runs import BlockRun
 from extproc.sim.intervals import Interval
 
@@ -63,8 +64,7 @@ def line_of(run: BlockRun) -> str:
         f"{run.block.name}: {run.label}: served well {summary.attainment:.1%}, "
         f"TTFT {1e3 * summary.ttft_s.mean:.0f} ms (p99 {1e3 * summary.ttft_s.p99:.0f} ms)"
     )
-    errors = sum(summary.errors.values())
-    told += f", {errors} of {summary.num_requests} failed" if errors else ""
+    told += f", {error_words(summary)}" if summary.errors else ""
     return told + (f"; DOES NOT COUNT: {run.trouble}" if run.trouble else "")
 
 
