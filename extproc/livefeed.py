@@ -139,11 +139,10 @@ class LiveFeed:
         for view in views:
             active.update(view.pending_by_adapter)
             resident.update(view.gpu_adapters)
-        names = {card.id for card in self.models() if card.parent is not None}
-        names.update(active, resident)
-        chosen = nsmallest(
-            MAX_ADAPTERS, names, key=lambda name: (-active[name], -resident[name], name)
-        )
+        in_use = sorted({*active, *resident}, key=lambda n: (-active[n], -resident[n], n))
+        idle = {card.id for card in self.models() if card.parent is not None}.difference(in_use)
+        chosen = in_use[:MAX_ADAPTERS]
+        chosen += nsmallest(MAX_ADAPTERS - len(chosen), idle)
         cells = _cells(chosen, shown)
         counts: dict[str, list[tuple[int, int]]] = {name: [] for name in chosen}
         for place, view in enumerate(shown):
@@ -151,7 +150,7 @@ class LiveFeed:
                 if name in counts:
                     counts[name].append((place, count))
         rows = [(shortened(name, _MAX_CHARS), cells[name], counts[name]) for name in chosen]
-        return rows, len(names)
+        return rows, len(in_use) + len(idle)
 
     def _last_decisions(self) -> tuple[list[dict[str, Any]], int]:
         """The last ones, newest first, and how many more there were since the last frame."""
@@ -227,11 +226,12 @@ def _decision(sequence: int, record: DecisionRecord) -> dict[str, Any]:
     decision = record.decision
     told: dict[str, Any] = {"n": sequence, "wall_ms": round(record.wall_s * 1000)}
     if isinstance(decision, Pick):
-        names = {view.address: view.name for view in decision.candidates}
+        address = decision.address
+        names = (view.name for view in decision.candidates if view.address == address)
         told |= {
             "model": decision.request.model,
             "path": decision.request.path,
-            "pod": shortened(names.get(decision.address) or decision.address, _MAX_CHARS),
+            "pod": shortened(next(names, "") or address, _MAX_CHARS),
             "reason": decision.reason,
             "us": round(record.seconds * 1e6),
         }

@@ -85,9 +85,11 @@ def _spill(adapter: str, chosen: EndpointView, others: Sequence[EndpointView]) -
 
 def _further(pick: Pick, chosen: EndpointView) -> str:
     state = "" if chosen.is_known else "; no pod that could take it has a fresh load report"
+    if len(pick.endpoints) == 1:
+        return state
     names = {view.address: _name(view) for view in pick.candidates}
     rest = ", ".join(names.get(address, address) for address in pick.endpoints[1:])
-    return f"{state}; then {rest}" if rest else state
+    return f"{state}; then {rest}"
 
 
 def _where(view: EndpointView, adapter: str) -> str:
