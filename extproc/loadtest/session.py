@@ -28,7 +28,7 @@ ProfileOption = Annotated[str, typer.Option(help="Engine profile of fake pods.")
 TtftOption = Annotated[float | None, typer.Option(help="Objective: first token, seconds.")]
 TpotOption = Annotated[float | None, typer.Option(help="Objective: each further token, seconds.")]
 KeyOption = Annotated[
-    str, typer.Option(envvar="OPENAI_API_KEY", help="Sent to `url:` targets.", show_default=False)
+    str, typer.Option(envvar="LOADTEST_API_KEY", help="Sent to `url:` targets.", show_default=False)
 ]
 
 

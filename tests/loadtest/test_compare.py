@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import io
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from extproc.loadtest.compare import FIGURES, Round, counted, fitted, mean_of, pairs_of, ratio_of
+from extproc.loadtest import compare
+from extproc.loadtest.blocks import Block
+from extproc.loadtest.compare import (
+    FIGURES,
+    Round,
+    Watch,
+    counted,
+    fitted,
+    mean_of,
+    pairs_of,
+    ratio_of,
+)
 from extproc.loadtest.runs import BlockRun, attainment_at_most
 from extproc.loadtest.screen import line_of, print_comparison, ratio_words, remarks
-from extproc.loadtest.targets import TargetSpec
+from extproc.loadtest.targets import Target, TargetSpec
 from extproc.sim.exchange import RequestRecord
 from extproc.sim.intervals import Interval
 from extproc.sim.pod import PodConfig, start_pod
@@ -157,6 +170,110 @@ async def test_workloads_take_the_adapters_that_all_endpoints_list() -> None:
 
     assert fit.workload.adapters == {"y": 8}
     assert same == block()
+
+
+# --- turns --------------------------------------------------------------------------------------
+
+
+class FakeFleet:
+    """Targets without processes; `outcome` says what comes of the n-th run of each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, outcome: Callable[[str, int], str]) -> None:
+        self.turns: list[str] = []
+        self.starts: list[list[str]] = []
+        self._outcome = outcome
+        monkeypatch.setattr(compare, "running_targets", self._running)
+        monkeypatch.setattr(compare, "run_block", self._run)
+
+    @asynccontextmanager
+    async def _running(
+        self, specs: Sequence[TargetSpec], *_: object
+    ) -> AsyncIterator[list[Target]]:
+        self.starts.append([spec.label for spec in specs])
+        yield [Target(spec, "http://nowhere") for spec in specs]
+
+    async def _run(self, target: Target, block: Block) -> BlockRun:
+        number = self.turns.count(target.label)
+        self.turns.append(target.label)
+        match self._outcome(target.label, number):
+            case "dies":
+                return BlockRun(target.label, block, trouble="it died", is_gone=True)
+            case "lags":
+                return run(target.label, of=block, delay_s=0.1)
+        return run(target.label, of=block)
+
+    async def rounds(
+        self, labels: str, blocks: Sequence[Block], num_repeats: int = 0
+    ) -> list[Round]:
+        rounds: list[Round] = []
+        specs = [TargetSpec("rule", label, label) for label in labels]
+        await compare.run_rounds(
+            specs, blocks, rounds, headers={}, watch=Watch(), num_repeats=num_repeats
+        )
+        return rounds
+
+
+async def test_targets_take_turns_and_who_begins_goes_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = FakeFleet(monkeypatch, lambda *_: "ok")
+
+    await fleet.rounds("abc", [block(), block(seed=2), block(seed=3)])
+
+    assert "".join(fleet.turns) == "abcbcacab"
+    assert fleet.starts == [["a", "b", "c"]]
+
+
+async def test_another_fleet_is_started_for_other_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = FakeFleet(monkeypatch, lambda *_: "ok")
+
+    await fleet.rounds("ab", [block(), block(adapters=("x",))])
+
+    assert fleet.starts == [["a", "b"], ["a", "b"]]
+    assert "".join(fleet.turns) == "abba"
+
+
+async def test_who_is_gone_gets_no_more_turns_and_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = FakeFleet(monkeypatch, lambda label, n: "dies" if (label, n) == ("b", 1) else "ok")
+
+    rounds = await fleet.rounds("ab", [block(), block(seed=2), block(seed=3), block(adapters="x")])
+
+    assert "".join(fleet.turns) == "abbaaa"
+    assert fleet.starts == [["a", "b"], ["a"]]
+    assert [len(round_) for round_ in rounds] == [2, 2, 1, 1]
+
+
+async def test_it_ends_when_nobody_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = FakeFleet(monkeypatch, lambda *_: "dies")
+
+    rounds = await fleet.rounds("ab", [block(), block(seed=2)])
+
+    assert "".join(fleet.turns) == "ab"
+    assert len(rounds) == 1
+
+
+async def test_a_block_in_which_the_generator_lagged_is_sent_again_to_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = FakeFleet(monkeypatch, lambda label, n: "lags" if (label, n) == ("a", 0) else "ok")
+
+    rounds = await fleet.rounds("ab", [block(), block(seed=2)], num_repeats=1)
+
+    assert "".join(fleet.turns) == "ababba"
+    assert len(counted(rounds)) == 2
+
+
+async def test_a_block_is_repeated_as_often_as_asked_for_and_then_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = FakeFleet(monkeypatch, lambda label, _: "lags" if label == "a" else "ok")
+
+    rounds = await fleet.rounds("ab", [block()], num_repeats=1)
+
+    assert "".join(fleet.turns) == "abab"
+    assert counted(rounds) == []
 
 
 # --- giving up --------------------------------------------------------------------------------
