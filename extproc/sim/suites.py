@@ -240,8 +240,11 @@ def make_trial_parts(
 
 
 def _settings(suite: Suite, scenario: ScenarioSpec, duration_s: float) -> FleetSettings:
-    overrides: dict[str, Any] = dict(scenario.profile)
-    profile = replace(PROFILES[suite.profile], **overrides)
+    named = PROFILES[suite.profile]
+    overrides: dict[str, Any] = {
+        key: type(getattr(named, key, value))(value) for key, value in scenario.profile.items()
+    }  # counts are whole numbers again
+    profile = replace(named, **overrides)
     knobs = {**suite.fleet, **scenario.fleet}
     settings = FleetSettings(**knobs, profile=profile, warm_up_s=duration_s * suite.warm_up)
     profile.kv_blocks(settings.max_loras, settings.max_lora_rank)  # or vLLM would not start

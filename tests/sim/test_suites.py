@@ -195,6 +195,17 @@ def test_a_sweep_varies_one_factor() -> None:
         tiny(sweeps=[sweep("nonsense", "x", 1)])
 
 
+def test_a_profiles_counts_are_whole_numbers_whatever_the_file_makes_of_them() -> None:
+    costs = {"kv_capacity_tokens": 125_000, "step_s": 1}
+    suite = tiny(scenarios=[{"name": "z", "profile": costs}])
+    settings, _, _ = make_trial_parts(suite, suite.scenarios[0], rate_rps=8, seed=1)
+
+    assert isinstance(settings.profile.kv_capacity_tokens, int)
+    assert isinstance(settings.profile.step_s, float)
+    with pytest.raises(SuiteError, match="nonsense"):
+        tiny(scenarios=[{"name": "z", "profile": {"nonsense": 1}}])
+
+
 def test_a_trial_measures_every_rate_and_keeps_what_was_asked_for() -> None:
     suite = tiny()
     trial = Trial(suite, suite.scenarios[0], "founding", (1,), (8.0, 16.0), keeps_placement=True)
