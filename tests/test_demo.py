@@ -162,13 +162,16 @@ async def test_it_stays_up_when_told_to_and_prints_a_request_that_works(
 
     url = re.search(r"curl -N (\S+)", demo.output)
     body = re.search(r"-d '(.*)'", demo.output)
+    live = re.search(r"(http://\S+)\n +live in a browser: ", demo.output)
     assert url
     assert body
-    async with (
-        aiohttp.ClientSession() as http,
-        http.post(url[1], data=body[1], headers={"content-type": "application/json"}) as response,
-    ):
-        text = await response.text()
+    assert live
+    headers = {"content-type": "application/json"}
+    async with aiohttp.ClientSession() as http:
+        async with http.post(url[1], data=body[1], headers=headers) as response:
+            text = await response.text()
+        async with http.get(live[1]) as page:
+            assert "<title>extproc</title>" in await page.text()
     assert response.status == 200
     assert text.endswith("data: [DONE]\n\n")
 
