@@ -242,8 +242,9 @@ def make_trial_parts(
 def _settings(suite: Suite, scenario: ScenarioSpec, duration_s: float) -> FleetSettings:
     named = PROFILES[suite.profile]
     overrides: dict[str, Any] = {
-        key: type(getattr(named, key, value))(value) for key, value in scenario.profile.items()
-    }  # counts are whole numbers again
+        key: int(value) if isinstance(getattr(named, key, None), int) else value
+        for key, value in scenario.profile.items()
+    }
     profile = replace(named, **overrides)
     knobs = {**suite.fleet, **scenario.fleet}
     settings = FleetSettings(**knobs, profile=profile, warm_up_s=duration_s * suite.warm_up)
