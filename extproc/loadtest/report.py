@@ -278,10 +278,11 @@ def _method(result: LoadResult, link: str) -> str:
         provenance = f" ({profile.provenance})" if profile else ""
         parts.append(
             f"Suite “{escape(suite.name)}”: {escape(suite.about)} Servers are fake ones that take "
-            f"the time that profile “{escape(suite.profile)}”{escape(provenance)} says; the "
-            f"gateway is real. The first {suite.warm_up:.0%} of each run do not count."
+            f"the time that profile “{escape(suite.profile)}”{escape(provenance)} says, changed "
+            "where the suite's file says so; the gateway is real. Requests are sent when they are "
+            f"due, whatever became of those before. The first {suite.warm_up:.0%} of each run do "
+            "not count."
         )
-    parts.append("Requests are sent when they are due, whatever became of those before.")
     if result.is_trimmed:
         parts.append("Of adapters and tenants only the most and the least popular are kept.")
     if link:
