@@ -120,7 +120,7 @@ class ObservedDispatcher:
                 path,
                 completion.outcome,
                 completion.status,
-                completion.first_byte_s,
+                completion.first_body_byte_s,
                 completion.duration_s,
                 now=self.clock(),
             )

@@ -36,7 +36,7 @@ async def eventually(check: Callable[[], bool]) -> None:
 
 def completion(pick_id: str) -> Completion:
     return Completion(
-        pick_id, "request", "", 200, Outcome.COMPLETED, True, None, None, 1, lag_s=0.0, orca=""
+        pick_id, "request", "", 200, Outcome.COMPLETED, True, None, None, 1, 0.0, "", None
     )
 
 

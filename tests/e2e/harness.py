@@ -238,6 +238,11 @@ class EnvoyProcess(ChildProcess):
         page = json.loads(await self.admin(f"/stats?format=json&filter={pattern}"))
         return {entry["name"]: entry["value"] for entry in page["stats"] if "value" in entry}
 
+    async def believes_in(self, *addresses: str, cluster: str = "picker") -> bool:
+        """Whether it thinks that all of these are healthy."""
+        page = await self.admin("/clusters")
+        return all(f"{cluster}::{each}::health_flags::healthy\n" in page for each in addresses)
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self
@@ -268,7 +273,10 @@ class PickerProcess(ChildProcess):
         document = {
             **config,
             "server": {"address": self.address, **config.get("server", {})},
-            "admin": {"address": self.admin_url.removeprefix("http://")},
+            "admin": {
+                "address": self.admin_url.removeprefix("http://"),
+                **config.get("admin", {}),
+            },
             "log": {"level": "info", "json_lines": False},
         }
         self._config_path.write_text(yaml.safe_dump(document))

@@ -88,8 +88,23 @@ def test_an_entry_is_read_whole() -> None:
             attempts=2,
             lag_s=0.5,
             orca="TEXT x=1",
+            first_body_byte_s=0.25,
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [("1500000 us", 1.5), ("0 us", 0.0), ("- us", None), ("", None), ("-5 us", None), ("٣", None)],
+)
+def test_where_envoy_tells_when_the_body_began_that_is_believed(
+    told: str, expected: float | None
+) -> None:
+    logged = entry()
+    logged.common_properties.custom_tags["extproc-first-body-byte"] = told
+    (read,) = completions(logged)
+
+    assert (read.first_byte_s, read.first_body_byte_s) == (0.25, expected)
 
 
 @pytest.mark.parametrize("status", [200, 206, 400, 404, 429])

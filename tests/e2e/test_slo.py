@@ -1,0 +1,69 @@
+"""Answered in time, by a real Envoy's account: the first token counts, not the headers before."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from extproc.bootstrap import Mode
+from extproc.sim.pod import start_pod
+from extproc.sim.profiles import INSTANT
+from tests.e2e.conftest import picker_config, pod_config, running_envoy
+from tests.e2e.harness import PickerProcess, chat, eventually
+
+SLO_S = 0.5
+LONG_S = 2.0
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_a_streamed_answer_is_judged_by_its_first_token(mode: Mode) -> None:
+    """The pod sends the headers at once in each case."""
+    slow = replace(INSTANT, step_s=LONG_S)
+    pods = [await start_pod(each) for each in (pod_config(0), pod_config(1, profile=slow))]
+    config = picker_config(pods, admin={"slo_ttft_s": SLO_S})
+    try:
+        async with (
+            PickerProcess(config) as picker,
+            running_envoy(mode, picker, num_pods=2) as envoy,
+            aiohttp.ClientSession() as http,
+        ):
+
+            async def ask(adapter: str, leaves_after_s: float | None = None) -> None:
+                body = chat(adapter, stream=True, max_tokens=1)
+                headers = {"content-type": "application/json"}
+                url = f"{envoy.url}/v1/chat/completions"
+                async with http.post(url, data=body, headers=headers) as answer:
+                    assert answer.status == 200
+                    if leaves_after_s is None:
+                        await answer.read()
+                    else:
+                        await asyncio.sleep(leaves_after_s)
+                        answer.close()
+
+            async def counts() -> dict[str, int]:
+                page = await picker.admin("/metrics")
+                lines = [
+                    each for each in page.splitlines() if "extproc_slo_requests_total{" in each
+                ]
+                return {
+                    kind: sum(int(float(line.split()[-1])) for line in lines if f'"{kind}"' in line)
+                    for kind in ("true", "false")
+                }
+
+            async def are(attained: int, missed: int) -> bool:
+                return await counts() == {"true": attained, "false": missed}
+
+            await ask("only-0")
+            await eventually(lambda: are(1, 0))
+            await ask("only-1")
+            await eventually(lambda: are(1, 1))
+            await ask("only-1", leaves_after_s=2 * SLO_S)
+            await eventually(lambda: are(1, 2))
+    finally:
+        for pod in pods:
+            await pod.stop()
