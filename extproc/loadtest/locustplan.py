@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from extproc.loadtest.geventhttp import FetchError, Server, UrlError, fetch_json
-from extproc.loadtest.workloads import WorkloadError, make, names, renamed
+from extproc.loadtest.workloads import NAMES, WorkloadError, make, renamed
 from extproc.sim.exchange import CHAT, COMPLETIONS, RequestForm
 from extproc.sim.judge import Slo
 from extproc.sim.workload import Arrival, Workload
@@ -135,9 +135,9 @@ def add_options(parser: LocustArgumentParser) -> None:
 
     Defaults are of the option's type, because the web UI converts by it.
     """
-    known = ", ".join(name for name in names() if "/" not in name)
     add = parser.add_argument
-    add("--workload", default="zipf", help=f"{known}, SUITE/SCENARIO, or a saved workload's path")
+    text = f"{', '.join(NAMES)}, SUITE/SCENARIO, or a saved workload's path"
+    add("--workload", default="zipf", help=text)
     add("--rate", type=float, default=0.0, help="requests per second; 0: the workload's own")
     add("--requests", type=int, default=0, help="about how many; 0: the workload's own")
     add("--seed", type=int, default=1, help="another seed, other requests")

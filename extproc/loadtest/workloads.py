@@ -74,6 +74,8 @@ _RECIPES: Mapping[str, _Recipe] = MappingProxyType(
         "zipf": _Recipe(WorkloadSpec(kind="zipf", num_adapters=100)),
     }
 )
+NAMES: Sequence[str] = tuple(_RECIPES)
+"""Workloads that need no file: `names()` without the suites' scenarios."""
 _OWN_ADAPTERS = ("arena", "drift", "bursts")
 """Their adapters are part of what was recorded."""
 
@@ -91,7 +93,7 @@ def names() -> Sequence[str]:
     found = []
     for path in sorted(SCENARIOS_DIR.glob("*.yaml")):
         found += [f"{path.stem}/{scenario.name}" for scenario in _suite(path.stem).scenarios]
-    return [*_RECIPES, *found]
+    return [*NAMES, *found]
 
 
 def make(
@@ -129,7 +131,7 @@ def make(
         return _saved(path, rate_rps, num_requests)
     suite, slash, scenario = name_or_path.rpartition("/")
     if not slash:
-        known = ", ".join(_RECIPES)
+        known = ", ".join(NAMES)
         raise WorkloadError(
             f"no workload {name_or_path!r}: neither a file, nor SUITE/SCENARIO, nor one of {known}"
         )

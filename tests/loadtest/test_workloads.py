@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from extproc.loadtest.workloads import WorkloadError, make, names, renamed
+from extproc.loadtest.workloads import NAMES, WorkloadError, make, names, renamed
 from extproc.sim.suites import find_suite, make_trial_parts, parse_suite
 from extproc.sim.workload import Arrival, Workload
 from extproc.sim.workloads.slora import SETTINGS
-
-PLAIN = [name for name in names() if "/" not in name]
 
 
 def small(name: str, **changes: int | float | None) -> Workload:
@@ -18,7 +16,7 @@ def small(name: str, **changes: int | float | None) -> Workload:
     return make(name, **asked)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_name_gives_about_so_many_requests_at_about_that_rate(name: str) -> None:
     workload = small(name, num_requests=500)
 
@@ -61,6 +59,11 @@ def test_a_scenario_is_what_the_laboratory_sends_with_its_flash_crowd() -> None:
 
     _, expected, _ = make_trial_parts(suite, scenario, rate_rps=40.0, seed=3, num=300)
     assert made == replace(expected, name="development/flash-crowd")
+
+
+def test_the_names_are_those_without_a_file_and_the_scenarios() -> None:
+    assert [name for name in names() if "/" not in name] == list(NAMES)
+    assert "development/flash-crowd" in names()
 
 
 def test_a_scenario_can_be_named_by_its_file_s_path() -> None:
