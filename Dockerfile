@@ -26,6 +26,14 @@ COPY loadtest/data loadtest/data
 COPY extproc extproc
 RUN pip --python /venv/bin/python install --constraint constraints.txt '.[kubernetes,otel]'
 
+# locust with the load tests, for docker-compose.yml: docker build --target loadtest .
+# Of what it needs only locust has a fixed version.
+FROM build AS loadtest
+RUN pip --python /venv/bin/python install --constraint constraints.txt locust==2.47.0
+ENV PATH=/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 65532:65532
+EXPOSE 8089
+
 FROM ${BASE}
 ARG VERSION=unknown
 ARG REVISION=unknown

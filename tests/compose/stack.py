@@ -25,7 +25,7 @@ from tests.dnsserver import DnsServer
 from tests.e2e.harness import ChildProcess, eventually
 
 NUM_PODS = 4
-ENTRY_POINTS = {"prom/prometheus": ["prometheus"], "locustio/locust": ["locust"]}
+ENTRY_POINTS = {"prom/prometheus": ["prometheus"]}
 """Of images that are not ours; Envoy's runs the command that it is given."""
 
 

@@ -17,7 +17,8 @@ from extproc.configfile import load_config
 from tests.compose.files import FILES, ROOT, dockerfile, services
 
 STAGES = [index for index, (word, _) in enumerate(dockerfile()) if word == "FROM"]
-BUILD, FINAL = dockerfile()[STAGES[0] : STAGES[1]], dockerfile()[STAGES[1] :]
+BUILD, FINAL = dockerfile()[STAGES[0] : STAGES[1]], dockerfile()[STAGES[-1] :]
+LOADTEST = dockerfile()[STAGES[1] : STAGES[2]]
 
 
 def arguments(stage: list[tuple[str, str]], instruction: str) -> list[str]:
@@ -44,12 +45,13 @@ def installed_extras() -> set[str]:
     return set(names.split(","))
 
 
-def test_both_stages_stand_on_one_base_of_one_version() -> None:
+def test_all_stages_stand_on_one_base_of_one_version() -> None:
     """Else the virtual environment's links lead nowhere."""
     (base,) = (rest for word, rest in dockerfile()[: STAGES[0]] if word == "ARG")
 
     assert re.fullmatch(r"BASE=python:3\.\d+\.\d+-slim-[a-z]+", base)
-    assert [rest.split(" AS ")[0] for rest in arguments(dockerfile(), "FROM")] == ["${BASE}"] * 2
+    bases = [rest.split(" AS ")[0] for rest in arguments(dockerfile(), "FROM")]
+    assert bases == ["${BASE}", "build", "${BASE}"]
     assert arguments(FINAL, "COPY") == ["--from=build /venv /venv"]
 
 
@@ -101,6 +103,18 @@ def test_everything_that_is_installed_has_a_version_that_suits() -> None:
 def test_it_runs_as_a_number_that_is_not_root() -> None:
     """Kubernetes cannot tell whether a name is root."""
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", arguments(FINAL, "USER")[-1])
+
+
+def test_load_tests_have_a_stage_with_a_locust_that_suits_and_without_root() -> None:
+    service = services()["locust"]
+    (install,), (user,) = arguments(LOADTEST, "RUN"), arguments(LOADTEST, "USER")
+    (extra,) = project()["project"]["optional-dependencies"]["loadtest"]
+
+    assert arguments(LOADTEST, "FROM") == [f"build AS {service['build']['target']}"]
+    (version,) = re.findall(r"locust==([\d.]+)$", install)
+    assert Requirement(extra).specifier.contains(version)
+    assert user == arguments(FINAL, "USER")[-1]
+    assert service["entrypoint"] == ["locust"]
 
 
 def test_it_starts_a_command_of_ours_with_a_configuration_that_is_mounted() -> None:
