@@ -85,8 +85,8 @@ class AdminConfig(_Section):
         1.0,
         gt=0,
         le=3600,
-        description="Seconds from a request's arrival to the first byte of its answer's body within "
-        "which it counts as answered in time, on the live page and in the metrics. Live.",
+        description="Seconds from a request's arrival to the first byte of its answer's body, "
+        "within which it counts as answered in time (live page, metrics). Live.",
     )
 
 
