@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.loadtest.blocks import plan_suite, read_suite
 from extproc.loadtest.compare import Round
 from extproc.loadtest.guard import (
     FIGURE_NAMES,
@@ -26,6 +27,9 @@ from extproc.loadtest.guard import (
     save_expectation,
     verdict_of,
 )
+from extproc.loadtest.guardcommand import EXPECTATION
+from extproc.loadtest.runs import BlockRun
+from extproc.loadtest.twins import virtual_run
 from tests.loadtest.builders import run
 
 PAIR = ("founding", "least_pending")
@@ -146,3 +150,57 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 def test_without_an_expectation_it_is_said_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match="guard --write"):
         load_expectation(tmp_path / "none.json")
+
+
+# --- the committed expectation ------------------------------------------------------------------
+
+
+def test_the_committed_expectation_is_of_the_suite_that_is_run() -> None:
+    committed = load_expectation(EXPECTATION)
+    rules = read_suite(committed.suite).rules
+
+    assert committed.suite == "guard"
+    assert {(line.rule, line.other) for line in committed.lines} == {
+        ("founding", "least_pending"),
+        ("founding", "round_robin"),
+    }
+    assert rules[0] == "founding"
+    assert {line.figure for line in committed.lines} == set(FIGURE_NAMES)
+
+
+def virtual_ratios(swapped: str = "founding") -> Ratios:
+    """What the laboratory says of the suite, another rule in the place of ours if there is one."""
+    suite = read_suite("guard")
+    blocks = plan_suite(suite, suite.scenarios)
+    rounds: list[Round] = [
+        [
+            BlockRun(
+                rule,
+                block,
+                virtual_run(
+                    suite,
+                    suite.scenarios[0],
+                    swapped if rule == "founding" else rule,
+                    rate_rps=block.rate_rps,
+                    seed=block.seed,
+                ),
+            )
+            for rule in suite.rules
+        ]
+        for block in blocks
+    ]
+    return ratios_of(rounds, suite.rules)
+
+
+def test_the_committed_expectation_is_what_the_laboratory_says() -> None:
+    told = judged(load_expectation(EXPECTATION), virtual_ratios())
+
+    assert [each for each in told if each[2] is not Verdict.OK] == []
+
+
+@pytest.mark.parametrize("instead", ["random", "least_pending", "founding?threshold=1"])
+def test_the_guard_fails_when_another_rule_is_in_the_place_of_ours(instead: str) -> None:
+    told = judged(load_expectation(EXPECTATION), virtual_ratios(instead))
+
+    wrong = {line.figure for line, _, verdict in told if verdict is not Verdict.OK}
+    assert {"ttft_mean_s", "loads_per_1000"} <= wrong
