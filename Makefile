@@ -5,7 +5,7 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse soak loadtest loadtest-ci
+.PHONY: help demo test test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak loadtest loadtest-ci
 
 help:
 	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: in a minute (ARGS=--keep)'
@@ -23,6 +23,7 @@ help:
 	@echo 'make bench-abuse what an abuse of the wire costs until its limit ends it (docs/wire.md)'
 	@echo 'make loadtest   three rules under real load, three minutes, and a page about it (ARGS=...)'
 	@echo 'make loadtest-ci the ratios between them, held against what is expected: two minutes'
+	@echo 'make bench-generator what the load generators hold on one core (docs/locust.md)'
 	@echo 'make soak       30 minutes of load with clients that leave'
 	@echo 'make clean      remove everything that was installed or built here'
 
@@ -73,6 +74,10 @@ bench-hold: $(DEV)
 
 bench-abuse: $(DEV)
 	$(BIN)/python -m bench.abuse $(BENCH)
+
+# 300 streaming requests a second on one core, and the highest rate: three minutes, two cores.
+bench-generator: $(DEV)
+	$(BIN)/python -m bench.generator --search $(BENCH)
 
 soak: $(DEV)
 	$(BIN)/python -m bench.soak $(BENCH)

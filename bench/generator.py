@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -186,13 +186,16 @@ def as_replay(url: str, rate_rps: float, num: int, path: Path) -> None:
 # --- the benchmark --------------------------------------------------------------------------
 
 
-def highest(generator: str, url: str, rate_rps: float, seconds: float) -> float:
-    """The highest rate that it holds, found by doubling and halving; 0 for none so far."""
+def highest(run_at: Callable[[float], Held], rate_rps: float) -> float:
+    """The highest rate that is held, between rates up to 10 % apart; 0 for none above 25/s.
+
+    Args:
+        run_at: Measures at a rate.
+        rate_rps: Where to begin.
+    """
     low, high = 0.0, 0.0
-    while not high or high / low > _LEAST_STEP:
-        run = measure(generator, url, rate_rps, seconds)
-        print(run, flush=True)
-        if run.is_held:
+    while not low or not high or high / low > _LEAST_STEP:
+        if run_at(rate_rps).is_held:
             low = rate_rps
         else:
             high = rate_rps
@@ -203,6 +206,15 @@ def highest(generator: str, url: str, rate_rps: float, seconds: float) -> float:
         else:
             rate_rps = (low * high) ** 0.5 if high else low * 1.5
     return low
+
+
+def _search(generator: str, url: str, options: argparse.Namespace) -> float:
+    def run_at(rate_rps: float) -> Held:
+        run = measure(generator, url, rate_rps, options.seconds / 2)
+        print(run, flush=True)
+        return run
+
+    return highest(run_at, 2 * options.rate)
 
 
 def main() -> None:
@@ -231,8 +243,7 @@ def main() -> None:
                 print(measure(generator, url, options.rate, options.seconds), flush=True)
         if options.search:
             for generator in generators:
-                best = highest(generator, url, 2 * options.rate, options.seconds / 2)
-                print(f"{generator} holds {best:.0f}/s")
+                print(f"{generator} holds {_search(generator, url, options):.0f}/s")
 
 
 if __name__ == "__main__":
