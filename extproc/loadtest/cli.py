@@ -53,10 +53,9 @@ loadtest_app = typer.Typer(
     name="loadtest",
     help="Real requests against rules, balancers and endpoints (docs/loadtest.md).",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
 )
-loadtest_app.command("ramp")(ramp_command)
-loadtest_app.command("guard")(guard_command)
 
 RatesOption = Annotated[
     list[float] | None, typer.Option("--rate", help="Requests a second; may repeat.")
@@ -65,6 +64,56 @@ SeedsOption = Annotated[list[int] | None, typer.Option("--seed", help="May repea
 ScenariosOption = Annotated[
     list[str] | None, typer.Option("--scenario", help="Only this one of the suite's; may repeat.")
 ]
+
+
+@loadtest_app.command("run")
+def run_command(
+    suite: Annotated[str, typer.Argument(help="In loadtest/scenarios, or a file.")],
+    rules: Annotated[
+        list[str] | None, typer.Option("--rule", help="Instead of the suite's; may repeat.")
+    ] = None,
+    rates: RatesOption = None,
+    seeds: SeedsOption = None,
+    scenarios: ScenariosOption = None,
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = DEFAULT_OUT,
+) -> None:
+    """A whole suite for real, its virtual twins beside it, as JSON and as a page."""
+    with refusing():
+        found = read_suite(suite)
+        specs = parse_targets([f"rule:{rule}" for rule in rules or found.rules])
+        chosen = scenarios_of(found, scenarios or ())
+        blocks = plan_suite(found, chosen, rates_rps=rates or (), seeds=seeds or ())
+    console, began = Console(), datetime.now(UTC).isoformat(timespec="seconds")
+    labels = [spec.label for spec in specs]
+    rounds = measured(specs, blocks, console, headers={})
+    print_comparison(console, labels, rounds)
+    if counted(rounds):
+        page = _write(found, rounds, labels, began, out)
+        console.print(f"results: {page.with_suffix('.json')}", soft_wrap=True)
+        console.print(f"page:    {page}", soft_wrap=True)
+    raise typer.Exit(status_of(rounds))
+
+
+def _write(
+    suite: Suite, rounds: Sequence[Round], labels: Sequence[str], date: str, out: Path
+) -> Path:
+    """Write what counts, with its virtual twins, as JSON and as a page; the page's path."""
+    real = [run.result for round_ in counted(rounds) for run in round_ if run.result]
+    result = LoadResult(
+        name=suite.name,
+        about=suite.about,
+        date=date,
+        machine=describe_machine(),
+        slo=suite.slo,
+        runs=[*real, *twins_of(suite, real, more_rates=NUM_RATES_BETWEEN)],
+        suite=suite,
+        note="; ".join(remarks(labels, rounds)),
+    )
+    path = out / f"{suite.name}.json"
+    save(result, path)
+    page = path.with_suffix(".html")
+    page.write_text(render(result, link=path.name), encoding="utf-8")
+    return page
 
 
 @loadtest_app.command("compare")
@@ -122,51 +171,5 @@ def _slices(
     return [part for whole in wholes for part in sliced(whole, num_slices)]
 
 
-@loadtest_app.command("run")
-def run_command(
-    suite: Annotated[str, typer.Argument(help="In loadtest/scenarios, or a file.")],
-    rules: Annotated[
-        list[str] | None, typer.Option("--rule", help="Instead of the suite's; may repeat.")
-    ] = None,
-    rates: RatesOption = None,
-    seeds: SeedsOption = None,
-    scenarios: ScenariosOption = None,
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = DEFAULT_OUT,
-) -> None:
-    """A whole suite for real, its virtual twins beside it, as JSON and as a page."""
-    with refusing():
-        found = read_suite(suite)
-        specs = parse_targets([f"rule:{rule}" for rule in rules or found.rules])
-        chosen = scenarios_of(found, scenarios or ())
-        blocks = plan_suite(found, chosen, rates_rps=rates or (), seeds=seeds or ())
-    console, began = Console(), datetime.now(UTC).isoformat(timespec="seconds")
-    labels = [spec.label for spec in specs]
-    rounds = measured(specs, blocks, console, headers={})
-    print_comparison(console, labels, rounds)
-    if counted(rounds):
-        page = _write(found, rounds, labels, began, out)
-        console.print(f"results: {page.with_suffix('.json')}", soft_wrap=True)
-        console.print(f"page:    {page}", soft_wrap=True)
-    raise typer.Exit(status_of(rounds))
-
-
-def _write(
-    suite: Suite, rounds: Sequence[Round], labels: Sequence[str], date: str, out: Path
-) -> Path:
-    """Write what counts, with its virtual twins, as JSON and as a page; the page's path."""
-    real = [run.result for round_ in counted(rounds) for run in round_ if run.result]
-    result = LoadResult(
-        name=suite.name,
-        about=suite.about,
-        date=date,
-        machine=describe_machine(),
-        slo=suite.slo,
-        runs=[*real, *twins_of(suite, real, more_rates=NUM_RATES_BETWEEN)],
-        suite=suite,
-        note="; ".join(remarks(labels, rounds)),
-    )
-    path = out / f"{suite.name}.json"
-    save(result, path)
-    page = path.with_suffix(".html")
-    page.write_text(render(result, link=path.name), encoding="utf-8")
-    return page
+loadtest_app.command("ramp")(ramp_command)
+loadtest_app.command("guard")(guard_command)

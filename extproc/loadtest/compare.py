@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import inf
 
 from extproc.loadtest.blocks import Block, PlanError, by_fleet, rotated
 from extproc.loadtest.runs import BlockRun, run_block
@@ -112,6 +113,7 @@ async def run_rounds(
     headers: Mapping[str, str],
     watch: Watch,
     num_repeats: int = 0,
+    max_added_s: float = inf,
 ) -> None:
     """Send every block to every target, in turns.
 
@@ -124,7 +126,8 @@ async def run_rounds(
         rounds: Gets what came of each block, as it comes.
         headers: For endpoints that are there already.
         watch: Who is told.
-        num_repeats: So often a block is sent again if the generator lagged in it.
+        num_repeats: So often a block is sent again if the machine disturbed it.
+        max_added_s: See `run_block`.
 
     Raises:
         TargetError: A target does not come up.
@@ -140,9 +143,9 @@ async def run_rounds(
             for block in group:
                 for _ in range(1 + num_repeats):
                     turn = [t for t in rotated(targets, number) if t.label not in gone]
-                    result = await _round(turn, block, watch)
+                    result = await _round(turn, block, watch, max_added_s)
                     gone |= {run.label for run in result if run.is_gone}
-                    if not has_lagged(result):
+                    if not is_disturbed(result):
                         break
                 rounds.append(result)
                 number += 1
@@ -150,11 +153,13 @@ async def run_rounds(
                     return
 
 
-async def _round(targets: Sequence[Target], block: Block, watch: Watch) -> Round:
+async def _round(
+    targets: Sequence[Target], block: Block, watch: Watch, max_added_s: float
+) -> Round:
     runs = []
     for target in targets:
         watch.on_stage(f"{block.name}: {target.label}")
-        run = await run_block(target, block)
+        run = await run_block(target, block, max_added_s=max_added_s)
         watch.on_run(run)
         runs.append(run)
     return runs
@@ -163,17 +168,17 @@ async def _round(targets: Sequence[Target], block: Block, watch: Watch) -> Round
 # --- comparing --------------------------------------------------------------------------------
 
 
-def has_lagged(round_: Round) -> bool:
-    """Whether the generator could not keep up in one of its runs: then none of them counts."""
-    return any(run.has_lagged for run in round_)
+def is_disturbed(round_: Round) -> bool:
+    """Whether the machine disturbed one of its runs: then none of them counts."""
+    return any(run.is_disturbed for run in round_)
 
 
 def counted(rounds: Sequence[Round]) -> list[Round]:
-    """The rounds in which the generator kept up, with those runs that came to something."""
+    """The rounds that nothing disturbed, with those runs that came to something."""
     return [
         [run for run in round_ if run.result is not None]
         for round_ in rounds
-        if not has_lagged(round_)
+        if not is_disturbed(round_)
     ]
 
 

@@ -188,6 +188,6 @@ async def _step(target: Target, block: Block, needed: float) -> Step:
             raise TargetError(run.trouble)
         if run.result is None:
             return Step(block.rate_rps, at_most, needed, None)
-        if not run.has_lagged:
+        if not run.is_disturbed:
             return Step(block.rate_rps, run.result.summary.attainment, needed, run)
     raise LaggedError(f"at {block.rate_rps:.2f} requests/s {run.trouble}")

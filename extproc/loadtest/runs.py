@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from math import inf
 
 import aiohttp
 import msgspec
@@ -56,9 +57,9 @@ class BlockRun:
     added_s: float | None = None
 
     @property
-    def has_lagged(self) -> bool:
-        """Whether the generator could not keep up."""
-        return self.result is not None and self.result.summary.has_lagged
+    def is_disturbed(self) -> bool:
+        """Whether the machine disturbed it, so that it says nothing."""
+        return bool(self.trouble) and not self.is_gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +78,16 @@ class _Reading:
 _Readings = Mapping[str, _Reading]
 
 
-async def run_block(target: Target, block: Block, gives_up: GivesUp | None = None) -> BlockRun:
+async def run_block(
+    target: Target, block: Block, gives_up: GivesUp | None = None, *, max_added_s: float = inf
+) -> BlockRun:
     """Send a block to a target and wait for every answer.
 
     Args:
         target: Whom.
         block: What.
         gives_up: Whether to leave off, asked now and then.
+        max_added_s: The run does not count if more than this is added to the mean first token.
 
     Returns:
         The run. Where it was given up its result is None and nothing is said.
@@ -120,7 +124,15 @@ async def run_block(target: Target, block: Block, gives_up: GivesUp | None = Non
     if not is_over:
         await _settle(target)
         return BlockRun(target.label, block)
-    return _judged(target, block, list(records.values()), begin, await _read_pods(target))
+    run = _judged(target, block, list(records.values()), begin, await _read_pods(target))
+    if run.trouble or run.added_s is None or run.added_s <= max_added_s:
+        return run
+    return replace(run, trouble=f"{target.label}: {added_words(run.added_s)}")
+
+
+def added_words(added_s: float) -> str:
+    """What was added to first tokens, in words."""
+    return f"first tokens took {1e3 * added_s:.0f} ms from pod to client"
 
 
 def _judged(

@@ -16,13 +16,12 @@ from extproc.loadtest.compare import (
     Round,
     Watch,
     counted,
-    has_lagged,
     mean_of,
     pairs_of,
     ratio_of,
 )
 from extproc.loadtest.measures import error_words
-from extproc.loadtest.runs import BlockRun
+from extproc.loadtest.runs import BlockRun, added_words
 from extproc.sim.intervals import Interval
 
 MAX_ADDED_S = 0.03
@@ -65,6 +64,8 @@ def line_of(run: BlockRun) -> str:
         f"TTFT {1e3 * summary.ttft_s.mean:.0f} ms (p99 {1e3 * summary.ttft_s.p99:.0f} ms)"
     )
     told += f", {error_words(summary)}" if summary.errors else ""
+    if run.added_s is not None and run.added_s > MAX_ADDED_S:
+        told += f"; {added_words(run.added_s)}"
     return told + (f"; DOES NOT COUNT: {run.trouble}" if run.trouble else "")
 
 
@@ -123,8 +124,12 @@ def ratio_words(ratio: Interval | None) -> str:
 
 def remarks(labels: Sequence[str], rounds: Sequence[Round]) -> list[str]:
     """What does not count, and why."""
-    lagged = [round_ for round_ in rounds if has_lagged(round_)]
-    told = [f"not counted, the generator lagged: {round_[0].block.name}" for round_ in lagged]
+    told = [
+        f"not counted: {run.block.name}: {run.trouble}"
+        for round_ in rounds
+        for run in round_
+        if run.is_disturbed
+    ]
     told += [
         f"gone since {run.block.name}: {run.trouble}"
         for round_ in rounds
@@ -137,8 +142,8 @@ def remarks(labels: Sequence[str], rounds: Sequence[Round]) -> list[str]:
             told.append(f"{label}: nothing was measured")
         elif added_s is not None and added_s > MAX_ADDED_S:
             told.append(
-                f"{label}: its first tokens took {1e3 * added_s:.0f} ms from pod to client: the "
-                "machine had other things to do, and ratios are nearer to 1 than they should be"
+                f"{label}: {added_words(added_s)}: the machine had other things to do, and ratios "
+                "are not what they would be"
             )
     return told
 

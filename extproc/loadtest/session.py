@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -44,6 +45,7 @@ def measured(
     *,
     headers: Mapping[str, str],
     num_repeats: int = 0,
+    max_added_s: float = inf,
 ) -> list[Round]:
     """All rounds; if a signal ends it, those so far are shown first.
 
@@ -56,7 +58,13 @@ def measured(
         with watching(console, len(specs) * len(blocks)) as watch:
             fit = await fitted(blocks, specs, headers)
             await run_rounds(
-                specs, fit, rounds, headers=headers, watch=watch, num_repeats=num_repeats
+                specs,
+                fit,
+                rounds,
+                headers=headers,
+                watch=watch,
+                num_repeats=num_repeats,
+                max_added_s=max_added_s,
             )
 
     try:

@@ -82,7 +82,7 @@ def test_a_block_in_which_the_generator_lagged_counts_for_nobody() -> None:
     assert len(counted(rounds)) == 1
     assert ratio
     assert ratio.mean == pytest.approx(1)
-    assert "not counted, the generator lagged: made up at 1/s, seed 1" in shown(["a", "b"], rounds)
+    assert "not counted: made up at 1/s, seed 1: the generator lagged" in shown(["a", "b"], rounds)
     assert "DOES NOT COUNT" in line_of(rounds[1][1])
 
 
@@ -192,7 +192,7 @@ class FakeFleet:
         self.starts.append([spec.label for spec in specs])
         yield [Target(spec, "http://nowhere") for spec in specs]
 
-    async def _run(self, target: Target, block: Block) -> BlockRun:
+    async def _run(self, target: Target, block: Block, **_: object) -> BlockRun:
         number = self.turns.count(target.label)
         self.turns.append(target.label)
         match self._outcome(target.label, number):

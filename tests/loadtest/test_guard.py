@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import log
 from pathlib import Path
 
@@ -204,3 +205,28 @@ def test_the_guard_fails_when_another_rule_is_in_the_place_of_ours(instead: str)
 
     wrong = {line.figure for line, _, verdict in told if verdict is not Verdict.OK}
     assert {"ttft_mean_s", "loads_per_1000"} <= wrong
+
+
+SEEN: Mapping[str, Sequence[float]] = {
+    "founding": (1.189, 0.289, 0.197, 1.366, 0.233, 0.191),
+    "random": (0.797, 1.649, 0.946, 0.918, 1.325, 0.910),
+}
+"""What `extproc loadtest guard` saw with real pods, pickers and Envoys, on a machine with eight
+others at work; `random` with `--swap founding=random`. In the order of the expectation's lines."""
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdicts"),
+    [
+        ("founding", [Verdict.OK] * 6),
+        ("random", [Verdict.LOW, Verdict.HIGH, Verdict.HIGH] * 2),
+    ],
+)
+def test_the_guard_tells_a_real_run_from_one_with_another_rule(
+    rule: str, verdicts: list[Verdict]
+) -> None:
+    expected = load_expectation(EXPECTATION)
+    figures = [((line.rule, line.other), line.figure) for line in expected.lines]
+    seen: Ratios = dict(zip(figures, SEEN[rule], strict=True))
+
+    assert [verdict for _, _, verdict in judged(expected, seen)] == verdicts
