@@ -42,6 +42,7 @@ class Row:
 
     Attributes:
         cores: Of the picker, CPU seconds a second.
+        rate_per_s: Requests answered a second: on a busy machine fewer than were wanted.
         p99_us: Of the requests through Envoy.
         num_errors: Requests that failed.
         frames_per_s: That one viewer got; 0 without viewers.
@@ -49,6 +50,7 @@ class Row:
     """
 
     cores: float
+    rate_per_s: float
     p99_us: float
     num_errors: int
     frames_per_s: float
@@ -112,6 +114,7 @@ def measure(stack: Stack, count: int, rate_per_s: float, duration_s: float) -> R
         frames, volume = _seen(viewers)[0] - frames, _seen(viewers)[1] - volume
     return Row(
         cores=cores,
+        rate_per_s=load.requests_per_s,
         p99_us=load.p99_us,
         num_errors=load.num_errors,
         frames_per_s=frames / elapsed_s / count if count else 0.0,
@@ -126,15 +129,8 @@ def _seen(viewers: Sequence[Viewer]) -> tuple[int, int]:
 def render(rounds: Sequence[Sequence[Row]]) -> str:
     """A table, a row for each number of viewers of `VIEWERS`."""
     alone = median(rows[0].cores for rows in rounds)
-    header = [
-        "viewers",
-        "picker, cores",
-        "ratio",
-        "p99, ms",
-        "errors",
-        "frames/s each",
-        "frame, kB",
-    ]
+    header = ["viewers", "picker, cores", "ratio", "requests/s", "p99, ms", "errors"]
+    header += ["frames/s each", "frame, kB"]
     table = []
     for index, count in enumerate(VIEWERS):
         rows = [each[index] for each in rounds]
@@ -144,6 +140,7 @@ def render(rounds: Sequence[Sequence[Row]]) -> str:
                 str(count),
                 f"{cores:.3f}",
                 f"{cores / alone:.2f}",
+                f"{median(row.rate_per_s for row in rows):.0f}",
                 f"{median(row.p99_us for row in rows) / 1000:.2f}",
                 str(sum(row.num_errors for row in rows)),
                 f"{median(row.frames_per_s for row in rows):.1f}" if count else "-",

@@ -73,7 +73,7 @@ def _affinity(adapter: str, chosen: EndpointView, others: Sequence[EndpointView]
     also = [view for view in others if view.has_loaded(adapter)]
     if not also:
         return f"{here}, and none of the other {len(others)} pods has it loaded"
-    most = "the most of any pod below the rule's threshold"
+    most = "and no other pod below the rule's threshold has more"
     return f"{here}, {most}; also loaded on {_listed(also, adapter)}"
 
 

@@ -39,8 +39,9 @@ def test_affinity_names_where_else_the_adapter_is_loaded_busiest_first() -> None
     others = [view(number, {"a": number}, gpu_adapters=("a",)) for number in (2, 3, 4, 5)]
 
     assert said("founding", "affinity", view(1, {"a": 7}, gpu_adapters=("a",)), *others) == (
-        "pod-1: a is in a GPU slot there with 7 of its requests pending, the most of any pod below "
-        "the rule's threshold; also loaded on pod-5 with 5, pod-4 with 4, pod-3 with 3 and 1 more."
+        "pod-1: a is in a GPU slot there with 7 of its requests pending, and no other pod below "
+        "the rule's threshold has more; also loaded on pod-5 with 5, pod-4 with 4, pod-3 with 3 "
+        "and 1 more."
     )
 
 

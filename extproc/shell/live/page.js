@@ -7,7 +7,7 @@ const REOPEN_MS = 2000;     // after a feed that was refused; one that broke off
 const REORDER_MS = 2000;    // rows keep their place that long, so that they can be read
 const BUSY_LIST_MS = 1000;  // between two looks at the decisions when they come faster than shown
 const NUM_ROWS = 25;        // of the heatmap at first, and more with each click
-const NUM_PODS = 24;
+const NUM_PODS = matchMedia("(max-width: 720px)").matches ? 8 : 24;
 const NUM_DECISIONS = 12;
 const NUM_POINTS = 120;     // of a sparkline, one each half second
 const POINT_MS = 500;
@@ -177,7 +177,7 @@ function sparkline() {
 
 function showSlo() {
   const { slo } = frame;
-  const what = `of the last ${duration(slo.window_s)}: answered, the first byte within ${duration(slo.ttft_s)}`;
+  const what = `of the last ${duration(slo.window_s)}: answered, the first byte of the body within ${duration(slo.ttft_s)}`;
   const isShown = slo.is_known && slo.paths.length > 0;
   $("slo").parentNode.hidden = !isShown;
   if (!slo.is_known) {
