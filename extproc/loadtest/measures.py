@@ -31,7 +31,7 @@ NUM_QUANTILES = 51
 """Of the distribution of first tokens: one in every 2 %."""
 
 
-class Percentiles(msgspec.Struct, frozen=True):
+class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):
     """A distribution; all 0 where nothing was measured.
 
     Attributes:

@@ -256,19 +256,26 @@ class _Head(msgspec.Struct):
 def trimmed(result: LoadResult, *, num_groups: int = 6) -> LoadResult:
     """The same, small: of each run's adapters and tenants the most and the least popular.
 
-    Virtual runs keep none: they are there for lines and tables.
+    Virtual runs keep none: they are there for lines and tables. Those with seeds that were not run
+    for real are there for the order alone.
     """
+    seeds = {run.seed for run in result.of_kind("real")}
     return msgspec.structs.replace(
-        result, runs=[_trimmed(run, num_groups) for run in result.runs], is_trimmed=True
+        result,
+        runs=[
+            _trimmed(run, num_groups if run.kind == "real" else 0, is_drawn=run.seed in seeds)
+            for run in result.runs
+        ],
+        is_trimmed=True,
     )
 
 
-def _trimmed(run: RunResult, num_groups: int) -> RunResult:
-    kept = num_groups if run.kind == "real" else 0
+def _trimmed(run: RunResult, num_groups: int, *, is_drawn: bool) -> RunResult:
     summary = msgspec.structs.replace(
         run.summary,
-        by_adapter=_ends(run.summary.by_adapter, kept),
-        by_tenant=_ends(run.summary.by_tenant, kept),
+        by_adapter=_ends(run.summary.by_adapter, num_groups),
+        by_tenant=_ends(run.summary.by_tenant, num_groups),
+        ttft_quantiles_s=run.summary.ttft_quantiles_s if is_drawn else (),
     )
     return msgspec.structs.replace(run, summary=summary)
 

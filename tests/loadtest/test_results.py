@@ -101,7 +101,17 @@ def test_trimming_keeps_the_ends_and_every_figure() -> None:
     assert virtual.summary.by_adapter == {}
     assert [each.metrics for each in small.runs] == [each.metrics for each in whole.runs]
     assert small.is_trimmed
+    assert virtual.summary.ttft_quantiles_s == whole.runs[1].summary.ttft_quantiles_s != ()
     assert not whole.is_trimmed
+
+
+def test_of_seeds_that_were_not_run_for_real_no_distribution_is_kept() -> None:
+    other = msgspec.structs.replace(run("rule:founding", seed=2), kind="virtual")
+
+    small = trimmed(result(run("rule:founding"), other))
+
+    assert [bool(each.summary.ttft_quantiles_s) for each in small.runs] == [True, False]
+    assert small.runs[1].metrics == other.metrics
 
 
 def test_targets_are_in_the_order_of_the_real_runs() -> None:
