@@ -14,18 +14,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from extproc.loadtest.blocks import (
-    Block,
+from extproc.loadtest.blocks import Block, sliced
+from extproc.loadtest.compare import Round, counted
+from extproc.loadtest.guardcommand import guard_command
+from extproc.loadtest.loads import (
     Overrides,
     is_suite,
     plan_suite,
     read_suite,
     scenarios_of,
-    sliced,
     workload_load,
 )
-from extproc.loadtest.compare import Round, counted
-from extproc.loadtest.guardcommand import guard_command
 from extproc.loadtest.rampcommand import ramp_command
 from extproc.loadtest.report import render
 from extproc.loadtest.results import LoadResult, describe_machine, save

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from extproc.loadtest.blocks import Block, plan_suite, read_suite, scenarios_of
+from extproc.loadtest.blocks import Block
 from extproc.loadtest.compare import FIGURES, is_disturbed
 from extproc.loadtest.guard import (
     Expectation,
@@ -26,6 +26,7 @@ from extproc.loadtest.guard import (
     ratios_of,
     save_expectation,
 )
+from extproc.loadtest.loads import plan_suite, read_suite, scenarios_of
 from extproc.loadtest.results import describe_machine
 from extproc.loadtest.screen import remarks
 from extproc.loadtest.session import FAILED, NOT_MEASURED, measured, refusing, status_of

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from extproc.loadtest.blocks import Block, Load, by_fleet
+from extproc.loadtest.blocks import Block, by_fleet
 from extproc.loadtest.compare import fitted
+from extproc.loadtest.loads import Load
 from extproc.loadtest.runs import BlockRun, attainment_at_most, run_block
 from extproc.loadtest.targets import Target, TargetError, TargetSpec, running_targets
 from extproc.sim.exchange import RequestRecord

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from extproc.demo.processes import SignalledError
-from extproc.loadtest.blocks import Overrides, find_load
+from extproc.loadtest.loads import Overrides, find_load
 from extproc.loadtest.measures import error_words
 from extproc.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, run_ramp
 from extproc.loadtest.session import (

@@ -197,7 +197,12 @@ async def running_targets(
             else:
                 started = _started(spec, settings, adapters)
                 targets.append(await stack.enter_async_context(started))
-        await asyncio.gather(*(_warm_up(target, settings, sorted(adapters)) for target in targets))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for target in targets:
+                    group.create_task(_warm_up(target, settings, sorted(adapters)))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
         yield targets
 
 

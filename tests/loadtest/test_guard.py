@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.loadtest.blocks import plan_suite, read_suite
 from extproc.loadtest.compare import Round
 from extproc.loadtest.guard import (
     FIGURE_NAMES,
@@ -29,6 +28,7 @@ from extproc.loadtest.guard import (
     verdict_of,
 )
 from extproc.loadtest.guardcommand import EXPECTATION
+from extproc.loadtest.loads import plan_suite, read_suite
 from extproc.loadtest.runs import BlockRun
 from extproc.loadtest.twins import virtual_run
 from tests.loadtest.builders import run

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from extproc.loadtest.blocks import Block, Overrides, sliced, workload_load
+from extproc.loadtest.blocks import Block, sliced
 from extproc.loadtest.cli import loadtest_app
 from extproc.loadtest.compare import Round, Watch, run_rounds
 from extproc.loadtest.guard import Expectation, Line, save_expectation
+from extproc.loadtest.loads import Overrides, workload_load
 from extproc.loadtest.results import load
 from extproc.loadtest.runs import run_block
 from extproc.loadtest.targets import TargetError, parse_targets, running_targets

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.loadtest.blocks import Block, Load, Overrides, find_load, workload_load
+from extproc.loadtest.blocks import Block
+from extproc.loadtest.loads import Load, Overrides, find_load, workload_load
 from extproc.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, next_rate, run_ramp
 from extproc.loadtest.rampcommand import conclusion, step_words
 from extproc.loadtest.runs import BlockRun
