@@ -73,6 +73,10 @@ class Fleet:
     async def are_apart(self) -> bool:
         return not any(await self.counters("peers_connected"))
 
+    async def are_believed_in(self) -> bool:
+        """Whether Envoy's health checks have found every router. They are up to a second behind."""
+        return await self.envoy.believes_in(*(router.address for router in self.routers))
+
     def story(self) -> str:
         """What the routers wrote last, for a test that failed."""
         return "\n".join(f"--- {each.address}\n{each.log[-2000:]}" for each in self.routers)
@@ -113,6 +117,7 @@ async def fleet(
         envoy = await stack.enter_async_context(running)
         made = Fleet(routers, envoy, Client(envoy.url, http))
         await eventually(made.are_linked)
+        await eventually(made.are_believed_in)
         yield made
 
 
@@ -326,7 +331,8 @@ async def test_no_request_fails_while_one_router_after_the_other_is_restarted(
                 assert await router.stop(within_s=30) == 0
                 await load.some()
                 await router.start(within_s=PATIENCE_S)
-                await load.some()
+                await eventually(routers.are_believed_in)
+            await load.some()
             await eventually(routers.are_linked)
         await eventually(routers.have_none_in_flight)
         known = await routers.counters("routers")
