@@ -168,7 +168,8 @@ def _findings(result: LoadResult) -> str:
     num_requests = sum(run.summary.num_requests for run in real)
     num_failed = sum(sum(run.summary.errors.values()) for run in real)
     failed = "none failed" if not num_failed else f"{num_failed} failed"
-    sentences = [f"{len(real)} real runs, {num_requests:,} requests, {failed}."]
+    several = f"{len(real)} real runs, " if len(real) > 1 else ""
+    sentences = [f"{several}{num_requests:,} requests, {failed}."]
     if result.of_kind("virtual"):
         sentences.append(_order_words(result))
         apart = {m.name: distance(result.runs, m) for m in MEASURES}
@@ -182,8 +183,9 @@ def _findings(result: LoadResult) -> str:
             f"{escape('; '.join(known))} (median)."
         )
     delays_s = sorted(run.summary.delay_s.p50 for run in real)
+    where = " in the worst run" if several else ""
     sentences.append(
-        f"The generator sent its median request {1e3 * delays_s[-1]:.1f} ms late in the worst run."
+        f"The generator sent its median request {1e3 * delays_s[-1]:.1f} ms late{where}."
     )
     return f'<p class="lead">{" ".join(sentences)}</p>'
 
