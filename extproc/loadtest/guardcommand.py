@@ -28,7 +28,7 @@ from extproc.loadtest.guard import (
 )
 from extproc.loadtest.loads import plan_suite, read_suite, scenarios_of
 from extproc.loadtest.results import describe_machine
-from extproc.loadtest.screen import remarks
+from extproc.loadtest.screen import remarks, short_head
 from extproc.loadtest.session import FAILED, NOT_MEASURED, measured, refusing, status_of
 from extproc.loadtest.targets import TargetError, TargetSpec, parse_targets
 from extproc.sim.files import own_folder
@@ -115,9 +115,9 @@ def verdict_table(told: Sequence[tuple[Line, float | None, Verdict]]) -> Table:
         low, high = line.ratio / line.tolerance, line.ratio * line.tolerance
         table.add_row(
             f"{line.rule}/{line.other}",
-            FIGURES[line.figure].head.partition(", ")[0].removeprefix("adapter "),
+            short_head(FIGURES[line.figure]),
             f"{line.ratio:.3f}",
-            f"{low:.2f} to {high:.2f}",
+            f"{low:.2f}-{high:.2f}",
             "-" if seen is None else f"{seen:.3f}",
             verdict.value,
             style=_STYLES.get(verdict, "red"),

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from extproc.loadtest.compare import (
     FIGURES,
+    Figure,
     Round,
     Watch,
     counted,
@@ -108,7 +109,7 @@ def _ratios_table(labels: Sequence[str], rounds: Sequence[Round]) -> Table:
         table.add_column(f"{label}\n/ {other}", justify="right")
     for figure in FIGURES.values():
         ratios = [ratio_of(rounds, label, other, figure) for label, other in pairs]
-        table.add_row(figure.head.partition(", ")[0], *map(ratio_words, ratios))
+        table.add_row(short_head(figure), *map(ratio_words, ratios))
     return table
 
 
@@ -119,7 +120,12 @@ def ratio_words(ratio: Interval | None) -> str:
     if ratio.low is None or ratio.high is None:
         return f"{ratio.mean:.2f}"
     is_sure = not ratio.low <= 1 <= ratio.high
-    return f"{ratio.mean:.2f} ({ratio.low:.2f} to {ratio.high:.2f}){' *' if is_sure else '  '}"
+    return f"{ratio.mean:.2f} ({ratio.low:.2f}-{ratio.high:.2f}){' *' if is_sure else '  '}"
+
+
+def short_head(figure: Figure) -> str:
+    """What a figure is called where it has no unit."""
+    return figure.head.partition(", ")[0].removeprefix("adapter ")
 
 
 def remarks(labels: Sequence[str], rounds: Sequence[Round]) -> list[str]:

@@ -139,8 +139,8 @@ def test_figures_and_ratios_are_printed_with_their_units() -> None:
     [
         (None, "-"),
         (Interval(0.5), "0.50"),
-        (Interval(0.5, 0.4, 0.6), "0.50 (0.40 to 0.60) *"),
-        (Interval(1.5, 0.9, 2.4), "1.50 (0.90 to 2.40)  "),
+        (Interval(0.5, 0.4, 0.6), "0.50 (0.40-0.60) *"),
+        (Interval(1.5, 0.9, 2.4), "1.50 (0.90-2.40)  "),
     ],
 )
 def test_a_ratio_says_how_sure_it_is(ratio: Interval | None, words: str) -> None:
