@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from extproc.loadtest.livefigures import LiveFigures
 from extproc.loadtest.locustplan import Plan
 from extproc.loadtest.sending import STOPPED
 from extproc.sim.exchange import RequestRecord
+
+
+class News(msgspec.Struct, array_like=True):
+    """What one process says, as often as it does.
+
+    Attributes:
+        records: Of the requests that are over since the last time.
+        begun_s: When requests were sent since the last time; times as in records.
+        is_final: There is no more to come.
+    """
+
+    records: list[RequestRecord]
+    begun_s: list[float]
+    is_final: bool
 
 
 @dataclass(slots=True)
@@ -38,16 +54,18 @@ class Collecting:
         self.figures = LiveFigures(plan.slo)
         self._shares = [_Share(*pair) for pair in zip(plan.workers, sizes, strict=True)]
 
-    def take(self, worker: str, records: Iterable[RequestRecord], *, is_final: bool) -> None:
-        """Take records of one process; the last ones if `is_final`."""
+    def take(self, worker: str, news: News) -> None:
+        """Take what one process says."""
         share = next((each for each in self._shares if each.worker == worker), None)
         if share is None or share.is_final:
             return
-        for record in records:
+        for at_s in news.begun_s:
+            self.figures.begin(at_s)
+        for record in news.records:
             share.num_records += 1
             self.records.append(record)
             self.figures.take(record)
-        share.is_final = is_final
+        share.is_final = news.is_final
 
     @property
     def num_requests(self) -> int:

@@ -55,6 +55,7 @@ class _Bin:
     """Requests by when they were sent, but for `num_ended` and `num_tokens`: by their end."""
 
     num_sent: int = 0
+    num_over: int = 0
     num_met: int = 0
     num_errors: int = 0
     num_ended: int = 0
@@ -63,7 +64,7 @@ class _Bin:
     delay: Histogram = field(default_factory=Histogram)
 
     def merge(self, other: _Bin) -> None:
-        for name in ("num_sent", "num_met", "num_errors", "num_ended", "num_tokens"):
+        for name in ("num_sent", "num_over", "num_met", "num_errors", "num_ended", "num_tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.ttft.merge(other.ttft)
         self.delay.merge(other.delay)
@@ -84,11 +85,16 @@ class LiveFigures:
         self._errors: Counter[str] = Counter()
         self._served: Counter[tuple[str, str]] = Counter()
 
+    def begin(self, at_s: float) -> None:
+        """Count a request that is sent."""
+        self._bin(at_s).num_sent += 1
+        self._whole.num_sent += 1
+
     def take(self, record: RequestRecord) -> None:
         """Count one request that is over."""
         is_met, ttft_s = _is_met(record, self._slo), record.ttft_s
         for sent in (self._bin(record.sent_s), self._whole):
-            sent.num_sent += 1
+            sent.num_over += 1
             sent.num_met += is_met
             sent.num_errors += bool(record.error)
             sent.delay.add(record.delay_s)
@@ -132,6 +138,7 @@ class LiveFigures:
     def _describe_bin(self, one: _Bin) -> dict[str, Any]:
         return {
             "sent": one.num_sent,
+            "over": one.num_over,
             "met": one.num_met,
             "errors": one.num_errors,
             "ended": one.num_ended,

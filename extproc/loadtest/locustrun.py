@@ -6,8 +6,9 @@ for. One or more processes send: the only one, or the workers. Workers' records 
 locust's own reports, of which there are more here: every second, and one when nothing is left, so
 that the master has everything, locust's table included, before it ends the test.
 
-All of them begin at one moment of the wall clock, which the master gives; nothing else depends on
-clocks being the same, and a worker whose clock is late or early shows in its schedule delay.
+All of them begin at one moment of the wall clock, which the master gives. So the requests of
+workers on several machines are as far out of step as their clocks are; a worker that hears of the
+test too late shows in its schedule delay.
 """
 
 from __future__ import annotations
@@ -31,13 +32,12 @@ from locust.runners import (
 )
 from rich.console import Console
 
-from extproc.loadtest.collecting import Collecting
+from extproc.loadtest.collecting import Collecting, News
 from extproc.loadtest.locustends import conclude, show
 from extproc.loadtest.locustplan import Plan, PlanError, add_options, make_plan, options_of
 from extproc.loadtest.locustsending import Sending
 from extproc.loadtest.measures import LoadSummary
 from extproc.loadtest.webpage import add_page
-from extproc.sim.exchange import RequestRecord
 from extproc.sim.workload import Workload
 
 LEAD_S = 0.3
@@ -202,8 +202,7 @@ class LoadTest:
         collecting, report = self._collecting, data.get(_REPORT)
         if collecting is None or report is None or report["run"] != collecting.plan.run:
             return
-        records = msgspec.msgpack.decode(report["records"], type=list[RequestRecord])
-        collecting.take(client_id, records, is_final=report["is_final"])
+        collecting.take(client_id, msgspec.msgpack.decode(report["news"], type=News))
 
     # --- those that send --------------------------------------------------------------------
 
@@ -230,15 +229,13 @@ class LoadTest:
             self._environment.events.report_to_master.fire(client_id=runner.client_id, data=data)
             runner.send_message("stats", data)
         elif self._collecting is not None and self._sending is not None:
-            records = self._sending.take_records()
-            self._collecting.take(_id(runner), records, is_final=self._sending.is_final)
+            self._collecting.take(_id(runner), self._sending.take_news())
 
     def _on_report_to_master(self, client_id: str, data: dict[str, Any], **_: Any) -> None:
         if self._sending is not None:
             data[_REPORT] = {
                 "run": self._sending.plan.run,
-                "is_final": self._sending.is_final,
-                "records": msgspec.msgpack.encode(self._sending.take_records()),
+                "news": msgspec.msgpack.encode(self._sending.take_news()),
             }
 
     def _end(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import gevent
 
 from extproc.loadtest.closedloop import ClosedLoop
+from extproc.loadtest.collecting import News
 from extproc.loadtest.locustplan import Plan
 from extproc.loadtest.locuststats import Rows
 from extproc.loadtest.openloop import OpenLoop
@@ -95,10 +96,10 @@ class Sending:
         self.is_final = True
         self._hand_over()
 
-    def take_records(self) -> list[RequestRecord]:
-        """Those that nobody has taken yet."""
+    def take_news(self) -> News:
+        """What nobody has taken yet."""
         records, self._records = self._records, []
-        return records
+        return News(records, self._sender.take_begun(), self.is_final)
 
     def _sink(self, record: RequestRecord) -> None:
         self._rows.log(record)

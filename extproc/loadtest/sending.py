@@ -53,6 +53,7 @@ class Sender:
         self._started_s = started_s
         self._clock = clock
         self._connections = Connections(server)
+        self._begun_s: list[float] = []
 
     def now(self) -> float:
         """Seconds from the start; negative before it."""
@@ -77,6 +78,7 @@ class Sender:
             What became of it. Errors are in there, `STOPPED` if the greenlet was killed.
         """
         sent_s = self.now()
+        self._begun_s.append(sent_s)
         reading = _Reading(self._clock)
         error = self._error_of(reading, request)
         times_s = reading.meter.times_s
@@ -96,6 +98,11 @@ class Sender:
             error=error,
             served_by=reading.answer.header(_SERVED_BY),
         )
+
+    def take_begun(self) -> list[float]:
+        """When requests were sent, of those that nobody has taken yet."""
+        begun_s, self._begun_s = self._begun_s, []
+        return begun_s
 
     def close(self) -> None:
         """Close the connections that are kept."""

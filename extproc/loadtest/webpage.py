@@ -23,7 +23,7 @@ PICKER_TIMEOUT_S = 1.0
 PICKER_AGE_S = 0.5
 """What the picker said is shown for so long, however many pages are open."""
 _LINK = (
-    '<a href="extproc" style="position:fixed;right:1rem;bottom:1rem;z-index:9999;'
+    '<a href="extproc" style="position:fixed;right:1rem;bottom:3.5rem;z-index:9999;'
     "padding:.5rem 1rem;"
     "border-radius:2rem;background:#15803d;color:#fff;font:600 14px system-ui,sans-serif;"
     'text-decoration:none;box-shadow:0 2px 8px #0006">Tokens and adapters</a>'

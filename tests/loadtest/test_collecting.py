@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.loadtest.collecting import Collecting
+from extproc.loadtest.collecting import Collecting, News
 from extproc.loadtest.livefigures import MAX_BINS, Histogram, LiveFigures
 from extproc.loadtest.locustplan import Plan
 from extproc.loadtest.measures import summarize_records
@@ -45,10 +45,10 @@ def some(num: int, error: str = "") -> list[RequestRecord]:
 def test_a_test_is_whole_when_everybody_has_said_everything() -> None:
     collecting = Collecting(PLAN, [5, 4])
 
-    collecting.take("w1", some(5), is_final=True)
+    collecting.take("w1", News(some(5), [], True))
     assert collecting.unfinished(["w1", "w2"]) == ["w2"]
-    collecting.take("w2", some(3), is_final=False)
-    collecting.take("w2", some(1), is_final=True)
+    collecting.take("w2", News(some(3), [], False))
+    collecting.take("w2", News(some(1), [], True))
 
     assert collecting.is_whole
     assert collecting.words() == []
@@ -58,8 +58,8 @@ def test_a_test_is_whole_when_everybody_has_said_everything() -> None:
 def test_what_was_cut_and_what_never_sent_is_said() -> None:
     collecting = Collecting(PLAN, [5, 4])
 
-    collecting.take("w1", [*some(1), *some(2, "stopped")], is_final=True)
-    collecting.take("w2", some(4), is_final=True)
+    collecting.take("w1", News([*some(1), *some(2, "stopped")], [], True))
+    collecting.take("w2", News(some(4), [], True))
 
     assert collecting.words() == [
         "stopped in the middle: 2 requests under way were cut, 2 were never sent"
@@ -69,8 +69,8 @@ def test_what_was_cut_and_what_never_sent_is_said() -> None:
 def test_a_process_that_is_gone_leaves_what_was_never_accounted_for() -> None:
     collecting = Collecting(PLAN, [5, 4])
 
-    collecting.take("w1", some(5), is_final=True)
-    collecting.take("w2", some(1), is_final=False)
+    collecting.take("w1", News(some(5), [], True))
+    collecting.take("w2", News(some(1), [], False))
 
     assert collecting.missing(["w1"]) == ["w2"]
     assert collecting.unfinished(["w1"]) == []
@@ -82,9 +82,9 @@ def test_a_process_that_is_gone_leaves_what_was_never_accounted_for() -> None:
 def test_what_comes_after_the_last_or_from_a_stranger_does_not_count() -> None:
     collecting = Collecting(PLAN, [5, 4])
 
-    collecting.take("w1", some(5), is_final=True)
-    collecting.take("w1", some(2), is_final=True)
-    collecting.take("w9", some(2), is_final=False)
+    collecting.take("w1", News(some(5), [], True))
+    collecting.take("w1", News(some(2), [], True))
+    collecting.take("w9", News(some(2), [], False))
 
     assert len(collecting.records) == 5
 
@@ -93,13 +93,15 @@ def test_the_page_s_figures_are_those_of_the_summary() -> None:
     made = records(num=200)
     figures = LiveFigures(SLO)
     for record in made:
+        figures.begin(record.sent_s)
         figures.take(record)
     summary = summarize_records(made, slo=SLO)
 
     told = figures.describe()
 
     whole = told["whole"]
-    assert (whole["sent"], whole["met"]) == (summary.num_requests, summary.num_met)
+    assert whole["sent"] == whole["over"] == summary.num_requests
+    assert whole["met"] == summary.num_met
     assert (told["errors"], whole["errors"]) == (summary.errors, sum(summary.errors.values()))
     assert whole["tokens"] == summary.output_tokens
     assert whole["ttft"][0] == pytest.approx(summary.ttft_s.p50 * 1000, rel=0.06)
@@ -113,12 +115,13 @@ def test_however_long_a_test_is_its_bins_are_few_and_hold_every_request(
 ) -> None:
     figures = LiveFigures(SLO)
     for index, at_s in enumerate(times_s):
+        figures.begin(at_s)
         figures.take(RequestRecord(index, "a", "", at_s, at_s, at_s + 1, at_s + 0.5, num_tokens=3))
 
     told = figures.describe()
 
     assert len(told["bins"]) <= MAX_BINS
-    for name in ("sent", "ended", "met", "tokens"):
+    for name in ("sent", "over", "ended", "met", "tokens"):
         assert sum(each[name] for each in told["bins"]) == told["whole"][name]
     assert told["whole"]["sent"] == len(times_s)
 
@@ -137,6 +140,16 @@ def test_a_histogram_s_percentiles_are_5_percent_off_at_most(
     exact = [ordered[min(len(ordered) - 1, int(part * len(ordered) + d))] for d in (-1, -1e-9, 0)]
     assert told is not None
     assert min(exact) * 1000 * 0.95 - 0.01 <= told <= max(exact) * 1000 * 1.06 + 0.01
+
+
+def test_a_request_that_is_under_way_is_sent_and_not_over() -> None:
+    figures = LiveFigures(SLO)
+    figures.begin(2.5)
+
+    told = figures.describe()
+
+    assert [each["sent"] for each in told["bins"]] == [0, 0, 1]
+    assert (told["whole"]["sent"], told["whole"]["over"]) == (1, 0)
 
 
 def test_nothing_has_no_percentiles() -> None:

@@ -88,7 +88,7 @@ async def test_a_test_that_is_stopped_in_the_ui_counts_what_it_has_not_sent(
 
     (words,) = data["words"]
     num_cut, num_unsent = (int(word) for word in words.split() if word.isdigit())
-    assert data["figures"]["whole"]["sent"] + num_unsent == data["num_requests"]
+    assert data["figures"]["whole"]["over"] + num_unsent == data["num_requests"]
     assert num_cut == data["figures"]["errors"].get("stopped", 0)
 
 
@@ -210,7 +210,15 @@ async def test_the_page_shows_a_running_test(
         assert page.problems == []
 
     assert (tmp_path / "page.png").stat().st_size > 10_000
-    for name in ("requests", "met the SLO", "first token", "finished", "failed", "schedule delay"):
+    for name in (
+        "requests sent",
+        "under way",
+        "met the SLO",
+        "first token",
+        "finished",
+        "failed",
+        "schedule delay",
+    ):
         assert name in tiles
     assert "pod-2" in heat
     assert "<b>sly</b>" in heat
