@@ -23,6 +23,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY envoy envoy
 COPY loadtest/scenarios loadtest/scenarios
 COPY loadtest/data loadtest/data
+COPY loadtest/locustfile.py loadtest/
 COPY loadtest/results/expectation.json loadtest/results/expectation.json
 COPY extproc extproc
 RUN pip --python /venv/bin/python install --constraint constraints.txt '.[kubernetes,otel]'
