@@ -9,29 +9,33 @@ ratios to nobody looking are what to compare between machines. A viewer here rea
 throws it away: what a browser makes of it is the browser's.
 
 The second form composes frames of pools of several sizes in this process and prints CPU time and
-size of one: that can be measured on a busy machine, too.
+size of one, and what a viewer more costs a process that does nothing else. That can be measured on
+a busy machine, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from bench import machine
 from bench.figures import render_table
 from bench.frames import SIZES, measure_frame
 from bench.load import run_wrk
-from bench.processes import BenchError, cpu_s, require
+from bench.processes import BenchError, Program, cpu_s, free_ports, get, require
 from bench.stack import Stack, StackOptions, Variant, running
 
 VIEWERS = (0, 1, 8)
+MANY_VIEWERS = 9
 _BODY_BYTES = 308
 _SETTLE_S = 1.0
 
@@ -126,6 +130,24 @@ def _seen(viewers: Sequence[Viewer]) -> tuple[int, int]:
     return sum(v.num_frames for v in viewers), sum(v.num_bytes for v in viewers)
 
 
+def measure_viewers(duration_s: float) -> float:
+    """CPU microseconds a second that one viewer more costs, in a process that only has viewers."""
+    (port,) = free_ports(1)
+    with tempfile.TemporaryDirectory(prefix="extproc-bench-") as folder:
+        command = [sys.executable, "-m", "bench.feedserver", str(port), "16000"]
+        with Program(command, Path(folder) / "log") as server:
+            url = f"http://127.0.0.1:{port}"
+            server.wait_until(lambda: get(url) is not None)
+            used_s = []
+            for count in (1, MANY_VIEWERS):
+                with viewing(url, count):
+                    time.sleep(_SETTLE_S)
+                    before_s = cpu_s(server.pid)
+                    time.sleep(duration_s)
+                    used_s.append(cpu_s(server.pid) - before_s)
+    return 1e6 * (used_s[1] - used_s[0]) / duration_s / (MANY_VIEWERS - 1)
+
+
 def render(rounds: Sequence[Sequence[Row]]) -> str:
     """A table, a row for each number of viewers of `VIEWERS`."""
     alone = median(rows[0].cores for rows in rounds)
@@ -167,6 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for us, size_bytes in [measure_frame(pods, adapters)]
         ]
         print(render_table(["pods x adapters", "CPU, us", "kB"], rows))
+        us = measure_viewers(args.seconds)
+        print(f"\none viewer more, of 16 kB frames: {us:.0f} us of CPU a second")
         return 0
     try:
         require("wrk")
