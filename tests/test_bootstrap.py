@@ -67,6 +67,14 @@ def test_everything_not_listed_is_answered_by_envoy(mode: Mode) -> None:
     assert routes[-1]["direct_response"] == {"status": 404}
 
 
+@ALL_MODES
+def test_workers_hear_at_once_what_a_health_check_of_the_picker_has_found(mode: Mode) -> None:
+    """Otherwise a second late: requests go to a picker that has gone, and retries, too."""
+    settings = cluster(rendered(mode=mode), "picker")["common_lb_config"]
+
+    assert settings["update_merge_window"] == "0s"
+
+
 def test_the_files_share_all_but_what_makes_them_different() -> None:
     """A fix in one of them that is missing in another shows here."""
     documents = [rendered(mode=mode) for mode in Mode]
