@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -19,6 +21,7 @@ from extproc.sim.pod import PodConfig
 from extproc.sim.profiles import INSTANT
 from extproc.sim.workload import Arrival
 from tests.loadtest.threads import Handler, handled, pod, served
+from tests.shell.pki import Pki
 
 STREAM = {"content-type": "text/event-stream"}
 PIECE = b'data: {"choices": [{"text": "x"}]}\n\n'
@@ -210,6 +213,23 @@ def test_a_request_that_is_killed_has_a_record() -> None:
         record = request.get(timeout=20)
 
     assert record.error == STOPPED
+
+
+def test_a_server_over_tls_is_spoken_to_if_its_certificate_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pki = Pki(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*pki.issue("server"))
+    with served(pod(PodConfig(adapters=["a"], profile=INSTANT)), tls=context) as url:
+        distrusted = send(sender(url))
+        monkeypatch.setenv("SSL_CERT_FILE", str(pki.ca))
+        to = sender(url)
+        trusted = [send(to), send(to)]
+        to.close()
+
+    assert distrusted.error == "connect"
+    assert [(record.error, record.num_tokens) for record in trusted] == [("", 5)] * 2
 
 
 def test_headers_and_the_path_s_beginning_go_with_every_request() -> None:
