@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from grpc import aio
 
+from extproc.shell.livepage import FEED_PATH, MAX_VIEWERS
 from extproc.sim.pod import PodConfig, RunningPod, start_pod
 from tests import clients
 from tests.browser import Browser, Page, running_browser
@@ -31,9 +34,9 @@ class Scene:
         self.pods = pods
         self._browser = browser
 
-    async def open(self, **options: object) -> Page:
-        page = await self._browser.open(f"{self.picker.admin_url}/", **options)  # type: ignore[arg-type]
-        await page.wait_for(LIVE)
+    async def open(self, until: str = LIVE, **options: Any) -> Page:
+        page = await self._browser.open(f"{self.picker.admin_url}/", **options)
+        await page.wait_for(until)
         return page
 
     async def route(self, *models: str) -> list[clients.Routed]:
@@ -70,7 +73,8 @@ async def test_pods_activity_and_reasons_appear_and_a_dead_pod_is_shown() -> Non
         page = await scene.open()
         await page.wait_for("document.querySelectorAll('#pods tbody tr').length === 2")
         assert "✓ up" in await page.evaluate(text_of("#pods .state"))
-        assert await page.evaluate("document.getElementById('health').textContent") == "ready"
+        assert await page.evaluate(text_of("#health")) == "ready"
+        assert (await page.evaluate(text_of("#slo-note"))).startswith("Not known: no access log")
 
         (pick,) = await scene.route("customer-07")
         chosen = next(pod for pod in scene.pods if pod.address == pick.destination)
@@ -104,6 +108,7 @@ async def test_when_the_picker_is_gone_it_says_so_and_recovers_by_itself() -> No
         await scene.picker.kill()
         await page.wait_for("document.getElementById('feed').textContent.startsWith('no news for')")
         assert await page.evaluate("document.body.classList.contains('stale')")
+        assert await page.evaluate(text_of("#said")) == "no news: what is shown is old"
 
         await scene.picker.start()
         await page.wait_for(LIVE)
@@ -258,6 +263,17 @@ async def test_a_hidden_tab_disconnects_and_comes_back_when_seen() -> None:
 
         await page.evaluate(f"({hide})(false)")
         await page.wait_for(LIVE)
+
+
+async def test_refused_for_too_many_viewers_the_page_says_so_and_takes_the_next_place() -> None:
+    async with showing(num_pods=1) as scene, aiohttp.ClientSession() as http:
+        url = f"{scene.picker.admin_url}{FEED_PATH}"
+        feeds = [await http.get(url) for _ in range(MAX_VIEWERS)]
+        page = await scene.open(until="feed.textContent.startsWith('refused')")
+        feeds[0].close()
+        await page.wait_for(LIVE)
+        for feed in feeds:
+            feed.close()
 
 
 async def test_hundreds_of_decisions_a_second_leave_it_going_and_bounded() -> None:

@@ -59,7 +59,7 @@ let frame = null;
 
 function open() {
   close();
-  if (document.hidden) return setBadge($("feed"), "paused", "");
+  if (document.hidden) return;
   source = new EventSource("/live/feed");
   source.onmessage = (event) => {
     lastFrameMs = performance.now();
@@ -83,22 +83,24 @@ function close() {
 
 function tellFeed() {
   const silent = (performance.now() - lastFrameMs) / 1000;
-  const isStale = frame !== null && silent > STALE_S;
+  const isStale = frame !== null && !document.hidden && silent > STALE_S;
+  const [words, kind] = isStale ? ["no news: what is shown is old", "bad"] : feedState();
   document.body.classList.toggle("stale", isStale);
-  if (document.hidden) return setBadge($("feed"), "paused", "");
-  if (isStale) {
-    return setBadge($("feed"), `no news for ${duration(Math.floor(silent))}: this is old`, "bad");
-  }
+  setBadge($("feed"), isStale ? `no news for ${duration(Math.floor(silent))}: this is old` : words, kind);
+  setText($("said"), words); // apart from the badge: nobody wants to hear the seconds counted
+}
+
+function feedState() {
+  if (document.hidden) return ["paused", ""];
   const state = source ? source.readyState : EventSource.CLOSED;
-  if (state === EventSource.OPEN && frame) return setBadge($("feed"), "live", "good");
-  if (state === EventSource.CLOSED) {
-    return setBadge($("feed"), "refused (too many viewers?), trying again", "warn");
-  }
-  setBadge($("feed"), frame ? "connection lost, trying again" : "connecting", "warn");
+  if (state === EventSource.OPEN && frame) return ["live", "good"];
+  if (state === EventSource.CLOSED) return ["refused (too many viewers?), trying again", "warn"];
+  return [frame ? "connection lost, trying again" : "connecting", "warn"];
 }
 
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) close(); else open();
+tellFeed();
   tellFeed();
 });
 setInterval(tellFeed, 1000);
@@ -323,6 +325,7 @@ function rank() {
     scores.set(row[0], 0.9 * (scores.get(row[0]) || 0) + 0.1 * total);
   }
   for (const name of [...scores.keys()]) if (!rows.has(name)) scores.delete(name);
+  for (const name of [...heatRows.keys()]) if (!rows.has(name)) heatRows.delete(name);
   if (performance.now() - orderedMs > REORDER_MS || order.some((name) => !rows.has(name))) {
     orderedMs = performance.now();
     const score = (name) => Math.round(scores.get(name) * 4);
@@ -473,3 +476,4 @@ $("hold").addEventListener("click", () => {
 });
 
 open();
+tellFeed();
