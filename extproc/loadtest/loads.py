@@ -149,9 +149,10 @@ def read_suite(name: str, overrides: Overrides = NO_OVERRIDES) -> Suite:
     """
     try:
         suite = parse_suite(find_suite(name).read_text(encoding="utf-8"))
-        changed = overrides.apply(suite)
+        if overrides == Overrides():
+            return suite
         # Once more, now that something else is asked for.
-        return parse_suite(yaml.safe_dump(msgspec.to_builtins(changed)))
+        return parse_suite(yaml.safe_dump(msgspec.to_builtins(overrides.apply(suite))))
     except (OSError, UnicodeDecodeError, SuiteError) as error:
         raise PlanError(str(error)) from error
 

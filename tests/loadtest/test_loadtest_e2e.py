@@ -20,11 +20,12 @@ from extproc.loadtest.blocks import Block, sliced
 from extproc.loadtest.cli import loadtest_app
 from extproc.loadtest.compare import Round, Watch, run_rounds
 from extproc.loadtest.guard import Expectation, Line, save_expectation
-from extproc.loadtest.loads import Overrides, workload_load
+from extproc.loadtest.loads import SuiteLoad
 from extproc.loadtest.results import load
 from extproc.loadtest.runs import run_block
 from extproc.loadtest.targets import TargetError, parse_targets, running_targets
 from extproc.sim.pod import PodConfig, start_pod
+from extproc.sim.suites import parse_suite
 
 FLEET = ["num_pods=2", "max_loras=2", "drain_s=30", "scrape_interval_s=0.2"]
 TINY = """
@@ -43,7 +44,8 @@ scenarios:
 
 
 def small_block(num_requests: int = 24) -> Block:
-    load = workload_load("zipf", Overrides(FLEET))
+    suite = parse_suite(TINY)
+    load = SuiteLoad(suite, suite.scenarios[0])
     return load.block(rate_rps=12, num_requests=num_requests, seed=1)
 
 
@@ -145,7 +147,10 @@ async def test_a_target_without_a_program_is_one_line(monkeypatch: pytest.Monkey
         (["compare", "quick", "--target", "rule:nosuch"], "policy nosuch: unknown"),
         (["compare", "quick", "--target", "nosuch"], "give rule:NAME"),
         (["compare", "quick", "--target", "rule:founding", "--scenario", "x"], "no scenario x"),
-        (["compare", "evaluation", "--target", "rule:founding"], "in virtual time only"),
+        (
+            ["compare", "evaluation", "--scenario", "slow-pod", "--target", "rule:founding"],
+            "in virtual time only",
+        ),
         (["run", "nosuch"], "suite nosuch: no such file"),
         (["run", "quick", "--rule", "nosuch"], "policy nosuch: unknown"),
         (["ramp", "nosuch"], "give rule:NAME"),
