@@ -129,7 +129,7 @@ async def test_a_killed_picker_costs_clear_errors_until_it_is_back(
     assert {outcome(answer) for answer in load.answers} == {"served", "picker_unavailable"}
 
 
-async def test_with_override_host_everybodyis_served_while_the_picker_is_gone(
+async def test_with_override_host_everybody_is_served_while_the_picker_is_gone(
     pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     async with (
