@@ -27,7 +27,7 @@ from extproc.loadtest.loads import (
 )
 from extproc.loadtest.rampcommand import ramp_command
 from extproc.loadtest.report import render
-from extproc.loadtest.results import LoadResult, describe_machine, save
+from extproc.loadtest.results import LoadResult, RunResult, describe_machine, save
 from extproc.loadtest.screen import print_comparison, remarks
 from extproc.loadtest.session import (
     FleetOption,
@@ -42,7 +42,7 @@ from extproc.loadtest.session import (
 )
 from extproc.loadtest.targets import parse_targets
 from extproc.loadtest.twins import twins_of
-from extproc.sim.suites import Suite
+from extproc.sim.suites import SloSpec
 
 DEFAULT_OUT = Path("loadtest/out/real")
 NUM_RATES_BETWEEN = 2
@@ -82,37 +82,38 @@ def run_command(
         specs = parse_targets([f"rule:{rule}" for rule in rules or found.rules])
         chosen = scenarios_of(found, scenarios or ())
         blocks = plan_suite(found, chosen, rates_rps=rates or (), seeds=seeds or ())
-    console, began = Console(), datetime.now(UTC).isoformat(timespec="seconds")
+    console, began = Console(), _now()
     labels = [spec.label for spec in specs]
     rounds = measured(specs, blocks, console, headers={})
     print_comparison(console, labels, rounds)
     if counted(rounds):
-        page = _write(found, rounds, labels, began, out)
-        console.print(f"results: {page.with_suffix('.json')}", soft_wrap=True)
-        console.print(f"page:    {page}", soft_wrap=True)
+        real = _results(rounds)
+        result = LoadResult(
+            name=found.name,
+            about=found.about,
+            date=began,
+            machine=describe_machine(),
+            slo=found.slo,
+            runs=[*real, *twins_of(found, real, more_rates=NUM_RATES_BETWEEN)],
+            suite=found,
+            note="; ".join(remarks(labels, rounds)),
+        )
+        _write(result, out / f"{found.name}.json", console)
     raise typer.Exit(status_of(rounds))
 
 
-def _write(
-    suite: Suite, rounds: Sequence[Round], labels: Sequence[str], date: str, out: Path
-) -> Path:
-    """Write what counts, with its virtual twins, as JSON and as a page; the page's path."""
-    real = [run.result for round_ in counted(rounds) for run in round_ if run.result]
-    result = LoadResult(
-        name=suite.name,
-        about=suite.about,
-        date=date,
-        machine=describe_machine(),
-        slo=suite.slo,
-        runs=[*real, *twins_of(suite, real, more_rates=NUM_RATES_BETWEEN)],
-        suite=suite,
-        note="; ".join(remarks(labels, rounds)),
-    )
-    path = out / f"{suite.name}.json"
+def _results(rounds: Sequence[Round]) -> list[RunResult]:
+    """What counts."""
+    return [run.result for round_ in counted(rounds) for run in round_ if run.result]
+
+
+def _write(result: LoadResult, path: Path, console: Console) -> None:
+    """Write a load test as JSON, and a page beside it."""
     save(result, path)
     page = path.with_suffix(".html")
     page.write_text(render(result, link=path.name), encoding="utf-8")
-    return page
+    console.print(f"results: {path}", soft_wrap=True)
+    console.print(f"page:    {page}", soft_wrap=True)
 
 
 @loadtest_app.command("compare")
@@ -136,6 +137,9 @@ def compare_command(
     ttft_s: TtftOption = None,
     tpot_s: TpotOption = None,
     api_key: KeyOption = "",
+    out: Annotated[
+        Path | None, typer.Option(help="JSON to write, and a page beside it; else none.")
+    ] = None,
 ) -> None:
     """The same requests through every target, interleaved; ratios, paired block by block."""
     overrides = Overrides(fleet or (), profile, (ttft_s, tpot_s, None))
@@ -147,10 +151,26 @@ def compare_command(
             blocks = plan_suite(suite, chosen, rates_rps=rates or (), seeds=seeds or ())
         else:
             blocks = _slices(load, overrides, rates, seeds or (1,), requests, slices)
-    console = Console()
+    console, began = Console(), _now()
+    labels = [spec.label for spec in specs]
     rounds = measured(specs, blocks, console, headers=key_headers(api_key))
-    print_comparison(console, [spec.label for spec in specs], rounds)
+    print_comparison(console, labels, rounds)
+    if out is not None and counted(rounds):
+        slo = blocks[0].slo
+        result = LoadResult(
+            name=load,
+            date=began,
+            machine=describe_machine(),
+            slo=SloSpec(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s, target=slo.target),
+            runs=_results(rounds),
+            note="; ".join(remarks(labels, rounds)),
+        )
+        _write(result, out, console)
     raise typer.Exit(status_of(rounds))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _slices(

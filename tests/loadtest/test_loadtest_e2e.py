@@ -170,13 +170,14 @@ def test_what_cannot_be_done_is_one_line_and_status_2(arguments: list[str], mess
 
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
-def test_a_url_is_compared_by_its_own_adapters() -> None:
+def test_a_url_is_compared_by_its_own_adapters(tmp_path: Path) -> None:
     """The pods are in this process, and the command is one of its own."""
+    out = tmp_path / "new" / "pods.json"
 
     async def compare() -> tuple[int, str]:
         pods = [await start_pod(PodConfig(f"pod-{n}", "llama", ["x", "y"])) for n in range(2)]
         command = [sys.executable, "-m", "extproc", "loadtest", "compare", "zipf"]
-        command += ["--rate", "20", "--requests", "40", "--slices", "2"]
+        command += ["--rate", "20", "--requests", "40", "--slices", "2", "--out", str(out)]
         for pod in pods:
             command += ["--target", f"url:{pod.url}={pod.name}"]
         process = await asyncio.create_subprocess_exec(
@@ -194,6 +195,11 @@ def test_a_url_is_compared_by_its_own_adapters() -> None:
     assert status in (0, 3), output  # 3: the machine was too busy for a single block
     assert "served well" in output
     assert re.search(r"failed +0 +0", output), output
+    if status == 0:
+        runs = load(out).runs
+        assert {run.target for run in runs} == {"url:pod-0", "url:pod-1"}
+        assert {name for run in runs for name in run.summary.by_adapter} == {"x", "y"}
+        assert "<svg" in out.with_suffix(".html").read_text(encoding="utf-8")
 
 
 @pytest.mark.e2e
