@@ -30,11 +30,13 @@ from extproc.loadtest.report import render
 from extproc.loadtest.results import LoadResult, RunResult, describe_machine, save
 from extproc.loadtest.screen import print_comparison, remarks
 from extproc.loadtest.session import (
+    FAILED,
     FleetOption,
     KeyOption,
     ProfileOption,
     TpotOption,
     TtftOption,
+    fault,
     key_headers,
     measured,
     refusing,
@@ -108,10 +110,17 @@ def _results(rounds: Sequence[Round]) -> list[RunResult]:
 
 
 def _write(result: LoadResult, path: Path, console: Console) -> None:
-    """Write a load test as JSON, and a page beside it."""
-    save(result, path)
+    """Write a load test as JSON, and a page beside it.
+
+    Raises:
+        typer.Exit: They cannot be written.
+    """
     page = path.with_suffix(".html")
-    page.write_text(render(result, link=path.name), encoding="utf-8")
+    try:
+        save(result, path)
+        page.write_text(render(result, link=path.name), encoding="utf-8")
+    except OSError as error:
+        raise fault(error, FAILED) from error
     console.print(f"results: {path}", soft_wrap=True)
     console.print(f"page:    {page}", soft_wrap=True)
 

@@ -29,7 +29,7 @@ from extproc.loadtest.guard import (
 from extproc.loadtest.loads import plan_suite, read_suite, scenarios_of
 from extproc.loadtest.results import describe_machine
 from extproc.loadtest.screen import remarks, short_head
-from extproc.loadtest.session import FAILED, NOT_MEASURED, measured, refusing, status_of
+from extproc.loadtest.session import FAILED, NOT_MEASURED, fault, measured, refusing, status_of
 from extproc.loadtest.targets import TargetError, TargetSpec, parse_targets
 from extproc.sim.files import own_folder
 
@@ -60,11 +60,7 @@ def guard_command(
     console = Console(highlight=False)
     if expected is None:
         seen = [_run(specs, blocks, console) for _ in range(runs)]
-        with refusing():
-            lines = lines_of(seen)
-        machine, date = describe_machine(), datetime.now(UTC).date().isoformat()
-        made = Expectation(suite=found.name, lines=lines, num_runs=runs, machine=machine, date=date)
-        save_expectation(made, expectation)
+        _write(found.name, seen, expectation)
         console.print(f"written: {expectation}", soft_wrap=True)
         return
     told = judged(expected, _run(specs, blocks, console))
@@ -73,6 +69,22 @@ def guard_command(
     text = "all as expected" if is_ok else "NOT as expected"
     console.print(f"{text} (expectation of {expected.date}, from {expected.num_runs} runs)")
     raise typer.Exit(0 if is_ok else FAILED)
+
+
+def _write(suite: str, seen: Sequence[Ratios], path: Path) -> None:
+    """Write what to expect after these runs.
+
+    Raises:
+        typer.Exit: It cannot be written, or a ratio is missing.
+    """
+    machine, date = describe_machine(), datetime.now(UTC).date().isoformat()
+    with refusing():
+        lines = lines_of(seen)
+    made = Expectation(suite=suite, lines=lines, num_runs=len(seen), machine=machine, date=date)
+    try:
+        save_expectation(made, path)
+    except OSError as error:
+        raise fault(error, FAILED) from error
 
 
 def _run(specs: Sequence[TargetSpec], blocks: Sequence[Block], console: Console) -> Ratios:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from math import log
 from pathlib import Path
@@ -10,7 +11,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
 
+from extproc.loadtest import guardcommand
+from extproc.loadtest.cli import loadtest_app
 from extproc.loadtest.compare import Round
 from extproc.loadtest.guard import (
     FIGURE_NAMES,
@@ -31,7 +35,7 @@ from extproc.loadtest.guardcommand import EXPECTATION
 from extproc.loadtest.loads import plan_suite, read_suite
 from extproc.loadtest.runs import BlockRun
 from extproc.loadtest.twins import virtual_run
-from tests.loadtest.builders import run
+from tests.loadtest.builders import block, run
 
 PAIR = ("founding", "least_pending")
 
@@ -230,3 +234,78 @@ def test_the_guard_tells_a_real_run_from_one_with_another_rule(
     seen: Ratios = dict(zip(figures, SEEN[rule], strict=True))
 
     assert [verdict for _, _, verdict in judged(expected, seen)] == verdicts
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def guarded(
+    monkeypatch: pytest.MonkeyPatch, *rounds: Sequence[BlockRun], arguments: Sequence[str] = ()
+) -> Result:
+    """The command, with these rounds instead of real ones."""
+    monkeypatch.setattr(guardcommand, "measured", lambda *_, **__: list(rounds))
+    return CliRunner().invoke(loadtest_app, ["guard", *arguments])
+
+
+def as_expected(delay_s: float = 0.0) -> list[BlockRun]:
+    """Rules that are as far apart as the committed expectation says, but for attainment."""
+    return [
+        run("founding", ttft_s=0.1, num_loads=1),
+        run("least_pending", ttft_s=0.31, num_loads=4),
+        run("round_robin", ttft_s=0.37, num_loads=4, delay_s=delay_s),
+    ]
+
+
+def test_every_line_is_printed_with_what_was_expected_and_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = guarded(monkeypatch, as_expected())
+
+    assert result.output.count("founding/") == 6
+    assert len(re.findall(r"0\.\d{3} +ok |1\.000 +(?:ok|TOO LOW) ", result.output)) == 6
+    assert "from 5 runs" in result.output
+
+
+def test_a_machine_that_is_too_busy_is_neither_good_nor_bad(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = guarded(monkeypatch, as_expected(), as_expected(delay_s=0.1))
+
+    assert result.exit_code == 3
+    assert "not measured: the machine is too busy" in result.output
+    assert "the generator lagged" in result.output
+
+
+def test_a_fleet_that_died_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    died = BlockRun("founding", block(), trouble="envoy ended with status 1", is_gone=True)
+
+    result = guarded(monkeypatch, [died, *as_expected()[1:]])
+
+    assert result.exit_code == 1
+    assert "envoy ended with status 1" in result.output
+
+
+def test_a_new_expectation_is_met_by_what_made_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "expectation.json"
+    at = ["--expectation", str(path)]
+
+    written = guarded(monkeypatch, as_expected(), arguments=["--write", "--runs", "3", *at])
+    checked = guarded(monkeypatch, as_expected(), arguments=at)
+
+    assert written.exit_code == checked.exit_code == 0
+    assert load_expectation(path).num_runs == 3
+    assert "all as expected" in checked.output
+
+
+def test_an_expectation_that_cannot_be_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    at = ["--expectation", str(tmp_path / "file" / "x.json")]
+
+    result = guarded(monkeypatch, as_expected(), arguments=["--write", *at])
+
+    assert result.exit_code == 1
+    assert len(result.stderr.splitlines()) == 1
