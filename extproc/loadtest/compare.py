@@ -126,7 +126,8 @@ async def run_rounds(
         rounds: Gets what came of each block, as it comes.
         headers: For endpoints that are there already.
         watch: Who is told.
-        num_repeats: So often a block is sent again if the machine disturbed it.
+        num_repeats: So often a block is sent again if the machine disturbed it; where that does not
+            help, it ends. 0 to go on with the next block instead.
         max_added_s: See `run_block`.
 
     Raises:
@@ -149,7 +150,7 @@ async def run_rounds(
                         break
                 rounds.append(result)
                 number += 1
-                if len(gone) == len(specs):
+                if len(gone) == len(specs) or (num_repeats and is_disturbed(result)):
                     return
 
 

@@ -265,12 +265,12 @@ async def test_a_block_in_which_the_generator_lagged_is_sent_again_to_all(
     assert len(counted(rounds)) == 2
 
 
-async def test_a_block_is_repeated_as_often_as_asked_for_and_then_does_not_count(
+async def test_a_block_is_repeated_as_often_as_asked_for_and_then_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fleet = FakeFleet(monkeypatch, lambda label, _: "lags" if label == "a" else "ok")
 
-    rounds = await fleet.rounds("ab", [block()], num_repeats=1)
+    rounds = await fleet.rounds("ab", [block(), block(seed=2)], num_repeats=1)
 
     assert "".join(fleet.turns) == "abab"
     assert counted(rounds) == []
