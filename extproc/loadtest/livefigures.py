@@ -36,9 +36,15 @@ class Histogram:
         """Count what another counted."""
         self._counts.update(other._counts)
 
-    def percentiles(self, parts: Iterable[float]) -> list[float | None]:
-        """Upper ends of the classes where these parts of all values are reached, in ms."""
-        total = self._counts.total()
+    def percentiles(self, parts: Iterable[float], *, num_more: int = 0) -> list[float | None]:
+        """Upper ends of the classes where these parts of all values are reached, in ms.
+
+        Args:
+            parts: In [0, 1].
+            num_more: So many values are to come that are larger than those that are there; a part
+                that only they can reach is None.
+        """
+        total = self._counts.total() + num_more
         return [self._percentile(part, total) for part in parts]
 
     def _percentile(self, part: float, total: int) -> float | None:
@@ -56,6 +62,8 @@ class _Bin:
 
     num_sent: int = 0
     num_over: int = 0
+    num_told: int = 0
+    """Those that have a first token, or are over without."""
     num_met: int = 0
     num_errors: int = 0
     num_ended: int = 0
@@ -64,7 +72,15 @@ class _Bin:
     delay: Histogram = field(default_factory=Histogram)
 
     def merge(self, other: _Bin) -> None:
-        for name in ("num_sent", "num_over", "num_met", "num_errors", "num_ended", "num_tokens"):
+        for name in (
+            "num_sent",
+            "num_over",
+            "num_told",
+            "num_met",
+            "num_errors",
+            "num_ended",
+            "num_tokens",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.ttft.merge(other.ttft)
         self.delay.merge(other.delay)
@@ -90,16 +106,21 @@ class LiveFigures:
         self._bin(at_s).num_sent += 1
         self._whole.num_sent += 1
 
+    def take_first(self, sent_s: float, first_s: float) -> None:
+        """Count a first token."""
+        for sent in (self._bin(sent_s), self._whole):
+            sent.num_told += 1
+            sent.ttft.add(first_s - sent_s)
+
     def take(self, record: RequestRecord) -> None:
         """Count one request that is over."""
-        is_met, ttft_s = _is_met(record, self._slo), record.ttft_s
+        is_met = _is_met(record, self._slo)
         for sent in (self._bin(record.sent_s), self._whole):
             sent.num_over += 1
             sent.num_met += is_met
             sent.num_errors += bool(record.error)
             sent.delay.add(record.delay_s)
-            if ttft_s is not None:
-                sent.ttft.add(ttft_s)
+            sent.num_told += record.ttft_s is None
         for ended in (self._bin(record.ended_s), self._whole):
             ended.num_ended += not record.error
             ended.num_tokens += record.num_tokens
@@ -114,8 +135,10 @@ class LiveFigures:
             "bin_s": self._bin_s,
             "slo_ttft_ms": self._slo.ttft_s * 1000,
             "slo_tpot_ms": self._slo.tpot_s * 1000,
-            "whole": self._describe_bin(self._whole),
-            "bins": [self._describe_bin(each) for each in self._bins],
+            "whole": self._describe_bin(self._whole, num_waiting=0),
+            "bins": [
+                self._describe_bin(b, num_waiting=b.num_sent - b.num_told) for b in self._bins
+            ],
             "errors": dict(self._errors.most_common()),
             "served": [[*key, num] for key, num in self._served.items()],
         }
@@ -135,15 +158,17 @@ class LiveFigures:
             kept.merge(gone)
         self._bins = self._bins[::2]
 
-    def _describe_bin(self, one: _Bin) -> dict[str, Any]:
+    def _describe_bin(self, one: _Bin, *, num_waiting: int) -> dict[str, Any]:
+        """Those that are waiting yet will have waited longer than those that are not."""
         return {
             "sent": one.num_sent,
             "over": one.num_over,
+            "told": one.num_told,
             "met": one.num_met,
             "errors": one.num_errors,
             "ended": one.num_ended,
             "tokens": one.num_tokens,
-            "ttft": one.ttft.percentiles((0.5, 0.9, 0.99)),
+            "ttft": one.ttft.percentiles((0.5, 0.9, 0.99), num_more=num_waiting),
             "delay": one.delay.percentiles((0.5, 0.99)),
         }
 

@@ -99,7 +99,8 @@ class Sending:
     def take_news(self) -> News:
         """What nobody has taken yet."""
         records, self._records = self._records, []
-        return News(records, self._sender.take_begun(), self.is_final)
+        begun_s, firsts_s = self._sender.take_begun(), self._sender.take_firsts()
+        return News(records, begun_s, firsts_s, self.is_final)
 
     def _sink(self, record: RequestRecord) -> None:
         self._rows.log(record)

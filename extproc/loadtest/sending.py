@@ -54,6 +54,7 @@ class Sender:
         self._clock = clock
         self._connections = Connections(server)
         self._begun_s: list[float] = []
+        self._firsts_s: list[tuple[float, float]] = []
 
     def now(self) -> float:
         """Seconds from the start; negative before it."""
@@ -79,7 +80,7 @@ class Sender:
         """
         sent_s = self.now()
         self._begun_s.append(sent_s)
-        reading = _Reading(self._clock)
+        reading = _Reading(self._clock, lambda: self._firsts_s.append((sent_s, self.now())))
         error = self._error_of(reading, request)
         times_s = reading.meter.times_s
         return RequestRecord(
@@ -104,6 +105,11 @@ class Sender:
         begun_s, self._begun_s = self._begun_s, []
         return begun_s
 
+    def take_firsts(self) -> list[tuple[float, float]]:
+        """When requests were sent and had their first text, of those that nobody has taken yet."""
+        firsts_s, self._firsts_s = self._firsts_s, []
+        return firsts_s
+
     def close(self) -> None:
         """Close the connections that are kept."""
         self._connections.close()
@@ -114,7 +120,7 @@ class Sender:
         limits = [gevent.Timeout.start_new(min(patience_s, self._timeout_s))]
         if self._patience_s is not None:
             ends_s = self._clock() + self._timeout_s
-            reading.on_first_text = lambda: _replace(limits, ends_s - self._clock())
+            reading.on_patience_kept = lambda: _replace(limits, ends_s - self._clock())
         try:
             exchange(self._connections, request, reading.answer, reading.note_time)
         except gevent.Timeout as timeout:
@@ -136,10 +142,12 @@ class Sender:
 class _Reading:
     """What has come of an answer so far."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], on_first_text: Callable[[], None]) -> None:
         self.meter = StreamMeter()
         self.answer = Answer(self._take)
-        self.on_first_text: Callable[[], None] | None = None
+        self.on_patience_kept: Callable[[], None] | None = None
+        self._on_first_text = on_first_text
+        self._has_text = False
         self._clock = clock
         self._now = 0.0
 
@@ -167,9 +175,11 @@ class _Reading:
         if self.answer.status_code != 200:
             return
         self.meter.feed(data, now=self._now)
-        if self.on_first_text is not None and self.meter.times_s:
-            self.on_first_text()
-            self.on_first_text = None
+        if not self._has_text and self.meter.times_s:
+            self._has_text = True
+            self._on_first_text()
+            if self.on_patience_kept is not None:
+                self.on_patience_kept()
 
 
 def _replace(limits: list[gevent.Timeout], left_s: float) -> None:

@@ -16,7 +16,7 @@ from extproc.sim.exchange import RequestRecord, load_records
 from tests.e2e.harness import ChildProcess, eventually, free_port
 
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
-PATIENCE_S = 50.0
+PATIENCE_S = 120.0
 
 
 class Locust(ChildProcess):

@@ -45,10 +45,10 @@ def some(num: int, error: str = "") -> list[RequestRecord]:
 def test_a_test_is_whole_when_everybody_has_said_everything() -> None:
     collecting = Collecting(PLAN, [5, 4])
 
-    collecting.take("w1", News(some(5), [], True))
+    collecting.take("w1", News(some(5), [], [], True))
     assert collecting.unfinished(["w1", "w2"]) == ["w2"]
-    collecting.take("w2", News(some(3), [], False))
-    collecting.take("w2", News(some(1), [], True))
+    collecting.take("w2", News(some(3), [], [], False))
+    collecting.take("w2", News(some(1), [], [], True))
 
     assert collecting.is_whole
     assert collecting.words() == []
@@ -58,8 +58,8 @@ def test_a_test_is_whole_when_everybody_has_said_everything() -> None:
 def test_what_was_cut_and_what_never_sent_is_said() -> None:
     collecting = Collecting(PLAN, [5, 4])
 
-    collecting.take("w1", News([*some(1), *some(2, "stopped")], [], True))
-    collecting.take("w2", News(some(4), [], True))
+    collecting.take("w1", News([*some(1), *some(2, "stopped")], [], [], True))
+    collecting.take("w2", News(some(4), [], [], True))
 
     assert collecting.words() == [
         "stopped in the middle: 2 requests under way were cut, 2 were never sent"
@@ -69,8 +69,8 @@ def test_what_was_cut_and_what_never_sent_is_said() -> None:
 def test_a_process_that_is_gone_leaves_what_was_never_accounted_for() -> None:
     collecting = Collecting(PLAN, [5, 4])
 
-    collecting.take("w1", News(some(5), [], True))
-    collecting.take("w2", News(some(1), [], False))
+    collecting.take("w1", News(some(5), [], [], True))
+    collecting.take("w2", News(some(1), [], [], False))
 
     assert collecting.missing(["w1"]) == ["w2"]
     assert collecting.unfinished(["w1"]) == []
@@ -82,9 +82,9 @@ def test_a_process_that_is_gone_leaves_what_was_never_accounted_for() -> None:
 def test_what_comes_after_the_last_or_from_a_stranger_does_not_count() -> None:
     collecting = Collecting(PLAN, [5, 4])
 
-    collecting.take("w1", News(some(5), [], True))
-    collecting.take("w1", News(some(2), [], True))
-    collecting.take("w9", News(some(2), [], False))
+    collecting.take("w1", News(some(5), [], [], True))
+    collecting.take("w1", News(some(2), [], [], True))
+    collecting.take("w9", News(some(2), [], [], False))
 
     assert len(collecting.records) == 5
 
@@ -94,13 +94,15 @@ def test_the_page_s_figures_are_those_of_the_summary() -> None:
     figures = LiveFigures(SLO)
     for record in made:
         figures.begin(record.sent_s)
+        if record.first_token_s is not None:
+            figures.take_first(record.sent_s, record.first_token_s)
         figures.take(record)
     summary = summarize_records(made, slo=SLO)
 
     told = figures.describe()
 
     whole = told["whole"]
-    assert whole["sent"] == whole["over"] == summary.num_requests
+    assert whole["sent"] == whole["over"] == whole["told"] == summary.num_requests
     assert whole["met"] == summary.num_met
     assert (told["errors"], whole["errors"]) == (summary.errors, sum(summary.errors.values()))
     assert whole["tokens"] == summary.output_tokens
@@ -116,12 +118,13 @@ def test_however_long_a_test_is_its_bins_are_few_and_hold_every_request(
     figures = LiveFigures(SLO)
     for index, at_s in enumerate(times_s):
         figures.begin(at_s)
+        figures.take_first(at_s, at_s + 0.5)
         figures.take(RequestRecord(index, "a", "", at_s, at_s, at_s + 1, at_s + 0.5, num_tokens=3))
 
     told = figures.describe()
 
     assert len(told["bins"]) <= MAX_BINS
-    for name in ("sent", "over", "ended", "met", "tokens"):
+    for name in ("sent", "over", "told", "ended", "met", "tokens"):
         assert sum(each[name] for each in told["bins"]) == told["whole"][name]
     assert told["whole"]["sent"] == len(times_s)
 
@@ -150,6 +153,30 @@ def test_a_request_that_is_under_way_is_sent_and_not_over() -> None:
 
     assert [each["sent"] for each in told["bins"]] == [0, 0, 1]
     assert (told["whole"]["sent"], told["whole"]["over"]) == (1, 0)
+
+
+def test_a_first_token_counts_before_the_request_is_over() -> None:
+    figures = LiveFigures(SLO)
+    figures.begin(0.5)
+    figures.take_first(0.5, 0.7)
+
+    whole = figures.describe()["whole"]
+
+    assert (whole["told"], whole["over"]) == (1, 0)
+    assert whole["ttft"][0] == pytest.approx(200, rel=0.06)
+
+
+def test_those_who_still_wait_count_as_slower_than_those_who_do_not() -> None:
+    figures = LiveFigures(SLO)
+    for _ in range(10):
+        figures.begin(0.5)
+    for first_s in (0.6, 0.6, 0.6, 0.6, 0.9, 0.9):
+        figures.take_first(0.5, first_s)
+
+    (only,) = figures.describe()["bins"]
+
+    assert only["ttft"][0] == pytest.approx(400, rel=0.06)
+    assert only["ttft"][1:] == [None, None]
 
 
 def test_nothing_has_no_percentiles() -> None:

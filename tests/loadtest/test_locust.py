@@ -16,7 +16,7 @@ from extproc.sim.profiles import H100_8B, INSTANT
 from tests.e2e.harness import eventually, free_port
 from tests.loadtest.locusts import PATIENCE_S, headless, locust, run, totals, with_workers
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 SMALL = ("--workload", "zipf", "--adapters", "12", "--rate", "40", "--requests", "80")
 

@@ -17,7 +17,7 @@ from tests.browser import Browser, Page, Scheme, running_browser
 from tests.e2e.harness import eventually, free_port
 from tests.loadtest.locusts import PATIENCE_S, Ui, locust, with_workers
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 ADAPTERS = ("support-de", "support-en", "legal", "summaries")
 
@@ -214,7 +214,7 @@ async def test_the_page_shows_a_running_test(
         "requests sent",
         "under way",
         "met the SLO",
-        "first token",
+        "first token so far",
         "finished",
         "failed",
         "schedule delay",
