@@ -54,7 +54,8 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         status: HTTP status; 0 without an answer.
         error: "" if all went well, else of what kind: `connect`, `reset`, `timeout` (the whole
             took too long), `abandoned` (the first token did), `http_` and the status, `cut` (the
-            stream ended early), `in_stream` (the server said so within it), `not_a_stream`.
+            stream ended early), `in_stream` (the server said so within it), `not_a_stream`,
+            `stopped` (the test was stopped while it was under way).
         served_by: The header `x-served-by` of fake pods, "" without.
     """
 
