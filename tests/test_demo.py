@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import signal
-import subprocess
-import sys
-import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,65 +15,12 @@ from extproc.demo import run_demo
 from extproc.demo.stack import ADAPTERS
 from extproc.demo.traffic import MAX_OUTPUT_TOKENS, Results, make_schedule, send_all
 from extproc.sim.pod import PodConfig, start_pod
+from tests.commands import Command, commands
 
-MARK = "EXTPROC_TEST_DEMO"
 NUM_PROCESSES = 7
 """The demo itself, four pods, the picker and Envoy."""
 
 slow = pytest.mark.timeout(180)
-
-
-class Demo:
-    """A running demo; it and what it started can be told by a variable that they inherit."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self._mark = f"{MARK}={uuid.uuid4()}"
-        self._path = folder / "output"
-        name, _, value = self._mark.partition("=")
-        with self._path.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "extproc", "demo", *options],
-                stdout=output,
-                stderr=output,
-                env={**os.environ, name: value, "TMPDIR": str(folder), "COLUMNS": "120"},
-                start_new_session=True,
-            )
-
-    @property
-    def output(self) -> str:
-        return self._path.read_text(encoding="utf-8")
-
-    def processes(self) -> list[int]:
-        return [
-            int(folder.name)
-            for folder in Path("/proc").iterdir()
-            if folder.name.isdigit() and self._mark.encode() in _environment(folder)
-        ]
-
-    def wait_until_started(self, num_processes: int) -> None:
-        self._wait(lambda: len(self.processes()) >= num_processes)
-
-    def wait_for_output(self, text: str) -> None:
-        self._wait(lambda: text in self.output)
-
-    def wait_until_gone(self) -> None:
-        """Processes that were killed need a moment."""
-        for _ in range(100):
-            if not self.processes():
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"left behind: {self.processes()}")
-
-    def _wait(self, check: object) -> None:
-        assert callable(check)
-        while not check():
-            assert self.process.poll() is None, self.output
-            time.sleep(0.05)
-
-    def close(self) -> None:
-        for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
-        self.process.wait()
 
 
 def _row(output: str, label: str) -> list[str]:
@@ -87,27 +29,18 @@ def _row(output: str, label: str) -> list[str]:
     return [cell.strip() for cell in line.split("│")]
 
 
-def _environment(folder: Path) -> bytes:
-    try:
-        return (folder / "environ").read_bytes()
-    except OSError:
-        return b""
-
-
 @pytest.fixture
-def demos(tmp_path: Path) -> Iterator[list[Demo]]:
-    started: list[Demo] = []
-    yield started
-    for demo in started:
-        demo.close()
+def demos() -> Iterator[list[Command]]:
+    with commands() as started:
+        yield started
 
 
 @pytest.mark.e2e
 @slow
 def test_it_compares_two_rules_explains_a_request_and_leaves_nothing(
-    tmp_path: Path, demos: list[Demo]
+    tmp_path: Path, demos: list[Command]
 ) -> None:
-    demo = Demo(tmp_path, "--seconds", "4", "--rate", "16")
+    demo = Command(tmp_path, "demo", "--seconds", "4", "--rate", "16")
     demos.append(demo)
 
     status = demo.process.wait()
@@ -138,9 +71,9 @@ def test_it_compares_two_rules_explains_a_request_and_leaves_nothing(
     ids=["ctrl-c", "term", "term-while-starting", "kill", "kill-while-starting"],
 )
 def test_whatever_ends_it_no_process_stays(
-    tmp_path: Path, demos: list[Demo], number: signal.Signals, num_processes: int
+    tmp_path: Path, demos: list[Command], number: signal.Signals, num_processes: int
 ) -> None:
-    demo = Demo(tmp_path)
+    demo = Command(tmp_path, "demo")
     demos.append(demo)
     demo.wait_until_started(num_processes)
 
@@ -154,9 +87,9 @@ def test_whatever_ends_it_no_process_stays(
 @pytest.mark.e2e
 @slow
 async def test_it_stays_up_when_told_to_and_prints_a_request_that_works(
-    tmp_path: Path, demos: list[Demo]
+    tmp_path: Path, demos: list[Command]
 ) -> None:
-    demo = Demo(tmp_path, "--seconds", "1", "--rate", "4", "--keep")
+    demo = Command(tmp_path, "demo", "--seconds", "1", "--rate", "4", "--keep")
     demos.append(demo)
     demo.wait_for_output("Ctrl-C")
 

@@ -6,10 +6,7 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +23,7 @@ from extproc.loadtest.runs import run_block
 from extproc.loadtest.targets import TargetError, parse_targets, running_targets
 from extproc.sim.pod import PodConfig, start_pod
 from extproc.sim.suites import parse_suite
+from tests.commands import Command, commands
 
 FLEET = ["num_pods=2", "max_loras=2", "drain_s=30", "scrape_interval_s=0.2"]
 TINY = """
@@ -261,78 +259,25 @@ def test_the_guard_tells_what_is_expected_from_what_is_not(
 # --- ends -------------------------------------------------------------------------------------
 
 
-class Marked:
-    """A running command; it and what it started can be told by a variable that they inherit."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self._mark = f"EXTPROC_TEST_LOADTEST={uuid.uuid4()}"
-        self._path = folder / "output"
-        name, _, value = self._mark.partition("=")
-        with self._path.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "extproc", "loadtest", *arguments],
-                stdout=output,
-                stderr=output,
-                env={**os.environ, name: value, "TMPDIR": str(folder), "COLUMNS": "120"},
-                start_new_session=True,
-            )
-
-    @property
-    def output(self) -> str:
-        return self._path.read_text(encoding="utf-8")
-
-    def processes(self) -> list[int]:
-        return [
-            int(folder.name)
-            for folder in Path("/proc").iterdir()
-            if folder.name.isdigit() and self._mark.encode() in _environment(folder)
-        ]
-
-    def wait_for(self, text: str) -> None:
-        while text not in self.output:
-            assert self.process.poll() is None, self.output
-            time.sleep(0.05)
-
-    def wait_until_gone(self) -> None:
-        deadline_s = time.monotonic() + 20
-        while self.processes():
-            assert time.monotonic() < deadline_s, f"left behind: {self.processes()}"
-            time.sleep(0.05)
-
-    def close(self) -> None:
-        for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-
-
-def _environment(folder: Path) -> bytes:
-    try:
-        return (folder / "environ").read_bytes()
-    except OSError:
-        return b""
-
-
 @pytest.fixture
-def commands() -> Iterator[list[Marked]]:
-    started: list[Marked] = []
-    yield started
-    for command in started:
-        command.close()
+def started() -> Iterator[list[Command]]:
+    with commands() as running:
+        yield running
 
 
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_leaves_no_process_and_shows_what_was_measured(
-    number: signal.Signals, tmp_path: Path, commands: list[Marked]
+    number: signal.Signals, tmp_path: Path, started: list[Command]
 ) -> None:
-    command = Marked(
+    command = Command(
         tmp_path,
-        *("compare", "zipf", "--rate", "10", "--requests", "400", "--slices", "20"),
+        *("loadtest", "compare", "zipf", "--rate", "10", "--requests", "400", "--slices", "20"),
         *("--target", "envoy:round_robin", *(f for knob in FLEET for f in ("--fleet", knob))),
     )
-    commands.append(command)
-    command.wait_for("served well")
+    started.append(command)
+    command.wait_for_output("served well")
     assert len(command.processes()) == 4
 
     command.process.send_signal(number)
@@ -348,14 +293,12 @@ def test_a_signal_leaves_no_process_and_shows_what_was_measured(
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
 def test_a_signal_while_fleets_start_leaves_no_process(
-    tmp_path: Path, commands: list[Marked]
+    tmp_path: Path, started: list[Command]
 ) -> None:
-    command = Marked(tmp_path, "compare", "quick", "--target", "rule:founding")
-    commands.append(command)
-    command.wait_for("starting")
-    while len(command.processes()) < 3:
-        assert command.process.poll() is None, command.output
-        time.sleep(0.01)
+    command = Command(tmp_path, "loadtest", "compare", "quick", "--target", "rule:founding")
+    started.append(command)
+    command.wait_for_output("starting")
+    command.wait_until_started(3)
 
     command.process.send_signal(signal.SIGTERM)
 

@@ -1,0 +1,88 @@
+"""`extproc` as people run it: a process, with whatever it starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MARK = "EXTPROC_TEST_COMMAND"
+GONE_WITHIN_S = 20.0
+
+
+class Command:
+    """A running command; it and what it started can be told by a variable that they inherit."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._mark = f"{MARK}={uuid.uuid4()}"
+        self._path = folder / "output"
+        name, _, value = self._mark.partition("=")
+        with self._path.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "extproc", *arguments],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, name: value, "TMPDIR": str(folder), "COLUMNS": "120"},
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self._path.read_text(encoding="utf-8")
+
+    def processes(self) -> list[int]:
+        """The command and what it started, as far as it runs."""
+        return [
+            int(folder.name)
+            for folder in Path("/proc").iterdir()
+            if folder.name.isdigit() and self._mark.encode() in _environment(folder)
+        ]
+
+    def wait_until_started(self, num_processes: int) -> None:
+        self.wait_until(lambda: len(self.processes()) >= num_processes)
+
+    def wait_for_output(self, text: str) -> None:
+        self.wait_until(lambda: text in self.output)
+
+    def wait_until(self, check: Callable[[], bool]) -> None:
+        """As long as it runs."""
+        while not check():
+            assert self.process.poll() is None, self.output
+            time.sleep(0.05)
+
+    def wait_until_gone(self) -> None:
+        """Processes that were killed need a moment."""
+        deadline_s = time.monotonic() + GONE_WITHIN_S
+        while self.processes():
+            assert time.monotonic() < deadline_s, f"left behind: {self.processes()}"
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextmanager
+def commands() -> Iterator[list[Command]]:
+    """Those that are put into the list are ended with it."""
+    started: list[Command] = []
+    try:
+        yield started
+    finally:
+        for command in started:
+            command.close()
+
+
+def _environment(folder: Path) -> bytes:
+    try:
+        return (folder / "environ").read_bytes()
+    except OSError:
+        return b""
