@@ -300,6 +300,8 @@ def _rounded(value: Any) -> Any:
 def merged(parts: Sequence[LoadResult]) -> LoadResult:
     """Load tests of one suite, made apart, as one: the first one's words, all runs.
 
+    Of a run that was made again the last one counts.
+
     Raises:
         ResultError: There is none, or they are not of one suite and one machine.
     """
@@ -309,10 +311,15 @@ def merged(parts: Sequence[LoadResult]) -> LoadResult:
     for part in parts:
         if (part.suite, part.slo, part.machine) != (first.suite, first.slo, first.machine):
             raise ResultError(f"{part.name} of {part.date} is of another suite or machine")
+    runs = {
+        (run.kind, run.target, run.scenario, run.rate_rps, run.seed): run
+        for part in parts
+        for run in part.runs
+    }
     return msgspec.structs.replace(
         first,
         date=min(part.date for part in parts),
-        runs=[run for part in parts for run in part.runs],
+        runs=list(runs.values()),
         note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
         is_trimmed=any(part.is_trimmed for part in parts),
     )

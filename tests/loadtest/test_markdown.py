@@ -58,14 +58,22 @@ def test_plots_are_images_that_stand_alone(made: LoadResult, tmp_path: Path) -> 
 
 
 def test_parts_of_one_suite_are_one_result(made: LoadResult) -> None:
-    later = msgspec.structs.replace(made, date="2026-11-22T00:00:00+00:00", note="late")
+    later = msgspec.structs.replace(
+        made, date="2026-11-22T00:00:00+00:00", note="late", runs=[run("rule:b")]
+    )
 
     whole = merged([later, made])
 
     assert whole.date == made.date
-    assert len(whole.runs) == 2 * len(made.runs)
+    assert len(whole.runs) == 1 + len(made.runs)
     assert whole.note == "late"
     with pytest.raises(ResultError, match="another suite or machine"):
         merged([made, msgspec.structs.replace(made, machine="another")])
     with pytest.raises(ResultError, match="no results"):
         merged([])
+
+
+def test_of_a_run_that_was_made_again_the_last_one_counts() -> None:
+    first, again = result(run("rule:a")), result(run("rule:a", ttft_s=0.2))
+
+    assert list(merged([first, again]).runs) == list(again.runs)
