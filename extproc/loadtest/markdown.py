@@ -21,6 +21,7 @@ def markdown(result: LoadResult) -> str:
         _table(
             f"{scenario}, {rate_rps:g}/s",
             [r for r in result.runs if (r.scenario, r.rate_rps) == (scenario, rate_rps)],
+            result.targets,
         )
         for scenario, rate_rps in cells
     ]
@@ -46,9 +47,9 @@ def save_plots(result: LoadResult, folder: Path) -> list[Path]:
     return paths
 
 
-def _table(title: str, runs: Sequence[RunResult]) -> str:
-    real = [run for run in runs if run.kind == "real"]
-    targets = list(dict.fromkeys(run.target for run in real))
+def _table(title: str, runs: Sequence[RunResult], ordered: Sequence[str]) -> str:
+    real = {run.target for run in runs if run.kind == "real"}
+    targets = [target for target in ordered if target in real]
     heads = [title, *(target.removeprefix("rule:") for target in targets), "order as predicted"]
     rows = [_row(runs, targets, measure) for measure in MEASURES]
     rule = ["---"] + ["--:"] * len(targets) + ["---"]
