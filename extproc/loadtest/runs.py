@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from math import inf
+from statistics import fmean
 
 import aiohttp
 import msgspec
@@ -97,6 +98,7 @@ async def run_block(
     def keep(record: RequestRecord) -> None:
         records[record.index] = record
 
+    before = await _read_pods(target)
     loop, settings = asyncio.get_running_loop(), block.settings
     started_s = loop.time()
 
@@ -124,7 +126,9 @@ async def run_block(
     if not is_over:
         await _settle(target)
         return BlockRun(target.label, block)
-    run = _judged(target, block, list(records.values()), begin, await _read_pods(target))
+    after = await _read_pods(target)
+    run = _judged(target, block, list(records.values()), begin, after)
+    run = replace(run, added_s=_added_s(records.values(), before, after))
     if run.trouble or run.added_s is None or run.added_s <= max_added_s:
         return run
     return replace(run, trouble=f"{target.label}: {added_words(run.added_s)}")
@@ -162,10 +166,23 @@ def _judged(
     if sum(summary.errors.values()) == summary.num_requests:
         why = f"{target.label}: {error_words(summary)}"
         return BlockRun(target.label, block, trouble=why, is_gone=True)
-    num = sum(pod.num_first_tokens for pod in pods.values())
-    added_s = summary.ttft_s.mean - sum(p.ttft_s for p in pods.values()) / num if num else None
     why = f"{target.label}: {delay_words(summary)}" if summary.has_lagged else ""
-    return BlockRun(target.label, block, result, why, added_s=added_s)
+    return BlockRun(target.label, block, result, why)
+
+
+def _added_s(
+    records: Iterable[RequestRecord], before: _Readings | None, after: _Readings | None
+) -> float | None:
+    """See `BlockRun.added_s`.
+
+    Of the whole run: of its parts clients and pods do not count the same requests.
+    """
+    seen_s = [record.ttft_s for record in records if record.ttft_s is not None]
+    if not before or not after or not seen_s:
+        return None
+    pods = [after[name].since(before[name]) for name in after]
+    num = sum(pod.num_first_tokens for pod in pods)
+    return fmean(seen_s) - sum(pod.ttft_s for pod in pods) / num if num else None
 
 
 # --- what the pods say ------------------------------------------------------------------------
