@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import ceil, exp, log
 from typing import Any
 
@@ -72,18 +72,12 @@ class _Bin:
     delay: Histogram = field(default_factory=Histogram)
 
     def merge(self, other: _Bin) -> None:
-        for name in (
-            "num_sent",
-            "num_over",
-            "num_told",
-            "num_met",
-            "num_errors",
-            "num_ended",
-            "num_tokens",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.ttft.merge(other.ttft)
-        self.delay.merge(other.delay)
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(mine, Histogram):
+                mine.merge(theirs)
+            else:
+                setattr(self, each.name, mine + theirs)
 
 
 class LiveFigures:
@@ -114,7 +108,7 @@ class LiveFigures:
 
     def take(self, record: RequestRecord) -> None:
         """Count one request that is over."""
-        is_met = _is_met(record, self._slo)
+        is_met = self._slo.is_met(record)
         for sent in (self._bin(record.sent_s), self._whole):
             sent.num_over += 1
             sent.num_met += is_met
@@ -171,13 +165,3 @@ class LiveFigures:
             "ttft": one.ttft.percentiles((0.5, 0.9, 0.99), num_more=num_waiting),
             "delay": one.delay.percentiles((0.5, 0.99)),
         }
-
-
-def _is_met(record: RequestRecord, slo: Slo) -> bool:
-    """As `Slo.is_met`, of a record."""
-    if record.error or record.ttft_s is None or record.first_token_s is None:
-        return False
-    num_later = record.num_tokens - 1
-    spent_s = record.ended_s - record.first_token_s
-    tpot_s = spent_s / num_later if num_later > 0 else 0.0
-    return record.ttft_s <= slo.ttft_s and tpot_s <= slo.tpot_s

@@ -269,8 +269,4 @@ def _is_missed(arrival: Arrival, record: RequestRecord | None, now_s: float, slo
     if record is None:  # not sent yet, or under way: then when it should have ended
         longest_s = slo.ttft_s + slo.tpot_s * max(1, arrival.output_tokens - 1)
         return now_s - arrival.at_s > longest_s + BLINDNESS_S
-    if record.error or record.first_token_s is None:
-        return True
-    num_tokens = record.num_tokens or record.wanted_tokens
-    tpot_s = (record.ended_s - record.first_token_s) / max(1, num_tokens - 1)
-    return record.first_token_s - record.sent_s > slo.ttft_s or tpot_s > slo.tpot_s
+    return not slo.is_met(record)

@@ -14,7 +14,7 @@ from extproc.loadtest.geventhttp import (
     Server,
     exchange,
 )
-from extproc.sim.exchange import RequestForm, RequestRecord, StreamMeter, encode_body
+from extproc.sim.exchange import RequestForm, RequestRecord, StreamMeter, encode_body, error_of
 from extproc.sim.workload import Arrival
 
 STOPPED = "stopped"
@@ -159,13 +159,9 @@ class _Reading:
     @property
     def error(self) -> str:
         """What is wrong with an answer that was read to its end."""
-        if self.status != 200:
-            return f"http_{self.status}"
-        if self.meter.error:
-            return self.meter.error
-        if self.meter.is_done:
-            return ""
-        return "cut" if self.answer.header("content-type").startswith(_STREAM) else "not_a_stream"
+        error = error_of(self.status, self.meter)
+        is_stream = self.answer.header("content-type").startswith(_STREAM)
+        return "not_a_stream" if error == "cut" and not is_stream else error
 
     def note_time(self) -> None:
         """Something has come now."""

@@ -84,6 +84,14 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """From sending to the first text; None without one."""
         return None if self.first_token_s is None else self.first_token_s - self.sent_s
 
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token after the first; None if it failed. As `Flight.tpot_s`."""
+        if self.error or self.first_token_s is None:
+            return None
+        num_tokens = self.num_tokens or self.wanted_tokens
+        return (self.ended_s - self.first_token_s) / max(1, num_tokens - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestForm:
@@ -221,6 +229,13 @@ class StreamMeter:
             self.num_tokens += 1
         if chunk.usage is not None:
             self.num_tokens = chunk.usage.completion_tokens
+
+
+def error_of(status: int, meter: StreamMeter) -> str:
+    """What is wrong with an answer that was read to its end, as in `RequestRecord.error`."""
+    if status != 200:
+        return f"http_{status}"
+    return meter.error or ("" if meter.is_done else "cut")
 
 
 # --- what a replay leaves behind ------------------------------------------------------------

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
+from typing import Protocol
 
 from extproc.sim.flights import Fate, FleetResult, Flight
 
@@ -26,6 +27,20 @@ BLINDNESS_S = 1.0
 
 MIN_TENANT_REQUESTS = 30
 """A tenant with fewer requests says nothing about fairness."""
+
+
+class Timed(Protocol):
+    """A request of which times are known; None where there is none."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """To the first token."""
+        ...
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean per token after the first, of a request that finished."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +57,9 @@ class Slo:
     tpot_s: float = 0.05
     target: float = 0.99
 
-    def is_met(self, flight: Flight) -> bool:
+    def is_met(self, request: Timed) -> bool:
         """Whether a request got what it should."""
-        ttft_s, tpot_s = flight.ttft_s, flight.tpot_s
+        ttft_s, tpot_s = request.ttft_s, request.tpot_s
         return (
             ttft_s is not None
             and tpot_s is not None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from extproc.sim.exchange import RequestForm, RequestRecord, StreamMeter, encode_body
+from extproc.sim.exchange import RequestForm, RequestRecord, StreamMeter, encode_body, error_of
 from extproc.sim.judge import percentile
 from extproc.sim.workload import Arrival, Workload
 
@@ -165,11 +165,7 @@ class _Answer:
     @property
     def error(self) -> str:
         """What is wrong with a body that was read to its end."""
-        if self.status != 200:
-            return f"http_{self.status}"
-        if self.meter.error:
-            return self.meter.error
-        return "" if self.meter.is_done else "cut"
+        return error_of(self.status, self.meter)
 
 
 @dataclass(frozen=True, slots=True)
