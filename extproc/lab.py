@@ -30,7 +30,7 @@ from extproc.plugins import PolicyError, load_policy
 from extproc.sim.opponents import TUNABLE, opponent
 from extproc.sim.profiles import PROFILES
 from extproc.sim.report import render
-from extproc.sim.suites import Suite, SuiteError, find_suite, parse_suite, varied
+from extproc.sim.suites import Suite, SuiteError, read_suite, varied
 from extproc.sim.summary import FORMAT, summarize
 from extproc.sim.table import markdown
 from extproc.sim.trials import Trial, TrialResult, run_trial
@@ -124,9 +124,8 @@ def tune(
     Raises:
         SuiteError: The suite cannot be used, or it is the one that nothing may be tuned on.
         KeyError: A rule has nothing to tune.
-        OSError: The suite cannot be read.
     """
-    suite = parse_suite(find_suite(name).read_text(encoding="utf-8"))
+    suite = read_suite(name)
     if suite.name == "evaluation":
         raise SuiteError("the evaluation suite is not for tuning")
     labels = [label for rule in rules for label in settings_of(rule)]
@@ -162,7 +161,7 @@ def run(
         PolicyError: The rule cannot be had.
         OSError: A file cannot be read or written.
     """
-    suite = parse_suite(find_suite(name).read_text(encoding="utf-8"))
+    suite = read_suite(name)
     if policy is not None:
         sys.path.insert(0, os.getcwd())  # a rule of one's own lies beside one
         load_policy(policy, {})

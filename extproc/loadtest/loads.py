@@ -12,6 +12,7 @@ import yaml
 
 from extproc.loadtest.blocks import WARM_UP, Block, PlanError
 from extproc.loadtest.workloads import WorkloadError, make
+from extproc.sim import suites
 from extproc.sim.fleetsettings import FleetSettings
 from extproc.sim.judge import Slo
 from extproc.sim.profiles import PROFILES
@@ -148,12 +149,12 @@ def read_suite(name: str, overrides: Overrides = NO_OVERRIDES) -> Suite:
         PlanError: There is none, or it cannot be used.
     """
     try:
-        suite = parse_suite(find_suite(name).read_text(encoding="utf-8"))
+        suite = suites.read_suite(name)
         if overrides == Overrides():
             return suite
         # Once more, now that something else is asked for.
         return parse_suite(yaml.safe_dump(msgspec.to_builtins(overrides.apply(suite))))
-    except (OSError, UnicodeDecodeError, SuiteError) as error:
+    except SuiteError as error:
         raise PlanError(str(error)) from error
 
 

@@ -20,9 +20,8 @@ from extproc.sim.suites import (
     ScenarioSpec,
     Suite,
     SuiteError,
-    find_suite,
     make_trial_parts,
-    parse_suite,
+    read_suite,
 )
 from extproc.sim.workload import Workload
 from extproc.sim.workloads.slora import MODELS, SETTINGS
@@ -234,6 +233,6 @@ def _with(scenario: ScenarioSpec, num: int | None, num_adapters: int | None) -> 
 
 def _suite(name: str) -> Suite:
     try:
-        return parse_suite(find_suite(name).read_text(encoding="utf-8"))
-    except (OSError, SuiteError) as error:
+        return read_suite(name)
+    except SuiteError as error:
         raise WorkloadError(str(error)) from error

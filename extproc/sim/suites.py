@@ -181,6 +181,19 @@ def find_suite(name: str) -> Path:
     raise SuiteError(f"suite {name}: no such file; known: {known or 'none'}")
 
 
+def read_suite(name: str) -> Suite:
+    """The suite called `name`: see `find_suite`.
+
+    Raises:
+        SuiteError: There is none, or it cannot be read or run.
+    """
+    path = find_suite(name)
+    try:
+        return parse_suite(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SuiteError(f"{path}: {error}") from error
+
+
 def parse_suite(text: str) -> Suite:
     """Read a suite.
 
