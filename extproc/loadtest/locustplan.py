@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from extproc.loadtest.geventhttp import FetchError, Server, UrlError, fetch_json
+from extproc.loadtest.listing import Listing
 from extproc.loadtest.workloads import NAMES, WorkloadError, make, renamed
 from extproc.sim.exchange import CHAT, COMPLETIONS, RequestForm
 from extproc.sim.judge import Slo
@@ -188,9 +189,9 @@ def make_plan(options: Namespace, url: str, *, workers: Sequence[str], run: str)
         raise PlanError("--rate, --requests and --adapters cannot be negative")
     if options.adapter_names == "as-is" and options.model:
         return plan
-    bases, adapters = _listed(server)
-    base = options.model or (bases or adapters)[0]
-    listed = None if options.adapter_names == "as-is" else (adapters or tuple(bases))
+    listing = _listed(server)
+    base = options.model or listing.base
+    listed = None if options.adapter_names == "as-is" else listing.adapters
     return msgspec.structs.replace(plan, base_model=base, listed=listed)
 
 
@@ -224,25 +225,14 @@ def _plan_of(options: Namespace, url: str, workers: Sequence[str], run: str) -> 
         raise PlanError(f"an option cannot be used: {error}") from error
 
 
-def _listed(server: Server) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Base models and adapters of an endpoint, in its order; vLLM's adapters have a parent."""
+def _listed(server: Server) -> Listing:
     try:
         answer = fetch_json(server, "/v1/models", timeout_s=MODELS_TIMEOUT_S)
-        cards = msgspec.convert(answer, type=_Models).data
+        listing = msgspec.convert(answer, type=Listing)
     except FetchError as error:
         raise PlanError(f"the endpoint does not list its models: {error}") from error
     except msgspec.ValidationError as error:
         raise PlanError(f"{server.authority}/v1/models is not a list of models: {error}") from error
-    if not cards:
+    if not listing.data:
         raise PlanError(f"{server.authority} lists no models")
-    bases = tuple(card.id for card in cards if not card.parent)
-    return bases, tuple(card.id for card in cards if card.parent)
-
-
-class _Card(msgspec.Struct):
-    id: str
-    parent: str | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Card]
+    return listing

@@ -29,6 +29,7 @@ from extproc.loadtest.fleetfiles import (
     pod_configs,
     policy_section,
 )
+from extproc.loadtest.listing import Listing
 from extproc.plugins import PolicyError, load_policy
 from extproc.sim.exchange import RequestForm, RequestRecord
 from extproc.sim.fleet import BASE_MODEL
@@ -263,15 +264,6 @@ async def _warm_up(target: Target, settings: FleetSettings, adapters: Sequence[s
 # --- what is there already --------------------------------------------------------------------
 
 
-class _Card(msgspec.Struct):
-    id: str
-    parent: str | None = None
-
-
-class _Cards(msgspec.Struct):
-    data: list[_Card]
-
-
 async def listed_models(url: str, headers: Mapping[str, str]) -> tuple[str, list[str]]:
     """The base model of an endpoint, and its adapters.
 
@@ -287,14 +279,12 @@ async def listed_models(url: str, headers: Mapping[str, str]) -> tuple[str, list
             session.get(f"{url}/v1/models") as response,
         ):
             response.raise_for_status()
-            cards = msgspec.json.decode(await response.read(), type=_Cards).data
+            listing = msgspec.json.decode(await response.read(), type=Listing)
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
         raise TargetError(f"{url}/v1/models: {error or 'no answer'}") from error
-    bases = [card.id for card in cards if not card.parent]
-    adapters = [card.id for card in cards if card.parent]
-    if not cards:
+    if not listing.data:
         raise TargetError(f"{url}/v1/models lists nothing")
-    return (bases or adapters)[0], adapters or bases
+    return listing.base, list(listing.adapters)
 
 
 async def found_target(spec: TargetSpec, headers: Mapping[str, str]) -> Target:

@@ -15,12 +15,13 @@ from statistics import fmean, stdev
 
 from extproc.bootstrap import Mode
 from extproc.core.policies import Founding, LeastPending, Policy, RoundRobin
+from extproc.loadtest.fleetfiles import pod_configs
 from extproc.sim.exchange import RequestRecord, as_fleet_result
 from extproc.sim.fleet import BASE_MODEL, Fleet
 from extproc.sim.fleetsettings import FleetSettings
 from extproc.sim.flights import FleetResult, PodTotals
 from extproc.sim.judge import Slo, measure, percentile
-from extproc.sim.pod import PodConfig, RunningPod, start_pod
+from extproc.sim.pod import RunningPod, start_pod
 from extproc.sim.profiles import H100_8B
 from extproc.sim.replay import ReplaySettings, replay, tally
 from extproc.sim.workload import Workload
@@ -107,7 +108,7 @@ async def run_real(workload: Workload, rule: str, settings: FleetSettings = SETT
     """Fake pods, the picker and Envoy, as the settings say, and the workload over HTTP."""
     records: list[RequestRecord] = []
     async with AsyncExitStack() as stack:
-        configs = [_pod_config(n, workload, settings) for n in range(settings.num_pods)]
+        configs = pod_configs(settings, workload.adapters, BASE_MODEL)
         pods = [await start_pod(config) for config in configs]
         for pod in pods:
             stack.push_async_callback(pod.stop)
@@ -135,20 +136,6 @@ async def run_undisturbed(workload: Workload, rule: str) -> RealRun:
         if not run.disturbance:
             return run
     return await run_real(workload, rule)
-
-
-def _pod_config(number: int, workload: Workload, settings: FleetSettings) -> PodConfig:
-    paths = {name: f"/adapters/{name}" for name in workload.adapters}
-    return PodConfig(
-        name=f"pod-{number}",
-        base_model=BASE_MODEL,
-        adapters=paths,
-        max_loras=settings.max_loras,
-        max_cpu_loras=settings.max_cpu_loras,
-        max_lora_rank=settings.max_lora_rank,
-        ranks_by_path={paths[name]: rank for name, rank in workload.adapters.items()},
-        profile=settings.profile,
-    )
 
 
 def _picker_config(
