@@ -1,4 +1,4 @@
-"""The live page on the admin port: three files, and a feed of server-sent events.
+"""The live page on the admin port: a few files, and a feed of server-sent events.
 
 1. A frame is composed at most once per `interval_s`, once for all viewers, and not at all while
    there is none. Should composing take long, it is done less often: it has `MAX_SHARE` of the
@@ -36,6 +36,7 @@ _FOLDER = Path(__file__).parent / "live"
 _FILES = {
     "/": ("index.html", "text/html"),
     "/live/page.js": ("page.js", "text/javascript"),
+    "/live/feed.js": ("feed.js", "text/javascript"),
     "/live/page.css": ("page.css", "text/css"),
     "/live/icon.svg": ("icon.svg", "image/svg+xml"),
 }

@@ -1,9 +1,7 @@
-// The live page: shows each frame of the feed (extproc/livefeed.py says what is in one).
+// Shows a frame of the live page's feed (extproc/livefeed.py says what is in one); feed.js gets them.
 // Names and paths come from clients: they are only ever set as text.
 "use strict";
 
-const STALE_S = 5;          // without a frame, what is shown is said to be old
-const REOPEN_MS = 2000;     // after a feed that was refused; one that broke off the browser reopens
 const REORDER_MS = 2000;    // rows keep their place that long, so that they can be read
 const BUSY_LIST_MS = 1000;  // between two looks at the decisions when they come faster than shown
 const NUM_ROWS = 25;        // of the heatmap at first, and more with each click
@@ -50,60 +48,7 @@ function bar(share) {
   return outer;
 }
 
-// --- the feed ----------------------------------------------------------------------------------
-
-let source = null;
-let reopening = 0;
-let lastFrameMs = 0;
-let frame = null;
-
-function open() {
-  close();
-  if (document.hidden) return;
-  source = new EventSource("/live/feed");
-  source.onmessage = (event) => {
-    lastFrameMs = performance.now();
-    frame = JSON.parse(event.data);
-    show();
-    tellFeed();
-  };
-  source.onerror = () => {
-    if (source && source.readyState === EventSource.CLOSED) {
-      reopening = setTimeout(open, REOPEN_MS);
-    }
-    tellFeed();
-  };
-}
-
-function close() {
-  clearTimeout(reopening);
-  if (source) source.close();
-  source = null;
-}
-
-function tellFeed() {
-  const silent = (performance.now() - lastFrameMs) / 1000;
-  const isStale = frame !== null && !document.hidden && silent > STALE_S;
-  const [words, kind] = isStale ? ["no news: what is shown is old", "bad"] : feedState();
-  document.body.classList.toggle("stale", isStale);
-  setBadge($("feed"), isStale ? `no news for ${duration(Math.floor(silent))}: this is old` : words, kind);
-  setText($("said"), words); // apart from the badge: nobody wants to hear the seconds counted
-}
-
-function feedState() {
-  if (document.hidden) return ["paused", ""];
-  const state = source ? source.readyState : EventSource.CLOSED;
-  if (state === EventSource.OPEN && frame) return ["live", "good"];
-  if (state === EventSource.CLOSED) return ["refused (too many viewers?), trying again", "warn"];
-  return [frame ? "connection lost, trying again" : "connecting", "warn"];
-}
-
-document.addEventListener("visibilitychange", () => {
-  if (document.hidden) close(); else open();
-tellFeed();
-  tellFeed();
-});
-setInterval(tellFeed, 1000);
+let frame = null; // the last one
 
 // --- all of it ---------------------------------------------------------------------------------
 
@@ -474,6 +419,3 @@ $("hold").addEventListener("click", () => {
   setText($("hold"), isHeld ? "Held: go on" : "Hold");
   if (!isHeld && frame) showDecisions();
 });
-
-open();
-tellFeed();
