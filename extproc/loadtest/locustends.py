@@ -13,8 +13,9 @@ from rich.console import Console
 from extproc.loadtest.collecting import Collecting
 from extproc.loadtest.llmd import save_benchmark_reports
 from extproc.loadtest.locustplan import options_of
-from extproc.loadtest.measures import LoadSummary, print_summary, summarize_records
+from extproc.loadtest.measures import LoadSummary, summarize_records
 from extproc.loadtest.results import save, single_run
+from extproc.loadtest.summarywords import print_summary
 from extproc.sim.exchange import save_records
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from extproc.demo.processes import SignalledError
 from extproc.loadtest.loads import Overrides, find_load
-from extproc.loadtest.measures import error_words
 from extproc.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, run_ramp
 from extproc.loadtest.session import (
     NOT_MEASURED,
@@ -22,6 +21,7 @@ from extproc.loadtest.session import (
     refusing,
     run_until_signalled,
 )
+from extproc.loadtest.summarywords import error_words
 from extproc.loadtest.targets import parse_target
 
 

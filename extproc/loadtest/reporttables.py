@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from extproc.loadtest.agreement import MEASURES, Measure, agreement, mean_of
-from extproc.loadtest.measures import NOBODY, GroupSummary, delay_words, error_words
+from extproc.loadtest.measures import NOBODY, GroupSummary
 from extproc.loadtest.results import RunResult
+from extproc.loadtest.summarywords import delay_words, error_words
 
 NUM_SHOWN = 5
 """Adapters and tenants from either end."""

@@ -13,8 +13,8 @@ import aiohttp
 import msgspec
 
 from extproc.loadtest.blocks import Block
-from extproc.loadtest.measures import delay_words, error_words
 from extproc.loadtest.results import RunResult, real_run
+from extproc.loadtest.summarywords import delay_words, error_words
 from extproc.loadtest.targets import Target
 from extproc.sim.exchange import RequestRecord
 from extproc.sim.flights import PodTotals

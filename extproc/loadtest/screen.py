@@ -21,8 +21,8 @@ from extproc.loadtest.compare import (
     pairs_of,
     ratio_of,
 )
-from extproc.loadtest.measures import error_words
 from extproc.loadtest.runs import BlockRun, added_words
+from extproc.loadtest.summarywords import error_words
 from extproc.sim.intervals import Interval
 
 MAX_ADDED_S = 0.03

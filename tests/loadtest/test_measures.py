@@ -18,9 +18,9 @@ from extproc.loadtest.measures import (
     GroupSummary,
     Percentiles,
     fleet_result_of,
-    print_summary,
     summarize_records,
 )
+from extproc.loadtest.summarywords import print_summary
 from extproc.sim.exchange import RequestRecord, as_fleet_result
 from extproc.sim.judge import Slo, measure, percentile, satisfaction
 
