@@ -38,13 +38,17 @@ class Program:
     """A child process. Leaving its context ends it."""
 
     def __init__(
-        self, command: Sequence[str], log_path: Path, env: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        log_path: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
     ) -> None:
         self.log_path = log_path
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
-                cwd=ROOT,
+                cwd=cwd,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

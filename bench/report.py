@@ -27,6 +27,7 @@ _NAMES = {
     "empty": "empty grpc.aio",
     "grpcio": "picker, grpcio",
     "wire": "picker, wire",
+    "other": "other checkout",
 }
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.figures import medians, net_us_per_request
 from bench.load import LoadResult, run_wrk
@@ -158,7 +159,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for variant in args.variants:
                 print(f"round {number + 1} of {args.rounds}: {variant}", file=sys.stderr)
                 options = StackOptions(
-                    variant, args.pods, args.adapters, has_traceparent=args.traceparent
+                    variant,
+                    args.pods,
+                    args.adapters,
+                    has_traceparent=args.traceparent,
+                    other=args.other,
                 )
                 rounds[-1][variant] = measure_variant(options, cells, timing)
     except BenchError as error:
@@ -166,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     results = Results(
         machine=machine,
-        options={key: value for key, value in vars(args).items() if key != "out"},
+        options={key: value for key, value in vars(args).items() if key not in ("out", "other")},
         cells=[cell.name for cell in cells],
         medians={v: medians(each[v] for each in rounds) for v in args.variants},
         rounds=rounds,
@@ -183,8 +188,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="2 s a cell, one round: a look only")
     parser.add_argument("--seconds", type=float, help="of load in each cell (default 10)")
     parser.add_argument("--rounds", type=int, help="(default 3)")
-    compared = [each for each in Variant if each is not Variant.CONSTANT]
+    compared = [each for each in Variant if each not in (Variant.CONSTANT, Variant.OTHER)]
     parser.add_argument("--variants", type=Variant, nargs="+", default=compared)
+    parser.add_argument(
+        "--other", type=Path, metavar="CHECKOUT", help="another one's picker, measured beside ours"
+    )
     parser.add_argument("--cells", nargs="+", choices=[c.name for c in CELLS], metavar="CELL")
     parser.add_argument("--pods", type=int, default=16)
     parser.add_argument("--adapters", type=int, default=64, choices=range(1, 101), metavar="1-100")
@@ -193,6 +201,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", help="JSON file (default: bench/results/DATE-machine.json)")
     args = parser.parse_args(arguments)
+    if args.other is not None and Variant.OTHER not in args.variants:
+        args.variants = [*args.variants, Variant.OTHER]
     args.seconds = args.seconds or (2.0 if args.quick else 10.0)
     args.rounds = args.rounds or (1 if args.quick else 3)
     return args

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from bench import envoys
-from bench.processes import Program, envoy_binary, free_ports, get
+from bench.processes import ROOT, Program, envoy_binary, free_ports, get
 
 
 class Variant(StrEnum):
@@ -24,6 +24,7 @@ class Variant(StrEnum):
     EMPTY = "empty"  # bench/empty_grpcio.py, the reference
     GRPCIO = "grpcio"  # the picker on grpc.aio
     WIRE = "wire"  # the picker on our own transport
+    OTHER = "other"  # the same of another checkout: before and after in one run
     CONSTANT = "constant"  # bench/constant_wire.py: our transport and no picker; for holds alone
 
 
@@ -39,6 +40,7 @@ class StackOptions:
         message_timeout_s: Envoy's, for one answer of the picker.
         pod_delay_s: Before a pod answers a completion.
         picker: More of the picker's configuration, by section.
+        other: Checkout that `Variant.OTHER` runs.
     """
 
     variant: Variant
@@ -48,6 +50,7 @@ class StackOptions:
     message_timeout_s: float = 10.0
     pod_delay_s: float = 0.0
     picker: Mapping[str, Any] = field(default_factory=dict)
+    other: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def running(options: StackOptions) -> Iterator[Stack]:
             delay_s=options.pod_delay_s,
         )
         exits.enter_context(_envoy(folder, "pods", pods_config, pods_admin))
-        is_ours = options.variant in (Variant.GRPCIO, Variant.WIRE)
+        is_ours = options.variant in (Variant.GRPCIO, Variant.WIRE, Variant.OTHER)
         address = None if options.variant is Variant.NONE else f"127.0.0.1:{grpc_port}"
         server = None
         if is_ours:
@@ -148,9 +151,11 @@ def _envoy(folder: Path, name: str, config: str, admin_port: int) -> Program:
 def _picker(
     folder: Path, options: StackOptions, grpc_port: int, http_port: int, pods: list[str]
 ) -> Program:
+    is_other = options.variant is Variant.OTHER
+    transport = Variant.WIRE if is_other else options.variant
     config = {
         **options.picker,
-        "server": {"address": f"127.0.0.1:{grpc_port}", "transport": str(options.variant)},
+        "server": {"address": f"127.0.0.1:{grpc_port}", "transport": str(transport)},
         "admin": {"address": f"127.0.0.1:{http_port}"},
         "discovery": {"static": pods},
         "log": {"level": "error", "json_lines": False},
@@ -158,4 +163,6 @@ def _picker(
     path = folder / "picker.yaml"
     path.write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "extproc", "serve", "--config", str(path)]
-    return Program(command, folder / "picker.log")
+    # `python -m` finds the package in the folder where it starts.
+    cwd = options.other if is_other and options.other is not None else ROOT
+    return Program(command, folder / "picker.log", cwd=cwd)
