@@ -53,4 +53,6 @@ class Observers:
         self._num_errors[name] += 1
         num_held_back = self._lines[name].admit(now=self._clock())
         if num_held_back is not None:
-            log.exception("%s failed, requests go on (%d more since)", name, num_held_back)
+            log.exception(
+                "%s failed, requests go on (%d more since the last such line)", name, num_held_back
+            )

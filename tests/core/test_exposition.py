@@ -159,7 +159,7 @@ def test_names_that_no_request_can_have_are_left_out() -> None:
     )
 
     assert report.active_adapters == {"a"}
-    assert report.gpu_adapters == {"b"}
+    assert report.gpu_adapters == frozenset({"b"})
 
 
 def test_no_more_adapters_are_taken_than_a_server_can_have() -> None:

@@ -9,7 +9,12 @@ from extproc.core.remembered import ENTRY_BYTES, Remembered
 
 def test_what_was_read_is_not_read_again() -> None:
     read: list[bytes] = []
-    lengths = Remembered(lambda text: read.append(text) or len(text), 10_000)
+
+    def measure(text: bytes) -> int:
+        read.append(text)
+        return len(text)
+
+    lengths = Remembered(measure, 10_000)
 
     assert [lengths(text) for text in (b"a", b"bb", b"a")] == [1, 2, 1]
     assert read == [b"a", b"bb"]
