@@ -42,7 +42,7 @@ from extproc.peering import Peering
 from extproc.plugins import PolicyError, load_policy
 from extproc.shell.admin import AdminServer
 from extproc.shell.codec import Codec
-from extproc.shell.completions import Completion, CompletionService
+from extproc.shell.completions import CompletionService
 from extproc.shell.decisions import DecisionsService
 from extproc.shell.discovery.file import make_endpoints, parse_endpoints
 from extproc.shell.eds import EdsService
@@ -172,14 +172,15 @@ class App:
             on_garbage=self._telemetry.access_log_garbage,
             clock=time.monotonic,
             rng=self._rng,
+            observers=self._observers,
         )
         self._peering.add_metrics(self._telemetry)
         self._completions = CompletionService(
             self._dispatcher.complete,
             wall_clock=time.time,
             on_garbage=self._telemetry.access_log_garbage,
-            on_foreign=self._pass_on if config.peers is not None else None,
-            on_taken=lambda: self._observers.tell("relay", self._peering.flush),
+            on_foreign=self._peering.pass_on if config.peers is not None else None,
+            on_taken=self._peering.flush,
         )
         self._eds = EdsService(
             config.destination.eds_cluster, on_nack=self._on_eds_nack, on_unusable=self._on_unusable
@@ -323,9 +324,6 @@ class App:
         """Whether completions say how long answers took: only the access log does."""
         source = self._config.completions.source
         return source in ("auto", "access_log") and self._has_access_log
-
-    def _pass_on(self, completion: Completion, entry: bytes) -> None:
-        self._observers.tell("relay", self._peering.pass_on, completion, entry)
 
     def _tell_later(self, seconds: float, tell: Callable[[], None]) -> None:
         """Have decisions told to watchers, behind the requests that are there now."""

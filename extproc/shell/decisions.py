@@ -103,9 +103,9 @@ class DecisionsService:
             self._is_due = True
             self._later(0.0, self._tell)
 
-    def recent(self, limit: int) -> list[dict[str, Any]]:
-        """The last decisions, newest first, in the shape of `describe`."""
-        return [describe(sequence, record) for sequence, record in self.last(limit)]
+    def recent(self, limit: int) -> Iterator[dict[str, Any]]:
+        """The last decisions, newest first, in the shape of `describe`, made as they are taken."""
+        return (describe(sequence, record) for sequence, record in self.last(limit))
 
     def last(self, limit: int) -> list[tuple[int, DecisionRecord]]:
         """The last decisions with their sequence numbers, newest first."""

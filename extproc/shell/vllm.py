@@ -18,7 +18,7 @@ from yarl import URL
 
 from extproc.core.bounds import MAX_TOKENS, MAX_WALL_S, whole
 from extproc.core.errors import ExtprocError, RequestError
-from extproc.core.openai import check_model
+from extproc.core.openai import MAX_MODEL_BYTES, check_model
 from extproc.core.types import Endpoint, ModelCard
 from extproc.shell.loops import EndpointLoops, OnFailure, Visit, base_url, get
 
@@ -68,6 +68,8 @@ def decode_models(body: bytes) -> tuple[ModelCard, ...]:
 
 
 def _is_name(model: str) -> bool:
+    if model.isascii() and model.isprintable():  # thousands are read once a second
+        return 0 < len(model) <= MAX_MODEL_BYTES
     try:
         check_model(model)
     except RequestError:
@@ -76,14 +78,15 @@ def _is_name(model: str) -> bool:
 
 
 def _card(entry: _Entry) -> ModelCard:
-    length = entry.max_model_len
+    parent, root, owned_by = entry.parent or "", entry.root or "", entry.owned_by or ""
+    created, length = entry.created or 0.0, entry.max_model_len
     return ModelCard(
-        id=entry.id,
-        parent=(entry.parent or "")[:MAX_TEXT_CHARS] or None,
-        root=(entry.root or "")[:MAX_TEXT_CHARS],
-        created_wall_s=whole(entry.created or 0, int(MAX_WALL_S)),
-        max_model_len=None if length is None else whole(length, MAX_TOKENS),
-        owned_by=(entry.owned_by or "")[:MAX_TEXT_CHARS],
+        entry.id,
+        parent[:MAX_TEXT_CHARS] or None,
+        root[:MAX_TEXT_CHARS],
+        int(created) if 0 <= created <= MAX_WALL_S else whole(created, int(MAX_WALL_S)),
+        None if length is None else whole(length, MAX_TOKENS),
+        owned_by[:MAX_TEXT_CHARS],
     )
 
 
