@@ -15,7 +15,7 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from extproc.dnswiring import DnsEndpoints
 from extproc.gauges import add_gauges
 from extproc.kubewiring import KubernetesDiscovery
 from extproc.livefeed import LiveFeed
+from extproc.observers import Observers
 from extproc.peering import Peering
 from extproc.plugins import PolicyError, load_policy
 from extproc.shell.admin import AdminServer
@@ -129,7 +130,10 @@ class App:
             registry=self._registry,
             max_adapter_labels=config.admin.max_adapter_labels,
         )
-        self._decisions = DecisionsService(config.admin.max_decisions)
+        self._observers = Observers(time.monotonic)
+        self._decisions = DecisionsService(
+            config.admin.max_decisions, later=self._tell_later, clock=time.monotonic
+        )
         self._attainment = Attainment(config.admin.slo_ttft_s)
         self._dispatcher = ObservedDispatcher(
             router=Router(self._pool, self._picker),
@@ -141,6 +145,7 @@ class App:
             on_not_found=lambda address: self._models.poke(address),
             attainment=self._attainment,
             knows_times=self._knows_times,
+            observers=self._observers,
         )
         stream_settings = settings.stream_settings(config)
         self._tracing = make_tracing(config.tracing)
@@ -153,7 +158,7 @@ class App:
             tells_scores=config.destination.tells_scores,
         )
         self._processor = ExternalProcessor(
-            new_stream_of(self._dispatcher, stream_settings, self._tracing),
+            new_stream_of(self._dispatcher, stream_settings, self._tracing, self._observers),
             codec,
             time.monotonic,
             call_later=asyncio.get_running_loop().call_later,
@@ -167,6 +172,7 @@ class App:
             on_garbage=self._telemetry.access_log_garbage,
             clock=time.monotonic,
             rng=self._rng,
+            observers=self._observers,
         )
         self._peering.add_metrics(self._telemetry)
         self._completions = CompletionService(
@@ -187,6 +193,8 @@ class App:
             completions=self._completions,
             eds=self._eds,
             wire=self._wire,
+            decisions=self._decisions,
+            observers=self._observers,
             clock=time.monotonic,
             num_config_failures=lambda: self._num_config_failures,
             is_ready=lambda: not self._why_not_ready(),
@@ -277,7 +285,7 @@ class App:
     def _on_report(
         self, address: str, report: LoadReport, taken_at_s: float, duration_s: float
     ) -> None:
-        self._telemetry.scraped(duration_s)
+        self._observers.tell("telemetry", self._telemetry.scraped, duration_s)
         asked_at_s = taken_at_s - duration_s
         if self._pool.record_report(address, report, taken_at_s=taken_at_s, asked_at_s=asked_at_s):
             log.info("endpoint %s has restarted", address)
@@ -287,7 +295,7 @@ class App:
 
     def _on_scrape_failure(self, address: str, error: str, _duration_s: float) -> None:
         log.debug("endpoint %s: metrics: %s", address, error)
-        self._telemetry.scrape_failed(address)
+        self._observers.tell("telemetry", self._telemetry.scrape_failed, address)
 
     def _on_models(self, address: str, cards: tuple[ModelCard, ...], taken_at_s: float) -> None:
         self._pool.record_models(address, cards, now=taken_at_s)
@@ -316,6 +324,11 @@ class App:
         """Whether completions say how long answers took: only the access log does."""
         source = self._config.completions.source
         return source in ("auto", "access_log") and self._has_access_log
+
+    def _tell_later(self, seconds: float, tell: Callable[[], None]) -> None:
+        """Have decisions told to watchers, behind the requests that are there now."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(seconds, self._observers.tell, "decisions", tell)
 
     def _on_unusable(self, address: str) -> None:
         log.error("endpoint %s cannot be told to Envoy: not ip:port", address)

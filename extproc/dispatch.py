@@ -1,6 +1,7 @@
 """The core's decisions, observed: measured, counted, published, and ended by completions.
 
-A part of `app`: the place where core objects and the shell's counters meet. It decides nothing.
+A part of `app`: the place where core objects and the shell's counters meet. It decides nothing,
+and whoever only looks on is called through `Observers`: an answer depends on none of them.
 """
 
 from __future__ import annotations
@@ -8,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from extproc.core.attainment import Attainment
+from extproc.core.attainment import OTHER, Attainment
+from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.orca import parse_orca
 from extproc.core.pool import InFlight
 from extproc.core.router import Router
+from extproc.core.routes import normalize_path, path_label
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.observers import Observers
 from extproc.shell.completions import Completion
 from extproc.shell.decisions import DecisionRecord, DecisionsService
 from extproc.shell.telemetry import Telemetry
 
 NOT_FOUND = 404
-MAX_PATH_CHARS = 200
-"""Of a rejected request's path, in what is published."""
 MAX_WORKED = 100_000
 """(endpoint, path) pairs remembered as having worked; far above endpoints times paths."""
 
@@ -39,6 +41,7 @@ class ObservedDispatcher:
         attainment: Judges which requests were answered in time.
         knows_times: Whether completions say how long their answers took; where not, nothing is
             judged.
+        observers: Calls all that only looks on.
     """
 
     router: Router
@@ -50,6 +53,7 @@ class ObservedDispatcher:
     on_not_found: Callable[[str], None]
     attainment: Attainment
     knows_times: Callable[[], bool]
+    observers: Observers
     _worked: set[tuple[str, str]] = field(default_factory=set)
 
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
@@ -57,32 +61,35 @@ class ObservedDispatcher:
         started_s = self.clock()
         result = self.router.route(request, now=now)
         seconds = self.clock() - started_s
-        self.telemetry.decided(seconds)
+        self.observers.tell("telemetry", self.telemetry.routed, result, seconds)
         if isinstance(result, Pick):
-            self.telemetry.picked(result)
-            self.decisions.publish(DecisionRecord(result, self.wall_clock(), seconds))
-        elif isinstance(result, Wait):
-            self.telemetry.waited(result)
+            record = DecisionRecord(result, self.wall_clock(), seconds)
+            self.observers.tell("decisions", self.decisions.publish, record)
         return result
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Count and publish an error that a client gets from us."""
-        self.telemetry.rejected(rejection)
-        path = headers.get(":path", "").partition("?")[0][:MAX_PATH_CHARS]
-        request_id = headers.get("x-request-id", "")
-        self.decisions.publish(DecisionRecord(rejection, self.wall_clock(), 0.0, request_id, path))
-        if self.knows_times():
-            self._judged(self.attainment.rejected(path, rejection, now=self.clock()))
+        self.observers.tell("telemetry", self.telemetry.rejected, rejection)
+        path = headers.get(":path", "").partition("?")[0]
+        request_id = headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS]
+        wall_s, shown = self.wall_clock(), path[:MAX_PATH_CHARS]
+        record = DecisionRecord(rejection, wall_s, 0.0, request_id, shown)
+        self.observers.tell("decisions", self.decisions.publish, record)
+        self.observers.tell("attainment", self._judge_rejection, path, rejection)
 
-    def models(self) -> Sequence[ModelCard]:
-        """Everything registered on any endpoint."""
-        return self.router.models()
+    def models_body(self) -> bytes:
+        """The body of `GET /v1/models`."""
+        return self.router.models_body()
+
+    def model(self, name: str) -> ModelCard | None:
+        """What is registered under `name` on any endpoint."""
+        return self.router.model(name)
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         """End a pick that its own stream saw the end of."""
         has_run = outcome is not Outcome.FAILED
         if self.router.pool.finish(pick.id, now=now, has_run=has_run) is not None:
-            self.telemetry.completed(outcome)
+            self.observers.tell("telemetry", self.telemetry.completed, outcome)
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
         """Count a pick where the data plane says that it was served."""
@@ -91,8 +98,8 @@ class ObservedDispatcher:
     def give_up(self, flights: Sequence[InFlight]) -> None:
         """Count picks that the pool has finished because nobody said how they ended."""
         for _ in flights:
-            self.telemetry.completed(Outcome.EXPIRED)
-        self.telemetry.picks_expired(len(flights))
+            self.observers.tell("telemetry", self.telemetry.completed, Outcome.EXPIRED)
+        self.observers.tell("telemetry", self.telemetry.picks_expired, len(flights))
 
     def complete(self, completion: Completion) -> bool:
         """Take an entry of Envoy's access log. False if it is about no pick of this router."""
@@ -103,10 +110,11 @@ class ObservedDispatcher:
         if flight is None:
             is_ours = pick_id.startswith(self.router_id)
             if is_ours:
-                self.telemetry.completion_unmatched()
+                self.observers.tell("telemetry", self.telemetry.completion_unmatched)
             return is_ours
-        self.telemetry.completed(completion.outcome, completion.lag_s)
-        self._judge(flight.pick.request.path, completion)
+        tell, lag_s = self.observers.tell, completion.lag_s
+        tell("telemetry", self.telemetry.completed, completion.outcome, lag_s)
+        tell("attainment", self._judge, flight.pick.request.path, completion)
         address = completion.address or flight.pick.address
         self._learn(address, flight.pick.request, completion)
         load = parse_orca(completion.orca) if completion.orca else None
@@ -117,7 +125,7 @@ class ObservedDispatcher:
     def _judge(self, path: str, completion: Completion) -> None:
         if self.knows_times():
             counted = self.attainment.completed(
-                path,
+                path_label(path),
                 completion.outcome,
                 completion.status,
                 completion.first_body_byte_s,
@@ -126,9 +134,14 @@ class ObservedDispatcher:
             )
             self._judged(counted)
 
+    def _judge_rejection(self, path: str, rejection: Rejection) -> None:
+        if self.knows_times():
+            label = path_label(normalize_path(path) or OTHER)
+            self._judged(self.attainment.rejected(label, rejection, now=self.clock()))
+
     def _judged(self, counted: tuple[str, bool] | None) -> None:
         if counted is not None:
-            self.telemetry.slo_judged(*counted)
+            self.observers.tell("telemetry", self.telemetry.slo_judged, *counted)
 
     def _learn(self, address: str, request: RequestInfo, completion: Completion) -> None:
         """Believe a 404 only about a path that has worked there: then it must be the model.

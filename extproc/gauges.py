@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 
 from extproc.core.pool import Pool
 from extproc.core.wire.limits import Counters
+from extproc.observers import Observers
 from extproc.shell.completions import CompletionService
+from extproc.shell.decisions import DecisionsService
 from extproc.shell.eds import EdsService
 from extproc.shell.server import ExternalProcessor
 from extproc.shell.telemetry import Telemetry
@@ -20,6 +22,8 @@ def add_gauges(
     completions: CompletionService,
     eds: EdsService,
     wire: Counters,
+    decisions: DecisionsService,
+    observers: Observers,
     clock: Callable[[], float],
     num_config_failures: Callable[[], int],
     is_ready: Callable[[], bool],
@@ -44,6 +48,23 @@ def add_gauges(
     )
     add("wire_connections", "Open connections of the wire", lambda: wire.connections_open)
     add("wire_buffered_bytes", "Half-received and unsent bytes", lambda: wire.buffered_bytes)
+    telemetry.add_counters(
+        "observer_errors",
+        "Failures of what looks on; no request is touched",
+        "observer",
+        lambda: observers.num_errors,
+    )
+    telemetry.add_counters(
+        "streams_broken",
+        "Calls that ended with an error of the protocol or of ours",
+        "cause",
+        lambda: processor.num_broken,
+    )
+    add(
+        "decisions_dropped",
+        "Decisions that watchers were too slow for",
+        lambda: decisions.num_dropped,
+    )
     telemetry.add_counters(
         "wire_streams", "Streams of the wire by how they ended", "end", lambda: _ends(wire)
     )

@@ -15,6 +15,7 @@ from extproc.configfile import ConfigError
 from extproc.core.relay import Relay, RelaySettings, count_routers
 from extproc.core.types import Endpoint
 from extproc.kubewiring import Kubernetes
+from extproc.observers import Observers
 from extproc.shell.completions import Completion
 from extproc.shell.discovery.kubernetes import MissingLibraryError
 from extproc.shell.peers import METHOD, PeersService
@@ -45,6 +46,7 @@ class Peering:
         on_garbage: Called once per message of a peer that cannot be read.
         clock: Monotonic seconds.
         rng: For the rests between attempts.
+        observers: Calls the relay: no request and no access log depends on peers.
 
     Raises:
         ConfigError: Nothing says on which port the peers listen, or the extra `kubernetes` is
@@ -61,8 +63,10 @@ class Peering:
         on_garbage: Callable[[], None],
         clock: Callable[[], float],
         rng: random.Random,
+        observers: Observers,
     ) -> None:
         self._config = config
+        self._observers = observers
         self._peers = config.peers
         self._router_id = router_id
         self._on_num_routers = on_num_routers
@@ -96,8 +100,10 @@ class Peering:
         One without a pick's id may be anybody's: a request whose metadata was lost is found by
         its request id.
         """
-        if self._peers is None:
-            return
+        if self._peers is not None:
+            self._observers.tell("relay", self._offer, completion, entry)
+
+    def _offer(self, completion: Completion, entry: bytes) -> None:
         router_id, _, _ = completion.pick_id.rpartition("-")
         if router_id:
             self._relay.offer(router_id, entry, now=self._clock())
@@ -106,7 +112,7 @@ class Peering:
 
     def flush(self) -> None:
         """Send what was taken."""
-        self._relay.flush(now=self._clock())
+        self._observers.tell("relay", self._relay.flush, now=self._clock())
 
     async def run(self) -> None:
         """Follow the peers until cancelled."""
@@ -174,7 +180,7 @@ class Peering:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._service.tick()
+            self._observers.tell("relay", self._service.tick)
 
     async def _follow_service(self, kubernetes: Kubernetes, peers: PeersConfig) -> None:
         try:

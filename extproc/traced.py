@@ -5,7 +5,7 @@ A part of `app`, and only there when tracing is on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 
@@ -14,6 +14,7 @@ from extproc.configfile import ConfigError
 from extproc.core.ports import Dispatcher, StreamSettings
 from extproc.core.stream import Stream
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.observers import Observers
 from extproc.shell.rpc import Metadata
 from extproc.shell.tracing import DecisionSpan, Tracing, TracingError
 
@@ -33,14 +34,18 @@ def make_tracing(config: TracingConfig) -> Tracing | None:
 
 
 def new_stream_of(
-    dispatcher: Dispatcher, settings: StreamSettings, tracing: Tracing | None
+    dispatcher: Dispatcher,
+    settings: StreamSettings,
+    tracing: Tracing | None,
+    observers: Observers,
 ) -> Callable[[Metadata], Stream]:
     """What makes the machine of one request; it costs nothing where tracing is off."""
     if tracing is None:
         return lambda _metadata: Stream(dispatcher, settings)
 
     def new_stream(metadata: Metadata) -> Stream:
-        return Stream(TracedDispatcher(dispatcher, partial(tracing.begin, metadata)), settings)
+        begin = partial(tracing.begin, metadata)
+        return Stream(TracedDispatcher(dispatcher, begin, observers), settings)
 
     return new_stream
 
@@ -51,49 +56,30 @@ class TracedDispatcher:
     Args:
         dispatcher: Answers.
         begin: Begins the stream's span; called once, with the first question.
+        observers: Calls what makes spans.
     """
 
-    def __init__(self, dispatcher: Dispatcher, begin: Callable[[], DecisionSpan]) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, begin: Callable[[], DecisionSpan], observers: Observers
+    ) -> None:
         self._dispatcher = dispatcher
         self._begin = begin
+        self._observers = observers
         self._span: DecisionSpan | None = None
         self._asked_at_s: float | None = None
         self._has_ended = False
 
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
         """Ask, and put a pick or a wait into the span."""
-        span = self._open(now)
+        self._observers.tell("tracing", self._open, now)
         result = self._dispatcher.route(request, now=now)
-        if isinstance(result, Pick):
-            waited_s = now - (self._asked_at_s or now)
-            self._end(
-                span,
-                {
-                    "extproc.pick_id": result.id,
-                    "extproc.endpoint": result.address,
-                    "extproc.policy": result.policy,
-                    "extproc.reason": result.reason,
-                    "extproc.wait_s": waited_s,
-                    "gen_ai.request.model": request.model,
-                    "extproc.adapter": result.request.adapter or "",
-                },
-            )
-        elif isinstance(result, Wait):
-            span.event("held", {"extproc.reason": result.reason})
+        self._observers.tell("tracing", self._answered, result, request.model, now)
         return result
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """End the span with the error that the client gets."""
         self._dispatcher.rejected(rejection, headers)
-        if not self._has_ended:
-            self._end(
-                self._span or self._begin(),
-                {
-                    "http.response.status_code": rejection.status,
-                    "extproc.reason": rejection.reason.value,
-                },
-                error=rejection.message,
-            )
+        self._observers.tell("tracing", self._refused, rejection)
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         """As without tracing."""
@@ -103,14 +89,50 @@ class TracedDispatcher:
         """As without tracing."""
         self._dispatcher.served(pick, address, now=now)
 
-    def models(self) -> Sequence[ModelCard]:
+    def models_body(self) -> bytes:
         """As without tracing."""
-        return self._dispatcher.models()
+        return self._dispatcher.models_body()
 
-    def _open(self, now: float) -> DecisionSpan:
-        if self._span is None:
-            self._span, self._asked_at_s = self._begin(), now
-        return self._span
+    def model(self, name: str) -> ModelCard | None:
+        """As without tracing."""
+        return self._dispatcher.model(name)
+
+    def _open(self, now: float) -> None:
+        if self._asked_at_s is None:
+            self._asked_at_s = now
+            self._span = self._begin()
+
+    def _answered(self, result: Pick | Rejection | Wait, model: str, now: float) -> None:
+        span = self._span
+        if span is None:
+            return  # it could not be begun
+        if isinstance(result, Pick):
+            self._end(
+                span,
+                {
+                    "extproc.pick_id": result.id,
+                    "extproc.endpoint": result.address,
+                    "extproc.policy": result.policy,
+                    "extproc.reason": result.reason,
+                    "extproc.wait_s": now - (self._asked_at_s or now),
+                    "gen_ai.request.model": model,
+                    "extproc.adapter": result.request.adapter or "",
+                },
+            )
+        elif isinstance(result, Wait):
+            span.event("held", {"extproc.reason": result.reason})
+
+    def _refused(self, rejection: Rejection) -> None:
+        if self._has_ended or (self._span is None and self._asked_at_s is not None):
+            return
+        self._end(
+            self._span or self._begin(),
+            {
+                "http.response.status_code": rejection.status,
+                "extproc.reason": rejection.reason.value,
+            },
+            error=rejection.message,
+        )
 
     def _end(
         self,

@@ -14,10 +14,22 @@ PACKAGE = ROOT / "extproc"
 
 CORE_LIBRARY = {
     *("__future__", "array", "bisect", "collections", "collections.abc", "dataclasses", "enum"),
-    *("functools", "heapq", "http", "itertools", "json", "math", "operator", "random", "re"),
+    *(
+        "functools",
+        "hashlib",
+        "heapq",
+        "http",
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "random",
+        "re",
+    ),
     *("struct", "types", "typing", "urllib.parse", "msgspec"),
 }
-"""Nothing here reads a clock, does I/O, logs, or waits. `random` is there for its type: ruff bans
+"""Nothing here reads a clock, does I/O, logs, or waits. `hashlib` gives what clients choose a fixed
+length before it is remembered; `random` is there for its type: ruff bans
 its functions."""
 
 SHELL_SHARED = {"extproc.shell.rpc", "extproc.shell.loops", "extproc.shell.gen"}

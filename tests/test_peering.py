@@ -14,12 +14,13 @@ import pytest
 from extproc.config import Config
 from extproc.configfile import ConfigError
 from extproc.core.types import Outcome
+from extproc.observers import Observers
 from extproc.peering import Peering
 from extproc.shell import wire
 from extproc.shell.completions import Completion
 from extproc.shell.gen import peers_pb2
 from extproc.shell.peers import METHOD
-from extproc.shell.rpc import Call, Metadata, Method
+from extproc.shell.rpc import Call, Code, Metadata, Method
 from tests.dnsserver import DnsServer
 from tests.e2e.harness import free_port
 
@@ -53,6 +54,7 @@ class Replica:
             "peers": peers,
             "server": server or {},
         }
+        self.observers = Observers(time.monotonic)
         self.peering = Peering(
             Config.model_validate(config),
             router_id=router_id,
@@ -61,6 +63,7 @@ class Replica:
             on_garbage=lambda: None,
             clock=time.monotonic,
             rng=random.Random(router_id),
+            observers=self.observers,
         )
 
     def pass_on(self, pick_id: str, entry: bytes) -> None:
@@ -100,6 +103,31 @@ async def test_an_entry_goes_to_the_router_that_its_pick_names() -> None:
         fed = (near.peering.is_fed, far.peering.is_fed)
 
     assert fed == (False, True)
+
+
+class DeadCall:
+    """A way back that fails with each message but the first, our hello."""
+
+    num_sent = 0
+
+    def send(self, message: bytes) -> None:
+        self.num_sent += 1
+        if self.num_sent > 1:
+            raise RuntimeError("no way back")
+
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
+        pass
+
+
+def test_a_relay_that_fails_is_counted_and_no_access_log_breaks_off_for_it() -> None:
+    replica = Replica("aa", {"static": []})
+    [method] = replica.peering.methods()
+    session = method.open(DeadCall(), {})
+    hello = peers_pb2.PeerMessage(hello=peers_pb2.Hello(router_id="bb"))
+    session.receive(hello.SerializeToString())
+    replica.pass_on("bb-7", b"for it")
+
+    assert replica.observers.num_errors["relay"] == 1
 
 
 async def test_an_entry_without_a_pick_goes_to_everybody() -> None:

@@ -16,6 +16,7 @@ from extproc.core import messages as m
 from extproc.core.ports import StreamSettings
 from extproc.core.rejections import model_not_found
 from extproc.core.types import Pick, Rejection
+from extproc.observers import Observers
 from extproc.shell.tracing import DEFAULT_SERVICE_NAME, Tracing
 from extproc.traced import make_tracing, new_stream_of
 from tests.core.dispatcher import PICK, FakeDispatcher
@@ -52,10 +53,13 @@ def decide(
     result: Pick | Rejection = PICK,
     num_waits: int = 0,
     path: str = "/v1/chat/completions",
+    observers: Observers | None = None,
 ) -> FakeDispatcher:
     """One request for `sql`, through the stream, from headers to the answer and the end."""
     dispatcher = FakeDispatcher(result, num_waits=num_waits)
-    stream = new_stream_of(dispatcher, StreamSettings(), tracing)(metadata)
+    stream = new_stream_of(
+        dispatcher, StreamSettings(), tracing, observers or Observers(lambda: 0.0)
+    )(metadata)
     headers = {":method": "POST", ":path": path, "content-type": "application/json"}
     list(stream.handle(m.RequestHeaders(headers, body_mode=m.BodyMode.BUFFERED), now=1.0))
     if path.startswith("/v1"):

@@ -21,11 +21,12 @@ import heapq
 import math
 import re
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from types import MappingProxyType
 
+from extproc.core.bounds import MAX_COUNT, MAX_WALL_S, total, whole
 from extproc.core.engines import EngineProfile, LabelledFamily, LoraInfo, Residency
 from extproc.core.errors import ExpositionError
+from extproc.core.remembered import Remembered
 from extproc.core.types import LoadReport
 
 _FIRST_LINE = re.compile(rb"\s*([^\n]*)")
@@ -36,17 +37,19 @@ _LABEL = re.compile(
 )
 _ESCAPE = re.compile(r'\\([\\n"])')
 
-# A single wall time stays below this until the year 2065, and the sum of any two taken since the
-# middle of 2017, when vLLM did not exist yet, is above it.
-_MAX_WALL_S = 3.0e9
-
 # Series are never removed, so a server with many adapters may have tens of thousands. Those beyond
 # the newest few thousand name adapters that left every cache long ago.
 _MAX_LORA_SERIES = 2_048
 
 # A series once written comes again in every scrape: to read its labels costs 5 us, to look them up
-# 0.3 us. Some 500 bytes each.
-_MAX_REMEMBERED = 16_384
+# 0.3 us. What is remembered is some four times as large as the text that it was read from.
+_MAX_REMEMBERED_BYTES = 16 * 1024 * 1024
+
+# Adapters taken from one page, most recently active first.
+_MAX_ADAPTERS = 16_384
+
+# Of an adapter's name; nobody can ask for a longer one (`openai.MAX_MODEL_BYTES`).
+_MAX_NAME_CHARS = 256
 
 _LINE_FEED = 10
 
@@ -58,7 +61,8 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
     """Read what `profile` names from `page`.
 
     Counts of several engines behind one server are added, their KV cache use is averaged. Values
-    that cannot be (NaN, infinite, negative, times summed over processes) are left out.
+    that cannot be (NaN, infinite, negative, times summed over processes) are left out, counts are
+    taken up to `MAX_COUNT`.
 
     Raises:
         ExpositionError: The page is not in the text format, is cut off, or a wanted line cannot
@@ -70,8 +74,8 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
     kv_usages = _values_by_engine(page, profile.kv_usage, profile)
     starts_s = _values_by_engine(page, (profile.process_start,), profile)
     return LoadReport(
-        num_running=int(sum(_values_by_engine(page, profile.running, profile))),
-        num_waiting=int(sum(_values_by_engine(page, profile.waiting, profile))),
+        num_running=total(_values_by_engine(page, profile.running, profile)),
+        num_waiting=total(_values_by_engine(page, profile.waiting, profile)),
         num_deferred=_read_deferred(page, profile.deferred, profile),
         kv_usage_ratio=min(1.0, sum(kv_usages) / len(kv_usages)) if kv_usages else None,
         max_loras=max_loras or _read_lora_slots(page, profile),
@@ -79,7 +83,7 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
         adapter_log=log,
         gpu_adapters=gpu,
         cpu_adapters=cpu,
-        process_start_wall_s=max(starts_s) if starts_s else None,
+        process_start_wall_s=min(max(starts_s), MAX_WALL_S) if starts_s else None,
     )
 
 
@@ -102,12 +106,13 @@ def _read_deferred(page: bytes, part: LabelledFamily | None, profile: EngineProf
     if part is None:
         return None
     values = _values_by_engine(page, (part.family,), profile, where=part)
-    return int(sum(values)) if values else None
+    return total(values) if values else None
 
 
 def _read_lora_slots(page: bytes, profile: EngineProfile) -> int | None:
     # Every engine behind one server has the same number of slots.
-    return int(max(_values_by_engine(page, profile.lora_slots, profile), default=0)) or None
+    slots = _values_by_engine(page, profile.lora_slots, profile)
+    return whole(max(slots, default=0), MAX_COUNT) or None
 
 
 def _values_by_engine(
@@ -140,34 +145,39 @@ def _read_lora_info(
     """Answer the active adapters, the log and the number of slots."""
     if info is None:
         return frozenset(), (), None
-    series = [(at_s, block) for block, at_s in _series(page, info.family) if 0 < at_s < _MAX_WALL_S]
+    series = [(at_s, block) for block, at_s in _series(page, info.family) if 0 < at_s < MAX_WALL_S]
     newest = heapq.nlargest(_MAX_LORA_SERIES, series)
     last_seen_s: dict[str, float] = {}
-    active, max_loras = frozenset[str](), 0
+    max_loras = 0
     for at_s, block in newest:
-        labels = _read_labels(block)
-        max_loras = max(max_loras, _parse_slots(labels.get(info.max_label, "")))
-        adapters = _split_adapters(
-            labels.get(info.running_label, ""), labels.get(info.waiting_label, ""), info.separator
-        )
-        if at_s == newest[0][0]:  # several: servers that write whole seconds
-            active |= adapters
+        adapters, slots = _read_lora_labels(block, info)
+        max_loras = max(max_loras, slots)
         for adapter in adapters:
             last_seen_s.setdefault(adapter, at_s)
-    log = sorted(last_seen_s.items(), key=lambda seen: (-seen[1], seen[0]))
+    log = sorted(last_seen_s.items(), key=lambda seen: (-seen[1], seen[0]))[:_MAX_ADAPTERS]
+    # Several series have the newest time: servers that write whole seconds.
+    active = frozenset(adapter for adapter, at_s in log if at_s == newest[0][0])
     return active, tuple(log), max_loras or None
 
 
-@lru_cache(maxsize=_MAX_REMEMBERED)
-def _split_adapters(running: str, waiting: str, separator: str) -> frozenset[str]:
-    names = running.split(separator) + waiting.split(separator)
-    return frozenset(filter(None, map(str.strip, names)))
+def _read_lora_labels(block: bytes, info: LoraInfo) -> tuple[frozenset[str], int]:
+    """Answer the adapters of one series and the slots that it tells."""
+    labels = _read_labels(block)
+    adapters = _split_adapters(
+        labels.get(info.running_label, ""), labels.get(info.waiting_label, ""), info.separator
+    )
+    return adapters, _parse_slots(labels.get(info.max_label, ""))
+
+
+def _find_names(running: str, waiting: str, separator: str) -> frozenset[str]:
+    names = map(str.strip, running.split(separator) + waiting.split(separator))
+    return frozenset(name for name in names if 0 < len(name) <= _MAX_NAME_CHARS)
 
 
 def _parse_slots(text: str) -> int:
     """Slots as a label says it; 0 where it says none, as a server without LoRA does."""
     try:
-        return int(text)
+        return whole(int(text), MAX_COUNT)
     except ValueError:
         return 0
 
@@ -187,11 +197,12 @@ def _read_residency(
         is_known = True
         labels = _read_labels(block)
         adapter, level = labels.get(residency.adapter_label), labels.get(residency.level_label)
-        if adapter and level in loaded and value > 0:
+        if adapter and len(adapter) <= _MAX_NAME_CHARS and level in loaded and value > 0:
             loaded[level].add(adapter)
     if not is_known:
         return None, None
-    return frozenset(loaded[residency.gpu_level]), frozenset(loaded[residency.cpu_level])
+    gpu, cpu = (sorted(loaded[level])[:_MAX_ADAPTERS] for level in loaded)
+    return frozenset(gpu), frozenset(cpu)
 
 
 def _series(page: bytes, family: str) -> Iterator[tuple[bytes, float]]:
@@ -237,8 +248,7 @@ def _split_line(rest: bytes) -> tuple[bytes, float]:
         raise ExpositionError(f"not a number in {_quote(rest)}") from None
 
 
-@lru_cache(maxsize=_MAX_REMEMBERED)
-def _read_labels(block: bytes) -> Mapping[str, str]:
+def _parse_labels(block: bytes) -> Mapping[str, str]:
     """Read labels from their opening brace on; the closing one is taken off."""
     labels: dict[str, str] = {}
     opening = _OPENING.match(block)
@@ -264,3 +274,7 @@ def _unescape(escape: re.Match[str]) -> str:
 
 def _quote(text: bytes) -> str:
     return repr(text[:_MAX_QUOTED_BYTES].decode(errors="replace"))
+
+
+_read_labels = Remembered(_parse_labels, _MAX_REMEMBERED_BYTES)
+_split_adapters = Remembered(_find_names, _MAX_REMEMBERED_BYTES)

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from extproc.core.bounds import MAX_COUNT, whole
+
 _KV_USAGE = "kv_cache_usage_perc"
 _WAITING = "num_requests_waiting"
 
@@ -65,4 +67,4 @@ def _read(metrics: Mapping[str, float]) -> tuple[float, int] | None:
         return None
     if not (0 <= kv_usage <= 1 and waiting >= 0 and math.isfinite(waiting)):
         return None
-    return kv_usage, int(waiting)
+    return kv_usage, whole(waiting, MAX_COUNT)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from extproc.core.admission import AdmissionSettings, admit
+from extproc.core.bounds import MAX_SLUG_CHARS, plain
 from extproc.core.policies import Policy
 from extproc.core.rejections import no_endpoints, stored_response
 from extproc.core.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
@@ -87,7 +88,7 @@ class Picker:
             choice = self._policy.choose(asked, request, rng=self._rng)
             if isinstance(choice, Wait):
                 return choice
-            chosen, reason = self._check(choice, asked), choice.reason
+            chosen, reason = self._check(choice, asked), plain(str(choice.reason), MAX_SLUG_CHARS)
         if request.session is not None:
             self._remember(request.session, chosen[0].address)
         chosen = self._with_fallbacks(chosen, admitted, request)

@@ -11,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from extproc.core.tracked import (
@@ -101,9 +101,10 @@ class Pool:
             # Without a start time, names that vanish are the only sign of a restart.
             tracked.residency.forget()
             tracked.residency.record_registered(adapters, now=now)
-        tracked.set_models(models)
-        if models != before:
+        if models != before or tracked.models is None:
+            tracked.set_models(models)
             self._index_models()
+        tracked.is_new, tracked.view = False, None
 
     def record_silence(self, address: str) -> None:
         """Take that an endpoint was asked for its models and did not tell them."""
@@ -235,6 +236,11 @@ class Pool:
     def models(self) -> list[ModelCard]:
         """Everything registered on any endpoint."""
         return list(self._models.values())
+
+    @property
+    def registry(self) -> Mapping[str, ModelCard]:
+        """The same by name: another object whenever it is not what it was, never changed itself."""
+        return self._models
 
     def snapshot(self, *, now: float) -> Snapshot:
         """The pool at `now`, sorted by address. Only endpoints that changed are looked at anew."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,8 +26,11 @@ class Dispatcher(Protocol):
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Take note of an error that the client of the request with `headers` gets."""
 
-    def models(self) -> Sequence[ModelCard]:
-        """Every base model and adapter registered anywhere in the pool."""
+    def models_body(self) -> bytes:
+        """The body of `GET /v1/models`: every model and adapter registered in the pool."""
+
+    def model(self, name: str) -> ModelCard | None:
+        """What is registered under `name` anywhere in the pool."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ on to the router whose pick it ends.
    may arrive twice, which ends a pick once.
 3. A router without a link may be about to open one (it has just started, or the network is back):
    its entries wait for `hold_s` and are then dropped as `unreachable`.
-4. All queues together hold `max_queued_bytes`; what comes beyond that is dropped as `full`.
+4. All queues together hold `max_queued_bytes`, and there are `MAX_QUEUES`; what comes beyond that
+   is dropped as `full`, and an entry that no link would take as `too_large`.
 5. What came from another router is never offered here, so nothing travels in circles.
 """
 
@@ -23,9 +24,14 @@ Send = Callable[[Sequence[bytes]], None]
 
 FULL = "full"
 UNREACHABLE = "unreachable"
+TOO_LARGE = "too_large"
 
 MAX_BATCH_BYTES = 512 * 1024
 """Of entries in one message, unless one alone is larger. Receivers of ours take twice that."""
+MAX_ENTRY_BYTES = 2 * MAX_BATCH_BYTES - 1024
+"""Of one entry: with what a message has around it, the most that a receiver takes."""
+MAX_QUEUES = 256
+"""Routers that entries are kept for; far above the replicas of one router."""
 
 
 def count_routers(own_id: str, listed: Iterable[str | None]) -> int:
@@ -97,14 +103,15 @@ class Relay:
         self._queues: dict[str, deque[tuple[float, bytes]]] = {}
         self._num_bytes = 0
         self.num_sent = 0
-        self.num_dropped: Counter[str] = Counter({FULL: 0, UNREACHABLE: 0})
+        self.num_dropped: Counter[str] = Counter(dict.fromkeys((FULL, UNREACHABLE, TOO_LARGE), 0))
 
     # --- what there is to carry --------------------------------------------------------------
 
     def offer(self, router_id: str, entry: bytes, *, now: float) -> None:
         """Take an entry about a pick of `router_id`; it leaves with the next `flush`."""
-        if self._num_bytes + len(entry) > self._settings.max_queued_bytes:
-            self.num_dropped[FULL] += 1
+        reason = self._why_not(router_id, entry)
+        if reason is not None:
+            self.num_dropped[reason] += 1
             return
         self._num_bytes += len(entry)
         self._queues.setdefault(router_id, deque()).append((now, entry))
@@ -186,6 +193,14 @@ class Relay:
     def linked_routers(self) -> set[str]:
         """Routers to which there is a link."""
         return {link.router_id for link in self._links}
+
+    def _why_not(self, router_id: str, entry: bytes) -> str | None:
+        """The reason to drop an entry, if there is one."""
+        if len(entry) > MAX_ENTRY_BYTES:
+            return TOO_LARGE
+        is_full = self._num_bytes + len(entry) > self._settings.max_queued_bytes
+        is_new = router_id not in self._queues
+        return FULL if is_full or (is_new and len(self._queues) >= MAX_QUEUES) else None
 
     def _send(self, link: Link, now: float) -> None:
         link.batch = self._take(link.router_id)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from math import inf
 from operator import itemgetter
 
@@ -39,6 +40,10 @@ _Touch = tuple[float, float]
 """When an adapter was touched: our clock, then what orders touches of one moment."""
 
 _LAST_TOUCH = itemgetter(1)
+
+MAX_REMEMBERED = 32_768
+"""Adapters of one endpoint whose last use is remembered where its cache is not known to be
+smaller: far above what a server can list or its log can name, twice over."""
 
 
 class Residency:
@@ -184,6 +189,9 @@ class Residency:
         # says no more of it. Placed as the new entries are, it comes before all of them.
         unended = {a: self._logged_s.get(a, -inf) for a in self._used_by_others}
         self._logged_s.update(new)
+        if len(self._logged_s) > MAX_REMEMBERED:
+            newest = nlargest(MAX_REMEMBERED // 2, self._logged_s.items(), key=itemgetter(1))
+            self._logged_s = dict(newest)
         for adapter, wall_s in (unended | new).items():
             # What may be a trace of our own requests must not pass for later than their end.
             is_ours = adapter in self._used_since_report
@@ -192,8 +200,8 @@ class Residency:
 
     def _trim(self) -> None:
         """Drop what was evicted. Only a touch brings it back, so nothing is lost."""
-        limit = self._num_cached
-        if limit is None or len(self._touched) + len(self._ghosts) <= limit:
+        limit = min(self._num_cached or MAX_REMEMBERED, MAX_REMEMBERED)
+        if len(self._touched) + len(self._ghosts) <= limit:
             return
         oldest = sorted([*self._touched.values(), *self._ghosts], reverse=True)[limit - 1]
         self._touched = {a: touch for a, touch in self._touched.items() if touch >= oldest}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from extproc.core.listing import ModelListing
 from extproc.core.picker import Picker, is_in_subset
 from extproc.core.pool import Pool
 from extproc.core.rejections import model_not_found, no_endpoints
@@ -22,6 +22,7 @@ class Router:
 
     pool: Pool
     picker: Picker
+    _listing: ModelListing = field(default_factory=ModelListing, repr=False)
 
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
         """Choose an endpoint and count the request there, or say why not, or when to ask again.
@@ -42,9 +43,13 @@ class Router:
             self.pool.start(result, now=now)
         return result
 
-    def models(self) -> Sequence[ModelCard]:
-        """Everything registered on any endpoint."""
-        return self.pool.models()
+    def models_body(self) -> bytes:
+        """The body of `GET /v1/models`: everything registered on any endpoint."""
+        return self._listing.body(self.pool.registry)
+
+    def model(self, name: str) -> ModelCard | None:
+        """What is registered under `name` on any endpoint."""
+        return self.pool.model(name)
 
 
 def _knows_all_models(snapshot: Snapshot) -> bool:

@@ -141,6 +141,15 @@ class RouteTable:
         return _allow(route, method, _STORED_METHODS[found[2]])
 
 
+def path_label(path: str) -> str:
+    """`path`, in normal form, with a placeholder for what its client chose: few, for counting.
+
+    Meant for paths that were routed: others are as many as clients like.
+    """
+    found = _STORED_RESPONSE.fullmatch(path)
+    return path if found is None else f"{RESPONSES_PATH}/{{id}}{found[2] or ''}"
+
+
 def normalize_path(path: str) -> str | None:
     """The path that an engine's router compares: no query, percent-decoded once.
 

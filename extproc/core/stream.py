@@ -23,18 +23,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from hashlib import blake2b
 from typing import Any
 
 from extproc.core import messages as m
 from extproc.core import rejections
 from extproc.core.body import BodyReader, pieces
+from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.errors import ProtocolError, RequestError
 from extproc.core.hints import read_hints
 from extproc.core.messages import BodyMode
-from extproc.core.openai import error_body, model_body, models_body
+from extproc.core.openai import MAX_MODEL_BYTES, check_model, error_body, model_body
 from extproc.core.ports import Dispatcher, StreamSettings
 from extproc.core.routes import Route, RouteKind
 from extproc.core.types import Hints, Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.core.words import shortened
 
 MIN_WAIT_S = 0.001
 """A rule that asks to be asked at once is asked in the next pass, not in a loop."""
@@ -181,7 +184,7 @@ class Stream:
         """The data plane has read the model itself; "" says that it found none."""
         if not model:
             raise RequestError(rejections.missing_model())
-        return self._decide(model, now, Stream._release_headers)
+        return self._decide(check_model(model), now, Stream._release_headers)
 
     def _on_stored_response(self, event: m.RequestHeaders, now: float) -> list[m.Command]:
         if self._session() is None:
@@ -191,13 +194,13 @@ class Stream:
         return self._await_body(event)
 
     def _answer_models(self, route: Route) -> list[m.Command]:
-        cards = self._dispatcher.models()
         if route.kind is RouteKind.LIST_MODELS:
-            return self._reply(200, models_body(cards))
-        for card in cards:
-            if card.id == route.resource:
-                return self._reply(200, model_body(card))
-        return self._reject(rejections.model_not_found(route.resource))
+            return self._reply(200, self._dispatcher.models_body())
+        card = self._dispatcher.model(route.resource)
+        if card is None:
+            name = shortened(route.resource, MAX_MODEL_BYTES)
+            return self._reject(rejections.model_not_found(name))
+        return self._reply(200, model_body(card))
 
     # --- request body ------------------------------------------------------------------------
 
@@ -265,10 +268,10 @@ class Stream:
         headers = self._headers
         self._request = RequestInfo(
             model=model,
-            path=self._route.path,
+            path=self._route.path[:MAX_PATH_CHARS],
             body_bytes=self._body.num_bytes,
-            request_id=headers.headers.get("x-request-id", ""),
-            session=self._session(),
+            request_id=headers.headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS],
+            session=_digest(self._session()),
             subset=headers.subset,
             arrived_at_s=self._arrived_at_s,
             hints=self._hints,
@@ -302,8 +305,9 @@ class Stream:
     def _kept_headers(self) -> m.RequestHeaders:
         """What an answer can still need: thousands may be held, and all headers are 1.5 KB each."""
         headers = self._headers.headers
-        names = (":path", "x-request-id", self._settings.session_header or "")
-        return m.RequestHeaders({name: headers[name] for name in names if name in headers})
+        limits = {":path": MAX_PATH_CHARS, "x-request-id": MAX_REQUEST_ID_CHARS}
+        kept = {name: headers[name][:most] for name, most in limits.items() if name in headers}
+        return m.RequestHeaders(kept)
 
     def _on_wakeup(self, _event: m.Wakeup, now: float) -> list[m.Command]:
         return self._ask(now)
@@ -399,6 +403,11 @@ class Stream:
     ) -> list[m.Command]:
         self.state = State.DONE
         return [m.Reply(status, body, headers or {}, details), m.End()]
+
+
+def _digest(session: str | None) -> str | None:
+    """As long for any value: what is remembered keeps it, and a client chooses the value."""
+    return None if session is None else blake2b(session.encode(), digest_size=16).hexdigest()
 
 
 def _ignore(_stream: Stream, _event: Any, _now: float) -> list[m.Command]:

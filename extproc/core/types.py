@@ -231,8 +231,8 @@ class RequestInfo(Struct, frozen=True):
         adapter: The same name if it is an adapter, None for a base model.
         path: The normalised path, e.g. `/v1/chat/completions`.
         body_bytes: Length of the body as far as it was seen.
-        request_id: Envoy's `x-request-id`, or "".
-        session: Value of the configured session header, or None.
+        request_id: Envoy's `x-request-id`, cut to `bounds.MAX_REQUEST_ID_CHARS`, or "".
+        session: A digest of the configured session header's value, or None.
         subset: Addresses the data plane allows (`ip:port`, or a bare `ip` for every port), or
             None for all.
         arrived_at_s: When its headers came; what it has waited since is `snapshot.now` minus this.

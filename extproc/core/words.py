@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from extproc.core.bounds import plain
 from extproc.core.types import EndpointView, Pick, Rejection
 
 MAX_NAME_CHARS = 80
 """Of a model's or a pod's name in a sentence."""
 MAX_MESSAGE_CHARS = 300
 """Of a rejection's message in a sentence."""
+MAX_SENTENCE_CHARS = 2000
+"""Of the whole sentence."""
 _MAX_NAMED = 3
 """Alternatives that are named; the rest are a number."""
 _FEWEST_ACTIVE = "this pod has the fewest active adapters"
@@ -23,8 +26,11 @@ _FEWEST_ACTIVE = "this pod has the fewest active adapters"
 
 def explain(decision: Pick | Rejection) -> str:
     """Say in one sentence which pod was chosen, why and over what, or what the client was told."""
-    if isinstance(decision, Rejection):
-        return _rejection(decision)
+    sentence = _rejection(decision) if isinstance(decision, Rejection) else _pick(decision)
+    return plain(sentence, MAX_SENTENCE_CHARS)
+
+
+def _pick(decision: Pick) -> str:
     chosen = next((v for v in decision.candidates if v.address == decision.address), None)
     if chosen is None:
         return f"{decision.address}: chosen by {decision.policy} ({decision.reason})."
@@ -33,8 +39,10 @@ def explain(decision: Pick | Rejection) -> str:
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """`text`, its end replaced by an ellipsis where it is longer than `max_chars`."""
-    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
+    """`text` as `plain`, its end replaced by an ellipsis where it is longer than `max_chars`."""
+    if len(text) <= max_chars:
+        return plain(text, max_chars)
+    return f"{plain(text, max_chars - 1)}…"
 
 
 def _rejection(rejection: Rejection) -> str:

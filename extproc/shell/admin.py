@@ -15,8 +15,10 @@ else read it through a name of its own that resolves to 127.0.0.1 (DNS rebinding
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -97,7 +99,7 @@ class AdminServer(_HttpServer):
         port: Port; 0 for a free one.
         registry: What `/metrics` exposes.
         snapshot: The pool now.
-        decisions: The last n decisions, newest first, as plain values.
+        decisions: The last n decisions, newest first, as plain values; made one by one.
         health: Why requests should not come here, for people; empty when they may.
         add_page: Adds what people see at `/`, under the same rules as the rest.
     """
@@ -109,7 +111,7 @@ class AdminServer(_HttpServer):
         *,
         registry: CollectorRegistry,
         snapshot: Callable[[], Snapshot],
-        decisions: Callable[[int], Sequence[Mapping[str, Any]]],
+        decisions: Callable[[int], Iterable[Mapping[str, Any]]],
         health: Callable[[], Sequence[str]],
         add_page: Callable[[web.Application], None],
     ) -> None:
@@ -135,13 +137,20 @@ class AdminServer(_HttpServer):
         )
 
     async def _get_snapshot(self, request: web.Request) -> web.Response:
-        return web.json_response(describe_snapshot(self._snapshot()))
+        # Megabytes for many pods and adapters. A snapshot is immutable, so requests need not wait.
+        text = await asyncio.to_thread(_snapshot_as_json, self._snapshot())
+        return web.json_response(text=text)
 
     async def _get_decisions(self, request: web.Request) -> web.Response:
         asked = request.query.get("n", str(_DEFAULT_DECISIONS))
         if not (asked.isascii() and asked.isdigit() and len(asked) <= 6):
             raise web.HTTPBadRequest(text="n is the number of decisions wanted, 0 to 999999\n")
-        return web.json_response({"decisions": list(self._decisions(int(asked)))})
+        described: list[Mapping[str, Any]] = []
+        for each in self._decisions(int(asked)):
+            described.append(each)
+            await asyncio.sleep(0)  # requests come first
+        text = await asyncio.to_thread(json.dumps, {"decisions": described})
+        return web.json_response(text=text)
 
 
 def is_loopback(host: str) -> bool:
@@ -162,6 +171,10 @@ def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
     "max_loras" or null}]}`, sorted by address; the meanings are those of `EndpointView`.
     """
     return {"endpoints": [_describe_view(view, snapshot.now) for view in snapshot.endpoints]}
+
+
+def _snapshot_as_json(snapshot: Snapshot) -> str:
+    return json.dumps(describe_snapshot(snapshot))
 
 
 def _describe_view(view: EndpointView, now: float) -> dict[str, Any]:

@@ -22,6 +22,15 @@ from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 from google.protobuf.message import DecodeError
 
+from extproc.core.bounds import (
+    MAX_ATTEMPTS,
+    MAX_DURATION_S,
+    MAX_LAG_S,
+    MAX_REQUEST_ID_CHARS,
+    MAX_STATUS,
+    between,
+    whole,
+)
 from extproc.core.types import Outcome
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 
@@ -61,7 +70,7 @@ _CLIENT_LEFT_STATUSES = (0, 499)
 
 
 class Completion(NamedTuple):
-    """How one request ended, by Envoy's account.
+    """How one request ended, by Envoy's account; its numbers within the bounds of `core.bounds`.
 
     Attributes:
         pick_id: The id that the pick put into the metadata; "" for a request without a pick, or
@@ -76,7 +85,7 @@ class Completion(NamedTuple):
         duration_s: From the request's arrival to the last byte of the response.
         attempts: Upstream attempts, retries included.
         lag_s: From the end of the request to the arrival of this entry; 0 where the clocks of
-            Envoy and this host disagree by more than that.
+            Envoy and this host disagree by more than that, `MAX_LAG_S` at most.
         orca: The load report in the response's header, unread; "" where there is none.
         first_body_byte_s: As `first_byte_s`, to the first byte of the answer's body; None if none
             came. Where Envoy is not configured to tell, the same as `first_byte_s`.
@@ -193,22 +202,22 @@ class _Stream:
 
 def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
     response = entry.response
-    status = response.response_code.value
+    status = whole(response.response_code.value, MAX_STATUS)
     duration_s = _duration_s(common)
     start = common.start_time
     ended_wall_s = start.seconds + start.nanos * 1e-9 + (duration_s or 0.0)
     first_byte_s = _seconds(common, "time_to_first_upstream_rx_byte")
     return Completion(
         pick_id=_pick_id(common),
-        request_id=entry.request.request_id,
+        request_id=entry.request.request_id[:MAX_REQUEST_ID_CHARS],
         address=_address(common.upstream_remote_address.socket_address),
         status=status,
         outcome=_outcome(common, status),
         is_from_endpoint=response.response_code_details == "via_upstream",
         first_byte_s=first_byte_s,
         duration_s=duration_s,
-        attempts=common.upstream_request_attempt_count,
-        lag_s=max(0.0, now_wall_s - ended_wall_s),
+        attempts=whole(common.upstream_request_attempt_count, MAX_ATTEMPTS),
+        lag_s=between(now_wall_s - ended_wall_s, MAX_LAG_S),
         orca=response.response_headers.get(ORCA_HEADER, ""),
         first_body_byte_s=_first_body_byte_s(common, first_byte_s),
     )
@@ -219,7 +228,9 @@ def _first_body_byte_s(common: Any, first_byte_s: float | None) -> float | None:
     if told is None:
         return first_byte_s
     number = told.removesuffix(" us")
-    return int(number) / 1e6 if number.isascii() and number.isdecimal() else None
+    if not (number.isascii() and number.isdecimal()):
+        return None
+    return between(float(number) / 1e6, MAX_DURATION_S)  # int() refuses thousands of digits
 
 
 def _pick_id(common: Any) -> str:
@@ -259,4 +270,4 @@ def _seconds(common: Any, name: str) -> float | None:
     if not common.HasField(name):
         return None
     duration = getattr(common, name)
-    return float(duration.seconds + duration.nanos * 1e-9)
+    return between(duration.seconds + duration.nanos * 1e-9, MAX_DURATION_S)

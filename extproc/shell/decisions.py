@@ -2,7 +2,9 @@
 
 1. With nobody watching, a decision costs one append: the core's own values are kept, and are
    described only when somebody asks.
-2. With watchers it is encoded once, however many there are.
+2. With watchers it is encoded once, however many there are, after the answer, in passes of
+   `MAX_PER_PASS` that have `MAX_SHARE` of the loop's time at most. What they are too slow for is
+   dropped and counted; missing numbers say so to the watcher.
 3. A watcher that does not read must not fill the memory, and the transport does not say who
    reads. So a call is ended after a volume of bytes (the client calls again and goes on where it
    was), and the number of watchers is bounded: together they can hold
@@ -14,37 +16,33 @@ A decision never contains a prompt or a request header other than `x-request-id`
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from extproc.core.types import EndpointView, Pick, Rejection
+from extproc.core.decided import DecisionRecord, describe_result
+from extproc.core.types import Rejection
 from extproc.core.words import explain
 from extproc.shell.gen import decisions_pb2
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 
+__all__ = ["DecisionRecord", "DecisionsService", "describe", "encode"]
+
 METHOD = "/extproc.v1.Decisions/Watch"
 
-
-class DecisionRecord(NamedTuple):
-    """One decision and when it fell.
-
-    Attributes:
-        decision: What was decided.
-        wall_s: When, wall seconds.
-        seconds: What deciding took; 0 for an error that needed no choice.
-        request_id: `x-request-id`; only read for a rejection, as a pick has its own.
-        path: The request's path; only read for a rejection, as a pick has its own.
-    """
-
-    decision: Pick | Rejection
-    wall_s: float
-    seconds: float
-    request_id: str = ""
-    path: str = ""
+MAX_PER_PASS = 16
+"""Decisions encoded in one go; one with 100 candidates takes half a millisecond."""
+MAX_LOOKS = 1024
+"""Decisions looked at in one go, for a watcher that wants few of them."""
+MAX_SHARE = 0.2
+"""Part of the event loop's time that watchers may cost."""
+MAX_REPLAYED = 10_000
+"""Of the decisions remembered, how many of the newest a watcher can have again."""
+MIN_BEHIND = 256
+"""Decisions that a watcher may be behind, however few are kept for people."""
 
 
 class DecisionsService:
@@ -52,19 +50,35 @@ class DecisionsService:
 
     Args:
         num_kept: Decisions remembered. Each keeps its candidates' state alive: about 1 KB per
-            endpoint and decision.
+            endpoint and decision. At least `MIN_BEHIND` are, for watchers.
         max_watchers: Calls at one time; further ones end with RESOURCE_EXHAUSTED.
         max_watch_bytes: Volume after which a call is ended with OK.
+        later: Runs a callable after so many seconds; without it watchers are told at once.
+        clock: Monotonic seconds, for the watchers' share of the loop's time.
+
+    Attributes:
+        num_dropped: Decisions that a watcher was too late for, once for each watcher.
     """
 
     def __init__(
-        self, num_kept: int = 256, *, max_watchers: int = 8, max_watch_bytes: int = 8 * 2**20
+        self,
+        num_kept: int = 256,
+        *,
+        max_watchers: int = 8,
+        max_watch_bytes: int = 8 * 2**20,
+        later: Callable[[float, Callable[[], None]], object] = lambda _, call: call(),
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.max_watch_bytes = max_watch_bytes
+        self.num_dropped = 0
         self._max_watchers = max_watchers
-        self._kept: deque[DecisionRecord] = deque(maxlen=num_kept)
+        self._later = later
+        self._clock = clock
+        self._num_kept = num_kept
+        self._kept: deque[DecisionRecord] = deque(maxlen=max(num_kept, MIN_BEHIND))
         self._num_published = 0
         self._watchers: list[_Watcher] = []
+        self._is_due = False
 
     @property
     def num_published(self) -> int:
@@ -77,19 +91,25 @@ class DecisionsService:
         return len(self._watchers)
 
     def publish(self, record: DecisionRecord) -> None:
-        """Remember one decision and send it to the watchers that want it."""
+        """Remember one decision; the watchers that want it get it soon."""
         self._num_published += 1
         self._kept.append(record)
         if self._watchers:
-            self._send(record)
+            self.tell()
 
-    def recent(self, limit: int) -> list[dict[str, Any]]:
-        """The last decisions, newest first, in the shape of `describe`."""
-        return [describe(sequence, record) for sequence, record in self.last(limit)]
+    def tell(self) -> None:
+        """See to it that watchers get what there is for them."""
+        if not self._is_due:
+            self._is_due = True
+            self._later(0.0, self._tell)
+
+    def recent(self, limit: int) -> Iterator[dict[str, Any]]:
+        """The last decisions, newest first, in the shape of `describe`, made as they are taken."""
+        return (describe(sequence, record) for sequence, record in self.last(limit))
 
     def last(self, limit: int) -> list[tuple[int, DecisionRecord]]:
         """The last decisions with their sequence numbers, newest first."""
-        newest_first = islice(reversed(self._kept), max(0, limit))
+        newest_first = islice(reversed(self._kept), max(0, min(limit, self._num_kept)))
         return list(zip(count(self._num_published, -1), newest_first, strict=False))
 
     def methods(self) -> tuple[Method, ...]:
@@ -97,8 +117,8 @@ class DecisionsService:
         return (Method(METHOD, self._open, is_long_lived=True),)
 
     def kept(self) -> Iterator[tuple[int, DecisionRecord]]:
-        """The decisions remembered with their sequence numbers, oldest first."""
-        return enumerate(self._kept, self._num_published - len(self._kept) + 1)
+        """The decisions that can be replayed with their sequence numbers, oldest first."""
+        return reversed(self.last(MAX_REPLAYED))
 
     def join(self, watcher: _Watcher) -> bool:
         """Add a watcher; False if there are too many."""
@@ -112,22 +132,56 @@ class DecisionsService:
         if watcher in self._watchers:
             self._watchers.remove(watcher)
 
-    def _send(self, record: DecisionRecord) -> None:
-        message: bytes | None = None
-        for watcher in tuple(self._watchers):
-            if watcher.wants(record):
-                if message is None:
-                    message = encode(self._num_published, record)
-                watcher.send(message)
+    def _tell(self) -> None:
+        """One pass; the next one after a rest, if there is more to tell."""
+        self._is_due, is_more = False, True
+        began_s = self._clock()
+        try:
+            is_more = self._pass()
+        finally:  # a decision that cannot be told does not keep back the others
+            if is_more:
+                self._is_due = True
+                self._later((self._clock() - began_s) * (1 / MAX_SHARE - 1), self._tell)
+
+    def _pass(self) -> bool:
+        """Give every watcher one decision after the other; True if there may be more."""
+        messages: dict[int, bytes] = {}
+        num_looks = 0
+        while behind := [each for each in self._watchers if each.sequence < self._num_published]:
+            if len(messages) >= MAX_PER_PASS or num_looks >= MAX_LOOKS:
+                return True
+            num_looks += len(behind)
+            for watcher in behind:
+                sequence, record = self._next(watcher)
+                if watcher.wants(record):
+                    if sequence not in messages:
+                        messages[sequence] = encode(sequence, record)
+                    watcher.send(messages[sequence])
+        return False
+
+    def _next(self, watcher: _Watcher) -> tuple[int, DecisionRecord]:
+        """The watcher's next decision, which counts as told from here on."""
+        num_gone = self._num_published - len(self._kept)
+        if watcher.sequence < num_gone:
+            self.num_dropped += num_gone - watcher.sequence
+            watcher.sequence = num_gone
+        record = self._kept[watcher.sequence - num_gone]
+        watcher.sequence += 1
+        return watcher.sequence, record
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         return _Watcher(self, call)
 
 
 class _Watcher:
-    """One call of Watch."""
+    """One call of Watch.
+
+    Attributes:
+        sequence: The last decision that it was told, or that it does not want.
+    """
 
     def __init__(self, service: DecisionsService, call: Call) -> None:
+        self.sequence = 0
         self._service = service
         self._call = call
         self._request: Any = None
@@ -145,7 +199,8 @@ class _Watcher:
             return
         self._models = frozenset(self._request.models)
         if self._service.join(self):
-            self._replay()
+            self.sequence = self._begin()
+            self._service.tell()
         else:
             self._end(Code.RESOURCE_EXHAUSTED, "too many watchers")
 
@@ -164,8 +219,6 @@ class _Watcher:
 
     def send(self, message: bytes) -> None:
         """Send one decision; end the call when it has had its volume."""
-        if self._num_sent_bytes >= self._service.max_watch_bytes:
-            return  # ended in the middle of a replay
         self._call.send(message)
         self._num_sent_bytes += len(message)
         if self._num_sent_bytes >= self._service.max_watch_bytes:
@@ -178,15 +231,15 @@ class _Watcher:
     def closed(self) -> None:
         self._service.leave(self)
 
-    def _replay(self) -> None:
+    def _begin(self) -> int:
+        """The number after which it is told: now, or what it wants to have replayed."""
         wanted = [
-            (sequence, record)
+            sequence
             for sequence, record in self._service.kept()
             if sequence > self._request.after_sequence and self.wants(record)
         ]
         first = max(0, len(wanted) - self._request.replay_last)
-        for sequence, record in wanted[first:]:
-            self.send(encode(sequence, record))
+        return wanted[first] - 1 if first < len(wanted) else self._service.num_published
 
     def _end(self, code: Code, details: str) -> None:
         self._service.leave(self)
@@ -206,62 +259,14 @@ def describe(sequence: int, record: DecisionRecord) -> dict[str, Any]:
         "time": time.replace("+00:00", "Z"),
         "decision_seconds": record.seconds,
         "explanation": explain(record.decision),
-        **_describe_result(record),
+        **describe_result(record),
     }
 
 
 def encode(sequence: int, record: DecisionRecord) -> bytes:
     """One decision as an encoded `extproc.v1.Decision`."""
     message = decisions_pb2.Decision(
-        sequence=sequence, decision_seconds=record.seconds, **_describe_result(record)
+        sequence=sequence, decision_seconds=record.seconds, **describe_result(record)
     )
     message.time.FromNanoseconds(round(record.wall_s * 1e6) * 1000)
     return message.SerializeToString()
-
-
-def _describe_result(record: DecisionRecord) -> dict[str, Any]:
-    if isinstance(record.decision, Rejection):
-        return {"rejection": _describe_rejection(record, record.decision)}
-    return {"pick": _describe_pick(record.decision)}
-
-
-def _describe_pick(pick: Pick) -> dict[str, Any]:
-    request = pick.request
-    return {
-        "id": pick.id,
-        "request_id": request.request_id,
-        "model": request.model,
-        "adapter": request.adapter,
-        "path": request.path,
-        "body_bytes": request.body_bytes,
-        "endpoints": list(pick.endpoints),
-        "policy": pick.policy,
-        "reason": pick.reason,
-        "candidates": [_describe_candidate(each, request.adapter) for each in pick.candidates],
-    }
-
-
-def _describe_candidate(view: EndpointView, adapter: str | None) -> dict[str, Any]:
-    return {
-        "address": view.address,
-        "name": view.name,
-        "num_pending": view.num_pending,
-        "num_adapter_pending": 0 if adapter is None else view.pending(adapter),
-        "num_active_adapters": view.num_active_adapters,
-        "has_loaded": adapter is not None and view.has_loaded(adapter),
-        "is_gpu_resident": adapter is not None and adapter in view.gpu_adapters,
-        "is_known": view.is_known,
-        "kv_usage_ratio": view.kv_usage_ratio,
-    }
-
-
-def _describe_rejection(record: DecisionRecord, rejection: Rejection) -> dict[str, Any]:
-    return {
-        "status": rejection.status,
-        "reason": str(rejection.reason),
-        "message": rejection.message,
-        "model": rejection.model,
-        "retry_after_seconds": rejection.retry_after_s,
-        "request_id": record.request_id,
-        "path": record.path,
-    }

@@ -23,6 +23,7 @@ import aiohttp
 from yarl import URL
 
 from extproc.core.errors import ExtprocError
+from extproc.core.seldom import Seldom
 from extproc.core.types import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class EndpointLoops:
         self._session: aiohttp.ClientSession | None = None  # opened within the event loop
         self._loops: dict[str, _Loop] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._lines = Seldom()
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Visit exactly these from now on. Call within the event loop.
@@ -166,7 +168,7 @@ class EndpointLoops:
         except FAILURES as error:
             message = describe(error)
         except Exception as error:
-            logger.exception("visit of %s broke", address)
+            self._broke(f"visit of {address} broke")
             message = repr(error)
         self._tell(address, message, self._clock() - began_s)
         return None
@@ -175,7 +177,13 @@ class EndpointLoops:
         try:
             self._on_failure(address, message, took_s)
         except Exception:
-            logger.exception("failure of %s could not be told", address)
+            self._broke(f"failure of {address} could not be told")
+
+    def _broke(self, what: str) -> None:
+        """Log a bug of ours, once in a while: it may come with every visit."""
+        num_held_back = self._lines.admit(now=self._clock())
+        if num_held_back is not None:
+            logger.exception("%s (%d more since the last such line)", what, num_held_back)
 
     def _backoff_s(self, num_failures: int) -> float:
         return choose_backoff_s(

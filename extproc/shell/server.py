@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
+from extproc.core.seldom import Seldom
 from extproc.core.stream import Stream
 from extproc.shell.codec import Codec
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+PROTOCOL, INTERNAL = _CAUSES = "protocol", "internal"
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class ExternalProcessor:
         call_later: Runs a callable after so many seconds, unless its handle is cancelled.
         is_open: Whether requests are taken. Asked once for each.
         num_open: RPCs open now.
+        num_broken: RPCs that an error ended, by cause: `PROTOCOL` or `INTERNAL`.
     """
 
     new_stream: Callable[[Metadata], Stream]
@@ -52,10 +56,21 @@ class ExternalProcessor:
     call_later: Callable[[float, Callable[[], None]], TimerHandle]
     is_open: Callable[[], bool] = lambda: True
     num_open: int = 0
+    num_broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
+    _lines: dict[str, Seldom] = field(default_factory=lambda: {each: Seldom() for each in _CAUSES})
 
     def methods(self) -> list[Method]:
         """What a transport serves."""
         return [Method(f"/{SERVICE}/Process", self._open)]
+
+    def broke(self, cause: str, message: str, *, with_traceback: bool = False) -> None:
+        """Count an error, and log it once in a while: it may come with each request."""
+        self.num_broken[cause] += 1
+        num_held_back = self._lines[cause].admit(now=self.clock())
+        if num_held_back is not None:
+            level = logging.ERROR if with_traceback else logging.WARNING
+            text = "%s (%d more since the last such line)"
+            log.log(level, text, message, num_held_back, exc_info=with_traceback)
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         if not self.is_open():
@@ -110,15 +125,17 @@ class _Session:
                 else:
                     call.send(service.codec.encode(command))
         except ProtocolError as error:
-            log.warning("the data plane broke the ext_proc protocol: %s", error)
+            service.broke(PROTOCOL, f"the data plane broke the ext_proc protocol: {error}")
             self._fail(Code.INVALID_ARGUMENT, str(error))
         except Exception:
-            log.exception("a request could not be handled")
+            service.broke(INTERNAL, "a request could not be handled", with_traceback=True)
             self._fail(Code.INTERNAL, "internal error, see the picker's log")
 
     def _fail(self, code: Code, details: str) -> None:
-        self._stream.abandon(now=self._service.clock())
-        self._call.end(code, details)
+        try:
+            self._stream.abandon(now=self._service.clock())
+        finally:
+            self._call.end(code, details)
 
     def half_close(self) -> None:
         if self._stream.is_answered:
@@ -134,4 +151,4 @@ class _Session:
         try:
             self._stream.handle(m.Ended(), now=service.clock())
         except Exception:
-            log.exception("a request could not be ended")
+            service.broke(INTERNAL, "a request could not be ended", with_traceback=True)

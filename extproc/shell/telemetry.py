@@ -24,9 +24,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
+from extproc.core.bounds import plain
 from extproc.core.types import EndpointView, Outcome, Pick, Reason, Rejection, Snapshot, Wait
 
 OTHER = "other"
+MAX_LABEL_CHARS = 256
+"""Of a label's value that somebody else has chosen: a model's name (`openai.MAX_MODEL_BYTES`)."""
 _MAX_SLUGS = 100  # a user's rule may invent reasons; more of them than this are counted as OTHER
 
 _DECISION_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
@@ -92,6 +95,14 @@ class Telemetry:
     def decided(self, seconds: float) -> None:
         """Choosing an endpoint took `seconds`, whether there was one or not."""
         self._decision_s.observe(seconds)
+
+    def routed(self, result: Pick | Rejection | Wait, seconds: float) -> None:
+        """Choosing gave `result`; an error is counted when its client gets it."""
+        self.decided(seconds)
+        if isinstance(result, Pick):
+            self.picked(result)
+        elif isinstance(result, Wait):
+            self.waited(result)
 
     def picked(self, pick: Pick) -> None:
         """A request was given an endpoint."""
@@ -236,6 +247,9 @@ class _Labels:
         self._values: set[str] = set()
 
     def cap(self, value: str) -> str:
+        if value in self._values:
+            return value
+        value = plain(value, MAX_LABEL_CHARS)
         if value in self._values:
             return value
         if len(self._values) >= self._max_values:

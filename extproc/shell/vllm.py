@@ -16,7 +16,9 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from extproc.core.errors import ExtprocError
+from extproc.core.bounds import MAX_TOKENS, MAX_WALL_S, whole
+from extproc.core.errors import ExtprocError, RequestError
+from extproc.core.openai import MAX_MODEL_BYTES, check_model
 from extproc.core.types import Endpoint, ModelCard
 from extproc.shell.loops import EndpointLoops, OnFailure, Visit, base_url, get
 
@@ -24,6 +26,9 @@ OnModels = Callable[[str, tuple[ModelCard, ...], float], None]
 
 # 10,000 adapters with long paths are 3 MB.
 _MAX_BODY_BYTES = 16 * 1024 * 1024
+
+MAX_TEXT_CHARS = 4096
+"""Of a card's `root`, `parent` and `owned_by`: the longest path of Linux (`PATH_MAX`)."""
 
 
 class ModelsError(ExtprocError):
@@ -47,7 +52,10 @@ _decoder = msgspec.json.Decoder(_Answer)
 
 
 def decode_models(body: bytes) -> tuple[ModelCard, ...]:
-    """Read the body of `/v1/models`, in its order. Entries without an `id` are left out.
+    """Read the body of `/v1/models`, in its order.
+
+    Entries whose `id` no request can name (`check_model`) are left out. Numbers are brought into
+    the bounds of `core.bounds`, texts cut to `MAX_TEXT_CHARS`.
 
     Raises:
         ModelsError: It is not JSON, or not a list of models.
@@ -56,17 +64,29 @@ def decode_models(body: bytes) -> tuple[ModelCard, ...]:
         answer = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelsError(f"no list of models: {error}") from None
-    return tuple(
-        ModelCard(
-            id=entry.id,
-            parent=entry.parent or None,
-            root=entry.root or "",
-            created_wall_s=int(entry.created or 0),
-            max_model_len=entry.max_model_len,
-            owned_by=entry.owned_by or "",
-        )
-        for entry in answer.data
-        if entry.id
+    return tuple(_card(entry) for entry in answer.data if _is_name(entry.id))
+
+
+def _is_name(model: str) -> bool:
+    if model.isascii() and model.isprintable():  # thousands are read once a second
+        return 0 < len(model) <= MAX_MODEL_BYTES
+    try:
+        check_model(model)
+    except RequestError:
+        return False
+    return True
+
+
+def _card(entry: _Entry) -> ModelCard:
+    parent, root, owned_by = entry.parent or "", entry.root or "", entry.owned_by or ""
+    created, length = entry.created or 0.0, entry.max_model_len
+    return ModelCard(
+        entry.id,
+        parent[:MAX_TEXT_CHARS] or None,
+        root[:MAX_TEXT_CHARS],
+        int(created) if 0 <= created <= MAX_WALL_S else whole(created, int(MAX_WALL_S)),
+        None if length is None else whole(length, MAX_TOKENS),
+        owned_by[:MAX_TEXT_CHARS],
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from extproc.core import messages as m
+from extproc.core.openai import models_body
 from extproc.core.ports import StreamSettings
 from extproc.core.stream import Stream
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
@@ -41,8 +42,11 @@ class FakeDispatcher:
         assert ":path" in headers, "the headers of the request"
         self.rejections.append(rejection)
 
-    def models(self) -> Sequence[ModelCard]:
-        return self.cards
+    def models_body(self) -> bytes:
+        return models_body(self.cards)
+
+    def model(self, name: str) -> ModelCard | None:
+        return next((card for card in self.cards if card.id == name), None)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from extproc.core.bounds import MAX_COUNT, MAX_WALL_S
 from extproc.core.engines import PROFILES, EngineProfile
 from extproc.core.errors import ExpositionError
 from extproc.core.exposition import parse_report
@@ -123,6 +124,49 @@ def test_absurd_values_are_left_out(absurd: str) -> None:
     )
 
     assert report == LoadReport()
+
+
+@pytest.mark.parametrize("huge", ["1e308", "5e9", "9" * 400])
+def test_huge_values_are_taken_up_to_the_bound(huge: str) -> None:
+    report = read(
+        *(f'vllm:num_requests_running{{engine="{engine}"}} {huge}\n' for engine in "01"),
+        *(f'vllm:num_requests_waiting{{engine="{engine}"}} 600000\n' for engine in "01"),
+        f'vllm:num_requests_waiting_by_reason{{engine="0",reason="deferred"}} {huge}\n',
+        *(f'vllm:kv_cache_usage_perc{{engine="{engine}"}} {huge}\n' for engine in "01"),
+        f"process_start_time_seconds {huge}\n",
+        info_line("a", "", START_S, slots="9" * 400),
+    )
+
+    # A number that is infinite as a float is left out.
+    is_number = float(huge) < math.inf
+    assert report.num_running == (MAX_COUNT if is_number else 0)
+    assert report.num_waiting == MAX_COUNT
+    assert report.num_deferred == (MAX_COUNT if is_number else None)
+    assert report.kv_usage_ratio == (1.0 if is_number else None)
+    assert report.process_start_wall_s == (MAX_WALL_S if is_number else None)
+    assert report.max_loras == MAX_COUNT
+
+
+@pytest.mark.parametrize("slots", ["-5", "0", "-" + "9" * 50])
+def test_slots_below_one_are_none(slots: str) -> None:
+    assert read(info_line("a", "", START_S, slots=slots)).max_loras is None
+
+
+def test_names_that_no_request_can_have_are_left_out() -> None:
+    level = 'vllm:lora_adapter_loaded{{adapter_name="{}",level="gpu"}} 1\n'
+    report = read(
+        info_line(f"a,{'x' * 257}", "", START_S), level.format("b"), level.format("y" * 257)
+    )
+
+    assert report.active_adapters == {"a"}
+    assert report.gpu_adapters == frozenset({"b"})
+
+
+def test_no_more_adapters_are_taken_than_a_server_can_have() -> None:
+    names = [f"a{number}" for number in range(20_000)]
+    report = read(info_line("old", "", START_S - 1), info_line(",".join(names), "", START_S))
+
+    assert len(report.active_adapters) == len(report.adapter_log) == 16_384
 
 
 def test_a_page_of_an_engine_that_has_said_nothing_yet_is_an_empty_report() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.bounds import MAX_COUNT
 from extproc.core.orca import parse_orca
 
 RATIOS = st.floats(min_value=0, max_value=1)
@@ -68,6 +69,13 @@ def test_other_metrics_beside_the_two_are_passed_over() -> None:
 )  # fmt: skip
 def test_what_does_not_state_both_in_range_says_nothing(value: str) -> None:
     assert parse_orca(value) is None
+
+
+@pytest.mark.parametrize("huge", ["1e308", "5e9"])
+def test_more_requests_than_can_be_are_taken_up_to_the_bound(huge: str) -> None:
+    text = f"TEXT kv_cache_usage_perc=0.5, num_requests_waiting={huge}"
+
+    assert parse_orca(text) == (0.5, MAX_COUNT)
 
 
 @given(st.sampled_from(["", "TEXT ", "JSON "]), st.text())

@@ -318,6 +318,17 @@ class Holds:
         return Wait(snapshot.now + 1.0, "full")
 
 
+@pytest.mark.parametrize("reason", ["r" * 9_999, "\ud800", None, 7])
+def test_a_rules_reason_is_short_and_can_be_encoded_whatever_it_is(reason: Any) -> None:
+    class Wordy:
+        def choose(self, asked: Snapshot, info: RequestInfo, *, rng: random.Random) -> Choice:
+            return Choice(asked.endpoints[:1], reason)
+
+    pick = picked(picker(Wordy()).pick(snapshot(endpoint_view(1)), request()))
+
+    assert len(pick.reason.encode()) <= 64
+
+
 def test_a_rule_that_waits_is_passed_on_and_starts_no_session() -> None:
     held = picker(Holds())
     asked = request("a", session="s")

@@ -13,6 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from extproc.core.relay import (
     FULL,
     MAX_BATCH_BYTES,
+    MAX_ENTRY_BYTES,
+    MAX_QUEUES,
+    TOO_LARGE,
     UNREACHABLE,
     Link,
     Relay,
@@ -154,6 +157,25 @@ def test_beyond_the_limit_entries_are_dropped_and_counted() -> None:
 
     assert relay.num_dropped[FULL] == 2
     assert relay.num_queued_bytes == 2
+
+
+def test_entries_for_routers_that_nobody_has_heard_of_are_kept_for_few_of_them() -> None:
+    relay = Relay()
+    for number in range(MAX_QUEUES + 5):
+        relay.offer(f"router-{number}", b"1", now=0)
+
+    assert relay.num_queued_bytes == MAX_QUEUES
+    assert relay.num_dropped[FULL] == 5
+
+
+def test_an_entry_that_no_link_would_take_is_dropped_and_the_others_go() -> None:
+    relay = Relay()
+    _, wire = opened(relay)
+    relay.offer("b", b"x" * (MAX_ENTRY_BYTES + 1), now=0)
+    relay.offer("b", b"1", now=0)
+    relay.flush(now=0)
+
+    assert (relay.num_dropped[TOO_LARGE], wire.batches) == (1, [[b"1"]])
 
 
 def test_a_batch_is_no_larger_than_a_message_may_be() -> None:

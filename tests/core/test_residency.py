@@ -607,3 +607,18 @@ def test_an_engine_that_states_its_cache_alone_leaves_the_slots_to_inference(
 
     assert residency.gpu_adapters == ("a3", "a2")
     assert residency.cpu_adapters == ("a3", "a2", "a0")
+
+
+def test_a_server_that_invents_names_is_remembered_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extproc.core.residency.MAX_REMEMBERED", 8)
+    unlimited = Residency(max_loras=None, max_cpu_loras=None)
+    for number in range(100):
+        log = ((f"a{number}", WALL_S + number),)
+        report = LoadReport(active_adapters=frozenset({f"a{number}"}), adapter_log=log)
+        unlimited.record_report(report, taken_at_s=float(number))
+        kept = [vars(unlimited)[name] for name in ("_logged_s", "_touched", "_used_by_others")]
+
+        assert max(map(len, kept)) <= 8
+        assert unlimited.gpu_adapters == (f"a{number}",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 
 import pytest
@@ -15,7 +16,7 @@ from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
 from extproc.core.router import Router
 from extproc.core.types import Hints, Pick, Reason, Rejection, Wait
-from tests.builders import BASE, address, cards, endpoint, report, request
+from tests.builders import BASE, adapter_card, address, cards, endpoint, report, request
 
 ASKED = request(None, model="a")  # as a stream asks: it does not know what is an adapter
 
@@ -147,7 +148,11 @@ def test_a_stored_response_follows_its_session() -> None:
 
 
 def test_models_are_those_of_the_pool() -> None:
-    assert [card.id for card in router(1, 2).models()] == [BASE, "a"]
+    made = router(1, 2)
+
+    assert [each["id"] for each in json.loads(made.models_body())["data"]] == [BASE, "a"]
+    assert made.model("a") == adapter_card("a")
+    assert made.model("nobody") is None
 
 
 @given(

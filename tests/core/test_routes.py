@@ -15,6 +15,7 @@ from extproc.core.routes import (
     RouteKind,
     RouteTable,
     normalize_path,
+    path_label,
 )
 from extproc.core.types import Reason, Rejection
 
@@ -286,3 +287,17 @@ class TestNormalForm:
         assert [normalize_path(path) for path in DEFAULT_INFERENCE_PATHS] == list(
             DEFAULT_INFERENCE_PATHS
         )
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [
+        ("/v1/completions", "/v1/completions"),
+        ("/v1/responses", "/v1/responses"),
+        ("/v1/responses/resp_1", "/v1/responses/{id}"),
+        ("/v1/responses/resp_1/cancel", "/v1/responses/{id}/cancel"),
+        ("", ""),
+    ],
+)
+def test_paths_are_counted_by_what_clients_did_not_choose(path: str, label: str) -> None:
+    assert path_label(path) == label

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.core import messages as m
+from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.messages import BodyMode
 from extproc.core.rejections import model_not_found, no_endpoints, saturated
 from extproc.core.stream import State
@@ -16,6 +17,7 @@ from tests.builders import adapter_card, base_card, body, cards, request_headers
 from tests.core.dispatcher import PICK, Exchange, begin
 
 BODY = body()
+DIGEST_OF_S = "bbf7769fea5c8d41a9068bd6edbb2c13"
 STREAMED: dict[str, Any] = {"body_mode": BodyMode.STREAMED, "sends_body_early": True}
 DUPLEX: dict[str, Any] = {"body_mode": BodyMode.FULL_DUPLEX_STREAMED}
 SECRET = "sk-very-secret"
@@ -215,6 +217,49 @@ def test_a_form_is_routed_by_its_field() -> None:
     assert exchange.dispatcher.routed[0].model == "whisper"
 
 
+@pytest.mark.parametrize("value", ["s", "s" * 60_000, "\xff"])
+def test_a_session_is_known_by_a_digest_that_is_as_long_for_any_value(value: str) -> None:
+    exchange = begin(session_header="x-session")
+    exchange.tell(request_headers(headers={"x-session": value}), m.RequestBody(BODY, True))
+    exchange_of_other = begin(session_header="x-session")
+    other = request_headers(headers={"x-session": f"{value}x"})
+    exchange_of_other.tell(other, m.RequestBody(BODY, True))
+    sessions = [each.dispatcher.routed[0].session for each in (exchange, exchange_of_other)]
+
+    assert [len(each or "") for each in sessions] == [32, 32]
+    assert len(set(sessions)) == 2
+
+
+def test_what_a_client_can_make_long_is_cut_before_it_is_remembered() -> None:
+    exchange = begin(session_header="x-session")
+    headers = {"x-request-id": "i" * 60_000, "x-session": "s"}
+    event = request_headers("DELETE", f"/v1/responses/{'r' * 60_000}", headers=headers, **DUPLEX)
+    exchange.tell(event, m.RequestBody(b"", True))
+    [asked] = exchange.dispatcher.routed
+
+    assert (len(asked.path), len(asked.request_id)) == (MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS)
+
+
+def test_an_unknown_model_of_any_length_is_named_shortly() -> None:
+    exchange = begin()
+    [reply, _] = exchange.tell(request_headers("GET", f"/v1/models/{'x' * 60_000}"))
+    [rejection] = exchange.dispatcher.rejections
+
+    assert isinstance(reply, m.Reply)
+    assert (reply.status, len(rejection.model)) == (404, 256)
+    assert len(reply.body) < 1000
+
+
+@pytest.mark.parametrize("model", ["m" * 257, "a\x00"])
+def test_a_model_that_the_data_plane_has_read_is_checked_like_any(model: str) -> None:
+    exchange = begin()
+    [reply, _] = exchange.tell(request_headers(body_mode=BodyMode.NONE, model=model))
+
+    assert isinstance(reply, m.Reply)
+    assert reply.status == 400
+    assert not exchange.dispatcher.routed
+
+
 def test_routing_is_told_all_that_is_known_of_a_request() -> None:
     exchange = begin(session_header="x-session")
     headers = {"x-request-id": "id-1", "x-session": "s"}
@@ -225,7 +270,7 @@ def test_routing_is_told_all_that_is_known_of_a_request() -> None:
     [asked] = exchange.dispatcher.routed
     assert (asked.model, asked.adapter, asked.path) == ("a", None, "/v1/completions")
     assert (asked.body_bytes, asked.request_id) == (len(BODY), "id-1")
-    assert (asked.session, asked.subset) == ("s", subset)
+    assert (asked.session, asked.subset) == (DIGEST_OF_S, subset)
 
 
 # --- what is refused ------------------------------------------------------------------------
@@ -403,7 +448,8 @@ def test_a_stored_response_without_a_body_goes_by_its_session_at_the_headers(
     event = request_headers(method, path, headers={"x-session": "s"}, **fields)
 
     assert exchange.tell(event) == [m.ContinueHeaders(PICK), m.End()]
-    assert (exchange.dispatcher.routed[0].model, exchange.dispatcher.routed[0].session) == ("", "s")
+    [asked] = exchange.dispatcher.routed
+    assert (asked.model, asked.session) == ("", DIGEST_OF_S)
 
 
 def test_a_stored_response_with_a_body_is_routed_whatever_the_body_says() -> None:

@@ -10,6 +10,7 @@ import random
 import time
 
 from extproc.config import Config
+from extproc.observers import Observers
 from extproc.peering import Peering
 from tests.e2e.harness import eventually
 from tests.kubernetes.apiserver import ApiServer
@@ -30,6 +31,7 @@ async def test_routers_are_counted_as_their_own_service_lists_them_ready(
         on_garbage=lambda: None,
         clock=time.monotonic,
         rng=random.Random(1),
+        observers=Observers(time.monotonic),
     )
     task = asyncio.ensure_future(peering.run())
     async with Cluster(api_server, namespace) as cluster:

@@ -11,6 +11,7 @@ from envoy.service.accesslog.v3 import als_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_LAG_S, MAX_STATUS
 from extproc.core.types import Outcome
 from extproc.shell.completions import Completion, CompletionService
 from extproc.shell.rpc import Code
@@ -95,7 +96,15 @@ def test_an_entry_is_read_whole() -> None:
 
 @pytest.mark.parametrize(
     ("told", "expected"),
-    [("1500000 us", 1.5), ("0 us", 0.0), ("- us", None), ("", None), ("-5 us", None), ("٣", None)],
+    [
+        ("1500000 us", 1.5),
+        ("0 us", 0.0),
+        ("- us", None),
+        ("", None),
+        ("-5 us", None),
+        ("٣", None),
+        ("9" * 5_000 + " us", MAX_DURATION_S),
+    ],
 )
 def test_where_envoy_tells_when_the_body_began_that_is_believed(
     told: str, expected: float | None
@@ -105,6 +114,29 @@ def test_where_envoy_tells_when_the_body_began_that_is_believed(
     (read,) = completions(logged)
 
     assert (read.first_byte_s, read.first_body_byte_s) == (0.25, expected)
+
+
+@pytest.mark.parametrize("start_s", [-(2**63), -1, 0, 2**63 - 1])
+def test_absurd_numbers_of_an_entry_are_brought_into_range(start_s: int) -> None:
+    logged = entry(status=2**32 - 1)
+    common = logged.common_properties
+    common.start_time.seconds = start_s
+    common.duration.seconds, common.duration.nanos = 2**63 - 1, -(2**31)
+    common.time_to_first_upstream_rx_byte.seconds = -5
+    common.upstream_request_attempt_count = 2**32 - 1
+    (read,) = completions(logged)
+
+    assert (read.status, read.attempts) == (MAX_STATUS, MAX_ATTEMPTS)
+    assert (read.first_byte_s, read.duration_s) == (0.0, MAX_DURATION_S)
+    assert read.lag_s == (0.0 if start_s > NOW_WALL_S else MAX_LAG_S)
+
+
+def test_a_request_id_is_cut_as_that_of_the_request_was() -> None:
+    logged = entry()
+    logged.request.request_id = "x" * 60_000
+    (read,) = completions(logged)
+
+    assert read.request_id == "x" * 128
 
 
 @pytest.mark.parametrize("status", [200, 206, 400, 404, 429])

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo
-from extproc.shell.decisions import DecisionRecord, DecisionsService, describe, encode
+from extproc.shell.decisions import (
+    MAX_PER_PASS,
+    MAX_SHARE,
+    MIN_BEHIND,
+    DecisionRecord,
+    DecisionsService,
+    describe,
+    encode,
+)
 from extproc.shell.gen import decisions_pb2
 from extproc.shell.gen.client.extproc import v1
 from extproc.shell.rpc import Code, Session
@@ -144,7 +153,7 @@ def test_the_last_decisions_are_remembered_newest_first() -> None:
 
     assert [each["sequence"] for each in service.recent(10)] == [5, 4, 3]
     assert [each["sequence"] for each in service.recent(1)] == [5]
-    assert service.recent(0) == []
+    assert list(service.recent(0)) == []
 
 
 def test_the_last_ones_come_newest_first_with_their_numbers() -> None:
@@ -296,6 +305,152 @@ def test_no_watcher_ever_gets_more_than_its_volume_and_one_message(
         assert seen == list(range(seen[0], seen[0] + len(seen))) if seen else True
         assert len(seen) <= max_messages
     assert service.num_watchers <= 3
+
+
+TEXTS = st.text(st.characters(), max_size=4) | st.sampled_from(["\ud800", "x" * 5_000, "\0"])
+COUNTS = st.integers() | st.sampled_from([2**32, 2**64, -1, 10**400])
+NUMBERS = st.floats() | COUNTS
+
+
+def views() -> st.SearchStrategy[EndpointView]:
+    return st.builds(
+        EndpointView,
+        address=TEXTS,
+        name=TEXTS,
+        pending_by_adapter=st.dictionaries(TEXTS, COUNTS, max_size=2),
+        num_pending=COUNTS,
+        kv_usage_ratio=NUMBERS,
+        gpu_adapters=st.tuples(TEXTS),
+    )
+
+
+def odd_picks() -> st.SearchStrategy[Pick]:
+    asked = st.builds(
+        RequestInfo, TEXTS, st.none() | TEXTS, TEXTS, body_bytes=COUNTS, request_id=TEXTS
+    )
+    endpoints = st.lists(TEXTS, min_size=1, max_size=2).map(tuple)
+    candidates = st.lists(views(), max_size=2).map(tuple)
+    return st.builds(Pick, TEXTS, asked, endpoints, TEXTS, TEXTS, candidates)
+
+
+def odd_rejections() -> st.SearchStrategy[Rejection]:
+    retries = st.none() | COUNTS
+    return st.builds(
+        Rejection, COUNTS, st.sampled_from(Reason), TEXTS, retry_after_s=retries, model=TEXTS
+    )
+
+
+@given(odd_picks() | odd_rejections(), TEXTS, TEXTS, st.floats())
+def test_any_value_of_the_core_can_be_encoded_and_described(
+    decision: Pick | Rejection, request_id: str, path: str, seconds: float
+) -> None:
+    record = DecisionRecord(decision, WALL_S, seconds, request_id, path)
+    message = decisions_pb2.Decision.FromString(encode(1, record))
+    described = describe(1, record)
+
+    assert json.dumps(described).encode()
+    assert len(described["explanation"].encode().decode()) < 5_000
+    kind = message.WhichOneof("result")
+    assert (kind or "") in described
+    for candidate in message.pick.candidates:
+        assert 0 <= candidate.kv_usage_ratio <= 1
+
+
+class Loop:
+    """What `later` was asked for, run when the test says."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+        self.now = 0.0
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.calls.append((seconds, call))
+
+    def run(self) -> None:
+        calls, self.calls = self.calls, []
+        for _, call in calls:
+            call()
+
+    def clock(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_a_decision_is_sent_after_the_answer_and_not_in_its_way() -> None:
+    loop = Loop()
+    service = DecisionsService(later=loop.later)
+    call, _ = watch(service)
+    loop.run()
+    for _ in range(3):
+        service.publish(picked())
+    assert (call.sent, len(loop.calls)) == ([], 1)
+    loop.run()
+
+    assert (sequences(call), loop.calls) == ([1, 2, 3], [])
+
+
+def test_watchers_have_their_share_of_the_loops_time_and_no_more() -> None:
+    loop = Loop()
+    service = DecisionsService(later=loop.later, clock=loop.clock)
+    calls = [watch(service)[0] for _ in range(8)]
+    loop.run()
+    for _ in range(MAX_PER_PASS + 1):
+        service.publish(picked())
+    loop.run()
+    (rest_s, _), seen = loop.calls[0], [len(call.sent) for call in calls]
+    loop.run()
+
+    assert seen == [MAX_PER_PASS] * 8
+    assert 1.0 / (1.0 + rest_s) == pytest.approx(MAX_SHARE)  # a pass took 1 s by this clock
+    assert {len(call.sent) for call in calls} == {MAX_PER_PASS + 1}
+
+
+def test_what_a_watcher_is_too_slow_for_is_dropped_counted_and_missing_in_its_numbers() -> None:
+    loop = Loop()
+    service = DecisionsService(num_kept=0, later=loop.later)
+    call, _ = watch(service)
+    loop.run()
+    for _ in range(MIN_BEHIND + 10):
+        service.publish(picked())
+    while loop.calls:
+        loop.run()
+
+    assert sequences(call) == list(range(11, MIN_BEHIND + 11))
+    assert service.num_dropped == 10
+    assert list(service.recent(99)) == [], "what is kept for watchers is not kept for people"
+
+
+def test_a_watcher_that_wants_little_holds_nobody_up() -> None:
+    loop = Loop()
+    service = DecisionsService(5_000, later=loop.later)
+    for _ in range(3_000):
+        service.publish(picked())
+    service.publish(rejected("rare"))
+    for _ in range(3_000):
+        service.publish(picked())
+    call, _ = watch(service, models=["rare"], replay_last=9)
+    loop.run()
+    assert sequences(call) == [3_001]
+    assert loop.calls, "the rest is looked at later"
+    while loop.calls:
+        loop.run()
+
+    assert sequences(call) == [3_001]
+
+
+def test_a_decision_that_cannot_be_encoded_does_not_keep_back_the_others() -> None:
+    loop = Loop()
+    service = DecisionsService(later=loop.later)
+    call, _ = watch(service)
+    loop.run()
+    broken = picked()._replace(wall_s=float("nan"))
+    for record in (picked(), broken, picked()):
+        service.publish(record)
+    with pytest.raises(ValueError, match="NaN"):
+        loop.run()
+    loop.run()
+
+    assert sequences(call) == [1, 3]
 
 
 def compiled(tmp_path: Path) -> FileDescriptorProto:

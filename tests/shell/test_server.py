@@ -162,6 +162,59 @@ def test_a_bug_is_an_internal_error_and_tells_the_peer_nothing(
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
+def test_a_rule_that_always_raises_is_counted_and_logged_once_in_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = Service(BrokenDispatcher())
+    for _ in range(50):
+        call, session = service.open()
+        session.receive(request_headers())
+        session.receive(request_body(BODY))
+        assert call.code is Code.INTERNAL
+    sound = Service(now=service.now)
+    service.dispatcher = sound.dispatcher
+    call, session = service.open()
+    session.receive(request_headers())
+    session.receive(request_body(BODY))
+
+    assert call.code is Code.OK, "another request has its answer"
+    assert service.processor.num_broken == {"protocol": 0, "internal": 50}
+    assert len(caplog.records) == 1
+    service.now += 60
+    service.dispatcher = BrokenDispatcher()
+    call, session = service.open()
+    session.receive(request_headers())
+    session.receive(request_body(BODY))
+    assert "49 more" in caplog.records[-1].getMessage()
+
+
+def test_a_data_plane_that_breaks_the_protocol_all_the_time_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = Service()
+    for _ in range(50):
+        call, session = service.open()
+        session.receive(b"garbage\xff")
+        assert call.code is Code.INVALID_ARGUMENT
+
+    assert service.processor.num_broken == {"protocol": 50, "internal": 0}
+    assert len(caplog.records) == 1
+
+
+def test_the_rpc_ends_even_if_its_pick_cannot_be_ended() -> None:
+    class CannotFinish(FakeDispatcher):
+        def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
+            raise RuntimeError("cannot be ended")
+
+    service = Service(CannotFinish(), codec=BrokenCodec())
+    call, session = service.open()
+    session.receive(request_headers())
+    with pytest.raises(RuntimeError, match="cannot be ended"):
+        session.receive(request_body(BODY))
+
+    assert call.code is Code.INTERNAL
+
+
 @pytest.mark.parametrize("uses_response_phases", [True, False])
 def test_a_pick_whose_answer_cannot_be_written_is_ended(uses_response_phases: bool) -> None:
     service = Service(

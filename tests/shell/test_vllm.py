@@ -1,15 +1,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from random import Random
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from extproc.core.bounds import MAX_TOKENS, MAX_WALL_S
+from extproc.core.openai import models_body
 from extproc.core.types import Endpoint, ModelCard
 from extproc.shell.loops import open_session
-from extproc.shell.vllm import ModelsError, ModelsPoller, decode_models, fetch_models
+from extproc.shell.vllm import (
+    MAX_TEXT_CHARS,
+    ModelsError,
+    ModelsPoller,
+    decode_models,
+    fetch_models,
+)
 
 # As vLLM 0.32 writes it.
 BODY = b"""{"object":"list","data":[
@@ -40,6 +49,34 @@ def test_a_created_time_with_a_fraction_is_cut_to_seconds() -> None:
 
 def test_entries_without_an_id_are_left_out() -> None:
     assert decode_models(b'{"data":[{"object":"model"},{"id":""}]}') == ()
+
+
+@pytest.mark.parametrize(
+    ("told", "created", "length"),
+    [
+        ("1e308", int(MAX_WALL_S), MAX_TOKENS),
+        ("9" * 300, int(MAX_WALL_S), MAX_TOKENS),
+        ("-7", 0, 0),
+    ],
+)
+def test_numbers_that_cannot_be_are_brought_into_range(
+    told: str, created: int, length: int
+) -> None:
+    whole = told if "e" not in told else str(10**308)
+    body = f'{{"data":[{{"id":"m","created":{told},"max_model_len":{whole}}}]}}'
+    (card,) = decode_models(body.encode())
+
+    assert (card.created_wall_s, card.max_model_len) == (created, length)
+    assert models_body([card])
+
+
+def test_names_that_no_request_can_have_are_left_out_and_texts_are_cut() -> None:
+    names = ["a", "b" * 257, "c\u0000", "d\x1b[2J"]
+    cards = [{"id": name, "root": "r" * 9_999, "owned_by": "o" * 9_999} for name in names]
+    (card,) = decode_models(json.dumps({"data": cards}).encode())
+
+    assert card.id == "a"
+    assert len(card.root) == len(card.owned_by) == MAX_TEXT_CHARS
 
 
 def test_an_adapter_with_an_empty_parent_is_a_base_model() -> None:

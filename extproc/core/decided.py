@@ -1,0 +1,93 @@
+"""One decision and when it fell, described in plain values.
+
+The values are those of `extproc.v1.Decision` and can be encoded as such, whatever the core's own
+are: numbers within the fields' range, texts that have a UTF-8 form and an end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from extproc.core.bounds import between, plain, whole
+from extproc.core.types import EndpointView, Pick, Rejection
+
+MAX_TEXT_CHARS = 1024
+"""Of each text in a decision."""
+
+_MAX_UINT32, _MAX_UINT64 = 2**32 - 1, 2**64 - 1
+
+
+class DecisionRecord(NamedTuple):
+    """One decision and when it fell.
+
+    Attributes:
+        decision: What was decided.
+        wall_s: When, wall seconds.
+        seconds: What deciding took; 0 for an error that needed no choice.
+        request_id: `x-request-id`; only read for a rejection, as a pick has its own.
+        path: The request's path; only read for a rejection, as a pick has its own.
+    """
+
+    decision: Pick | Rejection
+    wall_s: float
+    seconds: float
+    request_id: str = ""
+    path: str = ""
+
+
+def describe_result(record: DecisionRecord) -> dict[str, Any]:
+    """`{"pick": {...}}` or `{"rejection": {...}}`, with the fields of the .proto by their names."""
+    if isinstance(record.decision, Rejection):
+        return {"rejection": _describe_rejection(record, record.decision)}
+    return {"pick": _describe_pick(record.decision)}
+
+
+def _describe_pick(pick: Pick) -> dict[str, Any]:
+    request = pick.request
+    return {
+        "id": _text(pick.id),
+        "request_id": _text(request.request_id),
+        "model": _text(request.model),
+        "adapter": None if request.adapter is None else _text(request.adapter),
+        "path": _text(request.path),
+        "body_bytes": whole(request.body_bytes, _MAX_UINT64),
+        "endpoints": [_text(each) for each in pick.endpoints],
+        "policy": _text(pick.policy),
+        "reason": _text(pick.reason),
+        "candidates": [_describe_candidate(each, request.adapter) for each in pick.candidates],
+    }
+
+
+def _describe_candidate(view: EndpointView, adapter: str | None) -> dict[str, Any]:
+    return {
+        "address": _text(view.address),
+        "name": _text(view.name),
+        "num_pending": whole(view.num_pending, _MAX_UINT32),
+        "num_adapter_pending": (
+            0 if adapter is None else whole(view.pending(adapter), _MAX_UINT32)
+        ),
+        "num_active_adapters": whole(view.num_active_adapters, _MAX_UINT32),
+        "has_loaded": adapter is not None and view.has_loaded(adapter),
+        "is_gpu_resident": adapter is not None and adapter in view.gpu_adapters,
+        "is_known": view.is_known,
+        "kv_usage_ratio": between(view.kv_usage_ratio, 1.0),
+    }
+
+
+def _describe_rejection(record: DecisionRecord, rejection: Rejection) -> dict[str, Any]:
+    retry_after_s = rejection.retry_after_s
+    return {
+        "status": whole(rejection.status, _MAX_UINT32),
+        "reason": _text(rejection.reason),
+        "message": _text(rejection.message),
+        "model": _text(rejection.model),
+        "retry_after_seconds": (
+            None if retry_after_s is None else whole(retry_after_s, _MAX_UINT32)
+        ),
+        "request_id": _text(record.request_id),
+        "path": _text(record.path),
+    }
+
+
+def _text(text: str) -> str:
+    return plain(text, MAX_TEXT_CHARS)

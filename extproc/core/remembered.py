@@ -1,0 +1,44 @@
+"""What a pure function of texts answered, kept within a volume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+_V = TypeVar("_V")
+
+ENTRY_BYTES = 500
+"""An answer's own objects, beside the text that it was read from."""
+
+
+class Remembered(Generic[_V]):
+    """A function of one or more texts, remembered; all is forgotten when it outgrows its volume.
+
+    `functools.lru_cache` counts entries, and the length of one is chosen by whoever is read.
+
+    Args:
+        read: The function. Takes bytes or strings; what it raises is not remembered.
+        max_bytes: Of what was read, with `ENTRY_BYTES` for each answer.
+
+    Attributes:
+        num_bytes: As counted for the limit.
+    """
+
+    def __init__(self, read: Callable[..., _V], max_bytes: int) -> None:
+        self._read = read
+        self._max_bytes = max_bytes
+        self._answers: dict[object, _V] = {}
+        self.num_bytes = 0
+
+    def __call__(self, *texts: bytes | str) -> _V:
+        """What `read` answers for `texts`."""
+        answer = self._answers.get(texts)
+        if answer is None:
+            answer = self._read(*texts)
+            num_bytes = ENTRY_BYTES + sum(map(len, texts))
+            if self.num_bytes + num_bytes > self._max_bytes:
+                self._answers.clear()
+                self.num_bytes = 0
+            self.num_bytes += num_bytes
+            self._answers[texts] = answer
+        return answer

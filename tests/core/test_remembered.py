@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.remembered import ENTRY_BYTES, Remembered
+
+
+def test_what_was_read_is_not_read_again() -> None:
+    read: list[bytes] = []
+
+    def measure(text: bytes) -> int:
+        read.append(text)
+        return len(text)
+
+    lengths = Remembered(measure, 10_000)
+
+    assert [lengths(text) for text in (b"a", b"bb", b"a")] == [1, 2, 1]
+    assert read == [b"a", b"bb"]
+
+
+@given(st.lists(st.binary(max_size=2 * ENTRY_BYTES)))
+def test_the_volume_is_kept_whatever_is_read(texts: list[bytes]) -> None:
+    max_bytes = 4 * ENTRY_BYTES
+    lengths = Remembered(len, max_bytes)
+
+    for text in texts:
+        assert lengths(text) == len(text)
+        assert lengths.num_bytes <= max_bytes
+
+
+def test_an_error_is_not_remembered() -> None:
+    numbers = Remembered(int, 10_000)
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="invalid"):
+            numbers("x")
+    assert numbers.num_bytes == 0

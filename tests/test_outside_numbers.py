@@ -1,0 +1,206 @@
+"""Whatever a pod's pages say: bounded numbers for every reader behind them, and no exception."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from extproc.core.admission import AdmissionSettings
+from extproc.core.attainment import Attainment
+from extproc.core.bounds import MAX_COUNT
+from extproc.core.engines import PROFILES
+from extproc.core.errors import ExpositionError
+from extproc.core.exposition import parse_report
+from extproc.core.orca import parse_orca
+from extproc.core.picker import Picker
+from extproc.core.policies import BUILT_IN
+from extproc.core.pool import Pool
+from extproc.core.router import Router
+from extproc.core.types import Hints, Outcome, Pick, Rejection
+from extproc.dispatch import ObservedDispatcher
+from extproc.livefeed import LiveFeed
+from extproc.observers import NAMES, Observers
+from extproc.shell.admin import describe_snapshot
+from extproc.shell.decisions import DecisionsService, describe, encode
+from extproc.shell.gen import decisions_pb2
+from extproc.shell.telemetry import Telemetry
+from extproc.shell.vllm import ModelsError, decode_models
+from tests.builders import BASE, address, endpoint, request
+from tests.shell.fake_call import begin
+
+PAGE = (Path(__file__).parent / "golden" / "vllm-0.32-metrics.txt").read_text(encoding="utf-8")
+VLLM = PROFILES["vllm"]
+WANTED = [
+    line
+    for line in PAGE.splitlines()
+    if not line.startswith("#") and any(line.startswith(family) for family in VLLM.families)
+]
+EXTREMES = st.sampled_from(
+    [
+        "5e9",
+        "1e308",
+        "1.7e308",
+        "-1",
+        "NaN",
+        "+Inf",
+        "-Inf",
+        "9" * 400,
+        "4294967296",
+        "0.1",
+        "1e-320",
+    ]
+)
+NUMBERS = EXTREMES | st.floats().map(repr) | st.integers().map(str)
+MODELS = b'{"data": [{"id": "base"}, {"id": "a", "parent": "base"}]}'
+
+
+@st.composite
+def pages(draw: st.DrawFn) -> bytes:
+    """The lines of a real page that are read, some repeated for another engine, with any values."""
+    lines = ["# TYPE vllm:lora_adapter_loaded gauge"]
+    for line in WANTED:
+        for engine in range(draw(st.integers(0, 2))):
+            labelled = line.rpartition(" ")[0].replace('engine="0"', f'engine="{engine}"')
+            slots = draw(EXTREMES)
+            labelled = re.sub(r'max_lora="\d+"', f'max_lora="{slots}"', labelled)
+            lines.append(f"{labelled} {draw(NUMBERS)}")
+    level = draw(st.sampled_from(["gpu", "cpu"]))
+    lines.append(f'vllm:lora_adapter_loaded{{adapter_name="a",level="{level}"}} {draw(NUMBERS)}')
+    lines.append(
+        f'vllm:lora_requests_info{{max_lora="2",running_lora_adapters="a,b",'
+        f'waiting_lora_adapters=""}} {draw(NUMBERS)}'
+    )
+    return ("\n".join(lines) + "\n").encode()
+
+
+def is_sound(value: Any) -> bool:
+    """Finite and no larger than what is counted, all the way down."""
+    if isinstance(value, dict):
+        return all(map(is_sound, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_sound, value))
+    if isinstance(value, int | float):
+        return math.isfinite(value) and abs(value) <= 2e12  # a wall time in milliseconds
+    return True
+
+
+class Service:
+    """A router with all that looks at it, over two pods."""
+
+    def __init__(self, policy: str) -> None:
+        self.pool, self.now = Pool(), 10.0
+        self.pool.set_endpoints([endpoint(1), endpoint(2)])
+        ids = itertools.count()
+        picker = Picker(
+            BUILT_IN[policy](),
+            policy,
+            rng=random.Random(0),
+            next_id=lambda: f"r-{next(ids)}",
+            admission=AdmissionSettings(max_pending=None, priorities={"low": -1}),
+        )
+        self.telemetry = Telemetry(snapshot=self.snapshot, version="1")
+        self.decisions, self.attainment = DecisionsService(), Attainment(1.0)
+        self.observers = Observers(lambda: self.now)
+        self.dispatcher = ObservedDispatcher(
+            Router(self.pool, picker), self.telemetry, self.decisions, lambda: self.now,
+            lambda: 1_700_000_000.0, "r-", lambda _: None, self.attainment, lambda: True,
+            self.observers,
+        )  # fmt: skip
+        self.feed = LiveFeed(
+            about={}, snapshot=self.snapshot, models=self.pool.models, decisions=self.decisions,
+            telemetry=self.telemetry, attainment=self.attainment, knows_times=lambda: True,
+            health=list, policy=lambda: policy, clock=lambda: self.now,
+            wall_clock=lambda: 1_700_000_000.0,
+        )  # fmt: skip
+        self.watcher, session = begin(self.decisions.methods(), "Watch")
+        session.receive(decisions_pb2.WatchRequest().SerializeToString())
+
+    def snapshot(self) -> Any:
+        return self.pool.snapshot(now=self.now)
+
+    def take(self, number: int, page: bytes, models: bytes, orca: str) -> None:
+        """What the app does with a pod's pages."""
+        self.now += 0.1
+        self.pool.record_models(address(number), decode_models(models), now=self.now)
+        report = parse_report(page, VLLM)
+        self.pool.record_report(address(number), report, taken_at_s=self.now)
+        self.pool.reconcile(address(number), now=self.now, grace_s=0.0)
+        load = parse_orca(orca)
+        if load is not None:
+            self.pool.record_orca(address(number), load)
+
+    def look(self) -> None:
+        """Everybody looks."""
+        snapshot = describe_snapshot(self.snapshot())
+        assert is_sound(snapshot)
+        for view in snapshot["endpoints"]:
+            assert 0 <= view["num_pending"] <= 3 * MAX_COUNT
+            assert 0 <= view["kv_usage_ratio"] <= 1
+        assert is_sound(json.loads(self.feed.compose()))
+        assert self.dispatcher.models_body()
+        for family in text_string_to_metric_families(
+            generate_latest(self.telemetry.registry).decode()
+        ):
+            for sample in family.samples:
+                assert math.isfinite(sample.value), sample
+        for sequence, record in self.decisions.last(9):
+            assert is_sound(json.loads(json.dumps(describe(sequence, record))))
+            assert encode(sequence, record)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(pages(), min_size=2, max_size=4),
+    NUMBERS,
+    st.sampled_from(sorted(BUILT_IN)),
+    st.sampled_from(["", "low"]),
+)
+@example([b"vllm:num_requests_running 5e9\n"] * 2, "5e9", "least_pending", "")
+@example(
+    [b'vllm:num_requests_running{engine="0"} 1e308\nvllm:num_requests_running{engine="1"} 1e308\n']
+    * 2,
+    "1e308",
+    "founding",
+    "low",
+)
+def test_any_page_gives_finite_bounded_numbers_and_every_request_an_answer(
+    metrics: list[bytes], number: str, policy: str, objective: str
+) -> None:
+    service = Service(policy)
+    created = number if re.fullmatch(r"-?\d{1,300}(\.\d+)?|-?\de\d{1,3}", number) else "1"
+    models = MODELS.replace(b'"base"}', f'"base", "created": {created}}}'.encode(), 1)
+    orca = f"TEXT kv_cache_usage_perc=0.5, num_requests_waiting={number}"
+    for place, page in enumerate(metrics):
+        service.take(1 + place % 2, page, models, orca)
+        service.look()
+        for model in ("a", BASE, "nobody"):
+            asked = request(None, model=model, hints=Hints(objective))
+            result = service.dispatcher.route(asked, now=service.now)
+            if isinstance(result, Pick) and model == "a":
+                service.dispatcher.finish(result, Outcome.COMPLETED, now=service.now)
+            elif isinstance(result, Rejection):
+                service.dispatcher.rejected(result, {":path": "/v1/completions"})
+        service.look()
+
+    assert service.observers.num_errors == dict.fromkeys(NAMES, 0)
+    assert len(service.watcher.sent) == service.decisions.num_published == 3 * len(metrics)
+
+
+@given(st.binary(max_size=200) | st.integers(0, len(PAGE)).map(lambda at: PAGE[:at].encode()))
+def test_a_page_that_is_none_is_refused_and_nothing_else(page: bytes) -> None:
+    service = Service("founding")
+    for metrics, models in ((page, MODELS), (PAGE.encode(), page)):
+        with suppress(ExpositionError, ModelsError):
+            service.take(1, metrics, models, "TEXT")
+        service.look()
