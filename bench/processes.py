@@ -58,6 +58,11 @@ class Program:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    @property
     def log(self) -> str:
         """The end of what it wrote."""
         return self.log_path.read_text(errors="replace")[-_LOG_CHARS:]
@@ -73,6 +78,11 @@ class Program:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise BenchError(f"{self._process.args!r} did not start:\n{self.log}")
             time.sleep(_POLL_S)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.wait()
 
     def stop(self) -> None:
         """Ask it to end, then kill it."""
