@@ -16,14 +16,25 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from extproc.core.errors import ExtprocError
+from extproc.core.errors import ExtprocError, RequestError
+from extproc.core.openai import check_model
 from extproc.core.types import Endpoint, ModelCard
 from extproc.shell.loops import EndpointLoops, OnFailure, Visit, base_url, get
 
+# In the year 9999. Beyond it are numbers that no clock writes.
+_LAST_WALL_S = 253_402_300_799.0
+
 OnModels = Callable[[str, tuple[ModelCard, ...], float], None]
 
-# 10,000 adapters with long paths are 3 MB.
-_MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_BODY_BYTES = 4 * 1024 * 1024
+"""Longest list that is read; 10,000 adapters with long paths are 3 MB."""
+MAX_MODELS = 10_000
+"""Models of one server; a longer list is refused. Each is kept, listed to clients, and compared
+with every list after it."""
+
+# An entry of vLLM's is two objects, its permission the second. Counting is a thousand times faster
+# than decoding a list that is refused afterwards, which would hold up decisions for half a second.
+_MAX_OBJECTS = 8 * MAX_MODELS
 
 
 class ModelsError(ExtprocError):
@@ -47,27 +58,41 @@ _decoder = msgspec.json.Decoder(_Answer)
 
 
 def decode_models(body: bytes) -> tuple[ModelCard, ...]:
-    """Read the body of `/v1/models`, in its order. Entries without an `id` are left out.
+    """Read the body of `/v1/models`, in its order.
+
+    Entries are left out that have no `id`, or one that no request could name.
 
     Raises:
-        ModelsError: It is not JSON, or not a list of models.
+        ModelsError: It is not JSON, not a list of models, or has more than `MAX_MODELS` of them.
     """
+    if body.count(b"{") > _MAX_OBJECTS:
+        raise ModelsError(f"more than {_MAX_OBJECTS} objects, where {MAX_MODELS} models may be")
     try:
         answer = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelsError(f"no list of models: {error}") from None
+    if len(answer.data) > MAX_MODELS:
+        raise ModelsError(f"{len(answer.data)} models, more than {MAX_MODELS}")
     return tuple(
         ModelCard(
             id=entry.id,
             parent=entry.parent or None,
             root=entry.root or "",
-            created_wall_s=int(entry.created or 0),
+            created_wall_s=int(min(max(entry.created or 0.0, 0.0), _LAST_WALL_S)),
             max_model_len=entry.max_model_len,
             owned_by=entry.owned_by or "",
         )
         for entry in answer.data
-        if entry.id
+        if _can_be_named(entry.id)
     )
+
+
+def _can_be_named(name: str) -> bool:
+    try:
+        check_model(name)
+    except RequestError:
+        return False
+    return True
 
 
 async def fetch_models(session: aiohttp.ClientSession, url: str) -> tuple[ModelCard, ...]:
@@ -77,7 +102,7 @@ async def fetch_models(session: aiohttp.ClientSession, url: str) -> tuple[ModelC
         ModelsError: It answered something else than a list of models.
         aiohttp.ClientError, OSError: It did not answer.
     """
-    status, body = await get(session, URL(f"{url}/v1/models"), max_bytes=_MAX_BODY_BYTES)
+    status, body = await get(session, URL(f"{url}/v1/models"), max_bytes=MAX_BODY_BYTES)
     if status != HTTPStatus.OK:
         raise ModelsError(f"HTTP {status} for the list of models")
     return decode_models(body)
