@@ -34,7 +34,7 @@ from bench.fuzzstack import Attack, Target, Watch, attacking, running
 from bench.machine import describe
 from bench.processes import BenchError, get, raise_file_limit
 from bench.report import default_path, write_json
-from extproc.bootstrap import Mode, RequestBody
+from extproc.bootstrap import BootstrapOptions, Mode, RequestBody
 
 MAX_RSS_BYTES: Final = 256 * 2**20
 MAX_P99_RATIO: Final = 2.0
@@ -56,6 +56,7 @@ class Options:
         attack_s: Length of the latter.
         quiet_s: Length of the former.
         honest_per_s: Requests of the honest clients together.
+        patience_s: Envoy's, for one answer of the router; an honest client's is three times that.
         hostile_per_s: Attacks begun a second.
         max_at_once: Attackers at one time.
         hostile_bytes_per_s: What they send together.
@@ -73,10 +74,11 @@ class Options:
     attack_s: float = 300.0
     quiet_s: float = 120.0
     honest_per_s: float = 50.0
+    patience_s: float = 10.0
     hostile_per_s: float = 40.0
     max_at_once: int = 1000
-    hostile_bytes_per_s: float = 6e6
-    hold_s: float = 15.0
+    hostile_bytes_per_s: float = 10e6
+    hold_s: float = 20.0
     pods_each: int = 1
     kinds: tuple[str, ...] = ()
     max_rss_bytes: int = MAX_RSS_BYTES
@@ -91,7 +93,9 @@ class Run:
         self._options = options
         self._watch = Watch(target, options.max_rss_bytes)
         rng = Random(options.seed)
-        self._clients = HonestClients(target.url, rng, options.honest_per_s)
+        self._clients = HonestClients(
+            target.url, rng, rate_per_s=options.honest_per_s, timeout_s=3 * options.patience_s
+        )
         self._measured: list[dict[str, Any]] = []
 
     async def run(self) -> Result:
@@ -229,7 +233,10 @@ def run(options: Options) -> Result:
         BenchError: Something did not start.
     """
     raise_file_limit()
-    with running(options.mode, options.body, options.config) as target:
+    bootstrap = BootstrapOptions(
+        mode=options.mode, request_body=options.body, message_timeout_s=options.patience_s
+    )
+    with running(bootstrap, options.config) as target:
         return uvloop.run(Run(target, options).run())
 
 

@@ -58,8 +58,8 @@ class Plan:
     seed: int
     rate_per_s: float = 40.0
     max_at_once: int = 1000
-    bytes_per_s: float = 6e6
-    hold_s: float = 15.0
+    bytes_per_s: float = 10e6
+    hold_s: float = 20.0
     num_pods: int = 1
     kinds: tuple[str, ...] = ()
 
@@ -69,18 +69,23 @@ class Tally:
     """What was done.
 
     Attributes:
-        num_begun: Attacks.
+        begun: Attacks by kind; not all of them have ended.
         most_at_once: Attackers at one time.
         num_bytes: Sent.
         outcomes: How often each kind came to what: `kind: outcome`.
         pods: Visits of each hostile pod.
     """
 
-    num_begun: int
+    begun: dict[str, int]
     most_at_once: int
     num_bytes: int
     outcomes: dict[str, int]
     pods: dict[str, int]
+
+    @property
+    def num_begun(self) -> int:
+        """Attacks."""
+        return sum(self.begun.values())
 
 
 def choices(kinds: Sequence[str]) -> list[tuple[str, Attack]]:
@@ -109,8 +114,9 @@ class Attackers:
         self._rng = Random(plan.seed)
         self._budget = Budget(plan.bytes_per_s)
         self._outcomes: Counter[str] = Counter()
+        self._begun: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._num_begun = self._most_at_once = 0
+        self._most_at_once = 0
 
     async def run(self) -> None:
         """Attack until cancelled."""
@@ -128,9 +134,9 @@ class Attackers:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _begin(self, name: str, attack: Attack) -> None:
-        self._num_begun += 1
-        # A task of its own seed: what one draws does not depend on what others wait for.
-        rng = Random(f"{self._plan.seed} {self._num_begun}")
+        self._begun[name] += 1
+        # A seed of its own: what one draws does not depend on what others wait for.
+        rng = Random(f"{self._plan.seed} {self._begun.total()}")
         task = asyncio.get_running_loop().create_task(self._attack(name, attack, rng))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -161,7 +167,9 @@ class Attackers:
         """What was done so far."""
         visits = {pod.name: pod.num_visits for pod in pods}
         outcomes = dict(sorted(self._outcomes.items()))
-        return Tally(self._num_begun, self._most_at_once, self._budget.num_bytes, outcomes, visits)
+        return Tally(
+            dict(self._begun), self._most_at_once, self._budget.num_bytes, outcomes, visits
+        )
 
 
 async def _run(plan: Plan) -> None:

@@ -109,7 +109,8 @@ async def nan_and_garbage(field: Field) -> str:
 async def many_numbers(field: Field) -> str:
     """A body that costs a reader more than its bytes."""
     item = field.rng.choice((b"0,", b"1e5,", b'"\\u0041",', b'"\\ud800",', b"NaN,", b'{"":0},'))
-    return await field.post(b'{"x":[' + item * (_MIB // len(item)) + b'0],"model":"sink"}')
+    num_bytes = field.rng.choice((1, 4, 12)) * _MIB
+    return await field.post(b'{"x":[' + item * (num_bytes // len(item)) + b'0],"model":"sink"}')
 
 
 async def deep_nesting(field: Field) -> str:

@@ -38,7 +38,7 @@ class Budget:
         self._free_at_s = 0.0
 
     async def spend(self, num_bytes: int) -> None:
-        """Wait until they may be sent; a few are only counted, or the slow would wait for the loud."""
+        """Wait until they may be sent; a few are only counted, lest the slow wait for the loud."""
         now_s = asyncio.get_running_loop().time()
         self.num_bytes += num_bytes
         self._free_at_s = max(self._free_at_s, now_s - _BURST_S) + num_bytes / self._bytes_per_s

@@ -16,7 +16,6 @@ from bench.figures import percentile
 from bench.fuzzfield import HONEST, SHAKY
 
 NUM_CLIENTS: Final = 10
-TIMEOUT_S: Final = 30.0
 OK: Final = "ok"
 
 _STREAMED_PART: Final = 0.3
@@ -87,18 +86,19 @@ class HonestClients:
         records: What they saw.
     """
 
-    def __init__(self, url: str, rng: Random, rate_per_s: float) -> None:
+    def __init__(self, url: str, rng: Random, *, rate_per_s: float, timeout_s: float) -> None:
         self.phase = "before"
         self.records = Records()
         self._url = url
         self._rng = rng
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._each_per_s = rate_per_s / NUM_CLIENTS
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
         """Ask until `stop`; what is under way then is waited for."""
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as http,
+            aiohttp.ClientSession(timeout=self._timeout) as http,
             asyncio.TaskGroup() as tasks,
         ):
             for _ in range(NUM_CLIENTS):

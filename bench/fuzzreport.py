@@ -10,6 +10,8 @@ from bench.figures import render_table
 from bench.fuzzattack import Tally
 from bench.fuzzhonest import Summary
 
+_CORES = ("router", "router waits", "envoy", "envoy waits", "pods", "attackers")
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -20,7 +22,7 @@ class Phase:
         seconds: How long it was.
         honest: What honest clients saw.
         shaky: The same for the adapters that failing pods list too.
-        cores: CPU used, in cores, by process.
+        cores: CPU used, in cores, by process, and what each was ready and had none: `router waits`.
         rss_mb: The most that each held.
         slowest_health_ms: The longest answer of the router's /healthz.
         log_bytes: What the router logged.
@@ -75,7 +77,7 @@ def p99_ratios(phases: Sequence[Phase]) -> list[float]:
 def render(result: Result) -> str:
     """The table of phases, then what each kind of attack came to."""
     header = ["", "s", "requests", "failed", "p50 ms", "p99 ms", "shaky failed", "router MB"]
-    header += ["Envoy MB", "healthz ms", "log B/s", "cores: router", "Envoy", "pods", "attackers"]
+    header += ["Envoy MB", "healthz ms", "log B/s", *(f"cores: {name}" for name in _CORES)]
     lines = [render_table(header, [_row(each) for each in result.phases]), ""]
     for each in result.phases:
         if each.attack is not None:
@@ -102,7 +104,7 @@ def _row(phase: Phase) -> list[str]:
         f"{rss.get('envoy', 0):.0f}",
         f"{phase.slowest_health_ms:.0f}",
         f"{phase.log_bytes / phase.seconds:,.0f}",
-        *(f"{cores.get(name, 0):.2f}" for name in ("router", "envoy", "pods", "attackers")),
+        *(f"{cores.get(name, 0):.2f}" for name in _CORES),
     ]
 
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,10 +17,20 @@ import yaml
 
 from bench.fuzzattack import Plan, Tally
 from bench.fuzzfield import HONEST, SESSION_HEADER, SHAKY
-from bench.processes import BenchError, Program, cpu_s, envoy_binary, free_ports, get, memory
-from extproc.bootstrap import BootstrapOptions, Mode, RequestBody, render
+from bench.processes import (
+    BenchError,
+    Program,
+    cpu_s,
+    envoy_binary,
+    free_ports,
+    get,
+    memory,
+    waited_s,
+)
+from extproc.bootstrap import BootstrapOptions, Mode, render
 
 NUM_PODS: Final = 3
+_PARTS: Final = ("envoy", "router", "pods")
 _LOOK_S: Final = 0.1
 _ENDS_WITHIN_S: Final = 15.0
 
@@ -60,10 +70,15 @@ class Target:
         write_whole(self.endpoints, yaml.safe_dump([*self.pods, *hostile]))
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds so far: `envoy`, `router`, and `pods` together."""
-        used = {"envoy": 0.0, "router": 0.0, "pods": 0.0}
+        """CPU seconds so far of `envoy`, `router`, and `pods`; and what they waited for a core.
+
+        The latter under `envoy waits` and so on: how much of a delay is the machine's.
+        """
+        used = dict.fromkeys((*_PARTS, *(f"{part} waits" for part in _PARTS)), 0.0)
         for name, program in self.programs.items():
-            used[name if name in used else "pods"] += cpu_s(program.pid)
+            part = name if name in _PARTS else "pods"
+            used[part] += cpu_s(program.pid)
+            used[f"{part} waits"] += waited_s(program.pid)
         return used
 
 
@@ -75,12 +90,11 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def running(mode: Mode, body: RequestBody | None, more: Mapping[str, Any]) -> Iterator[Target]:
+def running(bootstrap: BootstrapOptions, more: Mapping[str, Any]) -> Iterator[Target]:
     """Start everything, wait until a request would be served, and end it afterwards.
 
     Args:
-        mode: How Envoy reaches the pods.
-        body: How bodies come to the router; None for the mode's own way.
+        bootstrap: Envoy's; addresses are filled in.
         more: Sections of the router's configuration that replace or extend ours.
 
     Raises:
@@ -102,12 +116,11 @@ def running(mode: Mode, body: RequestBody | None, more: Mapping[str, Any]) -> It
             pods=[f"127.0.0.1:{port}" for port in pod_ports],
         )
         target.list_pods()
-        config = _merged(_router_config(target, mode), more)
+        config = _merged(_router_config(target, bootstrap.mode), more)
         router = exits.enter_context(_router(folder, config))
         router.wait_until(lambda: get(f"{target.admin_url}/healthz") is not None)
-        options = BootstrapOptions(
-            mode=mode,
-            request_body=body,
+        options = replace(
+            bootstrap,
             listen=f"127.0.0.1:{envoy_port}",
             admin=f"127.0.0.1:{envoy_admin}",
             pickers=(f"127.0.0.1:{grpc_port}",),

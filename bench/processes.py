@@ -175,6 +175,15 @@ def parse_cpu_s(stat: str, ticks_per_s: int) -> float:
     return (int(fields[11]) + int(fields[12])) / ticks_per_s
 
 
+def waited_s(pid: int) -> float:
+    """Seconds that a process's threads were ready and had no core: others took them.
+
+    Source: the kernel's Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat, field 2.
+    """
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[1]) for thread in threads) / 1e9
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Resident memory of a process, bytes.
