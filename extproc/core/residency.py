@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from math import inf
 from operator import itemgetter
 
@@ -39,6 +40,10 @@ _Touch = tuple[float, float]
 """When an adapter was touched: our clock, then what orders touches of one moment."""
 
 _LAST_TOUCH = itemgetter(1)
+
+MAX_REMEMBERED = 4096
+"""Adapters of one endpoint that are kept, where its operator does not say that it caches more. What
+the endpoint itself says of its slots and of names is no reason to keep more: it may be anything."""
 
 
 class Residency:
@@ -192,8 +197,12 @@ class Residency:
 
     def _trim(self) -> None:
         """Drop what was evicted. Only a touch brings it back, so nothing is lost."""
-        limit = self._num_cached
-        if limit is None or len(self._touched) + len(self._ghosts) <= limit:
+        most = max(MAX_REMEMBERED, self._max_cpu_loras or 0)
+        limit = min(self._num_cached or most, most)
+        if len(self._logged_s) > most:
+            newest = nlargest(most // 2, self._logged_s.items(), key=_LAST_TOUCH)
+            self._logged_s = dict(newest)
+        if len(self._touched) + len(self._ghosts) <= limit:
             return
         oldest = sorted([*self._touched.values(), *self._ghosts], reverse=True)[limit - 1]
         self._touched = {a: touch for a, touch in self._touched.items() if touch >= oldest}
