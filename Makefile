@@ -5,7 +5,7 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak loadtest loadtest-ci
+.PHONY: help demo test test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak fuzz-service loadtest loadtest-ci
 
 help:
 	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: in a minute (ARGS=--keep)'
@@ -25,6 +25,7 @@ help:
 	@echo 'make loadtest-ci the ratios between them, held against what is expected: two minutes'
 	@echo 'make bench-generator what the load generators hold on one core (docs/locust.md)'
 	@echo 'make soak       30 minutes of load with clients that leave'
+	@echo 'make fuzz-service  hostile clients, pods and watchers beside honest clients: 21 minutes'
 	@echo 'make clean      remove everything that was installed or built here'
 
 demo: $(DEMO)
@@ -81,6 +82,10 @@ bench-generator: $(DEV)
 
 soak: $(DEV)
 	$(BIN)/python -m bench.soak $(BENCH)
+
+# Exits with 1 where an honest request failed, or p99 under attack was twice that without.
+fuzz-service: $(DEV)
+	$(BIN)/python -m bench.fuzz_service $(BENCH)
 
 loadtest: $(DEMO)
 	$(BIN)/extproc loadtest run standard $(ARGS)

@@ -62,6 +62,11 @@ class Program:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    @property
     def log(self) -> str:
         """The end of what it wrote."""
         return self.log_path.read_text(errors="replace")[-_LOG_CHARS:]
@@ -77,6 +82,11 @@ class Program:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise BenchError(f"{self._process.args!r} did not start:\n{self.log}")
             time.sleep(_POLL_S)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.wait()
 
     def stop(self) -> None:
         """Ask it to end, then kill it."""
@@ -167,6 +177,15 @@ def parse_cpu_s(stat: str, ticks_per_s: int) -> float:
     # Field 2 is the program's name in brackets and may hold spaces and brackets itself.
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / ticks_per_s
+
+
+def waited_s(pid: int) -> float:
+    """Seconds that a process's threads were ready and had no core: others took them.
+
+    Source: the kernel's Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat, field 2.
+    """
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[1]) for thread in threads) / 1e9
 
 
 @dataclass(frozen=True, slots=True)

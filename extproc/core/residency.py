@@ -41,9 +41,9 @@ _Touch = tuple[float, float]
 
 _LAST_TOUCH = itemgetter(1)
 
-MAX_REMEMBERED = 32_768
-"""Adapters of one endpoint whose last use is remembered where its cache is not known to be
-smaller: far above what a server can list or its log can name, twice over."""
+MAX_REMEMBERED = 4096
+"""Adapters of one endpoint that are kept, where its operator does not say that it caches more. What
+the endpoint itself says of its slots and of names is no reason to keep more: it may be anything."""
 
 
 class Residency:
@@ -189,9 +189,6 @@ class Residency:
         # says no more of it. Placed as the new entries are, it comes before all of them.
         unended = {a: self._logged_s.get(a, -inf) for a in self._used_by_others}
         self._logged_s.update(new)
-        if len(self._logged_s) > MAX_REMEMBERED:
-            newest = nlargest(MAX_REMEMBERED // 2, self._logged_s.items(), key=itemgetter(1))
-            self._logged_s = dict(newest)
         for adapter, wall_s in (unended | new).items():
             # What may be a trace of our own requests must not pass for later than their end.
             is_ours = adapter in self._used_since_report
@@ -200,7 +197,11 @@ class Residency:
 
     def _trim(self) -> None:
         """Drop what was evicted. Only a touch brings it back, so nothing is lost."""
-        limit = min(self._num_cached or MAX_REMEMBERED, MAX_REMEMBERED)
+        most = max(MAX_REMEMBERED, self._max_cpu_loras or 0)
+        limit = min(self._num_cached or most, most)
+        if len(self._logged_s) > most:
+            newest = nlargest(most // 2, self._logged_s.items(), key=_LAST_TOUCH)
+            self._logged_s = dict(newest)
         if len(self._touched) + len(self._ghosts) <= limit:
             return
         oldest = sorted([*self._touched.values(), *self._ghosts], reverse=True)[limit - 1]

@@ -2,7 +2,8 @@
 
 What is worth a field goes into `extra`; `logger.info("scrape failed", extra={"endpoint": address})`
 gives a key `endpoint`. Decisions are logged at DEBUG only. Prompts and credentials are logged
-nowhere; should one reach an exception's text, what looks like a credential is blanked here.
+nowhere; should one reach an exception's text, what looks like a credential is blanked here. Of
+lines that repeat, so many are written in a while.
 """
 
 from __future__ import annotations
@@ -11,8 +12,14 @@ import json
 import logging
 import re
 import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
+
+MAX_REPEATS = 20
+"""Records of one kind that are written in `REPEAT_WINDOW_S`."""
+REPEAT_WINDOW_S = 10.0
+_MAX_KINDS, _MAX_KIND_CHARS = 1000, 100
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -33,11 +40,52 @@ def configure_logging(level: str, *, is_json: bool, stream: TextIO | None = None
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if is_json else PlainFormatter())
+    handler.addFilter(RepeatLimit())
     root = logging.getLogger()
     root.setLevel(level.upper())
     root.handlers[:] = [handler]
     # Its debug lines quote header fields, the client's credentials among them.
     logging.getLogger("hpack").setLevel(logging.WARNING)
+
+
+class RepeatLimit(logging.Filter):
+    """Lets so many records of one kind through in a window; the next one says how many it left out.
+
+    A kind is a logger and its message before anything is filled in, so that a peer, which can make
+    us log, can neither fill a disk nor escape by naming things differently each time. DEBUG is
+    asked for by people who want it all.
+    """
+
+    def __init__(self, max_records: int = MAX_REPEATS, window_s: float = REPEAT_WINDOW_S) -> None:
+        super().__init__()
+        self._max_records = max_records
+        self._window_s = window_s
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is written; marks the first one after a gap with `left_out`."""
+        if record.levelno <= logging.DEBUG:
+            return True
+        if len(self._kinds) > _MAX_KINDS:
+            self._kinds.clear()
+        kind = self._kinds.setdefault((record.name, str(record.msg)[:_MAX_KIND_CHARS]), _Kind())
+        # The record's own time is the wall's, which may be set back.
+        if not 0 <= record.created - kind.began_s < self._window_s:
+            if kind.num_left_out:
+                record.left_out = kind.num_left_out
+            kind.began_s, kind.num_written, kind.num_left_out = record.created, 0, 0
+        if kind.num_written < self._max_records:
+            kind.num_written += 1
+            return True
+        kind.num_left_out += 1
+        return False
+
+
+@dataclass(slots=True)
+class _Kind:
+    began_s: float = 0.0
+    num_written: int = 0
+    num_left_out: int = 0
 
 
 class PlainFormatter(logging.Formatter):

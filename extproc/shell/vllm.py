@@ -24,8 +24,15 @@ from extproc.shell.loops import EndpointLoops, OnFailure, Visit, base_url, get
 
 OnModels = Callable[[str, tuple[ModelCard, ...], float], None]
 
-# 10,000 adapters with long paths are 3 MB.
-_MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_BODY_BYTES = 4 * 1024 * 1024
+"""Longest list that is read; 10,000 adapters with long paths are 3 MB."""
+MAX_MODELS = 10_000
+"""Models of one server; a longer list is refused. Each is kept, listed to clients, and compared
+with every list after it."""
+
+# An entry of vLLM's is two objects, its permission the second. Counting is a thousand times faster
+# than decoding a list that is refused afterwards, which would hold up decisions for half a second.
+_MAX_OBJECTS = 8 * MAX_MODELS
 
 MAX_TEXT_CHARS = 4096
 """Of a card's `root`, `parent` and `owned_by`: the longest path of Linux (`PATH_MAX`)."""
@@ -58,12 +65,16 @@ def decode_models(body: bytes) -> tuple[ModelCard, ...]:
     the bounds of `core.bounds`, texts cut to `MAX_TEXT_CHARS`.
 
     Raises:
-        ModelsError: It is not JSON, or not a list of models.
+        ModelsError: It is not JSON, not a list of models, or has more than `MAX_MODELS` of them.
     """
+    if body.count(b"{") > _MAX_OBJECTS:
+        raise ModelsError(f"more than {_MAX_OBJECTS} objects, where {MAX_MODELS} models may be")
     try:
         answer = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelsError(f"no list of models: {error}") from None
+    if len(answer.data) > MAX_MODELS:
+        raise ModelsError(f"{len(answer.data)} models, more than {MAX_MODELS}")
     return tuple(_card(entry) for entry in answer.data if _is_name(entry.id))
 
 
@@ -97,7 +108,7 @@ async def fetch_models(session: aiohttp.ClientSession, url: str) -> tuple[ModelC
         ModelsError: It answered something else than a list of models.
         aiohttp.ClientError, OSError: It did not answer.
     """
-    status, body = await get(session, URL(f"{url}/v1/models"), max_bytes=_MAX_BODY_BYTES)
+    status, body = await get(session, URL(f"{url}/v1/models"), max_bytes=MAX_BODY_BYTES)
     if status != HTTPStatus.OK:
         raise ModelsError(f"HTTP {status} for the list of models")
     return decode_models(body)

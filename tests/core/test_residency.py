@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extproc.core.residency import Residency
+from extproc.core.residency import MAX_REMEMBERED, Residency
 from extproc.core.types import LoadReport
 
 WALL_S = 1_790_000_000.0  # a wall time; our clock of the tests starts near 0
@@ -609,16 +609,26 @@ def test_an_engine_that_states_its_cache_alone_leaves_the_slots_to_inference(
     assert residency.cpu_adapters == ("a3", "a2", "a0")
 
 
-def test_a_server_that_invents_names_is_remembered_up_to_a_bound(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("max_loras", [None, 4, 10**9])
+def test_an_engine_that_never_stops_naming_adapters_is_remembered_in_part(
+    max_loras: int | None,
 ) -> None:
-    monkeypatch.setattr("extproc.core.residency.MAX_REMEMBERED", 8)
-    unlimited = Residency(max_loras=None, max_cpu_loras=None)
-    for number in range(100):
-        log = ((f"a{number}", WALL_S + number),)
-        report = LoadReport(active_adapters=frozenset({f"a{number}"}), adapter_log=log)
-        unlimited.record_report(report, taken_at_s=float(number))
-        kept = [vars(unlimited)[name] for name in ("_logged_s", "_touched", "_used_by_others")]
+    """What it says of its slots does not make us keep more. Of one moment all stay, or none."""
+    residency = Residency(max_loras=None, max_cpu_loras=None)
+    num_each = 1000
+    for scrape in range(12):
+        log = [(f"{scrape}-{number}", 1e9 + scrape) for number in range(num_each)]
+        told = LoadReport(adapter_log=tuple(log), max_loras=max_loras)
+        residency.record_report(told, taken_at_s=float(scrape))
 
-        assert max(map(len, kept)) <= 8
-        assert unlimited.gpu_adapters == (f"a{number}",)
+    remembered = [value for value in vars(residency).values() if hasattr(value, "__len__")]
+    assert max(map(len, remembered)) < MAX_REMEMBERED + num_each
+    assert residency.gpu_adapters[0].startswith("11-")
+
+
+def test_as_many_are_remembered_as_the_operator_says_there_are() -> None:
+    num = 2 * MAX_REMEMBERED
+    residency = Residency(max_loras=1, max_cpu_loras=num)
+    residency.record_registered([str(number) for number in range(num)], now=0.0)
+
+    assert len(residency.cpu_adapters) == num

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.shell.logs import configure_logging
+from extproc.shell.logs import MAX_REPEATS, RepeatLimit, configure_logging
 
 LOGGER = logging.getLogger("extproc.test")
 
@@ -123,3 +124,49 @@ def test_header_fields_are_not_logged_at_any_level() -> None:
     configure_logging("debug", is_json=True)
 
     assert not logging.getLogger("hpack.hpack").isEnabledFor(logging.DEBUG)
+
+
+def _record(at_s: float, message: str = "%s", level: int = logging.INFO) -> logging.LogRecord:
+    record = logging.LogRecord("x", level, "", 0, message, (object(),), None)
+    record.created = at_s
+    return record
+
+
+def test_what_a_peer_can_make_us_log_is_bounded_and_what_was_left_out_is_said() -> None:
+    limit = RepeatLimit(max_records=3, window_s=10.0)
+
+    assert [limit.filter(_record(100.0 + n)) for n in range(5)] == [True] * 3 + [False] * 2
+    assert limit.filter(_record(105.0, "another line of the same logger"))
+    first, second = _record(110.0), _record(110.0)
+    assert limit.filter(first)
+    assert limit.filter(second)
+    assert vars(first)["left_out"] == 2
+    assert "left_out" not in vars(second)
+
+
+def test_a_clock_that_is_set_back_silences_nothing() -> None:
+    limit = RepeatLimit(max_records=1, window_s=10.0)
+
+    assert limit.filter(_record(1e9))
+    assert limit.filter(_record(5.0))
+
+
+def test_lines_of_no_number_of_kinds_are_remembered() -> None:
+    limit = RepeatLimit(max_records=1, window_s=10.0)
+    for number in range(100_000):
+        assert limit.filter(_record(1.0, f"{number}"))
+
+    assert sys.getsizeof(vars(limit)["_kinds"]) < 200_000
+
+
+def test_debug_lines_are_never_left_out() -> None:
+    limit = RepeatLimit(max_records=1, window_s=10.0)
+
+    assert all(limit.filter(_record(1.0, level=logging.DEBUG)) for _ in range(5))
+
+
+def test_a_line_that_repeats_is_written_so_often_at_most(lines: io.StringIO) -> None:
+    for number in range(10 * MAX_REPEATS):
+        LOGGER.warning("the data plane broke the protocol: %s", number)
+
+    assert len(lines.getvalue().splitlines()) == MAX_REPEATS

@@ -4,15 +4,18 @@ import asyncio
 import json
 from random import Random
 
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from extproc.core.bounds import MAX_TOKENS, MAX_WALL_S
-from extproc.core.openai import models_body
+from extproc.core.openai import MAX_MODEL_BYTES, models_body
 from extproc.core.types import Endpoint, ModelCard
-from extproc.shell.loops import open_session
+from extproc.shell.loops import TooLargeError, open_session
 from extproc.shell.vllm import (
+    MAX_BODY_BYTES,
+    MAX_MODELS,
     MAX_TEXT_CHARS,
     ModelsError,
     ModelsPoller,
@@ -197,3 +200,35 @@ async def test_a_poke_polls_long_before_it_is_time() -> None:
         poller.poke(address)
         assert (await listener.next())[1] == ()
         await poller.aclose()
+
+
+def test_a_name_that_no_request_can_have_is_left_out() -> None:
+    longest, longer = "é" * (MAX_MODEL_BYTES // 2), "é" * (MAX_MODEL_BYTES // 2) + "x"
+    body = msgspec.json.encode({"data": [{"id": longest}, {"id": longer}, {"id": "a\x1b[2J"}]})
+
+    assert [card.id for card in decode_models(body)] == [longest]
+
+
+def test_a_list_of_more_models_than_any_server_has_is_refused() -> None:
+    most = [{"id": str(number)} for number in range(MAX_MODELS)]
+    decoded = decode_models(msgspec.json.encode({"data": most}))
+
+    assert len(decoded) == MAX_MODELS
+    with pytest.raises(ModelsError, match=f"{MAX_MODELS}"):
+        decode_models(msgspec.json.encode({"data": [*most, {"id": "one more"}]}))
+
+
+def test_objects_without_number_are_refused_before_they_are_read() -> None:
+    with pytest.raises(ModelsError, match="objects"):
+        decode_models(b'{"data":[' + b"{}," * 9 * MAX_MODELS + b"{}]}")
+
+
+async def test_a_list_as_long_as_a_book_is_not_read_to_its_end() -> None:
+    async def models(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=BODY + b" " * MAX_BODY_BYTES)
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    async with TestServer(app) as server, open_session() as session:
+        with pytest.raises(TooLargeError):
+            await fetch_models(session, str(server.make_url("")).rstrip("/"))

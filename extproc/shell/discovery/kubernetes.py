@@ -35,6 +35,10 @@ ANSWER_S = 30.0
 CONNECT_S = 5.0
 MAX_MESSAGE_BYTES = 4096
 """Of an error's body; the rest is not read."""
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Of one page of a list; 250 pods are some 5 MB."""
+MAX_LINE_BYTES = 8 * 1024 * 1024
+"""Of one event of a watch; etcd takes no object above 1.5 MiB (--max-request-bytes)."""
 # RuntimeError: another request had the credentials renewed, and the session is closed.
 _FAILURES = (aiohttp.ClientError, OSError, RuntimeError)
 
@@ -96,8 +100,7 @@ class KubernetesClient:
         try:
             async with asyncio.timeout(ANSWER_S):
                 async with await self._request(access, path, parameters) as response:
-                    body: bytes = await response.read()
-                    return body
+                    return await _read(response)
         except _FAILURES as error:
             raise await self._failure(access, error) from error
 
@@ -130,6 +133,8 @@ class KubernetesClient:
                         *lines, rest = (rest + chunk).split(b"\n")
                         if lines:
                             yield lines
+                        if len(rest) > MAX_LINE_BYTES:
+                            raise _too_long(MAX_LINE_BYTES)
                 finally:
                     _abort(response)
         except _FAILURES as error:
@@ -220,6 +225,21 @@ class KubernetesClient:
             namespace = context.get("namespace") or "default"
         rest = self._library.client.rest.RESTClientObject(configuration)
         return _Access(configuration, rest, namespace)
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    chunks, num_bytes = [], 0
+    async for chunk in response.content.iter_any():
+        chunks.append(chunk)
+        num_bytes += len(chunk)
+        if num_bytes > MAX_ANSWER_BYTES:
+            _abort(response)
+            raise _too_long(MAX_ANSWER_BYTES)
+    return b"".join(chunks)
+
+
+def _too_long(limit_bytes: int) -> ApiError:
+    return ApiError("too_long", f"answer longer than {limit_bytes} bytes")
 
 
 def _abort(response: aiohttp.ClientResponse) -> None:

@@ -121,6 +121,27 @@ async def test_a_watch_gives_whole_lines_however_they_are_cut(
     assert await lines_of(client) == [b"one", b"two", b"three"]
 
 
+async def test_a_line_without_an_end_is_given_up(
+    client: KubernetesClient, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "MAX_LINE_BYTES", 100)
+    api.chunks = [b"whole\n", *[b"x" * 60] * 2]
+    with pytest.raises(ApiError) as raised:
+        await lines_of(client)
+
+    assert raised.value.reason == "too_long"
+
+
+async def test_an_answer_far_too_long_is_not_read_to_its_end(
+    client: KubernetesClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "MAX_ANSWER_BYTES", len(b"the list") - 1)
+    with pytest.raises(ApiError) as raised:
+        await client.get("/pods", {})
+
+    assert raised.value.reason == "too_long"
+
+
 async def test_a_watch_tells_that_it_has_begun(client: KubernetesClient, api: FakeApi) -> None:
     api.holds.clear()
     watch = client.watch("/pods", {"watch": "1"}, within_s=20.0)

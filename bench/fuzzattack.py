@@ -1,0 +1,207 @@
+"""The attackers of `bench.fuzz_service`, in a process of their own: `python -m bench.fuzzattack`.
+
+One line says where the hostile pods listen. Then attackers of random kinds begin at a bounded rate,
+so many at once at most, until SIGTERM; a last line counts what came of each kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from random import Random
+
+import uvloop
+
+from bench.fuzzclients import CLIENTS
+from bench.fuzzfield import Budget, Field
+from bench.fuzzpeers import PEERS, WATCHERS
+from bench.fuzzpods import HostilePod, hostile_pods
+from bench.processes import raise_file_limit
+
+Attack = Callable[[Field], Awaitable[str]]
+
+SIDES = {"client": CLIENTS, "peer": PEERS, "watcher": WATCHERS}
+# Each kind of client comes as often as two of the others: there are more of them in the world.
+_WEIGHTS = {"client": 2, "peer": 1, "watcher": 1}
+_PATIENCE = 4
+"""Times `hold_s` after which an attack is broken off, whatever it waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done.
+
+    Attributes:
+        envoy_port: Where clients go.
+        grpc_port: The router's gRPC port.
+        admin_port: The router's HTTP port.
+        seed: Of all chance.
+        rate_per_s: Attacks begun a second.
+        max_at_once: Attackers at one time; no more begin while there are so many.
+        bytes_per_s: Sent by all of them.
+        hold_s: How long slow attackers stay.
+        num_pods: Of each kind.
+        kinds: Names of kinds; empty means all, in random order. Named or not, each comes once
+            before any comes twice.
+    """
+
+    envoy_port: int
+    grpc_port: int
+    admin_port: int
+    seed: int
+    rate_per_s: float = 40.0
+    max_at_once: int = 1000
+    bytes_per_s: float = 10e6
+    hold_s: float = 20.0
+    num_pods: int = 1
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was done.
+
+    Attributes:
+        begun: Attacks by kind; not all of them have ended.
+        most_at_once: Attackers at one time.
+        num_bytes: Sent.
+        outcomes: How often each kind came to what: `kind: outcome`.
+        pods: Visits of each hostile pod.
+    """
+
+    begun: dict[str, int]
+    most_at_once: int
+    num_bytes: int
+    outcomes: dict[str, int]
+    pods: dict[str, int]
+
+    @property
+    def num_begun(self) -> int:
+        """Attacks."""
+        return sum(self.begun.values())
+
+
+def choices(kinds: Sequence[str]) -> list[tuple[str, Attack]]:
+    """Kinds by name, as often as they come; all where none is named.
+
+    Raises:
+        ValueError: No such kind.
+    """
+    every = [
+        (f"{side}/{attack.__name__}", attack)
+        for side, attacks in SIDES.items()
+        for attack in attacks
+        for _ in range(_WEIGHTS[side])
+    ]
+    wanted = [each for each in every if not kinds or each[0] in kinds]
+    if unknown := set(kinds) - {name for name, _ in wanted}:
+        raise ValueError(f"no such kinds: {', '.join(sorted(unknown))}")
+    return wanted
+
+
+class Attackers:
+    """Begins attacks and counts what comes of them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._rng = Random(plan.seed)
+        self._budget = Budget(plan.bytes_per_s)
+        self._outcomes: Counter[str] = Counter()
+        self._begun: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._most_at_once = 0
+
+    async def run(self) -> None:
+        """Attack until cancelled."""
+        wanted = choices(self._plan.kinds)
+        firsts = list(dict(wanted).items())
+        self._rng.shuffle(firsts)
+        try:
+            while True:
+                if len(self._tasks) < self._plan.max_at_once:
+                    self._begin(*(firsts.pop() if firsts else self._rng.choice(wanted)))
+                await asyncio.sleep(self._rng.expovariate(self._plan.rate_per_s))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self, name: str, attack: Attack) -> None:
+        self._begun[name] += 1
+        # A seed of its own: what one draws does not depend on what others wait for.
+        rng = Random(f"{self._plan.seed} {self._begun.total()}")
+        task = asyncio.get_running_loop().create_task(self._attack(name, attack, rng))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._most_at_once = max(self._most_at_once, len(self._tasks))
+
+    async def _attack(self, name: str, attack: Attack, rng: Random) -> None:
+        plan = self._plan
+        field = Field(
+            envoy_port=plan.envoy_port,
+            grpc_port=plan.grpc_port,
+            admin_port=plan.admin_port,
+            rng=rng,
+            budget=self._budget,
+            hold_s=plan.hold_s,
+        )
+        try:
+            async with asyncio.timeout(_PATIENCE * plan.hold_s):
+                outcome = await attack(field)
+        except TimeoutError:
+            outcome = "broken off"
+        except OSError:
+            outcome = "hung up"
+        except BaseExceptionGroup as group:
+            outcome = "hung up" if group.subgroup(OSError) else "broke"
+        self._outcomes[f"{name}: {outcome}"] += 1
+
+    def tally(self, pods: Sequence[HostilePod]) -> Tally:
+        """What was done so far."""
+        visits = {pod.name: pod.num_visits for pod in pods}
+        outcomes = dict(sorted(self._outcomes.items()))
+        return Tally(
+            dict(self._begun), self._most_at_once, self._budget.num_bytes, outcomes, visits
+        )
+
+
+async def _run(plan: Plan) -> None:
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    # What the other side leaves unread or resets is what this is about; it is counted, not told.
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    async with hostile_pods(plan.num_pods, plan.seed) as pods:
+        _tell({"addresses": [pod.address for pod in pods]})
+        attackers = Attackers(plan)
+        running = asyncio.get_running_loop().create_task(attackers.run())
+        stop = asyncio.get_running_loop().create_task(stopped.wait())
+        await asyncio.wait((running, stop), return_when=asyncio.FIRST_COMPLETED)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        _tell(asdict(attackers.tally(pods)))
+
+
+def _tell(document: object) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Attack as the plan, an argument in JSON, says."""
+    parser = argparse.ArgumentParser(prog="python -m bench.fuzzattack", description=__doc__)
+    parser.add_argument("plan", type=json.loads)
+    plan = Plan(**parser.parse_args(arguments).plan)
+    raise_file_limit()
+    uvloop.run(_run(replace(plan, kinds=tuple(plan.kinds))))
+
+
+if __name__ == "__main__":
+    main()

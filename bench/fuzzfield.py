@@ -1,0 +1,150 @@
+"""Where the attackers of `bench.fuzz_service` stand: ports, chance, and how much they may send."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+SINK: Final = "sink"
+"""Adapter of a pod that takes any body: what is attacked is the gateway, not an honest pod."""
+HONEST: Final = tuple(f"honest-{n:02d}" for n in range(12))
+"""Adapters that only honest pods have."""
+SHAKY: Final = tuple(f"shaky-{n}" for n in range(4))
+"""Adapters that honest pods have, and pods that fail at once list too."""
+SESSION_HEADER: Final = "x-session"
+
+_CHUNK_BYTES: Final = 64 * 1024
+_BURST_S: Final = 0.25
+_FEW_BYTES: Final = 2000
+_CHAT: Final = "/v1/chat/completions"
+
+
+class Budget:
+    """Bytes that all attackers together may send a second: they attack by asymmetry.
+
+    Attributes:
+        num_bytes: Sent so far.
+    """
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.num_bytes = 0
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = 0.0
+
+    async def spend(self, num_bytes: int) -> None:
+        """Wait until they may be sent; a few are only counted, lest the slow wait for the loud."""
+        now_s = asyncio.get_running_loop().time()
+        self.num_bytes += num_bytes
+        self._free_at_s = max(self._free_at_s, now_s - _BURST_S) + num_bytes / self._bytes_per_s
+        if num_bytes > _FEW_BYTES and self._free_at_s > now_s:
+            await asyncio.sleep(self._free_at_s - now_s)
+
+
+class Link:
+    """A raw connection whose bytes are counted."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: Budget
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._budget = budget
+
+    async def send(self, data: bytes) -> None:
+        """Write, no faster than allowed and than the other side reads."""
+        for start in range(0, len(data), _CHUNK_BYTES):
+            chunk = data[start : start + _CHUNK_BYTES]
+            await self._budget.spend(len(chunk))
+            self._writer.write(chunk)
+            await self._writer.drain()
+
+    async def status(self, within_s: float) -> str:
+        """The status of the next answer; `closed` or `silent` where there is none."""
+        try:
+            async with asyncio.timeout(within_s):
+                line = await self._reader.readline()
+        except TimeoutError:
+            return "silent"
+        return line.split(b" ")[1].decode("latin-1") if line.startswith(b"HTTP/") else "closed"
+
+    async def drain_input(self, within_s: float) -> str:
+        """Read until the other side closes, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while await self._reader.read(_CHUNK_BYTES):
+                    pass
+                return "closed"
+        return "still open"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What an attacker needs.
+
+    Attributes:
+        envoy_port: For clients.
+        grpc_port: The router's gRPC services.
+        admin_port: The router's HTTP for people.
+        rng: Its chance.
+        budget: What it may send.
+        hold_s: How long the slow ones stay, at most.
+    """
+
+    envoy_port: int
+    grpc_port: int
+    admin_port: int
+    rng: Random
+    budget: Budget
+    hold_s: float
+
+    @asynccontextmanager
+    async def link(self, port: int = 0, *, reads: bool = True) -> AsyncIterator[Link]:
+        """A connection, to Envoy by default, that ends with a reset or a close.
+
+        One that does not read takes as little as asyncio can: 128 bytes and the socket's buffer.
+        """
+        limit = 64 * 1024 if reads else 64
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port or self.envoy_port, limit=limit
+        )
+        try:
+            yield Link(reader, writer, self.budget)
+        finally:
+            if self.rng.random() < 0.5:
+                writer.transport.abort()
+            else:
+                writer.close()
+
+    async def linger(self) -> None:
+        """Stay for a while."""
+        await asyncio.sleep(self.rng.uniform(0.2, 1.0) * self.hold_s)
+
+    async def post(self, body: bytes, path: str = _CHAT, headers: str = "") -> str:
+        """Send a whole request on a connection of its own; the answer's status."""
+        async with self.link() as link:
+            await link.send(head(len(body), path, headers) + body)
+            return await link.status(self.hold_s)
+
+
+def head(
+    num_bytes: int,
+    path: str = _CHAT,
+    headers: str = "",
+    *,
+    content_type: str = "application/json",
+) -> bytes:
+    """Of a POST; `headers` are whole lines."""
+    lines = f"POST {path} HTTP/1.1\r\nhost: fuzz\r\ncontent-type: {content_type}\r\n"
+    return f"{lines}content-length: {num_bytes}\r\n{headers}\r\n".encode("latin-1")
+
+
+def chat(model: str, num_bytes: int = 0, **more: object) -> bytes:
+    """A completion's body of about `num_bytes` at least."""
+    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    return json.dumps({**body, **more, "padding": "x" * num_bytes}).encode()

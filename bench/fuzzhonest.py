@@ -1,0 +1,151 @@
+"""Honest clients of `bench.fuzz_service`: small requests on a schedule; every one counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, NamedTuple
+
+import aiohttp
+
+from bench.figures import percentile
+from bench.fuzzfield import HONEST, SHAKY
+
+NUM_CLIENTS: Final = 10
+OK: Final = "ok"
+
+_STREAMED_PART: Final = 0.3
+
+
+class Asked(NamedTuple):
+    """One request.
+
+    Attributes:
+        phase: What was going on when it was due: `quiet 1`, `attack 1` and so on.
+        seconds: From when it was due to the last byte of the answer.
+        cause: `OK`, or what went wrong.
+    """
+
+    phase: str
+    seconds: float
+    cause: str
+
+
+@dataclass(slots=True)
+class Records:
+    """What honest clients saw.
+
+    Attributes:
+        asked: Requests for adapters that only honest pods have.
+        shaky: Requests for adapters that failing pods list too.
+    """
+
+    asked: list[Asked] = field(default_factory=list)
+    shaky: list[Asked] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of one phase.
+
+    Attributes:
+        requests: So many.
+        failures: By cause.
+        p50_ms: Half were answered within this; failed ones included.
+        p99_ms: 99 in a hundred were.
+    """
+
+    requests: int
+    failures: dict[str, int]
+    p50_ms: float
+    p99_ms: float
+
+
+def summarise(asked: Sequence[Asked], phase: str) -> Summary:
+    """What became of the requests of one phase; zeros where there were none."""
+    mine = [each for each in asked if each.phase == phase]
+    seconds = [each.seconds for each in mine] or [0.0]
+    failures = Counter(each.cause for each in mine if each.cause != OK)
+    return Summary(
+        requests=len(mine),
+        failures=dict(failures.most_common()),
+        p50_ms=percentile(seconds, 50) * 1e3,
+        p99_ms=percentile(seconds, 99) * 1e3,
+    )
+
+
+class HonestClients:
+    """Ten clients, and one more for the shaky adapters; each asks one thing at a time.
+
+    Attributes:
+        phase: What is going on now.
+        records: What they saw.
+    """
+
+    def __init__(self, url: str, rng: Random, *, rate_per_s: float, timeout_s: float) -> None:
+        self.phase = "before"
+        self.records = Records()
+        self._url = url
+        self._rng = rng
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._each_per_s = rate_per_s / NUM_CLIENTS
+        self._stopped = asyncio.Event()
+
+    async def run(self) -> None:
+        """Ask until `stop`; what is under way then is waited for."""
+        async with (
+            aiohttp.ClientSession(timeout=self._timeout) as http,
+            asyncio.TaskGroup() as tasks,
+        ):
+            for _ in range(NUM_CLIENTS):
+                tasks.create_task(self._ask_on(http, HONEST, self.records.asked))
+            tasks.create_task(self._ask_on(http, SHAKY, self.records.shaky))
+
+    def stop(self) -> None:
+        """Ask nothing more."""
+        self._stopped.set()
+
+    async def _ask_on(
+        self, http: aiohttp.ClientSession, models: Sequence[str], asked: list[Asked]
+    ) -> None:
+        now = asyncio.get_running_loop().time
+        due_s = now() + self._rng.random() / self._each_per_s
+        while not self._stopped.is_set():
+            await asyncio.sleep(due_s - now())
+            phase = self.phase
+            cause = await self._ask(http, self._rng.choice(models))
+            # From when it was due: one that waited for the last answer has waited.
+            asked.append(Asked(phase, now() - due_s, cause))
+            due_s += self._rng.uniform(0.5, 1.5) / self._each_per_s
+
+    async def _ask(self, http: aiohttp.ClientSession, model: str) -> str:
+        is_streamed = self._rng.random() < _STREAMED_PART
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        try:
+            async with http.post(
+                f"{self._url}/v1/chat/completions", json={**body, "stream": is_streamed}
+            ) as answer:
+                return judge(answer.status, await answer.read(), is_streamed=is_streamed)
+        except TimeoutError:
+            return "timeout"
+        except aiohttp.ClientError as error:
+            return f"connection: {type(error).__name__}"
+
+
+def judge(status: int, body: bytes, *, is_streamed: bool) -> str:
+    """`OK`, or one word on what was wrong: the status and the error's code."""
+    if status != 200:
+        return f"{status} {_code(body)}"
+    is_whole = body.endswith(b"data: [DONE]\n\n") if is_streamed else b'"choices"' in body
+    return OK if is_whole else "cut answer"
+
+
+def _code(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return "without a code"

@@ -1,0 +1,278 @@
+"""Hostile peers and watchers: what anybody who reaches the router's own ports may send.
+
+The gRPC port is for Envoy; whoever else reaches it must still cost nobody anything. What writes
+entries of an access log that end others' picks is left out: only mutual TLS is against that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Final
+
+from envoy.config.core.v3 import base_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc_pb2
+
+from bench.attacks import ATTACKS, Attack
+from bench.fuzzfield import Field, chat
+from extproc.core.wire import frames
+from extproc.core.wire.grpc import literal
+from extproc.shell.gen import decisions_pb2
+
+_MAX_FLOOD_BYTES: Final = 1024 * 1024
+_EXT_PROC: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+_WATCH: Final = "/extproc.v1.Decisions/Watch"
+_LONG_LIVED: Final = (
+    "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints",
+    "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs",
+    "/grpc.health.v1.Health/Watch",
+    "/extproc.v1.Peers/Link",
+    _WATCH,
+    _EXT_PROC,
+)
+_LARGEST_WINDOW: Final = 2**31 - 1
+_HELLO: Final = (
+    frames.PREFACE
+    + frames.settings({frames.INITIAL_WINDOW_SIZE: _LARGEST_WINDOW})
+    + frames.SETTINGS_ACK
+    + frames.window_update(0, _LARGEST_WINDOW - 65_535)
+)
+_FLOODS: Final = tuple(attack for attack in ATTACKS if attack.hello != b"")
+
+
+# ---- straight at the gRPC port
+
+
+async def garbage_at_grpc(field: Field) -> str:
+    """No HTTP/2: TLS, HTTP/1, noise, or half a preface."""
+    data = field.rng.choice(
+        (
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+            b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n",
+            field.rng.randbytes(5000),
+            frames.PREFACE[:10],
+            frames.PREFACE + field.rng.randbytes(5000),
+        )
+    )
+    async with field.link(field.grpc_port) as link:
+        await link.send(data)
+        return await link.drain_input(min(12.0, field.hold_s))
+
+
+async def idle_at_grpc(field: Field) -> str:
+    """Connections that say nothing, or only hello."""
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(20):
+            tasks.create_task(_idle(field, b"" if number % 2 else _HELLO))
+    return "left"
+
+
+async def _idle(field: Field, hello: bytes) -> None:
+    async with field.link(field.grpc_port) as link:
+        await link.send(hello)
+        await field.linger()
+
+
+async def h2_flood_at_grpc(field: Field) -> str:
+    """One of the abuses of the wire, as far as a megabyte goes; read by some."""
+    attack = field.rng.choice(_FLOODS)
+    async with field.link(field.grpc_port) as link:
+        await link.send(attack.hello + await asyncio.to_thread(_flood, attack))
+        return f"{attack.abuse} {await link.drain_input(field.hold_s / 4)}"
+
+
+@functools.cache
+def _flood(attack: Attack) -> bytes:
+    data = bytearray()
+    for step in attack.make_steps():
+        data += step.data if step.connection == 0 else b""
+        if len(data) > _MAX_FLOOD_BYTES:
+            break
+    return bytes(data)
+
+
+async def half_uploads_at_grpc(field: Field) -> str:
+    """Bodies for the picker, of which the last part never comes."""
+    num_streams = field.rng.choice((1, 4, 8))
+    async with field.link(field.grpc_port) as link:
+        await link.send(_HELLO)
+        for number in range(num_streams):
+            stream_id = 2 * number + 1
+            await link.send(_open(stream_id, _EXT_PROC) + _message(stream_id, _request_headers()))
+            part = _message(stream_id, _body(chat("x", 256 * 1024), is_last=False))
+            for _ in range(field.rng.choice((1, 4, 8))):
+                await link.send(part)
+        return await link.drain_input(field.rng.uniform(0.2, 1.0) * field.hold_s)
+
+
+async def announced_messages_at_grpc(field: Field) -> str:
+    """One gRPC message, long and never whole."""
+    async with field.link(field.grpc_port) as link:
+        await link.send(_HELLO + _open(1, _EXT_PROC))
+        await link.send(_data(1, b"\0" + frames.U32.pack(16 * 2**20)))
+        for _ in range(field.rng.choice((1, 60))):
+            await link.send(_data(1, bytes(16_384)))
+        return await link.drain_input(field.rng.uniform(0.2, 1.0) * field.hold_s)
+
+
+async def bracket_soup_at_grpc(field: Field) -> str:
+    """The last part of a body that no JSON reader likes, for one that trusts Envoy's limit."""
+    soup = field.rng.choice((b"[", b'{"a":', b'{"a":[{},')) * 200_000
+    async with field.link(field.grpc_port) as link:
+        await link.send(_HELLO + _open(1, _EXT_PROC) + _message(1, _request_headers()))
+        await link.send(_message(1, _body(soup, is_last=True)))
+        return await link.drain_input(field.hold_s / 4)
+
+
+async def wrong_order_at_grpc(field: Field) -> str:
+    """Messages that no Envoy would send, a hundred calls of them."""
+    wrong = field.rng.choice(
+        (_body(b"{}", is_last=True), b"", field.rng.randbytes(100), b"\x12\xff\xff\xff\xff\x7f")
+    )
+    async with field.link(field.grpc_port) as link:
+        await link.send(_HELLO)
+        path = field.rng.choice(_LONG_LIVED)
+        calls = (_open(i, path) + _message(i, wrong) for i in range(1, 201, 2))
+        await link.send(b"".join(calls))
+        return await link.drain_input(field.hold_s / 4)
+
+
+async def open_calls_at_grpc(field: Field) -> str:
+    """Two hundred calls of a long-lived method, about which nothing more is said."""
+    path = field.rng.choice(_LONG_LIVED)
+    async with field.link(field.grpc_port) as link:
+        await link.send(_HELLO + b"".join(_open(i, path) for i in range(1, 401, 2)))
+        return await link.drain_input(field.rng.uniform(0.2, 1.0) * field.hold_s)
+
+
+# ---- watchers
+
+
+async def stalled_watchers(field: Field) -> str:
+    """Asks for every decision, the remembered ones first, and reads nothing."""
+    asked = decisions_pb2.WatchRequest(replay_last=2**32 - 1).SerializeToString()
+    async with field.link(field.grpc_port, reads=False) as link:
+        await link.send(_HELLO)
+        for stream_id in range(1, 21, 2):
+            await link.send(_open(stream_id, _WATCH) + _message(stream_id, asked))
+        await field.linger()
+    return "left"
+
+
+async def watchers_in_a_loop(field: Field) -> str:
+    """Asks for all remembered decisions, again and again."""
+    asked = decisions_pb2.WatchRequest(replay_last=2**32 - 1).SerializeToString()
+    async with field.link(field.grpc_port) as link:
+        await link.send(_HELLO)
+        for stream_id in range(1, 21, 2):
+            await link.send(_open(stream_id, _WATCH) + _message(stream_id, asked))
+            await link.drain_input(0.1)
+            await link.send(frames.rst_stream(stream_id, 8))
+    return "left"
+
+
+async def stalled_viewers(field: Field) -> str:
+    """Opens the live page's feed and reads nothing."""
+    async with field.link(field.admin_port, reads=False) as link:
+        await link.send(b"GET /live/feed HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await field.linger()
+    return "left"
+
+
+async def stalled_scrapers(field: Field) -> str:
+    """Asks for many metrics pages at once and reads none."""
+    path = field.rng.choice((b"/metrics", b"/debug/snapshot", b"/debug/decisions?n=999999"))
+    async with field.link(field.admin_port, reads=False) as link:
+        await link.send((b"GET " + path + b" HTTP/1.1\r\nhost: localhost\r\n\r\n") * 5)
+        await field.linger()
+    return "left"
+
+
+async def impatient_scrapers(field: Field) -> str:
+    """Asks for an expensive page and leaves at once."""
+    for _ in range(5):
+        async with field.link(field.admin_port) as link:
+            await link.send(b"GET /debug/decisions?n=1000 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    return "left"
+
+
+async def idle_at_admin(field: Field) -> str:
+    """Connections without an end, half of them in the middle of a request's head."""
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(20):
+            tasks.create_task(_idle_at_admin(field, b"GET / HTTP/1.1\r\nx-" * (number % 2)))
+    return "left"
+
+
+async def _idle_at_admin(field: Field, begin: bytes) -> None:
+    async with field.link(field.admin_port) as link:
+        await link.send(begin)
+        await field.linger()
+
+
+async def uploads_at_admin(field: Field) -> str:
+    """A body where none belongs."""
+    line = b"POST /metrics HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000000\r\n\r\n"
+    async with field.link(field.admin_port) as link:
+        await link.send(line + bytes(100_000))
+        return await link.status(min(2.0, field.hold_s))
+
+
+# ---- what calls are made of
+
+
+def _open(stream_id: int, path: str) -> bytes:
+    fields = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": path.encode(),
+        b"te": b"trailers",
+        b"content-type": b"application/grpc",
+    }
+    block = b"".join(literal(name, value) for name, value in fields.items())
+    # 7541 6.3: behind our SETTINGS the first block begins with a size update to 0.
+    first = b"\x20" if stream_id == 1 else b""
+    return frames.frame(frames.HEADERS, frames.END_HEADERS, stream_id, first + block)
+
+
+def _data(stream_id: int, content: bytes) -> bytes:
+    return frames.frame(frames.DATA, 0, stream_id, content)
+
+
+def _message(stream_id: int, content: bytes) -> bytes:
+    whole = b"\0" + frames.U32.pack(len(content)) + content
+    size = frames.DEFAULT_MAX_FRAME_BYTES
+    return b"".join(_data(stream_id, whole[at : at + size]) for at in range(0, len(whole), size))
+
+
+@functools.cache
+def _request_headers() -> bytes:
+    values = {
+        ":method": "POST",
+        ":path": "/v1/chat/completions",
+        ":scheme": "http",
+        ":authority": "fuzz",
+        "content-type": "application/json",
+    }
+    message = ext_proc_pb2.ProcessingRequest()
+    message.request_headers.headers.headers.extend(
+        base_pb2.HeaderValue(key=name, raw_value=value.encode()) for name, value in values.items()
+    )
+    return message.SerializeToString()
+
+
+def _body(content: bytes, *, is_last: bool) -> bytes:
+    message = ext_proc_pb2.ProcessingRequest()
+    message.request_body.body = content
+    message.request_body.end_of_stream = is_last
+    return message.SerializeToString()
+
+
+PEERS: Final = (
+    *(garbage_at_grpc, idle_at_grpc, h2_flood_at_grpc, half_uploads_at_grpc),
+    *(announced_messages_at_grpc, bracket_soup_at_grpc, wrong_order_at_grpc, open_calls_at_grpc),
+)
+WATCHERS: Final = (
+    *(stalled_watchers, watchers_in_a_loop, stalled_viewers, stalled_scrapers),
+    *(impatient_scrapers, idle_at_admin, uploads_at_admin),
+)

@@ -1,0 +1,362 @@
+"""Hostile pods: what a pod may answer to the router's questions, one function a kind.
+
+Each lists models of its own names alone, so no honest request is routed to it by right. Those of
+`SHAKY_PODS` list the shaky adapters, which honest pods have too, and fail every request for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gzip
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from bench.fuzzfield import SHAKY, SINK
+
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with a TCP reset
+_MIB: Final = 2**20
+_MAX_HEAD_BYTES: Final = 128 * 1024
+_LONG_BYTES: Final = 2 * _MIB
+"""What one endless answer sends in a visit, so that the machine carries many of them."""
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request to a hostile pod.
+
+    Attributes:
+        name: The pod's.
+        path: With the query.
+        rng: Chance.
+        writer: Where the answer goes.
+    """
+
+    name: str
+    path: str
+    rng: Random
+    writer: asyncio.StreamWriter
+
+    @property
+    def is_metrics(self) -> bool:
+        return self.path.startswith("/metrics")
+
+    @property
+    def is_models(self) -> bool:
+        return self.path.startswith("/v1/models")
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self, body: bytes, status: str = "200 OK", headers: str = "") -> None:
+        head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
+        await self.send(head.encode() + body)
+
+    async def behave(self) -> None:
+        """A good page or list, or an answer to whoever asks for more."""
+        if self.is_metrics:
+            await self.answer(page(self.name))
+        elif self.is_models:
+            await self.answer(models([self.name]))
+        else:
+            await self.answer(b'{"choices":[]}')
+
+    def reset(self) -> None:
+        """Close with a TCP reset."""
+        sock: socket.socket = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.writer.transport.abort()
+
+
+Answer = Callable[[Visit], Awaitable[None]]
+
+
+def page(name: str, running: str = "0.0", waiting: str = "0.0", lora: str = "") -> bytes:
+    """A metrics page."""
+    return (
+        f'vllm:num_requests_running{{model_name="{name}"}} {running}\n'
+        f'vllm:num_requests_waiting{{model_name="{name}"}} {waiting}\n'
+        f'vllm:kv_cache_usage_perc{{model_name="{name}"}} {waiting}\n{lora}'
+    ).encode()
+
+
+def lora_line(running: str, at: str, max_lora: str = "4") -> str:
+    """A series of adapters."""
+    return (
+        f'vllm:lora_requests_info{{max_lora="{max_lora}",running_lora_adapters="{running}",'
+        f'waiting_lora_adapters=""}} {at}\n'
+    )
+
+
+def models(names: Sequence[str], **more: object) -> bytes:
+    """A list of adapters."""
+    return json.dumps({"data": [{"id": name, "parent": "base", **more} for name in names]}).encode()
+
+
+# ---- kinds
+
+
+async def extreme_numbers(visit: Visit) -> None:
+    """Loads of no engine, times of no clock."""
+    value = visit.rng.choice(
+        ("1e308", "-5", "NaN", "+Inf", "-Inf", "1e18", "0x1", "1_000", "9" * 400)
+    )
+    at = visit.rng.choice(("1e308", "-1", "NaN", "+Inf", "9" * 400, "4e9"))
+    slots = visit.rng.choice(("-1", "9" * 400, "", "1e9", "NaN"))
+    if visit.is_metrics:
+        lines = lora_line(visit.name, at, slots)
+        await visit.answer(page(visit.name, value, value, lines))
+    elif visit.is_models:
+        odd = {"created": visit.rng.choice((1e308, -1, 10**400)), "max_model_len": 10**30}
+        await visit.answer(models([visit.name], **odd))
+    else:
+        await visit.behave()
+
+
+async def huge_page(visit: Visit) -> None:
+    """Megabytes of valid lines."""
+    if visit.is_metrics:
+        await visit.answer(page(visit.name) * (4 * _MIB // 200))
+    else:
+        await visit.behave()
+
+
+async def too_large_page(visit: Visit) -> None:
+    """A length of gigabytes, of which some come."""
+    await visit.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9999999999\r\n\r\n")
+    await visit.send(b"a 1\n" * (_LONG_BYTES // 4))
+    await asyncio.sleep(2.0)
+
+
+async def one_long_line(visit: Visit) -> None:
+    """A page without a line's end, a list without one."""
+    await visit.answer(b'vllm:num_requests_running{model_name="' + b'\\"' * _MIB)
+
+
+async def slow_drip(visit: Visit) -> None:
+    """A byte at a time, with no end."""
+    await visit.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+    for _ in range(50):
+        await visit.send(b"v")
+        await asyncio.sleep(0.2)
+
+
+async def never_ends(visit: Visit) -> None:
+    """Chunks, as long as anybody reads."""
+    await visit.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    for _ in range(_LONG_BYTES // 16_384):
+        await visit.send(b"4000\r\n" + b"x" * 16_384 + b"\r\n")
+        await asyncio.sleep(0.005)
+
+
+async def endless_head(visit: Visit) -> None:
+    """Headers, as long as anybody reads."""
+    await visit.send(b"HTTP/1.1 200 OK\r\n")
+    for number in range(2000):
+        await visit.send(b"x-%d: %s\r\n" % (number, b"y" * 500))
+
+
+async def garbage(visit: Visit) -> None:
+    """No HTTP."""
+    await visit.send(
+        visit.rng.choice((visit.rng.randbytes(2000), b"HTTP/1.1 999\r\n\r\n", b"\r\n"))
+    )
+    visit.writer.close()
+
+
+async def garbage_in_pages(visit: Visit) -> None:
+    """HTTP, but neither a page nor a list."""
+    kinds = (visit.rng.randbytes(5000), b"{" * 50_000, b"[" * 50_000, b'{"data":null}', b"null")
+    await visit.answer(visit.rng.choice(kinds))
+
+
+async def compressed(visit: Visit) -> None:
+    """A bomb that nobody asked for."""
+    await visit.answer(_bomb(), headers="content-encoding: gzip\r\n")
+
+
+@functools.cache
+def _bomb() -> bytes:
+    return gzip.compress(bytes(64 * _MIB))
+
+
+async def resets(visit: Visit) -> None:
+    """Hangs up on everything."""
+    visit.reset()
+
+
+async def silent(visit: Visit) -> None:
+    """Takes the question and says nothing."""
+    await asyncio.sleep(5.0)
+
+
+async def many_models(visit: Visit) -> None:
+    """Ten thousand adapters, others each time for half of them."""
+    if visit.is_models:
+        run = visit.rng.randrange(1000)
+        names = [f"{visit.name}-{n if n % 2 else run * 10_000 + n}" for n in range(10_000)]
+        await visit.answer(models(names))
+    else:
+        await visit.behave()
+
+
+async def odd_models(visit: Visit) -> None:
+    """Adapters without a parent, of no type, of a name that hurts."""
+    entries: list[object] = [
+        {"id": visit.name, "parent": None},
+        {"id": visit.name + "\x1b[2J\n", "parent": visit.name},
+        {"id": visit.name + "x" * 100_000, "parent": "p"},
+    ]
+    entries += visit.rng.choice(([], [{"id": 5}], ["x"], [None], [{"id": "", "created": "now"}]))
+    if visit.is_models:
+        await visit.answer(json.dumps({"data": entries}).encode())
+    else:
+        await visit.behave()
+
+
+async def many_adapters(visit: Visit) -> None:
+    """Series of adapters that nobody has ever seen, new ones each time."""
+    if visit.is_metrics:
+        start = visit.rng.randrange(10**6)
+        names = (f"{visit.name}-{start + n}" for n in range(0, 3000))
+        lines = "".join(lora_line(name, f"{1.7e9 + start}") for name in names)
+        await visit.answer(page(visit.name, lora=lines))
+    else:
+        await visit.behave()
+
+
+async def fast_errors(visit: Visit) -> None:
+    """500 at once."""
+    await visit.answer(b"no", "500 Internal Server Error")
+
+
+async def redirects(visit: Visit) -> None:
+    """Elsewhere: in a circle, or to where we should not go."""
+    where = visit.rng.choice((visit.path, "http://127.0.0.1:1/", "file:///etc/passwd", "//x"))
+    await visit.answer(b"", "302 Found", f"location: {where}\r\n")
+
+
+async def unasked_answers(visit: Visit) -> None:
+    """More answers than questions, and interim ones without end."""
+    await visit.send(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" * 500)
+    await visit.behave()
+    await visit.behave()
+
+
+async def takes_all(visit: Visit) -> None:
+    """A good pod with one adapter, whose answers are tiny: where hostile clients' bodies go."""
+    if visit.is_models:
+        await visit.answer(models([SINK]))
+    else:
+        await visit.behave()
+
+
+async def shaky_500(visit: Visit) -> None:
+    """Lists the shaky adapters and answers 500 at once."""
+    if not await _lists_shaky(visit):
+        await visit.answer(b'{"error":{}}', "500 Internal Server Error")
+
+
+async def shaky_503(visit: Visit) -> None:
+    """The same with 503."""
+    if not await _lists_shaky(visit):
+        await visit.answer(b'{"error":{}}', "503 Service Unavailable")
+
+
+async def shaky_404(visit: Visit) -> None:
+    """The same with 404, as if it did not know the model."""
+    if not await _lists_shaky(visit):
+        await visit.answer(b'{"error":{}}', "404 Not Found")
+
+
+async def shaky_resets(visit: Visit) -> None:
+    """The same with a reset."""
+    if not await _lists_shaky(visit):
+        visit.reset()
+
+
+async def _lists_shaky(visit: Visit) -> bool:
+    if visit.is_metrics:
+        await visit.answer(page(visit.name))
+    elif visit.is_models:
+        await visit.answer(models(SHAKY))
+    return visit.is_metrics or visit.is_models
+
+
+PODS: Final[tuple[Answer, ...]] = (
+    *(extreme_numbers, huge_page, too_large_page, one_long_line, slow_drip, never_ends),
+    *(endless_head, garbage, garbage_in_pages, compressed, resets, silent, many_models),
+    *(odd_models, many_adapters, fast_errors, redirects, unasked_answers),
+)
+SHAKY_PODS: Final[tuple[Answer, ...]] = (shaky_500, shaky_503, shaky_404, shaky_resets)
+
+
+# ---- a pod
+
+
+class HostilePod:
+    """Listens, and answers each request in its way.
+
+    Attributes:
+        name: Its kind and number.
+        address: `ip:port`.
+        num_visits: Requests so far.
+    """
+
+    def __init__(self, name: str, answer: Answer, rng: Random) -> None:
+        self.name = name
+        self.address = ""
+        self.num_visits = 0
+        self._answer = answer
+        self._rng = rng
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        failures = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, RuntimeError)
+        # Cancelled at the loop's end: asyncio.streams of 3.11 would tell of it as of an error.
+        with contextlib.suppress(*failures, asyncio.CancelledError):
+            while not writer.is_closing():
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                await _discard_body(reader, head)
+                self.num_visits += 1
+                path = head.split(" ", 2)[1]
+                await self._answer(Visit(self.name, path, self._rng, writer))
+        writer.close()
+
+
+async def _discard_body(reader: asyncio.StreamReader, head: str) -> None:
+    fields = dict(line.lower().partition(":")[::2] for line in head.split("\r\n")[1:])
+    left = int(fields.get("content-length", 0))
+    while left > 0:
+        left -= len(await reader.read(min(left, 2**18))) or left
+    if "chunked" in fields.get("transfer-encoding", ""):
+        while (size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16)) > 0:
+            await reader.readexactly(size + 2)
+        await reader.readuntil(b"\r\n")
+
+
+@asynccontextmanager
+async def hostile_pods(num_each: int, seed: int) -> AsyncIterator[list[HostilePod]]:
+    """`num_each` of each kind, the shaky ones and one that takes all; then one that refuses."""
+    kinds = [*PODS * num_each, *SHAKY_PODS, takes_all]
+    async with AsyncExitStack() as stack:
+        pods = []
+        for number, answer in enumerate(kinds):
+            pod = HostilePod(f"{answer.__name__}-{number}", answer, Random(f"{seed} {number}"))
+            server = await asyncio.start_server(pod.serve, "127.0.0.1", 0, limit=_MAX_HEAD_BYTES)
+            stack.callback(server.close)
+            pod.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            pods.append(pod)
+        refusing = HostilePod("refuses", resets, Random(seed))
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+            refusing.address = f"127.0.0.1:{taken.getsockname()[1]}"
+            yield [*pods, refusing]

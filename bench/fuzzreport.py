@@ -1,0 +1,117 @@
+"""What a run of `bench.fuzz_service` came to, as values and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.figures import render_table
+from bench.fuzzattack import Tally
+from bench.fuzzhonest import Summary
+
+_CORES = ("router", "router waits", "envoy", "envoy waits", "pods", "attackers")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One block, or the rest after one.
+
+    Attributes:
+        name: `quiet 1`, `attack 1`, `settling 1`.
+        seconds: How long it was.
+        honest: What honest clients saw.
+        shaky: The same for the adapters that failing pods list too.
+        cores: CPU used, in cores, by process, and what each was ready and had none: `router waits`.
+        rss_mb: The most that each held.
+        slowest_health_ms: The longest answer of the router's /healthz.
+        log_bytes: What the router logged.
+        attack: What the attackers did; None where there were none.
+    """
+
+    name: str
+    seconds: float
+    honest: Summary
+    shaky: Summary
+    cores: dict[str, float]
+    rss_mb: dict[str, float]
+    slowest_health_ms: float
+    log_bytes: int
+    attack: Tally | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A run.
+
+    Attributes:
+        phases: In order.
+        p99_ratios: Of each attack to the quiet block before it.
+        num_series: Of the router's metrics at the end.
+        abuse: How often each limit of the wire was passed.
+        rejections: Of the router, by reason.
+        faults: What must not be; the ratio of p99 is not among them.
+    """
+
+    phases: list[Phase]
+    p99_ratios: list[float]
+    num_series: int
+    abuse: dict[str, int]
+    rejections: dict[str, int]
+    faults: list[str]
+
+    @property
+    def slowdown(self) -> float:
+        """Median of the ratios; 0 without any."""
+        return median(self.p99_ratios) if self.p99_ratios else 0.0
+
+
+def p99_ratios(phases: Sequence[Phase]) -> list[float]:
+    """Each attack's p99 over that of the quiet block before it."""
+    p99_ms = {each.name: each.honest.p99_ms for each in phases}
+    attacks = [name for name in p99_ms if name.startswith("attack")]
+    pairs = ((name, name.replace("attack", "quiet")) for name in attacks)
+    return [p99_ms[attack] / p99_ms[quiet] for attack, quiet in pairs if p99_ms.get(quiet)]
+
+
+def render(result: Result) -> str:
+    """The table of phases, then what each kind of attack came to."""
+    header = ["", "s", "requests", "failed", "p50 ms", "p99 ms", "shaky failed", "router MB"]
+    header += ["Envoy MB", "healthz ms", "log B/s", *(f"cores: {name}" for name in _CORES)]
+    lines = [render_table(header, [_row(each) for each in result.phases]), ""]
+    for each in result.phases:
+        if each.attack is not None:
+            lines += _hostile(each, each.attack)
+    lines += [f"shaky, {each.name}: {each.shaky.failures}" for each in result.phases]
+    ratios = ", ".join(f"{ratio:.2f}" for ratio in result.p99_ratios)
+    lines += ["", f"p99 under attack over quiet: {ratios}; median {result.slowdown:.2f}"]
+    lines += [f"series {result.num_series}; limits passed {result.abuse}"]
+    lines += [f"rejections {result.rejections}"]
+    return "\n".join([*lines, *(f"FAULT: {fault}" for fault in result.faults)])
+
+
+def _row(phase: Phase) -> list[str]:
+    rss, cores = phase.rss_mb, phase.cores
+    return [
+        phase.name,
+        f"{phase.seconds:.0f}",
+        f"{phase.honest.requests:,}",
+        f"{sum(phase.honest.failures.values()):,}",
+        f"{phase.honest.p50_ms:.1f}",
+        f"{phase.honest.p99_ms:.1f}",
+        f"{sum(phase.shaky.failures.values()):,} of {phase.shaky.requests:,}",
+        f"{rss.get('router', 0):.0f}",
+        f"{rss.get('envoy', 0):.0f}",
+        f"{phase.slowest_health_ms:.0f}",
+        f"{phase.log_bytes / phase.seconds:,.0f}",
+        *(f"{cores.get(name, 0):.2f}" for name in _CORES),
+    ]
+
+
+def _hostile(phase: Phase, tally: Tally) -> list[str]:
+    rate, volume = tally.num_begun / phase.seconds, tally.num_bytes / phase.seconds / 1e6
+    lines = [
+        f"{phase.name}: {tally.num_begun:,} attacks, {rate:.1f}/s, at most {tally.most_at_once:,} "
+        f"at once, {volume:.1f} MB/s; {sum(tally.pods.values()):,} visits of hostile pods"
+    ]
+    return [*lines, *(f"  {what} {count:,}" for what, count in tally.outcomes.items())]

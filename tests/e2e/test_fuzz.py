@@ -1,0 +1,43 @@
+"""The fuzz of the whole service in its short form: each kind of attacker, and nobody else pays.
+
+The long one, with times compared, is `make fuzz-service`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.fuzz_service import Options, run
+from bench.fuzzattack import choices
+from bench.fuzzreport import render
+from extproc.bootstrap import Mode
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", list(Mode))
+def test_honest_clients_are_served_whatever_hostile_clients_pods_and_watchers_do(
+    mode: Mode,
+) -> None:
+    """The router lives within its memory, and its counts add up afterwards."""
+    result = run(
+        Options(
+            mode=mode,
+            seed=20,
+            blocks=1,
+            quiet_s=1.0,
+            attack_s=20.0,
+            honest_per_s=10.0,
+            patience_s=60.0,
+            hostile_per_s=8.0,
+            hold_s=4.0,
+        )
+    )
+
+    tallies = [phase.attack for phase in result.phases if phase.attack is not None]
+    begun = {name for tally in tallies for name in tally.begun}
+    assert result.faults == [], render(result)
+    assert sum(phase.honest.requests for phase in result.phases) > 0
+    assert {name for name, _ in choices(())} <= begun
+    assert not [outcome for tally in tallies for outcome in tally.outcomes if "broke" in outcome]

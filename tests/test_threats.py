@@ -1,0 +1,56 @@
+"""docs/threats.md: each cell says a limit or a gap, and every test that it names exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+_TESTS = Path(__file__).parent
+_PAGE = (_TESTS.parent / "docs" / "threats.md").read_text()
+_ID = re.compile(r"`((?:\w+/)*test_\w+\.py)::(test_\w+)`")
+_COLUMNS = ["what", "CPU", "memory", "time", "log", "metric series", "test"]
+_SENDERS = {"client", "pod", "Envoy", "router", "watcher", "Kubernetes", "DNS", "operator"}
+
+
+def _rows() -> list[list[str]]:
+    lines = [line for line in _PAGE.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def _functions(path: Path) -> set[str]:
+    return {
+        node.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def test_every_test_named_in_the_page_exists() -> None:
+    named = set(_ID.findall(_PAGE))
+    missing = {
+        f"{file}::{name}"
+        for file, name in named
+        if not (_TESTS / file).exists() or name not in _functions(_TESTS / file)
+    }
+
+    assert len(named) > 80
+    assert missing == set()
+
+
+def test_every_sender_has_a_table() -> None:
+    titles = " ".join(re.findall(r"^## (.*)$", _PAGE, re.MULTILINE))
+
+    assert {sender for sender in _SENDERS if sender not in titles} == set()
+    assert sum(row == _COLUMNS for row in _rows()) == _PAGE.count("\n## ")
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in _rows() if row != _COLUMNS and set(row) != {"---"}], ids=lambda r: r[0]
+)
+def test_every_row_says_in_each_cell_what_bounds_it_or_that_it_is_work(row: list[str]) -> None:
+    assert len(row) == len(_COLUMNS)
+    assert all(row)
+    assert _ID.search(row[-1]) or row[-1].startswith("WORK:")
