@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.shell.filewatch import MAX_FILE_BYTES, FileWatch
+from extproc.shell.files import MAX_FILE_BYTES
+from extproc.shell.filewatch import FileWatch
 
 
 @dataclass
@@ -136,6 +137,22 @@ def test_a_file_that_is_far_too_large_is_not_read(path: Path) -> None:
 
     assert follower.texts == []
     assert follower.troubles == [f"{path}: larger than {MAX_FILE_BYTES} bytes"]
+
+
+def test_what_is_no_regular_file_is_told_once_and_does_not_stop_the_loop(path: Path) -> None:
+    """Opening a FIFO would wait for a writer."""
+    path.write_text("one")
+    follower = Follower(path)
+    follower.look()
+    path.unlink()
+    os.mkfifo(path)
+    follower.look(3)
+    path.unlink()
+    path.write_text("two")
+    follower.look(3)
+
+    assert follower.texts == ["one", "two"]
+    assert follower.troubles == [f"{path}: not a regular file"]
 
 
 async def test_it_follows_until_it_is_cancelled(path: Path) -> None:
