@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from extproc.core.pool import Pool
 from extproc.core.wire.limits import Counters
 from extproc.shell.completions import CompletionService
 from extproc.shell.eds import EdsService
+from extproc.shell.httpserver import HttpLimit
 from extproc.shell.server import ExternalProcessor
 from extproc.shell.telemetry import Telemetry
 
@@ -20,6 +22,7 @@ def add_gauges(
     completions: CompletionService,
     eds: EdsService,
     wire: Counters,
+    http_dropped: Counter[HttpLimit],
     clock: Callable[[], float],
     num_config_failures: Callable[[], int],
     is_ready: Callable[[], bool],
@@ -52,6 +55,12 @@ def add_gauges(
         "Limits of the wire that peers ran into",
         "limit",
         lambda: {str(limit): count for limit, count in wire.abuse.items()},
+    )
+    telemetry.add_counters(
+        "http_dropped",
+        "Connections of the HTTP ports that were dropped, by the limit they ran into",
+        "limit",
+        lambda: {str(limit): http_dropped[limit] for limit in HttpLimit},
     )
 
 

@@ -171,7 +171,7 @@ def _missing_sources(config: Config) -> Iterator[str]:
     for name, section in (("discovery.kubernetes", discovery.kubernetes), ("peers", config.peers)):
         path = None if section is None else section.kubeconfig
         try:
-            check_readable(path)
+            check_readable(None if path is None else path.expanduser())
         except OSError as error:
             yield f"{name}.kubeconfig: {path}: {describe_failure(error)}"
 

@@ -26,9 +26,10 @@ SHELL_SHARED = {
     "extproc.shell.gen",
     "extproc.shell.files",
     "extproc.shell.yamltext",
+    "extproc.shell.httpserver",
 }
 """What several shell files share: the transport's contract, the loops over endpoints, messages,
-bounded reading of files and of YAML."""
+bounded reading of files and of YAML, the HTTP listener."""
 
 KNOWS_CONFIG = {
     f"extproc.{name}"
