@@ -57,7 +57,8 @@ class FileWatch:
                 self._on_change(text)
             self._trouble = ""
         except Exception as error:
-            trouble = f"{self._path}: {describe_failure(error)}"
+            why, where = describe_failure(error), f"{self._path}: "
+            trouble = why if why.startswith(where) else where + why
             if trouble != self._trouble:
                 self._trouble = trouble
                 self._on_failure(trouble)

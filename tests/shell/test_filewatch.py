@@ -112,6 +112,18 @@ def test_a_text_that_cannot_be_used_is_told_and_not_offered_again(path: Path) ->
     assert follower.troubles == [f"{path}: cannot use bad 1", f"{path}: cannot use bad 2"]
 
 
+def test_the_file_is_named_once_where_what_is_wrong_names_it_too(path: Path) -> None:
+    troubles: list[str] = []
+
+    def refuse(text: str) -> None:
+        raise ValueError(f"{path}: cannot use {text}")
+
+    path.write_text("it")
+    FileWatch(path, interval_s=1, on_change=refuse, on_failure=troubles.append).look()
+
+    assert troubles == [f"{path}: cannot use it"]
+
+
 def test_the_same_trouble_after_better_times_is_told_again(path: Path) -> None:
     follower = Follower(path)
     for text in ("bad", "good", "bad"):
