@@ -15,6 +15,7 @@ import random
 import secrets
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -48,6 +49,7 @@ from extproc.shell.discovery.file import make_endpoints, parse_endpoints
 from extproc.shell.eds import EdsService
 from extproc.shell.filewatch import FileWatch
 from extproc.shell.health import HealthService
+from extproc.shell.httpserver import HttpLimit
 from extproc.shell.livepage import LivePage
 from extproc.shell.rpc import Method
 from extproc.shell.scraper import Scraper
@@ -95,6 +97,7 @@ class App:
         self._first_look = FirstLook(FIRST_LOOK_S)
         self._num_config_failures = 0
         self._wire = Counters()
+        self._http_dropped: Counter[HttpLimit] = Counter()
         self._rng = random.Random(secrets.randbits(64))
         self._router_id = secrets.token_hex(4)
         self.address = ""
@@ -195,12 +198,18 @@ class App:
             wire=self._wire,
             decisions=self._decisions,
             observers=self._observers,
+            http_dropped=self._http_dropped,
             clock=time.monotonic,
             num_config_failures=lambda: self._num_config_failures,
             is_ready=lambda: not self._why_not_ready(),
         )
         host, _, port = config.admin.address.rpartition(":")
-        self._sides = SidePorts(config, health=self._health.methods(), registry=self._registry)
+        self._sides = SidePorts(
+            config,
+            health=self._health.methods(),
+            registry=self._registry,
+            dropped=self._http_dropped,
+        )
         self._admin = AdminServer(
             host.strip("[]"),
             int(port),
@@ -209,6 +218,7 @@ class App:
             decisions=self._decisions.recent,
             health=self._why_not_ready,
             add_page=LivePage(self._make_feed().compose, time.monotonic).add_to,
+            dropped=self._http_dropped,
         )
 
     def _make_feed(self) -> LiveFeed:

@@ -36,18 +36,20 @@ def serve(config: ConfigOption) -> None:
     import uvloop
 
     from extproc.app import App
-    from extproc.configfile import ConfigError, parse_config
+    from extproc.configfile import ConfigError, parse_config, read_config
     from extproc.shell.logs import configure_logging
+    from extproc.startup import refuse_start
 
     async def run() -> None:
-        text = config.read_text(encoding="utf-8")
-        checked = parse_config(text, source=str(config))
-        configure_logging(checked.log.level, is_json=checked.log.json_lines)
         await App(checked, path=config, text=text).run()
 
     try:
+        text = read_config(config)
+        checked = parse_config(text, source=str(config))
+        refuse_start(checked)
+        configure_logging(checked.log.level, is_json=checked.log.json_lines)
         uvloop.run(run())
-    except (ConfigError, OSError, UnicodeDecodeError) as error:
+    except (ConfigError, OSError) as error:
         _fail(str(error))
 
 
@@ -66,21 +68,29 @@ def epp(context: typer.Context) -> None:
 
     try:
         run(context.args or ["--help"])
-    except (ConfigError, FlagError, OSError, ImportError, UnicodeDecodeError) as error:
+    except (ConfigError, FlagError, OSError, ImportError) as error:
         _fail(str(error))
 
 
 @app.command("check-config")
 def check_config(config: ConfigOption) -> None:
-    """Check a configuration file, its rule included, without serving."""
+    """Do the checks of the start on this machine, without serving.
+
+    What `serve` refuses is refused here; an address that is in use is a warning, because it may be
+    in use by the very service whose configuration this is.
+    """
     from extproc.configfile import ConfigError, load_config
-    from extproc.plugins import PolicyError, load_policy
+    from extproc.startup import check_start
 
     try:
         checked = load_config(config)
-        load_policy(checked.policy.name, checked.policy.args)
-    except (ConfigError, PolicyError) as error:
+    except ConfigError as error:
         _fail(str(error))
+    found = check_start(checked)
+    for warning in (*found.in_use, *found.warnings):
+        print(f"extproc: warning: {warning}", file=sys.stderr)
+    if found.errors:
+        _fail("\n".join(found.errors))
     typer.echo(f"{config}: ok (policy {checked.policy.name})")
 
 
@@ -183,12 +193,13 @@ def check_pod(
     """Check what a model server must offer, requirement by requirement (docs/model-server.md)."""
     from extproc.core.engines import PROFILES
     from extproc.shell import podcheck
+    from extproc.shell.files import read_text
     from extproc.shell.tls import client_context
 
     if engine not in PROFILES:
         _fail(f"--engine {engine}: allowed: {', '.join(sorted(PROFILES))}")
     try:
-        key = api_key_file.read_text(encoding="utf-8").strip() if api_key_file else ""
+        key = read_text(api_key_file).strip() if api_key_file else ""
         context = client_context(ca_file, verify=True) if url.startswith("https:") else None
     except OSError as error:
         _fail(str(error))
@@ -302,5 +313,6 @@ def _one_of(kind: type[_Enum], option: str, value: str) -> _Enum:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"extproc: {message}", file=sys.stderr)
+    for line in message.splitlines() or [""]:
+        print(f"extproc: {line}", file=sys.stderr)
     raise typer.Exit(2)

@@ -16,9 +16,10 @@ from extproc.config_dns import DnsConfig
 from extproc.config_kubernetes import KubernetesConfig
 from extproc.config_peers import PeersConfig
 from extproc.config_tracing import TracingConfig
-from extproc.configbase import Address
+from extproc.configbase import Address, check_port
 from extproc.configbase import Section as _Section
-from extproc.core.routes import DEFAULT_INFERENCE_PATHS
+from extproc.core.address import check_endpoint_address
+from extproc.core.routes import DEFAULT_INFERENCE_PATHS, RouteTable
 
 
 class TlsConfig(_Section):
@@ -36,8 +37,9 @@ class ServerConfig(_Section):
 
     address: str = Field(
         "127.0.0.1:9002",
-        pattern=r"^(unix:.+|(\[[0-9A-Fa-f:.]+\]|[^\s:/]+):\d{1,5})$",
-        description="`host:port` or `unix:PATH` of the gRPC services.",
+        pattern=r"^(unix:.+|(\[[0-9A-Fa-f:.]+\]|[^\s:/,%]+):[0-9]{1,5})$",
+        description="`host:port` or `unix:PATH` of the gRPC services. Port 0, here and for the "
+        "other listeners, is a free one, which is logged.",
     )
     transport: Literal["wire", "grpcio"] = Field(
         "wire", description="`wire`: our own HTTP/2 server; `grpcio`: grpc.aio, the reference."
@@ -61,6 +63,11 @@ class ServerConfig(_Section):
         description="`host:port` of gRPC health alone, always without TLS, for the kubelet's "
         "probes; none means on `address` only.",
     )
+
+    @field_validator("address")
+    @classmethod
+    def _is_unix_or_has_a_port(cls, value: str) -> str:
+        return value if value.startswith("unix:") else check_port(value)
 
 
 class AdminConfig(_Section):
@@ -93,8 +100,13 @@ class AdminConfig(_Section):
 class StaticEndpoint(_Section):
     """One pod, written down."""
 
-    address: Address = Field(description="`ip:port` as Envoy dials it.")
+    address: str = Field(description="`ip:port` as Envoy dials it; for names there is `dns`.")
     name: str = Field("", description="For people; the address if empty.")
+
+    @field_validator("address")
+    @classmethod
+    def _can_be_dialled(cls, value: str) -> str:
+        return check_endpoint_address(value)
 
 
 class DiscoveryConfig(_Section):
@@ -104,7 +116,9 @@ class DiscoveryConfig(_Section):
         None, description="The pods, written down here: `ip:port`, or `{address, name}`."
     )
     file: Path | None = Field(
-        None, description="YAML file with a list of pods (as in `static`), watched for change."
+        None,
+        description="YAML file with a list of pods (as in `static`), watched for change; `[]` is "
+        "none, and an empty file changes nothing. Replace it in one step: write another, rename.",
     )
     file_interval_s: float = Field(
         0.5, gt=0, le=60, description="Seconds between looks at the file."
@@ -122,10 +136,11 @@ class DiscoveryConfig(_Section):
     @field_validator("static")
     @classmethod
     def _each_once(cls, value: tuple[StaticEndpoint, ...] | None) -> Any:
-        addresses = [each.address for each in value or ()]
-        for address in addresses:
-            if addresses.count(address) > 1:
-                raise ValueError(f"{address} stands twice; allowed: once")
+        seen = set()
+        for each in value or ():
+            if each.address in seen:
+                raise ValueError(f"{each.address} stands twice; allowed: once")
+            seen.add(each.address)
         return value
 
     @model_validator(mode="after")
@@ -256,7 +271,10 @@ class RequestConfig(_Section):
         description="Bytes of a streamed body from which on its prefix may decide.",
     )
     paths: tuple[str, ...] = Field(
-        tuple(DEFAULT_INFERENCE_PATHS), min_length=1, description="Inference paths that are served."
+        tuple(DEFAULT_INFERENCE_PATHS),
+        min_length=1,
+        description="Inference paths that are served: in full, as `/v1/completions`, without a "
+        "trailing slash; not `/v1/models`, which the router answers.",
     )
     session_header: str | None = Field(
         None,
@@ -289,6 +307,12 @@ class RequestConfig(_Section):
         description="Choose among the endpoints that the gateway names in `envoy.lb.subset_hint`, "
         "where it does.",
     )
+
+    @field_validator("paths")
+    @classmethod
+    def _can_be_routed(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        RouteTable(value)
+        return value
 
 
 class DestinationConfig(_Section):

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from extproc.configbase import MAX_PORT, Address, Section
+from extproc.configbase import Address, Section
+from extproc.core.address import MAX_PORT
 
 
 class DnsConfig(Section):

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from extproc.configbase import MAX_PORT, Section
+from extproc.configbase import Section
+from extproc.core.address import MAX_PORT
 
 _NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 _PORT_NAME = r"^[a-z0-9-]{1,63}$"

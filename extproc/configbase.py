@@ -6,10 +6,15 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-MAX_PORT = 65_535
+from extproc.core.address import MAX_PORT
 
 
-def _check_port(address: str) -> str:
+def check_port(address: str) -> str:
+    """Answer `host:port` if the port is one.
+
+    Raises:
+        ValueError: It is too large.
+    """
     if int(address.rpartition(":")[2]) > MAX_PORT:
         raise ValueError(f"the port must be at most {MAX_PORT}")
     return address
@@ -18,7 +23,7 @@ def _check_port(address: str) -> str:
 Address = Annotated[
     str,
     Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:/,%]+):[0-9]{1,5}$", examples=["127.0.0.1:9002"]),
-    AfterValidator(_check_port),
+    AfterValidator(check_port),
 ]
 """`host:port` or `[v6]:port`."""
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from extproc.config import Config
+from extproc.shell.files import describe_failure, read_text
+from extproc.shell.yamltext import YamlError, load_yaml
+
+MAX_MISTAKES = 50
+"""Told at once; of the others only how many there are."""
+_MAX_SHOWN_CHARS = 200
+"""Of a wrong value, in a message."""
 
 
 class ConfigError(Exception):
@@ -21,21 +27,6 @@ class ConfigParser(Protocol):
 
     def __call__(self, text: str, *, source: str) -> Config:
         """Raise `ConfigError` if it cannot."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice: the first would silently not count."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)
-            if isinstance(key, Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
 
 
 def parse_config(text: str, *, source: str = "configuration") -> Config:
@@ -54,9 +45,9 @@ def read_sections(text: str, *, source: str = "configuration") -> dict[str, Any]
         ConfigError: It is not a mapping in YAML.
     """
     try:
-        data = yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2024-13-45 is a ValueError
-        raise ConfigError(f"{source}: not YAML: {error}") from error
+        data = load_yaml(text)
+    except YamlError as error:
+        raise ConfigError(f"{source}: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: must be a mapping of sections, got {type(data).__name__}")
     return data
@@ -71,7 +62,10 @@ def check_sections(data: Mapping[str, Any], *, source: str = "configuration") ->
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        lines = [f"{source}: {_describe(item)}" for item in error.errors()]
+        mistakes = error.errors(include_url=False, include_context=False)
+        lines = [f"{source}: {_describe(item)}" for item in mistakes[:MAX_MISTAKES]]
+        if len(mistakes) > MAX_MISTAKES:
+            lines.append(f"{source}: and {len(mistakes) - MAX_MISTAKES} more mistakes")
         raise ConfigError("\n".join(lines)) from error
 
 
@@ -81,21 +75,35 @@ def load_config(path: Path) -> Config:
     Raises:
         ConfigError: It cannot be read, or as `parse_config`.
     """
+    return parse_config(read_config(path), source=str(path))
+
+
+def read_config(path: Path) -> str:
+    """The text of a configuration file.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    return parse_config(text, source=str(path))
+        return read_text(path)
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        raise ConfigError(f"{path}: cannot be read: {describe_failure(error)}") from error
 
 
 def _describe(item: Any) -> str:
-    where = ".".join(str(part) for part in item["loc"]) or "(top level)"
+    where = ".".join(_name(part) for part in item["loc"]) or "(top level)"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         return f"{where}: unknown; allowed: {', '.join(_allowed_beside(item['loc']))}"
     if item["type"] == "missing" or not item["loc"]:
         return f"{where}: {message}"
-    return f"{where}: {item['input']!r}: {message}"
+    return f"{where}: {repr(item['input'])[:_MAX_SHOWN_CHARS]}: {message}"
+
+
+def _name(part: int | str) -> str:
+    """A part of a path, in one line whatever the file calls it."""
+    text = str(part)
+    return (text if text.isprintable() else ascii(text))[:_MAX_SHOWN_CHARS]
 
 
 def _allowed_beside(location: tuple[int | str, ...]) -> list[str]:

@@ -16,12 +16,13 @@ from typing import Any
 
 from extproc.app import App
 from extproc.config import Config, RequestConfig
-from extproc.configbase import MAX_PORT
-from extproc.configfile import ConfigError, check_sections, read_sections
+from extproc.configfile import ConfigError, check_sections, read_config, read_sections
+from extproc.core.address import MAX_PORT
 from extproc.eppflags import IGNORED, KINDS, help_text
 from extproc.goflags import FlagError, Kind, parse_flags, to_bool, to_bytes, to_int, to_seconds
 from extproc.shell.logs import configure_logging
 from extproc.shell.selfsigned import make_certificate
+from extproc.startup import refuse_start
 from extproc.transports import MESSAGE_OVERHEAD_BYTES
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ def run(arguments: Sequence[str]) -> None:
         environment=os.environ,
         make_certificate=lambda: make_certificate(now=dt.datetime.now(dt.UTC)),
     )
+    refuse_start(made.config)
     configure_logging(made.config.log.level, is_json=made.config.log.json_lines)
     for line in made.warnings():
         log.warning(line)
@@ -93,8 +95,8 @@ def plan(
 
     Raises:
         FlagError: The command line cannot be used.
-        OSError: The configuration file cannot be read.
-        ConfigError: What flags and file make together is not a configuration.
+        ConfigError: The configuration file cannot be read, or what flags and file make together is
+            not a configuration.
     """
     given = parse_flags(arguments, KINDS)
     for name, value in given.items():
@@ -103,7 +105,7 @@ def plan(
     if "config-file" in given and "config-text" in given:
         raise FlagError("--config-file and --config-text: one of them")
     path = Path(given["config-file"]) if given.get("config-file") else None
-    text = given.get("config-text", "") if path is None else path.read_text(encoding="utf-8")
+    text = given.get("config-text", "") if path is None else read_config(path)
     made = Plan(given, environment, make_certificate, path, text)
     made.config = made.parse(text, source=str(path or "flags"))
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from extproc.core.pool import Pool
@@ -10,6 +11,7 @@ from extproc.observers import Observers
 from extproc.shell.completions import CompletionService
 from extproc.shell.decisions import DecisionsService
 from extproc.shell.eds import EdsService
+from extproc.shell.httpserver import HttpLimit
 from extproc.shell.server import ExternalProcessor
 from extproc.shell.telemetry import Telemetry
 
@@ -24,6 +26,7 @@ def add_gauges(
     wire: Counters,
     decisions: DecisionsService,
     observers: Observers,
+    http_dropped: Counter[HttpLimit],
     clock: Callable[[], float],
     num_config_failures: Callable[[], int],
     is_ready: Callable[[], bool],
@@ -73,6 +76,12 @@ def add_gauges(
         "Limits of the wire that peers ran into",
         "limit",
         lambda: {str(limit): count for limit, count in wire.abuse.items()},
+    )
+    telemetry.add_counters(
+        "http_dropped",
+        "Connections of the HTTP ports that were dropped, by the limit they ran into",
+        "limit",
+        lambda: {str(limit): http_dropped[limit] for limit in HttpLimit},
     )
 
 

@@ -80,7 +80,7 @@ class Peering:
         self.num_routers = 1
         is_listed = self._peers is None or self._peers.static is not None
         if not is_listed and self._port() is None:
-            raise ConfigError("peers.port: must be given where server.address is a Unix socket")
+            raise ConfigError("peers.port: must be given where server.address has no fixed port")
         self._kubernetes: Kubernetes | None = None
         if self._peers is not None and self._peers.service is not None:
             self._kubernetes = self._connect(self._peers)
@@ -126,7 +126,7 @@ class Peering:
             self._router_id,
             self._service.dialled,
             rng=self._rng,
-            tls=self._tls,
+            tls=self.tls,
             tls_name=self._peers.tls_name,
             on_change=self._recount,
         )
@@ -210,7 +210,7 @@ class Peering:
         """Of the replicas' gRPC services; None if nothing says it."""
         assert self._peers is not None
         port = self._config.server.address.rpartition(":")[2]
-        return self._peers.port or (int(port) if port.isdecimal() else None)
+        return self._peers.port or (int(port) if port.isdecimal() else 0) or None
 
     def _on_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         assert self._dialler is not None
@@ -224,7 +224,12 @@ class Peering:
             log.info("routers: %d", num_routers)
             self._on_num_routers(num_routers)
 
-    def _tls(self) -> ssl.SSLContext | None:
+    def tls(self) -> ssl.SSLContext | None:
+        """For the links that we open, from the files as they are now; None without `server.tls`.
+
+        Raises:
+            OSError: A file cannot be read, or is not what it should be (`ssl.SSLError`).
+        """
         from extproc.shell.peerdial import tls_context
 
         peers, files = self._peers, self._config.server.tls

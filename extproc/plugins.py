@@ -27,7 +27,7 @@ def load_policy(name: str, args: Mapping[str, Any]) -> Policy:
     try:
         policy = factory(**args)
     except Exception as error:  # whatever a user's rule raises about its arguments
-        raise PolicyError(f"policy {name}: {error}") from error
+        raise PolicyError(f"policy {name}: {str(error) or type(error).__name__}") from error
     if not callable(getattr(policy, "choose", None)):
         raise PolicyError(f"policy {name}: has no method choose(snapshot, request, *, rng)")
     return policy  # type: ignore[no-any-return] # checked to be a rule one line above

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterable
+from pathlib import Path
 
 from extproc.config import Config
 from extproc.configfile import ConfigError
@@ -13,6 +14,7 @@ from extproc.core.picker import PickerSettings
 from extproc.core.pool import PoolSettings
 from extproc.core.ports import StreamSettings
 from extproc.core.routes import RouteTable
+from extproc.shell.files import describe_failure, read_text
 from extproc.shell.tls import TlsFiles, client_context
 
 
@@ -70,18 +72,28 @@ def pod_access(config: Config) -> tuple[dict[str, str], ssl.SSLContext | None]:
     """Headers and TLS of our own calls to pods.
 
     Raises:
-        ConfigError: A file cannot be read.
+        ConfigError: A file cannot be read, or is not what it should be.
     """
     pods = config.pods
+    headers = {}
+    if pods.api_key_file is not None:
+        headers["authorization"] = f"Bearer {_read_key(pods.api_key_file)}"
     try:
-        headers = {}
-        if pods.api_key_file is not None:
-            key = pods.api_key_file.read_text(encoding="utf-8").strip()
-            headers["authorization"] = f"Bearer {key}"
         context = client_context(pods.ca_file, verify=pods.tls_verify) if pods.tls else None
     except OSError as error:
-        raise ConfigError(f"pods: {error}") from error
+        why = describe_failure(error)
+        raise ConfigError(f"pods.ca_file: {pods.ca_file}: {why}") from error
     return headers, context
+
+
+def _read_key(path: Path) -> str:
+    try:
+        key = read_text(path).strip()
+    except OSError as error:
+        raise ConfigError(f"pods.api_key_file: {path}: {describe_failure(error)}") from error
+    if not (key and key.isascii() and key.isprintable()):
+        raise ConfigError(f"pods.api_key_file: {path}: must be one line of printable ASCII")
+    return key
 
 
 _LIVE = {"policy", "admission"}

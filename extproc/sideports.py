@@ -7,6 +7,7 @@ needs nothing else of the admin port.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from extproc.config import Config
 from extproc.shell import wire
 from extproc.shell.admin import MetricsServer
+from extproc.shell.httpserver import HttpLimit
 from extproc.shell.rpc import Method
 
 log = logging.getLogger(__name__)
@@ -28,8 +30,14 @@ class SidePorts:
     """
 
     def __init__(
-        self, config: Config, *, health: Iterable[Method], registry: CollectorRegistry
+        self,
+        config: Config,
+        *,
+        health: Iterable[Method],
+        registry: CollectorRegistry,
+        dropped: Counter[HttpLimit] | None = None,
     ) -> None:
+        self._dropped = dropped
         self.health_address = self.metrics_address = ""
         self._health_at = config.server.health_address
         self._metrics_at = config.admin.metrics_address
@@ -52,7 +60,7 @@ class SidePorts:
                 log.info("health on %s", self.health_address)
             if self._metrics_at is not None:
                 host, port = _split(self._metrics_at)
-                self._metrics = MetricsServer(host, port, self._registry)
+                self._metrics = MetricsServer(host, port, self._registry, dropped=self._dropped)
                 await self._metrics.start()
                 self.metrics_address = f"{self._metrics_at.rpartition(':')[0]}:{self._metrics.port}"
                 log.info("metrics on %s", self.metrics_address)

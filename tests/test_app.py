@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 import textwrap
@@ -314,10 +315,16 @@ async def test_pods_come_and_go_with_the_endpoints_file(
         assert (await clients.route(service.channel, "a")).destination == pods[0].address
         endpoints.write_text(f"- {pods[0].address}\n- {pods[1].address}\n")
         await eventually(lambda: knows(service, 2))
-        endpoints.write_text("not: a list\n")
+        for wrong in ("not: a list\n", "", "# nothing\n", "- localhost:8000\n"):
+            endpoints.write_text(wrong)
+            await asyncio.sleep(0.2)
+            assert await knows(service, 2)
+        endpoints.unlink()
+        os.mkfifo(endpoints)
         await asyncio.sleep(0.2)
-        assert await knows(service, 2)
-        endpoints.write_text("")
+        assert (await clients.route(service.channel, "a")).destination == pods[0].address
+        endpoints.unlink()
+        endpoints.write_text("[]")
         await eventually(lambda: knows(service, 0))
         assert (await clients.route(service.channel, "a")).status == 503
 

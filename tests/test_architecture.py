@@ -26,25 +26,35 @@ CORE_LIBRARY = {
         "random",
         "re",
     ),
-    *("struct", "types", "typing", "urllib.parse", "msgspec"),
+    *("struct", "types", "typing", "urllib.parse", "msgspec", "ipaddress"),
 }
 """Nothing here reads a clock, does I/O, logs, or waits. `hashlib` gives what clients choose a fixed
 length before it is remembered; `random` is there for its type: ruff bans
 its functions."""
 
-SHELL_SHARED = {"extproc.shell.rpc", "extproc.shell.loops", "extproc.shell.gen"}
-"""What several shell files share: the transport's contract, the loops over endpoints, messages."""
+SHELL_SHARED = {
+    "extproc.shell.rpc",
+    "extproc.shell.loops",
+    "extproc.shell.gen",
+    "extproc.shell.files",
+    "extproc.shell.yamltext",
+    "extproc.shell.httpserver",
+}
+"""What several shell files share: the transport's contract, the loops over endpoints, messages,
+bounded reading of files and of YAML, the HTTP listener."""
 
 KNOWS_CONFIG = {
     f"extproc.{name}"
     for name in (
         *("app", "cli", "configdocs", "configfile", "epp", "kubewiring", "peering", "settings"),
-        "sideports",
+        *("sideports", "startup"),
     )
 }
 WIRES = {
     "extproc.app",
     "extproc.cli",
+    "extproc.configfile",
+    "extproc.startup",
     "extproc.dispatch",
     "extproc.settings",
     "extproc.transports",

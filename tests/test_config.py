@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from extproc.config import Config, StaticEndpoint
-from extproc.configfile import ConfigError, load_config, parse_config
+from extproc.configfile import MAX_MISTAKES, ConfigError, load_config, parse_config
 from extproc.core.engines import PROFILES
 from extproc.core.policies import BUILT_IN
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
@@ -76,9 +80,26 @@ log: {level: debug}
         ("preset: other", "preset", "'other'", "'founding'"),
         ("discovery: {}", "discovery", "{}", "exactly one of: static, file"),
         ("discovery: {static: [], file: f}", "discovery", "'f'", "exactly one of: static, file"),
-        ("discovery: {static: [10.0.0.7]}", "discovery.static.0", "'10.0.0.7'", "match pattern"),
-        ('discovery: {static: ["a:1", "a:1"]}', "discovery.static", "a:1", "allowed: once"),
-        ('discovery: {static: ["a:99999"]}', "discovery.static.0.address", "99999", "65535"),
+        ("discovery: {static: [10.0.0.7]}", "discovery.static.0", "'10.0.0.7'", "`ip:port`"),
+        (
+            'discovery: {static: ["1.1.1.1:1", "1.1.1.1:1"]}',
+            "discovery.static",
+            "1",
+            "allowed: once",
+        ),
+        ('discovery: {static: ["1.1.1.1:99999"]}', "discovery.static.0.address", "9", "`ip:port`"),
+        ('discovery: {static: ["1.1.1.1:0"]}', "discovery.static.0.address", ":0", "`ip:port`"),
+        ('discovery: {static: ["localhost:1"]}', "discovery.static.0.address", "t:1", "dns does"),
+        ("server: {address: '127.0.0.1:99999'}", "server.address", "99999", "at most 65535"),
+        ("admin: {address: '127.0.0.1:99999'}", "admin.address", "99999", "at most 65535"),
+        ("request: {paths: [v1/x]}", "request.paths", "'v1/x'", "in normal form"),
+        ("request: {paths: [/]}", "request.paths", "'/'", "in normal form"),
+        (
+            "request: {paths: [/v1/models]}",
+            "request.paths",
+            "'/v1/models'",
+            "not an inference path",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_path_value_and_what_is_allowed(
@@ -163,7 +184,7 @@ def test_the_preset_is_taken_with_what_it_leaves_open() -> None:
     [
         ("a: [", "not YAML"),
         ("discovery: 2024-13-45", "not YAML: month must be in 1..12"),
-        (500 * "[", "not YAML"),
+        (500 * "[", "nested more than 32 deep"),
         ("", "must be a mapping of sections, got NoneType"),
         ("- a", "must be a mapping of sections, got list"),
     ],
@@ -230,3 +251,56 @@ def test_names_in_the_configuration_exist() -> None:
     assert set(engines.__args__) == set(PROFILES)
     assert policy.default in BUILT_IN
     assert all(f"`{name}`" in (policy.description or "") for name in BUILT_IN)
+
+
+def test_many_mistakes_are_told_in_part() -> None:
+    lines = mistakes(f"discovery: {{static: [{', '.join(['x'] * 1000)}]}}")
+
+    assert len(lines) == MAX_MISTAKES + 1
+    assert lines[-1] == f"and {1000 - MAX_MISTAKES} more mistakes"
+
+
+def test_a_long_value_is_told_in_part_and_a_strange_name_in_one_line() -> None:
+    [long] = mistakes(f"log: {{level: {'x' * 4000}}}")
+    [strange] = mistakes('"a\\nb\\x1b[2J": {}')
+
+    assert len(long) < 400
+    assert strange.startswith(r"'a\nb\x1b[2J': unknown; allowed: ")
+
+
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+names = st.sampled_from([path.rpartition(".")[2] for path, _ in fields(Config)])
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(Config.model_fields)) | st.text(max_size=5) | st.integers(),
+        values | st.dictionaries(names | st.text(max_size=5), values, max_size=3),
+        max_size=4,
+    )
+)
+def test_any_document_is_a_configuration_or_a_configuration_error(document: Any) -> None:
+    told: list[str] = []
+    try:
+        parse_config(yaml.safe_dump(document, allow_unicode=True), source="file.yaml")
+    except ConfigError as error:
+        told = str(error).splitlines()
+
+    assert all(line.startswith("file.yaml: ") for line in told)
+
+
+@given(st.text(max_size=100))
+def test_any_text_is_a_configuration_or_a_configuration_error(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_config(text)
+
+
+def test_a_file_that_would_not_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+
+    with pytest.raises(ConfigError, match="fifo: cannot be read: not a regular file"):
+        load_config(tmp_path / "fifo")

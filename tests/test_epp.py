@@ -318,7 +318,7 @@ def test_help_names_every_flag() -> None:
     [
         (["--nope"], "extproc: --nope: unknown flag"),
         (["--pool-name", "p", "--grpc-port", "x"], "extproc: --grpc-port: 'x': must be a whole"),
-        (["--config-file", "/nonexistent"], "extproc: [Errno 2]"),
+        (["--config-file", "/nonexistent"], "extproc: /nonexistent: cannot be read: No such"),
         (["-v", "1"], "extproc: exactly one of: --pool-name"),
     ],
 )

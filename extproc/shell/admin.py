@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -26,6 +27,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from extproc.core.types import EndpointView, Snapshot
+from extproc.shell.httpserver import (
+    DEFAULT_HTTP_LIMITS,
+    Handler,
+    HttpLimit,
+    HttpLimits,
+    HttpListener,
+)
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -34,17 +42,24 @@ _HEADERS = {
 }
 _DEFAULT_DECISIONS = 20
 
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 
 class _HttpServer:
     """One HTTP listener: what its two kinds share."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        limits: HttpLimits,
+        dropped: Counter[HttpLimit] | None,
+    ) -> None:
         self.host = host
         self.port = port
         self._registry = registry
-        self._runner: web.AppRunner | None = None
+        self._limits = limits
+        self._dropped = Counter() if dropped is None else dropped
+        self._listener: HttpListener | None = None
 
     async def start(self) -> None:
         """Listen; `port` is the real one from here on.
@@ -52,21 +67,14 @@ class _HttpServer:
         Raises:
             OSError: The address cannot be listened on.
         """
-        runner = web.AppRunner(self._app(), access_log=None)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, self.host, self.port).start()
-        except OSError:
-            await runner.cleanup()
-            raise
-        self.port = runner.addresses[0][1]
-        self._runner = runner
+        listener = HttpListener(self.host, self.port, self._limits, self._dropped)
+        await listener.start(self._app())
+        self.port, self._listener = listener.port, listener
 
     async def stop(self) -> None:
         """Stop listening and close what is open; without effect if not started."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        if self._listener is not None:
+            await self._listener.stop()
 
     def _app(self) -> web.Application:
         middlewares = [_refuse_foreign_host] if is_loopback(self.host) else []
@@ -88,7 +96,20 @@ class MetricsServer(_HttpServer):
         host: Address to listen on.
         port: Port; 0 for a free one.
         registry: What is exposed.
+        limits: What the other side may make us keep.
+        dropped: Where connections that were dropped are counted.
     """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        *,
+        limits: HttpLimits = DEFAULT_HTTP_LIMITS,
+        dropped: Counter[HttpLimit] | None = None,
+    ) -> None:
+        super().__init__(host, port, registry, limits, dropped)
 
 
 class AdminServer(_HttpServer):
@@ -102,6 +123,8 @@ class AdminServer(_HttpServer):
         decisions: The last n decisions, newest first, as plain values; made one by one.
         health: Why requests should not come here, for people; empty when they may.
         add_page: Adds what people see at `/`, under the same rules as the rest.
+        limits: As for `MetricsServer`.
+        dropped: The same.
     """
 
     def __init__(
@@ -114,8 +137,10 @@ class AdminServer(_HttpServer):
         decisions: Callable[[int], Iterable[Mapping[str, Any]]],
         health: Callable[[], Sequence[str]],
         add_page: Callable[[web.Application], None],
+        limits: HttpLimits = DEFAULT_HTTP_LIMITS,
+        dropped: Counter[HttpLimit] | None = None,
     ) -> None:
-        super().__init__(host, port, registry)
+        super().__init__(host, port, registry, limits, dropped)
         self._snapshot = snapshot
         self._decisions = decisions
         self._health = health
@@ -204,7 +229,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 @web.middleware
-async def _refuse_foreign_host(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def _refuse_foreign_host(request: web.Request, handler: Handler) -> web.StreamResponse:
     host = request.headers.get("Host", "")
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     if not is_loopback(name):

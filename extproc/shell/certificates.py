@@ -11,6 +11,8 @@ import os
 import ssl
 from pathlib import Path
 
+from extproc.shell.files import check_readable, load_key_pair
+
 log = logging.getLogger(__name__)
 
 
@@ -33,6 +35,7 @@ class Certificates:
             self.context.verify_mode = ssl.CERT_REQUIRED
         self._load(self.context)
         self._stamp = self._read_stamp()
+        self._trouble = ""
 
     def reload_if_changed(self) -> bool:
         """Load the files again if one has changed; for connections made from then on.
@@ -47,13 +50,16 @@ class Certificates:
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             self._load(self.context)
         except (OSError, ssl.SSLError) as error:
-            log.warning("certificates not reloaded: %s", error)
+            if str(error) != self._trouble:
+                log.warning("certificates not reloaded: %s", error)
+            self._trouble = str(error)
             return False
-        self._stamp = stamp
+        self._stamp, self._trouble = stamp, ""
         return True
 
     def _load(self, context: ssl.SSLContext) -> None:
-        context.load_cert_chain(self._certificate, self._key)
+        check_readable(self._certificate, self._key, self._client_ca)
+        load_key_pair(context, self._certificate, self._key)
         if self._client_ca is not None:
             context.load_verify_locations(self._client_ca)
 

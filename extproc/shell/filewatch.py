@@ -1,8 +1,8 @@
 """Follows one file and hands its text on whenever it has changed.
 
 The text is compared, not the time of change: an atomic rename, a rewrite within one clock tick and
-a Kubernetes ConfigMap's swapped symbolic link are all seen. A file that is missing or unreadable is
-reported once and looked for again.
+a Kubernetes ConfigMap's swapped symbolic link are all seen. A file that is missing, unreadable or
+not a regular one is reported once and looked for again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-MAX_FILE_BYTES = 64 * 1024 * 1024
-"""A larger file is an accident, and reading it would stall the loop."""
+from extproc.shell.files import describe_failure, read_text
 
 
 class FileWatch:
@@ -52,18 +51,14 @@ class FileWatch:
     def look(self) -> None:
         """Look once."""
         try:
-            text = self._read()
+            text = read_text(self._path)
             if text != self._text:
                 self._text = text
                 self._on_change(text)
             self._trouble = ""
         except Exception as error:
-            trouble = f"{self._path}: {error}"
+            why, where = describe_failure(error), f"{self._path}: "
+            trouble = why if why.startswith(where) else where + why
             if trouble != self._trouble:
                 self._trouble = trouble
                 self._on_failure(trouble)
-
-    def _read(self) -> str:
-        if self._path.stat().st_size > MAX_FILE_BYTES:
-            raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
-        return self._path.read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ from grpclib.const import Cardinality
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
+from extproc.shell.files import check_readable, load_key_pair
 from extproc.shell.loops import choose_backoff_s, describe
 from extproc.shell.rpc import Call, Code, Session
 
@@ -248,11 +249,12 @@ def tls_context(
     Raises:
         OSError: A file cannot be read, or is not what it should be (`ssl.SSLError`).
     """
+    check_readable(ca_file, cert_file, key_file)
     context = ssl.create_default_context(cafile=str(ca_file))
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a certificate may vouch for itself
     context.check_hostname = verify and checks_name
     if not verify:
         context.verify_mode = ssl.CERT_NONE
-    context.load_cert_chain(cert_file, key_file)
+    load_key_pair(context, cert_file, key_file)
     context.set_alpn_protocols(["h2"])
     return context

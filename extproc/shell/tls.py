@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from extproc.shell.files import check_readable, read_bytes
+
 if TYPE_CHECKING:
     import grpc
 
@@ -69,8 +71,8 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
     import grpc
 
-    pair = (files.key.read_bytes(), files.cert.read_bytes())
-    roots = files.client_ca.read_bytes() if files.client_ca is not None else None
+    pair = (read_bytes(files.key), read_bytes(files.cert))
+    roots = read_bytes(files.client_ca) if files.client_ca is not None else None
     return grpc.ssl_server_certificate_configuration([pair], roots)
 
 
@@ -78,8 +80,9 @@ def client_context(ca_file: Path | None, *, verify: bool) -> ssl.SSLContext:
     """For our calls to pods over HTTPS.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: The file cannot be read, or has no certificates (`ssl.SSLError`).
     """
+    check_readable(ca_file)
     context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
     if not verify:
         context.check_hostname = False

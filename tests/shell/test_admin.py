@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import collections
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from extproc.core.types import EndpointView, Snapshot
 from extproc.shell.admin import AdminServer, describe_snapshot, is_loopback
+from extproc.shell.httpserver import DEFAULT_HTTP_LIMITS, HttpLimit, HttpLimits
 
 VIEW = EndpointView(
     "10.0.0.1:80",
@@ -45,7 +48,8 @@ def _add_page(app: web.Application) -> None:
 class Admin:
     """A server with known contents, and a client for it."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = "127.0.0.1", limits: HttpLimits = DEFAULT_HTTP_LIMITS) -> None:
+        self.dropped: collections.Counter[HttpLimit] = collections.Counter()
         self.reasons: list[str] = []
         registry = CollectorRegistry()
         Counter("extproc_things", "Things", registry=registry).inc(3)
@@ -57,6 +61,8 @@ class Admin:
             decisions=lambda limit: [{"sequence": each} for each in (9, 8, 7)][:limit],
             health=lambda: self.reasons,
             add_page=_add_page,
+            limits=limits,
+            dropped=self.dropped,
         )
 
     async def get(
@@ -71,8 +77,10 @@ class Admin:
 
 
 @asynccontextmanager
-async def serving(host: str = "127.0.0.1") -> AsyncIterator[Admin]:
-    admin = Admin(host)
+async def serving(
+    host: str = "127.0.0.1", limits: HttpLimits = DEFAULT_HTTP_LIMITS
+) -> AsyncIterator[Admin]:
+    admin = Admin(host, limits)
     await admin.server.start()
     try:
         yield admin
@@ -250,3 +258,20 @@ async def test_stopping_twice_or_unstarted_is_fine() -> None:
 
     with pytest.raises(aiohttp.ClientConnectionError):
         await admin.get("/healthz")
+
+
+async def test_connections_that_stall_are_dropped_and_counted_and_the_others_answered() -> None:
+    """`test_httpserver` has the limits one by one."""
+    limits = HttpLimits(request_s=0.5, tick_s=0.05)
+    async with serving(limits=limits) as admin:
+        address = ("127.0.0.1", admin.server.port)
+        stalled = [await asyncio.open_connection(*address) for _ in range(10)]
+        for _, writer in stalled[:5]:
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n")
+        assert (await admin.get("/healthz"))[0] == 200
+        async with asyncio.timeout(20):
+            while admin.dropped != {HttpLimit.REQUEST: 10}:
+                await asyncio.sleep(0.01)
+        assert (await admin.get("/healthz"))[0] == 200
+        for _, writer in stalled:
+            writer.close()

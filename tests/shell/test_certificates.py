@@ -7,6 +7,7 @@ import ssl
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from extproc.shell.certificates import Certificates
 from tests.shell.pki import Pki
@@ -62,3 +63,32 @@ def test_files_that_vanish_change_nothing(tmp_path: Path) -> None:
 def test_missing_files_are_an_error_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         Certificates(tmp_path / "none.pem", tmp_path / "none.key")
+
+
+def test_what_is_no_regular_file_changes_nothing_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenSSL would wait for a writer, and all requests with it."""
+    certificate, key = Pki(tmp_path).issue("server")
+    certificates = Certificates(certificate, key)
+    certificate.unlink()
+    os.mkfifo(certificate)
+
+    assert [certificates.reload_if_changed() for _ in range(5)] == [False] * 5
+    [record] = caplog.records
+    assert "certificates not reloaded: not a regular file" in record.getMessage()
+
+
+def test_an_encrypted_key_is_an_error_and_not_a_question(tmp_path: Path) -> None:
+    certificate, key = Pki(tmp_path).issue("server")
+    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+    key.write_bytes(
+        loaded.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+
+    with pytest.raises(ssl.SSLError, match="the private key is encrypted"):
+        Certificates(certificate, key)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.shell.filewatch import MAX_FILE_BYTES, FileWatch
+from extproc.shell.files import MAX_FILE_BYTES
+from extproc.shell.filewatch import FileWatch
 
 
 @dataclass
@@ -111,6 +112,18 @@ def test_a_text_that_cannot_be_used_is_told_and_not_offered_again(path: Path) ->
     assert follower.troubles == [f"{path}: cannot use bad 1", f"{path}: cannot use bad 2"]
 
 
+def test_the_file_is_named_once_where_what_is_wrong_names_it_too(path: Path) -> None:
+    troubles: list[str] = []
+
+    def refuse(text: str) -> None:
+        raise ValueError(f"{path}: cannot use {text}")
+
+    path.write_text("it")
+    FileWatch(path, interval_s=1, on_change=refuse, on_failure=troubles.append).look()
+
+    assert troubles == [f"{path}: cannot use it"]
+
+
 def test_the_same_trouble_after_better_times_is_told_again(path: Path) -> None:
     follower = Follower(path)
     for text in ("bad", "good", "bad"):
@@ -136,6 +149,22 @@ def test_a_file_that_is_far_too_large_is_not_read(path: Path) -> None:
 
     assert follower.texts == []
     assert follower.troubles == [f"{path}: larger than {MAX_FILE_BYTES} bytes"]
+
+
+def test_what_is_no_regular_file_is_told_once_and_does_not_stop_the_loop(path: Path) -> None:
+    """Opening a FIFO would wait for a writer."""
+    path.write_text("one")
+    follower = Follower(path)
+    follower.look()
+    path.unlink()
+    os.mkfifo(path)
+    follower.look(3)
+    path.unlink()
+    path.write_text("two")
+    follower.look(3)
+
+    assert follower.texts == ["one", "two"]
+    assert follower.troubles == [f"{path}: not a regular file"]
 
 
 async def test_it_follows_until_it_is_cancelled(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import socket
 import ssl
@@ -270,3 +271,14 @@ async def test_a_certificate_with_another_name_is_refused_where_a_name_is_wanted
         await eventually(lambda: asked == 3)
 
     assert far.relay.linked_routers() == set()
+
+
+@pytest.mark.parametrize("name", ["ca_file", "cert_file", "key_file"])
+def test_what_is_no_regular_file_is_an_error_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    pki = Pki(tmp_path)
+    cert, key = pki.issue("router")
+    os.mkfifo(tmp_path / "fifo")
+    files = {"ca_file": pki.ca, "cert_file": cert, "key_file": key, name: tmp_path / "fifo"}
+
+    with pytest.raises(OSError, match="not a regular file"):
+        tls_context(**files, verify=True, checks_name=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -117,6 +118,21 @@ async def test_files_that_vanish_leave_the_last_good_pair_in_force(tmp_path: Pat
         assert await check(address, grpc.ssl_channel_credentials(authority.pem))
 
 
+@pytest.mark.parametrize("name", ["cert.pem", "key.pem", "ca.pem"])
+async def test_what_is_no_regular_file_leaves_the_last_good_pair_in_force(
+    tmp_path: Path, name: str
+) -> None:
+    """Opening a FIFO would wait for a writer."""
+    authority = Authority("ours")
+    files = write(tmp_path, authority.issue("picker"), authority.pem)
+    cert, key = authority.issue("envoy")
+    async with listening(files) as address:
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+
+        assert await check(address, grpc.ssl_channel_credentials(authority.pem, key, cert))
+
+
 async def test_with_mutual_tls_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
     ours, theirs = Authority("ours"), Authority("theirs")
     cert, key = theirs.issue("envoy")
@@ -141,3 +157,6 @@ def test_pods_certificates_are_checked_unless_told_otherwise(tmp_path: Path) -> 
     assert not client_context(None, verify=False).check_hostname
     with pytest.raises(FileNotFoundError):
         client_context(tmp_path / "missing.pem", verify=True)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="not a regular file"):
+        client_context(tmp_path / "fifo", verify=True)

@@ -3,22 +3,21 @@
     - 10.0.0.7:8000
     - {address: "10.0.0.8:8000", name: pod-b}
 
-An empty list empties the pool; a file that cannot be read or understood changes nothing.
+An empty list, `[]`, empties the pool. A file without one changes nothing: writers that do not
+replace a file in one step (write another, rename it) make it empty first.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
-import yaml
-
+from extproc.core.address import check_endpoint_address
 from extproc.core.types import Endpoint
+from extproc.shell.yamltext import load_yaml
 
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\],%]+):([0-9]{1,5})")
-"""No comma: the destination is a list. No `%`: a scoped address crashes older Envoys
-(CVE-2026-73549)."""
+_MAX_SHOWN_CHARS = 200
+"""Of a wrong entry, in the message."""
 
 
 def parse_endpoints(text: str, *, scheme: str = "http") -> list[Endpoint]:
@@ -27,12 +26,9 @@ def parse_endpoints(text: str, *, scheme: str = "http") -> list[Endpoint]:
     Raises:
         ValueError: Says which entry is wrong, and how.
     """
-    try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"not YAML: {error}") from error
+    data = load_yaml(text)
     if data is None:
-        data = []
+        raise ValueError("empty; for no endpoints write []")
     if not isinstance(data, list):
         raise ValueError("must be a list of `ip:port` or of {address, name}")
     return make_endpoints(data, scheme=scheme)
@@ -56,11 +52,20 @@ def make_endpoints(entries: Iterable[Any], *, scheme: str = "http") -> list[Endp
 def _endpoint(index: int, entry: Any, scheme: str) -> Endpoint:
     fields = {"address": entry} if isinstance(entry, str) else entry
     if not isinstance(fields, dict) or not fields.keys() <= {"address", "name"}:
-        raise ValueError(f"entry {index}: must be `ip:port` or {{address, name}}, got {entry!r}")
+        raise ValueError(
+            f"entry {index}: must be `ip:port` or {{address, name}}, got {_short(entry)}"
+        )
     address, name = fields.get("address"), fields.get("name", "")
-    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
-    if match is None or not 0 < int(match[2]) < 65_536:
-        raise ValueError(f"entry {index}: address must be `ip:port`, got {address!r}")
+    if not isinstance(address, str):
+        raise ValueError(f"entry {index}: address must be `ip:port`, got {_short(address)}")
+    try:
+        check_endpoint_address(address)
+    except ValueError as error:
+        raise ValueError(f"entry {index}: address {error}") from error
     if not isinstance(name, str):
-        raise ValueError(f"entry {index}: name must be a string, got {name!r}")
-    return Endpoint(match[0], f"{scheme}://{match[0]}", name)
+        raise ValueError(f"entry {index}: name must be a string, got {_short(name)}")
+    return Endpoint(address, f"{scheme}://{address}", name)
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:_MAX_SHOWN_CHARS]

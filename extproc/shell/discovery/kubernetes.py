@@ -27,6 +27,7 @@ import aiohttp
 
 from extproc.core.errors import ExtprocError
 from extproc.core.kubernetes.store import ApiError, refusal
+from extproc.shell.files import check_readable, read_text
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Source: kubernetes.io/docs/tasks/run-application/access-api-from-pod."""
@@ -52,6 +53,7 @@ class _Access:
     configuration: Any
     rest: Any
     namespace: str
+    token: Path | None
 
 
 class KubernetesClient:
@@ -150,6 +152,8 @@ class KubernetesClient:
         self, access: _Access, path: str, parameters: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
         try:
+            if access.token is not None and access.token.exists():
+                check_readable(access.token)  # the library opens it, whatever it is
             token = await access.configuration.get_api_key_with_prefix("BearerToken")
         except Exception as error:  # a token is read anew from time to time
             raise ApiError("credentials", f"credentials: {error}") from error
@@ -207,15 +211,20 @@ class KubernetesClient:
         configuration = self._library.client.Configuration()
         in_cluster = bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
         token = self._service_account / "token"
-        if self._kubeconfig is None and in_cluster and token.exists():
+        is_account = self._kubeconfig is None and in_cluster and token.exists()
+        if is_account:
+            check_readable(token, self._service_account / "ca.crt")
             self._library.config.load_incluster_config(
                 configuration,
                 token_filename=str(token),
                 cert_filename=str(self._service_account / "ca.crt"),
             )
-            namespace = (self._service_account / "namespace").read_text(encoding="utf-8").strip()
+            namespace = read_text(self._service_account / "namespace").strip()
         else:
             path = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+            for each in os.path.expanduser(path).split(os.pathsep):  # as kubectl takes KUBECONFIG
+                if os.path.exists(each):
+                    check_readable(Path(each))
             loader = await self._library.config.load_kube_config(
                 config_file=os.path.expanduser(path),
                 client_configuration=configuration,
@@ -224,7 +233,7 @@ class KubernetesClient:
             context = (loader.current_context or {}).get("context", {})
             namespace = context.get("namespace") or "default"
         rest = self._library.client.rest.RESTClientObject(configuration)
-        return _Access(configuration, rest, namespace)
+        return _Access(configuration, rest, namespace, token if is_account else None)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -26,9 +26,15 @@ def test_a_list_of_addresses_and_mappings_is_read_in_order() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "[]", "null"])
-def test_an_empty_list_empties_the_pool(text: str) -> None:
-    assert parse_endpoints(text) == []
+def test_an_empty_list_empties_the_pool() -> None:
+    assert parse_endpoints("[]") == []
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "null", "---\n"])
+def test_a_file_without_a_list_is_not_an_empty_list(text: str) -> None:
+    """Writers that do not replace a file in one step make it empty first."""
+    with pytest.raises(ValueError, match=r"empty; for no endpoints write \[\]"):
+        parse_endpoints(text)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +43,9 @@ def test_an_empty_list_empties_the_pool(text: str) -> None:
         ("[", "not YAML"),
         ("a: 1", "must be a list"),
         ("10.0.0.1:1", "must be a list"),
-        (50 * "[" + 50 * "]", "must be `ip:port` or"),
-        (500 * "[", "not YAML"),
+        (20 * "[" + 20 * "]", "must be `ip:port` or"),
+        (500 * "[", "nested more than"),
+        ("- &a [*a]", "stands inside of what it stands for"),
         ("- 2024-13-45", "month must be"),
         ("- 10.0.0.1:1\n- 5", "entry 1: must be `ip:port` or {address, name}, got 5"),
         ("- {address: '1.1.1.1:1', weight: 2}", "entry 0: must be"),
@@ -70,6 +77,8 @@ def test_what_is_wrong_is_said(text: str, message: str) -> None:
         "[10.0.0.1:80",
         "[fe80::1%eth0]:80",
         "fe80%eth0:80",
+        "localhost:8000",
+        "pod-0.vllm:8000",
         "10.0.0.1,10.0.0.2:80",
         "",
     ],

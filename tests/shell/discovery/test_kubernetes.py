@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import sys
@@ -309,6 +310,49 @@ async def test_in_a_cluster_it_is_the_service_account(
     assert await client.get("/pods", {}) == b"the list"
     await client.aclose()
     await server.close()
+
+
+@pytest.mark.parametrize("name", ["token", "ca.crt", "namespace"])
+async def test_a_file_of_the_account_that_is_none_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Opening a FIFO would wait for a writer, and the whole loop with it."""
+    account = Account(tmp_path / "account", Pki(tmp_path))
+    (account.folder / name).unlink()
+    os.mkfifo(account.folder / name)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "localhost")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    client = KubernetesClient(service_account=account.folder)
+
+    with pytest.raises(ApiError, match="credentials: not a regular file"):
+        await client.namespace()
+    await client.aclose()
+
+
+async def test_a_token_that_becomes_something_else_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pki = Pki(tmp_path)
+    account, api = Account(tmp_path / "account", pki), FakeApi()
+    server = await started(api, server_context(pki))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "localhost")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+    client = KubernetesClient(service_account=account.folder)
+    assert await client.get("/pods", {}) == b"the list"
+    (account.folder / "token").unlink()
+    os.mkfifo(account.folder / "token")
+
+    assert (await failure_of(client)).reason == "credentials"
+    await client.aclose()
+    await server.close()
+
+
+async def test_a_kubeconfig_that_is_no_file_stops_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config")
+    client = KubernetesClient(tmp_path / "config")
+
+    assert (await failure_of(client)).reason == "credentials"
+    await client.aclose()
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

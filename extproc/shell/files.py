@@ -1,0 +1,102 @@
+"""Reads files that operators name: regular ones, and no more of them than fits.
+
+Such files are looked at again while requests are served, on the loop that serves them. What stands
+in their place by accident must not stop it: opening a FIFO waits for a writer, reading a device or
+a log that somebody put there does not end.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+from pathlib import Path
+
+MAX_FILE_BYTES = 4 * 1024 * 1024
+"""Many times the largest there is a use for: a system's bundle of CAs has a quarter of a MiB, a
+Kubernetes ConfigMap or Secret 1 MiB at most."""
+_CHUNK_BYTES = 256 * 1024
+
+
+class FileError(OSError):
+    """Not a file that is read; the message says why. `strerror` does too, as for every OSError."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(0, why, str(path))
+
+    def __str__(self) -> str:
+        return f"{self.strerror}: {self.filename!r}"
+
+
+def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """The content of a regular file, symbolic links followed; waits for nothing but the disk.
+
+    Raises:
+        OSError: It cannot be opened or read; `FileError` if it is not a regular file, or larger
+            than `max_bytes`.
+    """
+    _check(path, os.stat(path), max_bytes)  # opening can do something to a device
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        _check(path, os.fstat(descriptor), max_bytes)
+        content = bytearray()
+        while chunk := os.read(descriptor, min(_CHUNK_BYTES, max_bytes + 1 - len(content))):
+            content += chunk
+            if len(content) > max_bytes:
+                raise _too_large(path, max_bytes)
+        return bytes(content)
+    finally:
+        os.close(descriptor)
+
+
+def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
+    """The same as text.
+
+    Raises:
+        OSError: As `read_bytes`; also if it is not UTF-8.
+    """
+    try:
+        return read_bytes(path, max_bytes=max_bytes).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError(path, f"not UTF-8 (byte {error.start})") from None
+
+
+def check_readable(*paths: Path | None) -> None:
+    """For libraries that open files themselves: read each before they do. None is no file.
+
+    Raises:
+        OSError: As `read_bytes`.
+    """
+    for path in paths:
+        if path is not None:
+            read_bytes(path)
+
+
+def describe_failure(error: Exception) -> str:
+    """Why, without the path: for a line that has it already."""
+    return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+
+
+def load_key_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """Load a certificate chain and its private key, which must not be encrypted.
+
+    Raises:
+        OSError: A file cannot be read, or they do not fit each other (`ssl.SSLError`).
+    """
+    # Without `password` OpenSSL would ask the terminal for one, and wait.
+    context.load_cert_chain(certificate, key, password=_refuse_password)
+
+
+def _refuse_password() -> str:
+    raise ssl.SSLError("the private key is encrypted")
+
+
+def _check(path: Path, status: os.stat_result, max_bytes: int) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise FileError(path, "not a regular file")
+    if status.st_size > max_bytes:
+        raise _too_large(path, max_bytes)
+
+
+def _too_large(path: Path, max_bytes: int) -> FileError:
+    return FileError(path, f"larger than {max_bytes} bytes")

@@ -1,0 +1,207 @@
+"""An HTTP listener for GETs that holds nothing for ever, whatever is on the other side.
+
+aiohttp ends connections that are idle, and bounds headers by size. What it waits for without an end
+is bounded here, around it: connections are counted, a request that never gets complete and an
+answer that is never read are dropped. What is dropped is aborted: closing would wait for the other
+side to take what was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import cast
+
+from aiohttp import web
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What the other side may make a listener keep.
+
+    Attributes:
+        max_connections: Open at one time; further ones are dropped at once. Prometheus takes one, a
+            browser six at most, and the live page has a limit of its own.
+        request_s: From connecting, or from a request's first byte, to the end of its headers.
+        idle_s: Between two requests of a connection; above Prometheus's usual minute.
+        answer_s: For which something written may lie unread.
+        body_s: For which a body, which no GET here has a use for, is read and thrown away, so that
+            the answer arrives.
+        stop_s: That requests under way have when the listener stops.
+        tick_s: Between two looks, and so the times' precision.
+    """
+
+    max_connections: int = 128
+    request_s: float = 10.0
+    idle_s: float = 75.0
+    answer_s: float = 30.0
+    body_s: float = 1.0
+    stop_s: float = 2.0
+    tick_s: float = 1.0
+
+
+class HttpLimit(StrEnum):
+    """Limits that somebody ran into."""
+
+    CONNECTIONS = "connections"
+    REQUEST = "request"
+    ANSWER = "answer"
+
+
+DEFAULT_HTTP_LIMITS = HttpLimits()
+
+
+class HttpListener:
+    """Serves an application on one address.
+
+    Args:
+        host: Address to listen on.
+        port: Port; 0 for a free one.
+        limits: What the other side may make us keep.
+        dropped: Where connections that were dropped are counted.
+
+    Attributes:
+        port: The real one from `start` on.
+    """
+
+    def __init__(
+        self, host: str, port: int, limits: HttpLimits, dropped: Counter[HttpLimit]
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.limits = limits
+        self.dropped = dropped
+        self.guards: dict[object, _Guard] = {}
+        self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self, app: web.Application) -> None:
+        """Listen.
+
+        Raises:
+            OSError: The address cannot be listened on; nothing is left open.
+        """
+        limits, loop = self.limits, asyncio.get_running_loop()
+        app.middlewares.insert(0, self._note_request)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            keepalive_timeout=limits.idle_s,
+            lingering_time=limits.body_s,
+            shutdown_timeout=limits.stop_s,
+        )
+        await runner.setup()
+        server = runner.server
+        assert server is not None
+        try:
+            listener = await loop.create_server(
+                lambda: _Guard(self, server, loop.time), self.host, self.port
+            )
+        except OSError:
+            await runner.cleanup()
+            raise
+        self._runner, self._listener = runner, listener
+        self.port = listener.sockets[0].getsockname()[1]
+        self._tick()
+
+    async def stop(self) -> None:
+        """Stop listening and close what is open; without effect if not started."""
+        if self._runner is None or self._listener is None or self._timer is None:
+            return
+        self._listener.close()
+        await self._runner.cleanup()
+        self._timer.cancel()
+        for guard in tuple(self.guards.values()):
+            guard.abort()
+        self._runner = None
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self.limits.tick_s, self._tick)
+        for guard in tuple(self.guards.values()):
+            guard.tick()
+
+    @web.middleware
+    async def _note_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        guard = self.guards.get(request.protocol)
+        if guard is not None:
+            guard.since_s = None
+        return await handler(request)
+
+
+class _Guard(asyncio.Protocol):
+    """One connection: hands everything on to aiohttp's protocol, and watches the time.
+
+    Attributes:
+        since_s: When the request that is coming in began; None while none is.
+    """
+
+    def __init__(
+        self, listener: HttpListener, server: web.Server, clock: Callable[[], float]
+    ) -> None:
+        self._listener = listener
+        self._inner = server()
+        self._clock = clock
+        self._transport: asyncio.Transport | None = None
+        self._unread_since_s: float | None = None
+        self.since_s: float | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports keep the contract without being registered as such.
+        tcp, guards = cast(asyncio.Transport, transport), self._listener.guards
+        if len(guards) >= self._listener.limits.max_connections:
+            self._listener.dropped[HttpLimit.CONNECTIONS] += 1
+            tcp.abort()
+            return
+        self._transport = tcp
+        self.since_s = self._clock()
+        guards[self._inner] = self
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is not None:
+            del self._listener.guards[self._inner]
+            self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is not None:
+            if self.since_s is None:
+                self.since_s = self._clock()
+            self._inner.data_received(data)
+
+    def eof_received(self) -> None:
+        self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def tick(self) -> None:
+        """Drop the connection if something has taken too long."""
+        assert self._transport is not None
+        now, limits = self._clock(), self._listener.limits
+        if not self._transport.get_write_buffer_size():
+            self._unread_since_s = None
+        elif self._unread_since_s is None:
+            self._unread_since_s = now
+        elif now - self._unread_since_s > limits.answer_s:
+            self._drop(HttpLimit.ANSWER)
+            return
+        if self.since_s is not None and now - self.since_s > limits.request_s:
+            self._drop(HttpLimit.REQUEST)
+
+    def abort(self) -> None:
+        """Drop the socket, unsent bytes and all."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _drop(self, limit: HttpLimit) -> None:
+        self._listener.dropped[limit] += 1
+        self.abort()

@@ -1,0 +1,103 @@
+"""YAML as operators write it: the configuration and the file of endpoints.
+
+PyYAML is safe as to what it makes, not as to how much: ten short lines of aliases stand for
+billions of values ("billion laughs"), and a few of its errors are no YAMLError. Here the text, the
+values, their depth and their length are bounded, aliases counted as what they stand for, and
+whatever is wrong is a `YamlError` of one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+MAX_CHARS = 1024 * 1024
+"""What a Kubernetes ConfigMap holds at most, in bytes."""
+MAX_VALUES = 50_000
+"""Keys and values, those behind aliases included: 10,000 pods with names, which take 1.5 s."""
+MAX_DEPTH = 32
+MAX_VALUE_CHARS = 4096
+"""The longest path (PATH_MAX). A longer number would take time: `1:1:1:...` is read to base 60."""
+_MAX_MESSAGE_CHARS = 300
+
+
+class YamlError(ValueError):
+    """The text is not YAML, or more than is read; the message is one line."""
+
+
+def load_yaml(text: str) -> Any:
+    """Read one document; None if it is empty.
+
+    Raises:
+        YamlError: Not YAML, a key stands twice, or a limit is passed.
+    """
+    if len(text) > MAX_CHARS:
+        raise YamlError(f"more than {MAX_CHARS} characters")
+    try:
+        return yaml.load(text, _Loader)
+    except YamlError:
+        raise
+    except yaml.MarkedYAMLError as error:
+        raise YamlError(f"not YAML: {_marked(error)}") from error
+    except Exception as error:
+        # 2024-13-45 is a ValueError, `!!bool x` a KeyError, `!!int ""` an IndexError, and so on.
+        raise YamlError(f"not YAML: {_one_line(str(error) or type(error).__name__)}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Counts what it composes, and refuses a key that stands twice: the first would not count."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._num_values = 0
+        self._depth = 0
+        self._num_behind: dict[str, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call] # it has no stubs
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in self.anchors and event.anchor not in self._num_behind:
+                raise YamlError(f"*{event.anchor} stands inside of what it stands for")
+            self._count(self._num_behind.get(str(event.anchor), 0))
+            return super().compose_node(parent, index)
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_VALUE_CHARS:
+            raise YamlError(f"a value of more than {MAX_VALUE_CHARS} characters")
+        before, self._depth = self._num_values, self._depth + 1
+        if self._depth > MAX_DEPTH:
+            raise YamlError(f"nested more than {MAX_DEPTH} deep")
+        self._count(1)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if event.anchor is not None:
+            self._num_behind[event.anchor] = self._num_values - before
+        return node
+
+    def _count(self, num_values: int) -> None:
+        self._num_values += num_values
+        if self._num_values > MAX_VALUES:
+            raise YamlError(f"more than {MAX_VALUES} values, aliases written out")
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _marked(error: yaml.MarkedYAMLError) -> str:
+    mark, problem = error.problem_mark, error.problem or error.context or "cannot be read"
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+    return where + _one_line(problem)
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    printable = "".join(char if char.isprintable() else "?" for char in line)
+    return printable[:_MAX_MESSAGE_CHARS]

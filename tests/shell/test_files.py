@@ -1,0 +1,91 @@
+"""Files that operators name: whatever stands there, reading them ends, and soon."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.shell.files import MAX_FILE_BYTES, check_readable, read_bytes, read_text
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files") / "file"
+
+
+@given(content=st.binary(max_size=200), max_bytes=st.integers(0, 200))
+def test_a_file_is_read_whole_or_not_at_all(path: Path, content: bytes, max_bytes: int) -> None:
+    path.write_bytes(content)
+    if len(content) > max_bytes:
+        with pytest.raises(OSError, match=f"larger than {max_bytes} bytes"):
+            read_bytes(path, max_bytes=max_bytes)
+    else:
+        assert read_bytes(path, max_bytes=max_bytes) == content
+
+
+def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+
+    assert read_text(tmp_path / "link") == "text"
+
+
+def special(folder: Path, kind: str) -> Path:
+    path = folder / "special"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    else:
+        path.symlink_to(kind)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "socket", "/dev/zero", "/dev/null"])
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, kind: str) -> None:
+    path = special(tmp_path, kind)
+
+    for read in (read_bytes, read_text, check_readable):
+        with pytest.raises(OSError, match="not a regular file"):
+            read(path)
+
+
+def test_a_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.truncate(2**34)
+
+    with pytest.raises(OSError, match=f"larger than {MAX_FILE_BYTES} bytes"):
+        read_bytes(path)
+
+
+def test_a_file_that_says_no_size_is_read_up_to_the_limit() -> None:
+    """Those of /proc say 0."""
+    maps = Path("/proc/self/maps")
+
+    assert read_text(maps)
+    with pytest.raises(OSError, match="larger than 10 bytes"):
+        read_bytes(maps, max_bytes=10)
+
+
+def test_what_is_missing_or_no_text_is_an_error_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(FileNotFoundError, match=str(path)):
+        read_bytes(path)
+    path.write_bytes(b"ab\xff")
+    with pytest.raises(OSError, match=rf"not UTF-8 \(byte 2\): '{path}'"):
+        read_text(path)
+
+
+def test_no_path_is_no_file(tmp_path: Path) -> None:
+    check_readable(None)
+    with pytest.raises(FileNotFoundError):
+        check_readable(None, tmp_path / "missing")

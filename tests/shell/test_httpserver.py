@@ -1,0 +1,247 @@
+"""What clients that stall may hold of an HTTP port: little, and not for long. On both loops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import uvloop
+from aiohttp import ClientSession, web
+
+from extproc.shell.httpserver import HttpLimit, HttpLimits, HttpListener
+
+NUM_CLIENTS = 20
+PATIENCE_S = 20.0
+NEVER_S = 3600.0
+LARGE_BYTES = 8 * 1024 * 1024
+"""More than the kernel keeps for a socket."""
+PATIENT = HttpLimits(request_s=NEVER_S, idle_s=NEVER_S, answer_s=NEVER_S, tick_s=0.02)
+"""What is tried is the one limit that is made short."""
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    def run_one(main: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(asyncio.wait_for(main, 3 * PATIENCE_S))
+
+    return run_one
+
+
+class Served:
+    """A listener with a small answer, a large one, and one that goes on."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.dropped: Counter[HttpLimit] = Counter()
+        self.listener = HttpListener("127.0.0.1", 0, replace(PATIENT, **limits), self.dropped)
+        self.app = web.Application()
+        self.app.router.add_get("/small", self._small)
+        self.app.router.add_get("/large", self._large)
+        self.app.router.add_get("/stream", self._stream)
+
+    async def _small(self, request: web.Request) -> web.Response:
+        return web.Response(text="small")
+
+    async def _large(self, request: web.Request) -> web.Response:
+        return web.Response(body=bytes(LARGE_BYTES))
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"more\n")
+            await asyncio.sleep(0.02)
+
+    @property
+    def num_open(self) -> int:
+        return len(self.listener.guards)
+
+    async def get(self) -> str:
+        url = f"http://127.0.0.1:{self.listener.port}/small"
+        async with ClientSession() as http, http.get(url) as response:
+            return await response.text()
+
+    async def until(self, check: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not check():
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def serving(**limits: Any) -> AsyncIterator[Served]:
+    served = Served(**limits)
+    await served.listener.start(served.app)
+    try:
+        yield served
+    finally:
+        await served.listener.stop()
+
+
+@asynccontextmanager
+async def stalling(served: Served, sent: bytes, num: int = NUM_CLIENTS) -> AsyncIterator[list[Any]]:
+    """Clients that send this, and then neither send nor read; their sockets."""
+    loop, clients = asyncio.get_running_loop(), []
+    try:
+        for _ in range(num):
+            client = socket.socket()
+            clients.append(client)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", served.listener.port))
+            await loop.sock_sendall(client, sent)
+        yield clients
+    finally:
+        for client in clients:
+            client.close()
+
+
+async def send_until_gone(client: socket.socket, data: bytes, *, rest_s: float) -> None:
+    """The other side has dropped the connection when it cannot be sent to any more."""
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                await asyncio.get_running_loop().sock_sendall(client, data)
+                await asyncio.sleep(rest_s)
+
+
+HEAD = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"G", HEAD % b"small", HEAD % b"small" + b"X-A: " + b"a" * 4000]
+)
+def test_requests_that_never_get_complete_are_dropped(run: Run, sent: bytes) -> None:
+    async def main() -> None:
+        async with serving(request_s=0.5) as served, stalling(served, sent):
+            assert await served.get() == "small"
+            await served.until(lambda: served.dropped[HttpLimit.REQUEST] == NUM_CLIENTS)
+            await served.until(lambda: served.num_open == 0)
+
+            assert await served.get() == "small"
+
+    run(main())
+
+
+def test_headers_that_come_drop_by_drop_have_no_more_time(run: Run) -> None:
+    async def main() -> None:
+        async with serving(request_s=0.5) as served, stalling(served, HEAD % b"small", 1) as [one]:
+            await send_until_gone(one, b"X-A: a\r\n", rest_s=0.02)
+
+            assert served.dropped == {HttpLimit.REQUEST: 1}
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "head", [b"Content-Length: 1000000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"]
+)
+def test_a_body_that_never_ends_is_not_waited_for(run: Run, head: bytes) -> None:
+    async def main() -> None:
+        async with (
+            serving(body_s=0.2) as served,
+            stalling(served, HEAD % b"small" + head) as clients,
+        ):
+            await served.until(lambda: served.num_open == 0)
+            answers = [client.recv(4096) for client in clients]
+
+        assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
+        assert not served.dropped
+
+    run(main())
+
+
+def test_an_answer_that_nobody_reads_is_dropped(run: Run) -> None:
+    async def main() -> None:
+        asked = HEAD % b"large" + b"\r\n"
+        async with serving(answer_s=0.3) as served, stalling(served, asked):
+            assert await served.get() == "small"
+            await served.until(lambda: served.dropped[HttpLimit.ANSWER] == NUM_CLIENTS)
+            await served.until(lambda: served.num_open == 0)
+
+    run(main())
+
+
+def test_small_answers_that_nobody_reads_are_dropped_after_the_idle_time_too(run: Run) -> None:
+    """aiohttp then closes, which would wait for what was written to be read."""
+
+    async def main() -> None:
+        asked = (HEAD % b"small" + b"\r\n") * 200
+        async with (
+            serving(idle_s=0.2, answer_s=0.6) as served,
+            stalling(served, asked, 2) as clients,
+        ):
+            for client in clients:
+                await send_until_gone(client, asked, rest_s=0)
+            await served.until(lambda: served.num_open == 0)
+
+    run(main())
+
+
+def test_an_idle_connection_is_closed_and_that_is_nobodys_fault(run: Run) -> None:
+    async def main() -> None:
+        asked = HEAD % b"small" + b"\r\n"
+        async with serving(idle_s=0.2) as served, stalling(served, asked):
+            await served.until(lambda: served.num_open == 0)
+
+        assert not served.dropped
+
+    run(main())
+
+
+def test_a_stream_that_is_read_is_not_dropped(run: Run) -> None:
+    async def main() -> None:
+        limits = {"request_s": 0.5, "idle_s": 0.5, "answer_s": 0.5}
+        async with serving(**limits) as served, ClientSession() as http:
+            url = f"http://127.0.0.1:{served.listener.port}/stream"
+            async with http.get(url) as response:
+                for _ in range(50):  # of 0.02 s at least
+                    assert await response.content.readline() == b"more\n"
+
+        assert not served.dropped
+
+    run(main())
+
+
+def test_connections_beyond_the_limit_are_dropped_at_once_and_a_place_becomes_free(
+    run: Run,
+) -> None:
+    async def main() -> None:
+        async with serving(max_connections=5) as served:
+            async with stalling(served, b"", 5):
+                await served.until(lambda: served.num_open == 5)
+                async with stalling(served, b"") as further:
+                    for client in further:
+                        await send_until_gone(client, b"x", rest_s=0.01)
+                    assert served.num_open == 5
+                await served.until(lambda: served.dropped == {HttpLimit.CONNECTIONS: NUM_CLIENTS})
+            await served.until(lambda: served.num_open == 0)
+
+            assert await served.get() == "small"
+
+    run(main())
+
+
+def test_stopping_waits_for_no_one_who_stalls(run: Run) -> None:
+    async def main() -> None:
+        body = HEAD % b"small" + b"Content-Length: 9\r\n\r\n"
+        async with (
+            serving(stop_s=0.1) as served,
+            stalling(served, b"", 3),
+            stalling(served, HEAD % b"large" + b"\r\n", 3),
+            stalling(served, body, 3),
+        ):
+            await served.until(lambda: served.num_open >= 6)
+            async with asyncio.timeout(PATIENCE_S):
+                await served.listener.stop()
+            await served.until(lambda: served.num_open == 0)
+
+    run(main())
