@@ -27,6 +27,7 @@ MODEL_KEY = "model"
 _TYPE = "type.googleapis.com/envoy."
 _IN_PARTS = ("STREAMED", "FULL_DUPLEX_STREAMED", "BUFFERED_PARTIAL")
 _EXT_PROC = "envoy.filters.http.ext_proc"
+_HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
 class Mode(StrEnum):
@@ -86,6 +87,12 @@ class BootstrapOptions:
         inference_paths: The paths that go on to the pods, beside those that the picker answers
             itself; None for the file's. The picker's `request.paths`.
         max_body_bytes: Largest request body; more is a 413. The picker's `max_body_bytes`.
+        max_heap_bytes: Envoy's memory. From 60 % on it turns uploads away, at 95 % every request.
+        max_connections: Clients' connections; one more is closed at once.
+        request_timeout_s: Time for a whole request to arrive, else a 408; not for its answer.
+        picker_ping_s: Pause between pings to a picker, and time for the answer to one. In full
+            duplex nothing else ends a request to a picker that hangs: after six of them, as it is
+            tried three times.
         message_timeout_s: Time for one answer of the picker.
         max_message_timeout_s: Longest time for which the picker may ask to hold a request.
         access_log: Whether finished requests are told to the picker.
@@ -107,6 +114,10 @@ class BootstrapOptions:
     static_pods: tuple[str, ...] = ()
     inference_paths: tuple[str, ...] | None = None
     max_body_bytes: int = 16 * 1024 * 1024
+    max_heap_bytes: int = 1024 * 1024 * 1024
+    max_connections: int = 50_000
+    request_timeout_s: float = 60.0
+    picker_ping_s: float = 5.0
     message_timeout_s: float = 10.0
     max_message_timeout_s: float = 120.0
     access_log: bool = True
@@ -157,6 +168,8 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
     listener["per_connection_buffer_limit_bytes"] = min(
         listener["per_connection_buffer_limit_bytes"], options.max_body_bytes
     )
+    manager["request_timeout"] = _seconds(options.request_timeout_s)
+    _set_overload(document["overload_manager"], options)
     _set_routes(manager["route_config"]["virtual_hosts"][0], options)
     _set_ext_proc(manager, options)
     _set_pickers(clusters["picker"], options)
@@ -197,8 +210,17 @@ def _set_routes(host: dict[str, Any], options: BootstrapOptions) -> None:
     listed = [route for route in host["routes"] if "path" in route["match"]]
     others = [route for route in host["routes"] if "path" not in route["match"]]
     to_pods = listed[0]["route"]
-    paths = [{"match": {"path": path}, "route": to_pods} for path in options.inference_paths]
+    posted = listed[0]["match"]
+    paths = [
+        {"match": {**posted, "path": path}, "route": to_pods} for path in options.inference_paths
+    ]
     host["routes"] = paths + others
+
+
+def _set_overload(overload: dict[str, Any], options: BootstrapOptions) -> None:
+    heap, connections = (each["typed_config"] for each in overload["resource_monitors"])
+    heap["max_heap_size_bytes"] = options.max_heap_bytes
+    connections["max_active_downstream_connections"] = options.max_connections
 
 
 def _seconds(duration_s: float) -> str:
@@ -287,6 +309,9 @@ def _set_pickers(cluster: dict[str, Any], options: BootstrapOptions) -> None:
     cluster["load_assignment"] = _endpoints(cluster["name"], options.pickers)
     if any(_is_name(address) for address in options.pickers):
         cluster["type"] = "STRICT_DNS"
+    http2 = cluster["typed_extension_protocol_options"][_HTTP]["explicit_http_config"]
+    ping = {"interval": _seconds(options.picker_ping_s), "timeout": _seconds(options.picker_ping_s)}
+    http2["http2_protocol_options"]["connection_keepalive"] = ping
     if options.picker_tls is not None:
         cluster["transport_socket"] = _tls(options.picker_tls, "h2")
 
