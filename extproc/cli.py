@@ -120,6 +120,14 @@ def envoy(
         list[str] | None, typer.Option(help="Inference path to let through; may repeat.")
     ] = None,
     max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = 16 * 1024 * 1024,
+    max_heap_bytes: Annotated[int, typer.Option(help="Envoy's memory.")] = 1024 * 1024 * 1024,
+    max_connections: Annotated[int, typer.Option(help="Clients' connections.")] = 50_000,
+    request_timeout_s: Annotated[
+        float, typer.Option(help="For a whole request to arrive; not for its answer.")
+    ] = 60.0,
+    picker_ping_s: Annotated[
+        float, typer.Option(help="Between pings to a picker, and for the answer to one.")
+    ] = 5.0,
     message_timeout_s: Annotated[float, typer.Option(help="For one answer of the picker.")] = 10.0,
     max_message_timeout_s: Annotated[
         float, typer.Option(help="Longest hold that the picker may ask for, seconds.")
@@ -167,6 +175,10 @@ def envoy(
             static_pods=tuple(pod or ()),
             inference_paths=tuple(path) if path else None,
             max_body_bytes=max_body_bytes,
+            max_heap_bytes=max_heap_bytes,
+            max_connections=max_connections,
+            request_timeout_s=request_timeout_s,
+            picker_ping_s=picker_ping_s,
             message_timeout_s=message_timeout_s,
             max_message_timeout_s=max_message_timeout_s,
             access_log_flush_interval_s=flush_interval_s,

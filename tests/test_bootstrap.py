@@ -150,6 +150,10 @@ def test_the_access_log_can_be_slower_or_off() -> None:
 def test_limits_times_and_failure_mode_are_taken_over() -> None:
     document = rendered(
         max_body_bytes=1000,
+        max_heap_bytes=2000,
+        max_connections=30,
+        request_timeout_s=20,
+        picker_ping_s=2,
         message_timeout_s=0.5,
         max_message_timeout_s=7,
         failure_mode_allow=True,
@@ -158,6 +162,17 @@ def test_limits_times_and_failure_mode_are_taken_over() -> None:
 
     host = manager(document)["route_config"]["virtual_hosts"][0]
     assert host["request_body_buffer_limit"] == 1000
+    monitors = document["overload_manager"]["resource_monitors"]
+    assert [
+        next(v for k, v in each["typed_config"].items() if k != "@type") for each in monitors
+    ] == [
+        2000,
+        30,
+    ]
+    assert manager(document)["request_timeout"] == "20s"
+    http = next(iter(cluster(document, "picker")["typed_extension_protocol_options"].values()))
+    http2 = http["explicit_http_config"]["http2_protocol_options"]
+    assert http2["connection_keepalive"] == {"interval": "2s", "timeout": "2s"}
     config = ext_proc(document)
     assert config["message_timeout"] == "0.5s"
     assert config["max_message_timeout"] == "7s"
@@ -173,10 +188,14 @@ def test_other_paths_replace_the_listed_ones_and_keep_the_rest() -> None:
     assert [next(iter(route["match"].values())) for route in routes] == [
         "/generate",
         {"regex": "/v1/models(/.+)?"},
-        {"regex": "/v1/responses/[A-Za-z0-9_-]+(/cancel|/input_items)?"},
+        {"regex": "/v1/responses/[A-Za-z0-9_-]+(/input_items)?"},
+        {"regex": "/v1/responses/[A-Za-z0-9_-]+"},
+        {"regex": "/v1/responses/[A-Za-z0-9_-]+/cancel"},
+        "/",
         "/",
     ]
     assert routes[0]["route"]["cluster"] == "pods"
+    assert routes[0]["match"]["headers"] == [{"name": ":method", "string_match": {"exact": "POST"}}]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,15 @@ from tests.e2e.conftest import (
     pod_config,
     running_envoy,
 )
-from tests.e2e.harness import Answer, Client, EnvoyProcess, PickerProcess, chat, eventually
+from tests.e2e.harness import (
+    Answer,
+    Client,
+    EnvoyProcess,
+    PickerProcess,
+    chat,
+    eventually,
+    free_port,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -168,6 +176,26 @@ async def test_a_picker_that_hangs_costs_the_message_timeout(
     assert outcome(answer) == expected
 
 
+async def test_in_full_duplex_a_picker_that_hangs_costs_the_pings_to_it(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    """No message timer runs there: Envoy gives the connection up, as often as it may retry."""
+    async with (
+        PickerProcess(picker_config(pods)) as picker,
+        running_envoy(Mode.FULL_DUPLEX, picker, picker_ping_s=0.5) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        await eventually(lambda: is_served(client))
+        picker.send(signal.SIGSTOP)
+        answer = await client.chat("shared")
+        picker.send(signal.SIGCONT)
+        given_up = await envoy.stats("cluster.picker.http2.keepalive_timeout")
+        await eventually(lambda: is_served(client))
+
+    assert outcome(answer) == "picker_unavailable"
+    assert sum(given_up.values()) >= 3
+
+
 async def is_served(client: Client) -> bool:
     return outcome(await client.chat("shared")) == "served"
 
@@ -310,6 +338,85 @@ async def test_a_fallback_is_dialled_where_the_first_address_refuses(
 
     assert Counter(map(outcome, answers)) == {"served": 20}
     assert sum(retries.values()) >= 1
+
+
+async def test_a_pod_that_the_picker_names_is_dialled_though_envoy_has_ejected_it(
+    http: aiohttp.ClientSession,
+) -> None:
+    """Ejections are for Envoy's own choice. Each dial costs a retry, and nothing else."""
+    async with (
+        own_pods() as pods,
+        PickerProcess(
+            picker_config(pods, destination={"num_fallbacks": 2}, scrape={"interval_s": 60})
+        ) as picker,
+        running_envoy(Mode.OVERRIDE_HOST, picker) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        await pods[0].kill()
+        while not (await envoy.stats(EJECTED))[EJECTED]:
+            await client.chat("only-0")
+        failures = "cluster.pods.upstream_cx_connect_fail"
+        before = (await envoy.stats(failures))[failures]
+        answer = await client.chat("only-0")
+        after = (await envoy.stats(failures))[failures]
+
+    assert after == before + 1
+    assert answer.served_by in ("pod-1", "pod-2")  # which do not have the adapter: a 404
+
+
+EJECTED = "cluster.pods.outlier_detection.ejections_active"
+
+
+async def failing_pod(status: bytes) -> asyncio.Server:
+    """A pod that answers everything with this error."""
+
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(65536):
+            writer.write(b"HTTP/1.1 %s\r\ncontent-length: 0\r\n\r\n" % status)
+        writer.close()
+
+    return await asyncio.start_server(on_connection, "127.0.0.1", 0)
+
+
+@asynccontextmanager
+async def without_picker(*pods: str) -> AsyncIterator[EnvoyProcess]:
+    """An Envoy that chooses among these pods itself."""
+    picker = f"127.0.0.1:{free_port()}"
+    async with running_envoy(
+        Mode.OVERRIDE_HOST, picker, num_pods=len(pods), static_pods=pods
+    ) as envoy:
+        yield envoy
+
+
+async def test_a_pod_that_answers_nothing_but_errors_is_left_out_where_envoy_chooses(
+    pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    broken = await failing_pod(b"500 Internal Server Error")
+    host, port = broken.sockets[0].getsockname()
+    async with broken, without_picker(f"{host}:{port}", pods[0].address) as envoy:
+        client = Client(envoy.url, http)
+        while not (await envoy.stats(EJECTED))[EJECTED]:
+            await client.chat("shared")
+        answers = [await client.chat("shared") for _ in range(20)]
+
+    assert {answer.served_by for answer in answers} == {"pod-0"}
+
+
+async def test_half_of_the_pods_stay_where_all_answer_that_they_are_full(
+    http: aiohttp.ClientSession,
+) -> None:
+    full = [await failing_pod(b"503 Service Unavailable") for _ in range(4)]
+    addresses = ["{}:{}".format(*server.sockets[0].getsockname()) for server in full]
+    async with without_picker(*addresses) as envoy:
+        client = Client(envoy.url, http)
+        answers = [await client.request("POST", PATH, chat("shared")) for _ in range(100)]
+        ejected = (await envoy.stats(EJECTED))[EJECTED]
+    for server in full:
+        server.close()
+
+    # The pods' own words, and not Envoy's that there is none.
+    assert {(answer.status, answer.body) for answer in answers} == {(503, b"")}
+    assert 1 <= ejected <= 2
 
 
 # --- many at once ----------------------------------------------------------------------------

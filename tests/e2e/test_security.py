@@ -329,6 +329,37 @@ async def not_refused(
     return found
 
 
+SERVED = {
+    "/v1/chat/completions": {"POST"},
+    "/v1/audio/speech": {"POST"},
+    "/v1/models/only-1": {"GET", "HEAD"},
+    "/v1/responses/resp_1": {"GET", "HEAD", "DELETE"},
+    "/v1/responses/resp_1/input_items": {"GET", "HEAD"},
+    "/v1/responses/resp_1/cancel": {"POST"},
+}
+"""Paths, and the methods that the picker lets through there."""
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "TRACE", "OPTIONS", "FOO")
+
+
+@pytest.mark.parametrize("path", SERVED)
+async def test_without_a_choice_no_other_method_reaches_a_pod(
+    lonely_gateway: Gateway, pods: list[RunningPod], path: str
+) -> None:
+    reached = set()
+    for method in METHODS:
+        forget_requests(pods)
+        with suppress(asyncio.IncompleteReadError):  # an answer to HEAD has no body
+            await raw_request(
+                lonely_gateway.envoy.port,
+                f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+                "content-length: 0\r\n\r\n".encode(),
+            )
+        if num_requests(pods):
+            reached.add(method)
+
+    assert reached <= SERVED[path]
+
+
 @pytest.mark.parametrize(
     "start_line",
     [

@@ -19,6 +19,7 @@ import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from extproc.bootstrap import BootstrapOptions, render
 from tests.e2e.harness import PickerProcess, eventually, free_port
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.manifests import (
@@ -350,17 +351,30 @@ def test_a_pod_of_the_examples_is_one_that_the_overlay_selects(overlay: str) -> 
 
 
 def test_the_paths_that_go_on_are_those_that_the_picker_serves() -> None:
-    """Of the default configuration; what it answers itself comes by two expressions."""
+    """Of the default configuration; what it answers itself comes by expressions."""
     from extproc.core.routes import DEFAULT_INFERENCE_PATHS
 
     route = only(build(MANIFESTS / "route"), "HTTPRoute")
     exact = {
-        match["path"]["value"]
+        (match["method"], match["path"]["value"])
         for rule in route["spec"]["rules"]
         for match in rule["matches"]
         if match["path"]["type"] == "Exact"
     }
-    assert exact == set(DEFAULT_INFERENCE_PATHS)
+    assert exact == {("POST", path) for path in DEFAULT_INFERENCE_PATHS}
+
+
+@pytest.mark.parametrize("overlay", [each for each in OVERLAYS if each.startswith("envoy-gateway")])
+def test_the_proxies_are_bounded_as_our_own_envoy_is(overlay: str) -> None:
+    """And their containers hold half as much again as the heap's limit."""
+    ours = yaml.safe_load(render(BootstrapOptions()))["overload_manager"]
+    proxy = only(build(MANIFESTS / "overlays" / overlay), "EnvoyProxy")["spec"]
+
+    theirs = proxy["bootstrap"]["jsonPatches"][0]
+    assert (theirs["path"], theirs["value"]) == ("/overload_manager", ours)
+    container = proxy["provider"]["kubernetes"]["envoyDeployment"]["container"]
+    heap_bytes = ours["resource_monitors"][0]["typed_config"]["max_heap_size_bytes"]
+    assert container["resources"]["limits"]["memory"] == f"{3 * heap_bytes // 2 // 2**20}Mi"
 
 
 def test_every_object_is_in_the_namespace_of_its_overlay() -> None:

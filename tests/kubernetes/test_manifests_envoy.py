@@ -152,6 +152,16 @@ async def test_a_path_that_is_not_listed_reaches_no_pod(gateway: Gateway, path: 
     assert [pod.name for pod in gateway.pods if pod.pod.last_requests] == []
 
 
+@pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+async def test_a_method_that_is_not_served_reaches_no_pod(gateway: Gateway, method: str) -> None:
+    for pod in gateway.pods:
+        pod.pod.last_requests.clear()
+    answer = await gateway.client.request(method, "/v1/chat/completions")
+
+    assert answer.status in (404, 405)
+    assert [pod.name for pod in gateway.pods if pod.pod.last_requests] == []
+
+
 async def test_the_models_of_the_whole_pool_are_listed(gateway: Gateway) -> None:
     answer = await gateway.client.request("GET", "/v1/models")
     assert {"base", "shared", "only-0", "only-2"} <= {card["id"] for card in answer.json["data"]}

@@ -9,7 +9,6 @@ It knows Envoy's configuration and no other part of this package.
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
@@ -19,14 +18,33 @@ from typing import Any
 
 import yaml
 
+from extproc.bootstrap.sockets import (
+    TYPE_PREFIX,
+    TlsFiles,
+    endpoints,
+    is_name,
+    set_address,
+    tls_socket,
+)
+
+__all__ = [
+    "MODEL_KEY",
+    "MODEL_NAMESPACE",
+    "BootstrapOptions",
+    "Mode",
+    "RequestBody",
+    "TlsFiles",
+    "render",
+]
+
 MODEL_NAMESPACE = "extproc.request"
 """Dynamic metadata namespace in which Envoy's `json_to_metadata` filter leaves the model."""
 MODEL_KEY = "model"
 """The key in `MODEL_NAMESPACE`; an empty string where the body has no `model`."""
 
-_TYPE = "type.googleapis.com/envoy."
 _IN_PARTS = ("STREAMED", "FULL_DUPLEX_STREAMED", "BUFFERED_PARTIAL")
 _EXT_PROC = "envoy.filters.http.ext_proc"
+_HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
 class Mode(StrEnum):
@@ -46,23 +64,6 @@ class RequestBody(StrEnum):
     STREAMED_STRICT = "streamed-strict"  # only after it: routes late bodies by mode override alone
     FULL_DUPLEX = "full-duplex"
     HEADERS_ONLY = "headers-only"  # Envoy reads `model` itself, the body is not sent
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """TLS from Envoy to the picker or to the pods. Paths are Envoy's.
-
-    Attributes:
-        ca: Certificates that the server's must be signed by; "" takes any.
-        cert: Client certificate chain for mutual TLS; "" for none.
-        key: Private key of `cert`.
-        server_name: Name expected in the server's certificate; "" accepts any that `ca` signed.
-    """
-
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-    server_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,12 @@ class BootstrapOptions:
         inference_paths: The paths that go on to the pods, beside those that the picker answers
             itself; None for the file's. The picker's `request.paths`.
         max_body_bytes: Largest request body; more is a 413. The picker's `max_body_bytes`.
+        max_heap_bytes: Envoy's memory. From 60 % on it turns uploads away, at 95 % every request.
+        max_connections: Clients' connections; one more is closed at once.
+        request_timeout_s: Time for a whole request to arrive, else a 408; not for its answer.
+        picker_ping_s: Pause between pings to a picker, and time for the answer to one. In full
+            duplex nothing else ends a request to a picker that hangs: after six of them, as it is
+            tried three times.
         message_timeout_s: Time for one answer of the picker.
         max_message_timeout_s: Longest time for which the picker may ask to hold a request.
         access_log: Whether finished requests are told to the picker.
@@ -107,6 +114,10 @@ class BootstrapOptions:
     static_pods: tuple[str, ...] = ()
     inference_paths: tuple[str, ...] | None = None
     max_body_bytes: int = 16 * 1024 * 1024
+    max_heap_bytes: int = 1024 * 1024 * 1024
+    max_connections: int = 50_000
+    request_timeout_s: float = 60.0
+    picker_ping_s: float = 5.0
     message_timeout_s: float = 10.0
     max_message_timeout_s: float = 120.0
     access_log: bool = True
@@ -135,7 +146,7 @@ def render(options: BootstrapOptions) -> str:
 def _folder() -> Traversable:
     """The configurations: package data in a wheel, the repository's folder beside the sources."""
     packaged = resources.files("extproc") / "data" / "envoy"
-    return packaged if packaged.is_dir() else Path(__file__).parents[1] / "envoy"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "envoy"
 
 
 class _PlainDumper(yaml.SafeDumper):
@@ -151,43 +162,22 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     clusters = {cluster["name"]: cluster for cluster in static["clusters"]}
 
-    _set_address(document["admin"]["address"], options.admin)
-    _set_address(listener["address"], options.listen)
+    set_address(document["admin"]["address"], options.admin)
+    set_address(listener["address"], options.listen)
     # Envoy takes the larger of this and the route's limit for the largest body.
     listener["per_connection_buffer_limit_bytes"] = min(
         listener["per_connection_buffer_limit_bytes"], options.max_body_bytes
     )
+    manager["request_timeout"] = _seconds(options.request_timeout_s)
+    _set_overload(document["overload_manager"], options)
     _set_routes(manager["route_config"]["virtual_hosts"][0], options)
     _set_ext_proc(manager, options)
     _set_pickers(clusters["picker"], options)
     static["clusters"] += _set_access_log(manager, clusters["picker"], options)
     if options.pod_tls is not None:
-        clusters["pods"]["transport_socket"] = _tls(options.pod_tls, "http/1.1")
+        clusters["pods"]["transport_socket"] = tls_socket(options.pod_tls, "http/1.1")
     if options.static_pods:
         _set_static_pods(clusters["pods"], options)
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{address!r} is not host:port")
-    return host, int(port)
-
-
-def _set_address(place: dict[str, Any], address: str) -> None:
-    host, port = _split(address)
-    place["socket_address"] = {"address": host, "port_value": port}
-
-
-def _is_name(address: str) -> bool:
-    if address.startswith("unix:"):
-        return False
-    try:
-        ipaddress.ip_address(_split(address)[0])
-    except ValueError:
-        return True
-    return False
 
 
 def _set_routes(host: dict[str, Any], options: BootstrapOptions) -> None:
@@ -197,8 +187,17 @@ def _set_routes(host: dict[str, Any], options: BootstrapOptions) -> None:
     listed = [route for route in host["routes"] if "path" in route["match"]]
     others = [route for route in host["routes"] if "path" not in route["match"]]
     to_pods = listed[0]["route"]
-    paths = [{"match": {"path": path}, "route": to_pods} for path in options.inference_paths]
+    posted = listed[0]["match"]
+    paths = [
+        {"match": {**posted, "path": path}, "route": to_pods} for path in options.inference_paths
+    ]
     host["routes"] = paths + others
+
+
+def _set_overload(overload: dict[str, Any], options: BootstrapOptions) -> None:
+    heap, connections = (each["typed_config"] for each in overload["resource_monitors"])
+    heap["max_heap_size_bytes"] = options.max_heap_bytes
+    connections["max_active_downstream_connections"] = options.max_connections
 
 
 def _seconds(duration_s: float) -> str:
@@ -265,50 +264,21 @@ def _model_to_metadata() -> dict[str, Any]:
     return {
         "name": "envoy.filters.http.json_to_metadata",
         "typed_config": {
-            "@type": _TYPE + "extensions.filters.http.json_to_metadata.v3.JsonToMetadata",
+            "@type": TYPE_PREFIX + "extensions.filters.http.json_to_metadata.v3.JsonToMetadata",
             "request_rules": {"rules": [rule], "allow_content_types_regex": types},
         },
     }
 
 
-def _endpoints(name: str, addresses: tuple[str, ...]) -> dict[str, Any]:
-    places: list[dict[str, Any]] = []
-    for address in addresses:
-        place: dict[str, Any] = {}
-        if address.startswith("unix:"):
-            place["pipe"] = {"path": address.removeprefix("unix:")}
-        else:
-            _set_address(place, address)
-        places.append({"endpoint": {"address": place}})
-    return {"cluster_name": name, "endpoints": [{"lb_endpoints": places}]}
-
-
 def _set_pickers(cluster: dict[str, Any], options: BootstrapOptions) -> None:
-    cluster["load_assignment"] = _endpoints(cluster["name"], options.pickers)
-    if any(_is_name(address) for address in options.pickers):
+    cluster["load_assignment"] = endpoints(cluster["name"], options.pickers)
+    if any(is_name(address) for address in options.pickers):
         cluster["type"] = "STRICT_DNS"
+    http2 = cluster["typed_extension_protocol_options"][_HTTP]["explicit_http_config"]
+    ping = {"interval": _seconds(options.picker_ping_s), "timeout": _seconds(options.picker_ping_s)}
+    http2["http2_protocol_options"]["connection_keepalive"] = ping
     if options.picker_tls is not None:
-        cluster["transport_socket"] = _tls(options.picker_tls, "h2")
-
-
-def _tls(files: TlsFiles, protocol: str) -> dict[str, Any]:
-    common: dict[str, Any] = {"alpn_protocols": [protocol]}
-    context: dict[str, Any] = {
-        "@type": _TYPE + "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
-        "common_tls_context": common,
-    }
-    if files.ca:
-        common["validation_context"] = {"trusted_ca": {"filename": files.ca}}
-    if files.cert:
-        chain, key = {"filename": files.cert}, {"filename": files.key}
-        common["tls_certificates"] = [{"certificate_chain": chain, "private_key": key}]
-    if files.server_name:
-        context["sni"] = files.server_name
-    if files.ca and files.server_name:
-        matcher = {"exact": files.server_name}
-        names = [{"san_type": "DNS", "matcher": matcher}]
-        common["validation_context"]["match_typed_subject_alt_names"] = names
-    return {"name": "envoy.transport_sockets.tls", "typed_config": context}
+        cluster["transport_socket"] = tls_socket(options.picker_tls, "h2")
 
 
 def _set_access_log(
@@ -335,7 +305,7 @@ def _set_access_log(
 
 def _only(picker: dict[str, Any], number: int, address: str) -> dict[str, Any]:
     name = f"picker-log-{number}"
-    return {**picker, "name": name, "load_assignment": _endpoints(name, (address,))}
+    return {**picker, "name": name, "load_assignment": endpoints(name, (address,))}
 
 
 def _log_to(log: dict[str, Any], cluster: str) -> dict[str, Any]:
@@ -349,4 +319,4 @@ def _set_static_pods(cluster: dict[str, Any], options: BootstrapOptions) -> None
         raise ValueError(f"static_pods: in {options.mode} mode Envoy does not know the pods")
     del cluster["eds_cluster_config"]
     cluster["type"] = "STATIC"
-    cluster["load_assignment"] = _endpoints("pods", options.static_pods)
+    cluster["load_assignment"] = endpoints("pods", options.static_pods)

@@ -1,0 +1,90 @@
+"""The sockets of a bootstrap: addresses, endpoints, TLS."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Any
+
+TYPE_PREFIX = "type.googleapis.com/envoy."
+"""What the name of every type of Envoy's begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """TLS from Envoy to the picker or to the pods. Paths are Envoy's.
+
+    Attributes:
+        ca: Certificates that the server's must be signed by; "" takes any.
+        cert: Client certificate chain for mutual TLS; "" for none.
+        key: Private key of `cert`.
+        server_name: Name expected in the server's certificate; "" accepts any that `ca` signed.
+    """
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    server_name: str = ""
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{address!r} is not host:port")
+    return host, int(port)
+
+
+def set_address(place: dict[str, Any], address: str) -> None:
+    """Put `host:port` where Envoy wants an address.
+
+    Raises:
+        ValueError: It is not `host:port`.
+    """
+    host, port = _split(address)
+    place["socket_address"] = {"address": host, "port_value": port}
+
+
+def is_name(address: str) -> bool:
+    """Whether the host of `host:port` has to be looked up."""
+    if address.startswith("unix:"):
+        return False
+    try:
+        ipaddress.ip_address(_split(address)[0])
+    except ValueError:
+        return True
+    return False
+
+
+def endpoints(name: str, addresses: tuple[str, ...]) -> dict[str, Any]:
+    """The load assignment of a cluster: `host:port` or `unix:PATH` each."""
+    places: list[dict[str, Any]] = []
+    for address in addresses:
+        place: dict[str, Any] = {}
+        if address.startswith("unix:"):
+            place["pipe"] = {"path": address.removeprefix("unix:")}
+        else:
+            set_address(place, address)
+        places.append({"endpoint": {"address": place}})
+    return {"cluster_name": name, "endpoints": [{"lb_endpoints": places}]}
+
+
+def tls_socket(files: TlsFiles, protocol: str) -> dict[str, Any]:
+    """The transport socket for TLS to a server that speaks this protocol (ALPN)."""
+    common: dict[str, Any] = {"alpn_protocols": [protocol]}
+    context: dict[str, Any] = {
+        "@type": TYPE_PREFIX + "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+        "common_tls_context": common,
+    }
+    if files.ca:
+        common["validation_context"] = {"trusted_ca": {"filename": files.ca}}
+    if files.cert:
+        chain, key = {"filename": files.cert}, {"filename": files.key}
+        common["tls_certificates"] = [{"certificate_chain": chain, "private_key": key}]
+    if files.server_name:
+        context["sni"] = files.server_name
+    if files.ca and files.server_name:
+        matcher = {"exact": files.server_name}
+        names = [{"san_type": "DNS", "matcher": matcher}]
+        common["validation_context"]["match_typed_subject_alt_names"] = names
+    return {"name": "envoy.transport_sockets.tls", "typed_config": context}
