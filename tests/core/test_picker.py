@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -183,6 +183,20 @@ def test_fallbacks_of_the_base_model_have_the_least_pending() -> None:
     order = picked(picker(num_fallbacks=2).pick(views, request(None))).endpoints
 
     assert order == tuple(address(number) for number in (2, 3, 1))
+
+
+@given(snapshots(), requests(), st.integers(1, 4))
+def test_fallbacks_are_the_best_of_all_others_however_many_are_wanted(
+    snapshot: Snapshot, request: RequestInfo, num_fallbacks: int
+) -> None:
+    result = picker(num_fallbacks=num_fallbacks).pick(snapshot, request)
+    assume(isinstance(result, Pick))
+    pick = picked(result)
+
+    adapter = request.adapter
+    others = [view for view in pick.candidates if view.address != pick.address]
+    others.sort(key=lambda v: (adapter is not None and not v.has_loaded(adapter), v.num_pending))
+    assert pick.endpoints[1:] == tuple(view.address for view in others[:num_fallbacks])
 
 
 def test_alternates_are_chosen_as_fallbacks_are_and_stand_beside_the_destination() -> None:
