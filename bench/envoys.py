@@ -179,7 +179,7 @@ def gateway_config(
     if picker is None:
         static["clusters"] = [_direct_cluster(clusters["pods"], pods)]
         manager["http_filters"] = [
-            f for f in manager["http_filters"] if "ext_proc" not in f["name"]
+            f for f in manager["http_filters"] if f["name"].endswith("router")
         ]
         for route in manager["route_config"]["virtual_hosts"][0]["routes"]:
             route.pop("typed_per_filter_config", None)
@@ -191,6 +191,8 @@ def gateway_config(
 def _direct_cluster(cluster: dict[str, Any], pods: Sequence[str]) -> dict[str, Any]:
     places = [{"endpoint": {"address": _address(int(pod.rpartition(":")[2]))}} for pod in pods]
     rest = {key: value for key, value in cluster.items() if key != "original_dst_lb_config"}
+    for options in rest["typed_extension_protocol_options"].values():
+        options.pop("http_filters", None)
     return {
         **rest,
         "type": "STATIC",

@@ -324,6 +324,13 @@ class DestinationConfig(_Section):
         le=16,
         description="Addresses after the first; only override-host clusters take any. Live.",
     )
+    num_alternates: int = Field(
+        2,
+        ge=0,
+        le=2,
+        description="Where there are no fallbacks: addresses told beside the destination, in the "
+        "metadata `extproc.alternates`. `original-dst` dials them where the first refuses. Live.",
+    )
     eds_cluster: str = Field("pods", description="Resource name that endpoint discovery answers.")
     tells_scores: bool = Field(
         False,

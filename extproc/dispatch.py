@@ -106,6 +106,8 @@ class ObservedDispatcher:
         pool = self.router.pool
         pick_id = completion.pick_id or pool.pick_id_of(completion.request_id) or ""
         ended_s = self.clock() - completion.lag_s
+        # Where the first address refused, another of the pick's served: that engine has worked.
+        pool.move(pick_id, completion.address, now=ended_s)
         flight = pool.finish(pick_id, now=ended_s, has_run=_has_run(completion))
         if flight is None:
             is_ours = pick_id.startswith(self.router_id)

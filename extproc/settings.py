@@ -30,7 +30,10 @@ def pool_settings(config: Config) -> PoolSettings:
 
 def picker_settings(config: Config) -> PickerSettings:
     """What the picker is configured with."""
-    return PickerSettings(config.destination.num_fallbacks, config.request.max_sessions)
+    destination = config.destination
+    return PickerSettings(
+        destination.num_fallbacks, destination.num_alternates, config.request.max_sessions
+    )
 
 
 def admission_settings(config: Config) -> AdmissionSettings:
@@ -100,6 +103,7 @@ _LIVE = {"policy", "admission"}
 _LIVE_FIELDS = {
     ("scrape", "expiry_s"),
     ("destination", "num_fallbacks"),
+    ("destination", "num_alternates"),
     ("admin", "slo_ttft_s"),
 }
 

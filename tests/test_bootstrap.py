@@ -82,8 +82,11 @@ def test_the_files_share_all_but_what_makes_them_different() -> None:
         document["static_resources"]["clusters"].remove(cluster(document, "pods"))
         del cluster(document, "picker")["common_lb_config"]
         filter_config = ext_proc(document)
+        del filter_config["metadata_options"]["receiving_namespaces"]
         del filter_config["processing_mode"]
         del filter_config["failure_mode_allow"]
+        filters = manager(document)["http_filters"]
+        filters[:] = [each for each in filters if not each["name"].endswith("header_mutation")]
         for route in manager(document)["route_config"]["virtual_hosts"][0]["routes"]:
             route.get("route", {}).pop("retry_policy", None)
 
@@ -220,26 +223,49 @@ def test_the_body_mode_is_an_option_of_every_file(
     assert sends_early == (body is RequestBody.STREAMED)
 
 
-@pytest.mark.parametrize(
-    ("mode", "body", "retries"),
-    [
-        (Mode.ORIGINAL_DST, RequestBody.BUFFERED, True),
-        (Mode.ORIGINAL_DST, RequestBody.BUFFERED_PARTIAL, False),
-        (Mode.ORIGINAL_DST, RequestBody.STREAMED, False),
-        (Mode.ORIGINAL_DST, RequestBody.FULL_DUPLEX, False),
-        (Mode.OVERRIDE_HOST, RequestBody.STREAMED, True),
-    ],
-)
-def test_a_body_in_parts_is_not_retried_at_the_same_pod(
-    mode: Mode, body: RequestBody, retries: bool
+@pytest.mark.parametrize("body", list(RequestBody))
+@ALL_MODES
+def test_envoy_retries_where_it_has_another_address_however_the_body_comes(
+    mode: Mode, body: RequestBody
 ) -> None:
-    """Envoy 1.40 would send it twice where trailers follow; fallbacks are worth more than these."""
     routes = manager(rendered(mode=mode, request_body=body))["route_config"]["virtual_hosts"][0][
         "routes"
     ]
 
     to_pods = [route["route"] for route in routes if "route" in route]
+    retries = mode is not Mode.FULL_DUPLEX
     assert ["retry_policy" in route for route in to_pods] == [retries] * len(to_pods)
+
+
+def test_retries_are_the_same_wherever_there_are_some() -> None:
+    """Only of what surely has not reached an engine."""
+    policies = [
+        manager(rendered(mode=mode))["route_config"]["virtual_hosts"][0]["routes"][0]["route"][
+            "retry_policy"
+        ]
+        for mode in (Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST)
+    ]
+
+    for policy in policies:
+        assert policy["retry_on"] == "connect-failure,refused-stream,reset-before-request"
+        assert policy["num_retries"] == 2
+
+
+def test_the_address_that_is_dialled_comes_from_metadata_whatever_header_came() -> None:
+    """`original-dst` reads a header: the last filter before the router takes a client's away."""
+    document = rendered()
+
+    name = cluster(document, "pods")["original_dst_lb_config"]["http_header_name"]
+    *_, last, router = manager(document)["http_filters"]
+    removed, *_ = last["typed_config"]["mutations"]["request_mutations"]
+    assert router["name"] == "envoy.filters.http.router"
+    assert removed == {"remove": name}
+    values = [
+        each["append"]["header"]["value"]
+        for each in last["typed_config"]["mutations"]["request_mutations"]
+        if "append" in each
+    ]
+    assert all(value.startswith("%DYNAMIC_METADATA(") for value in values)
 
 
 def test_with_headers_only_envoy_reads_the_model_and_passes_it_on() -> None:

@@ -42,7 +42,6 @@ MODEL_NAMESPACE = "extproc.request"
 MODEL_KEY = "model"
 """The key in `MODEL_NAMESPACE`; an empty string where the body has no `model`."""
 
-_IN_PARTS = ("STREAMED", "FULL_DUPLEX_STREAMED", "BUFFERED_PARTIAL")
 _EXT_PROC = "envoy.filters.http.ext_proc"
 _HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
@@ -217,8 +216,6 @@ def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:
     mode = config["processing_mode"]
     if options.request_body is not None:
         _set_request_body(config, options.request_body)
-    if options.mode is Mode.ORIGINAL_DST and mode["request_body_mode"] in _IN_PARTS:
-        _drop_retries(manager["route_config"]["virtual_hosts"][0])
     if options.response_phases is not None:
         phase = "SEND" if options.response_phases else "SKIP"
         mode.update(response_header_mode=phase, response_trailer_mode=phase)
@@ -227,12 +224,6 @@ def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:
     mode["response_body_mode"] = "FULL_DUPLEX_STREAMED" if is_duplex and sends_responses else "NONE"
     if options.request_body is RequestBody.HEADERS_ONLY:
         filters.insert(0, _model_to_metadata())
-
-
-def _drop_retries(host: dict[str, Any]) -> None:
-    """Retries of the same address are worth less than what they break (`full-duplex.yaml`)."""
-    for route in host["routes"]:
-        route.get("route", {}).pop("retry_policy", None)
 
 
 def _set_request_body(config: dict[str, Any], body: RequestBody) -> None:

@@ -10,6 +10,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from extproc.core.admission import AdmissionSettings, admit
 from extproc.core.bounds import MAX_SLUG_CHARS, plain
@@ -17,18 +18,22 @@ from extproc.core.policies import Policy
 from extproc.core.rejections import no_endpoints, stored_response
 from extproc.core.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 
+_NUM_PENDING = attrgetter("num_pending")
+
 
 @dataclass(frozen=True, slots=True)
 class PickerSettings:
     """What the picker is configured with.
 
     Attributes:
-        num_fallbacks: Further addresses after the primary one. An original-destination cluster
-            takes none.
+        num_fallbacks: Further addresses after the primary one, in the destination itself. An
+            original-destination cluster takes none there.
+        num_alternates: Further addresses beside the destination, where it has no fallbacks.
         max_sessions: Sessions remembered; the least recently used is forgotten first.
     """
 
     num_fallbacks: int = 0
+    num_alternates: int = 0
     max_sessions: int = 10_000
 
 
@@ -92,14 +97,17 @@ class Picker:
         if request.session is not None:
             self._remember(request.session, chosen[0].address)
         chosen = self._with_fallbacks(chosen, admitted, request)
+        addresses = tuple([view.address for view in chosen])
+        num_listed = 1 + self._settings.num_fallbacks
         return Pick(
             id=self._next_id(),
             request=request,
-            endpoints=tuple(view.address for view in chosen),
+            endpoints=addresses[:num_listed],
             policy=self._policy_name,
             reason=reason,
             candidates=tuple(admitted),
             picked_at_s=snapshot.now,
+            alternates=addresses[num_listed:],
         )
 
     def _candidates(
@@ -137,15 +145,17 @@ class Picker:
     def _with_fallbacks(
         self, chosen: list[EndpointView], admitted: Sequence[EndpointView], request: RequestInfo
     ) -> list[EndpointView]:
-        """Fill up to the number of fallbacks: where the adapter is loaded, then least pending."""
-        wanted = 1 + self._settings.num_fallbacks
+        """Fill up with fallbacks or alternates: where the adapter is loaded, then least pending."""
+        settings = self._settings
+        wanted = 1 + (settings.num_fallbacks or settings.num_alternates)
         if len(chosen) < wanted:
             taken = {view.address for view in chosen}
             rest = [view for view in admitted if view.address not in taken]
+            # Sorted without a function of ours: of a hundred endpoints that is what this costs.
+            rest.sort(key=_NUM_PENDING)
             adapter = request.adapter
-            rest.sort(
-                key=lambda v: (adapter is not None and not v.has_loaded(adapter), v.num_pending)
-            )
+            if adapter is not None:
+                rest = _loaded_first(rest, adapter, wanted - len(chosen))
             chosen = chosen + rest
         return chosen[:wanted]
 
@@ -154,6 +164,17 @@ class Picker:
         self._sessions.move_to_end(session)
         while len(self._sessions) > self._settings.max_sessions:
             self._sessions.popitem(last=False)
+
+
+def _loaded_first(views: Sequence[EndpointView], adapter: str, wanted: int) -> list[EndpointView]:
+    """At least `wanted` of the views, if there are so many: those with the adapter, then others."""
+    loaded = []
+    for view in views:
+        if view.has_loaded(adapter):
+            loaded.append(view)
+            if len(loaded) == wanted:
+                return loaded
+    return loaded + [view for view in views if not view.has_loaded(adapter)]
 
 
 def is_in_subset(address: str, subset: frozenset[str]) -> bool:

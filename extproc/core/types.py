@@ -286,6 +286,8 @@ class Pick(Struct, frozen=True):
         reason: The rule's slug.
         candidates: What the rule chose from.
         picked_at_s: When.
+        alternates: `ip:port` of others, best first, for a data plane that dials one address at a
+            time: told beside the destination, not in it. Empty where `endpoints` has fallbacks.
     """
 
     id: str
@@ -295,6 +297,7 @@ class Pick(Struct, frozen=True):
     reason: str
     candidates: tuple[EndpointView, ...] = ()
     picked_at_s: float = 0.0
+    alternates: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:

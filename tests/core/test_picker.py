@@ -185,6 +185,34 @@ def test_fallbacks_of_the_base_model_have_the_least_pending() -> None:
     assert order == tuple(address(number) for number in (2, 3, 1))
 
 
+@given(snapshots(), requests(), st.integers(1, 4))
+def test_fallbacks_are_the_best_of_all_others_however_many_are_wanted(
+    snapshot: Snapshot, request: RequestInfo, num_fallbacks: int
+) -> None:
+    result = picker(num_fallbacks=num_fallbacks).pick(snapshot, request)
+    if not isinstance(result, Pick):
+        return
+    pick, adapter = result, request.adapter
+    others = [view for view in pick.candidates if view.address != pick.address]
+    others.sort(key=lambda v: (adapter is not None and not v.has_loaded(adapter), v.num_pending))
+    assert pick.endpoints[1:] == tuple(view.address for view in others[:num_fallbacks])
+
+
+def test_alternates_are_chosen_as_fallbacks_are_and_stand_beside_the_destination() -> None:
+    views = snapshot(
+        *(endpoint_view(number, registered={"base"}, num_pending=number) for number in (1, 2, 3, 4))
+    )
+
+    fallbacks = picked(picker(num_fallbacks=2).pick(views, request(None)))
+    alternates = picked(picker(num_alternates=2).pick(views, request(None)))
+    both = picked(picker(num_fallbacks=1, num_alternates=2).pick(views, request(None)))
+
+    assert fallbacks.alternates == both.alternates == ()
+    assert (*alternates.endpoints, *alternates.alternates) == fallbacks.endpoints
+    assert len(alternates.endpoints) == 1
+    assert len(both.endpoints) == 2
+
+
 def test_the_rule_may_name_fallbacks_itself_and_the_number_holds() -> None:
     views = snapshot(*(endpoint_view(number) for number in range(1, 5)))
     first, second, third, _ = views.endpoints

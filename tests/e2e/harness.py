@@ -198,6 +198,7 @@ class EnvoyProcess(ChildProcess):
                 *("-c", str(config_path)),
                 *("--admin-address-path", str(admin_path)),
                 "--disable-hot-restart",
+                *("--file-flush-interval-msec", "50"),  # what it writes to its log
                 *self._arguments,
             ]
         )

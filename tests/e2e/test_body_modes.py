@@ -137,7 +137,7 @@ async def test_trailers_of_http1_are_dropped_and_the_request_is_routed(gateway: 
 
 async def test_a_request_with_trailers_is_routed(gateway: Gateway) -> None:
     in_parts = gateway.case.body not in (RequestBody.BUFFERED, RequestBody.HEADERS_ONLY)
-    if gateway.case.mode is Mode.OVERRIDE_HOST and in_parts:
+    if gateway.case.mode is not Mode.FULL_DUPLEX and in_parts:
         pytest.skip("Envoy 1.40 sends the body twice, where the router may retry (issue 45470)")
 
     answer = await h2_request(gateway.envoy.port, chat("only-1"), has_trailers=True)

@@ -12,11 +12,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 
-from extproc.bootstrap import Mode
+from extproc.bootstrap import BootstrapOptions, Mode, RequestBody, render
 from extproc.sim.pod import RunningPod, start_pod
 from extproc.sim.profiles import INSTANT
 from tests.e2e.conftest import (
+    MAX_BODY_BYTES,
     NUM_PODS,
     knows_pods,
     picker_config,
@@ -277,7 +279,169 @@ async def is_unready(picker: PickerProcess) -> bool:
 # --- pods ------------------------------------------------------------------------------------
 
 
-async def test_a_killed_pod_costs_clear_errors_until_the_picker_knows(
+FALLBACKS = {
+    Mode.ORIGINAL_DST: {},
+    Mode.OVERRIDE_HOST: {"destination": {"num_fallbacks": 2}},
+}
+"""What the picker's configuration must say, so that Envoy has other addresses."""
+
+KNOW_OTHERS = pytest.mark.parametrize("mode", list(FALLBACKS), ids=str)
+CAUSE = "cause="
+
+
+def with_causes(config: str) -> str:
+    """A bootstrap whose Envoy also writes each request's response flags to its log."""
+    bootstrap = yaml.safe_load(config)
+    listener = bootstrap["static_resources"]["listeners"][0]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    kind = "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog"
+    line = f"{CAUSE}%RESPONSE_CODE%/%RESPONSE_FLAGS%\n"
+    log_format = {"text_format_source": {"inline_string": line}}
+    manager["access_log"].append(
+        {
+            "name": "envoy.access_loggers.stdout",
+            "typed_config": {"@type": kind, "log_format": log_format},
+        }
+    )
+    return yaml.safe_dump(bootstrap)
+
+
+def causes(envoy: EnvoyProcess) -> Counter[str]:
+    """How many requests ended with which status and response flags."""
+    lines = envoy.log.splitlines()
+    return Counter(line.removeprefix(CAUSE) for line in lines if line.startswith(CAUSE))
+
+
+@asynccontextmanager
+async def telling_envoy(mode: Mode, picker: PickerProcess) -> AsyncIterator[EnvoyProcess]:
+    options = BootstrapOptions(mode, max_body_bytes=MAX_BODY_BYTES, pickers=(picker.address,))
+    async with EnvoyProcess(with_causes(render(options))) as envoy:
+        if mode is Mode.OVERRIDE_HOST:
+            await knows_pods(envoy, NUM_PODS)
+        yield envoy
+
+
+@KNOW_OTHERS
+async def test_a_killed_pod_costs_at_most_what_it_was_running(
+    mode: Mode, http: aiohttp.ClientSession
+) -> None:
+    """No client hears of a refused connection, also while the picker believes in the pod."""
+    num_clients = 8
+    async with (
+        own_pods(profile=TALKATIVE) as pods,
+        PickerProcess(picker_config(pods, **FALLBACKS[mode])) as picker,
+        telling_envoy(mode, picker) as envoy,
+        Load(Client(envoy.url, http), ["shared", "base"], num_clients).running() as load,
+    ):
+        await load.some()
+        await pods[0].kill()
+        await load.some(200)
+        retries = await envoy.stats("cluster.pods.upstream_rq_retry$")
+        is_over = await eventually(lambda: _is_told(envoy, len(load.answers)))
+
+    assert is_over
+    lost = [answer for answer in load.answers if outcome(answer) != "served"]
+    assert len(lost) <= num_clients, causes(envoy)
+    # UC: the connection broke while the pod had the request. UF would be one that was refused.
+    assert causes(envoy).keys() <= {"200/-", "503/UC"}
+    assert sum(retries.values()) >= 1
+
+
+async def _is_told(envoy: EnvoyProcess, num_requests: int) -> bool:
+    return sum(causes(envoy).values()) >= num_requests
+
+
+@KNOW_OTHERS
+async def test_a_fallback_is_dialled_where_the_first_address_refuses(
+    mode: Mode, http: aiohttp.ClientSession
+) -> None:
+    """The picker still believes in the pods that have just gone, one and then two of three."""
+    async with (
+        own_pods() as pods,
+        PickerProcess(picker_config(pods, scrape={"interval_s": 60}, **FALLBACKS[mode])) as picker,
+        running_envoy(mode, picker) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        await pods[0].kill()
+        answers = [await client.chat("base") for _ in range(20)]
+        await pods[1].kill()
+        more = [await client.chat("base") for _ in range(20)]
+        retries = await envoy.stats("cluster.pods.upstream_rq_retry_success")
+        await eventually(picker.has_none_in_flight)
+        completed = await picker.counter("extproc_completions_total")
+        unmatched = await picker.counter("extproc_completions_unmatched_total")
+
+    assert Counter(map(outcome, answers + more)) == {"served": 40}
+    assert {answer.served_by for answer in more} == {"pod-2"}
+    assert sum(retries.values()) >= 1
+    assert (completed, unmatched) == (40, 0)
+
+
+async def test_where_there_is_no_other_pod_the_same_is_dialled_again(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with (
+        own_pods() as pods,
+        PickerProcess(picker_config(pods, scrape={"interval_s": 60})) as picker,
+        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        await pods[0].kill()
+        answer = await client.chat("only-0")
+        refused = await envoy.stats("cluster.pods.upstream_cx_connect_fail$")
+
+    assert outcome(answer) == "endpoint_unavailable"
+    assert list(refused.values()) == [3]
+
+
+@pytest.mark.parametrize("body", list(RequestBody), ids=str)
+async def test_the_whole_body_goes_to_an_alternate_however_it_came(
+    body: RequestBody, http: aiohttp.ClientSession
+) -> None:
+    asks_for_body = body is RequestBody.STREAMED_STRICT
+    config = {"scrape": {"interval_s": 60}, "request": {"allow_mode_override": asks_for_body}}
+    async with (
+        own_pods() as pods,
+        PickerProcess(picker_config(pods, **config)) as picker,
+        running_envoy(
+            Mode.ORIGINAL_DST, picker, request_body=body, allow_mode_override=asks_for_body
+        ) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        await pods[0].kill()
+        answers = [await client.chat("base", padding_bytes=300_000) for _ in range(12)]
+        refused = await envoy.stats("cluster.pods.upstream_cx_connect_fail$")
+
+    assert Counter(map(outcome, answers)) == {"served": 12}
+    assert sum(refused.values()) >= 1
+
+
+@KNOW_OTHERS
+async def test_a_request_that_a_pod_has_begun_is_not_sent_to_another(
+    mode: Mode, http: aiohttp.ClientSession
+) -> None:
+    async with (
+        own_pods(profile=TALKATIVE) as pods,
+        PickerProcess(picker_config(pods, **FALLBACKS[mode])) as picker,
+        running_envoy(mode, picker) as envoy,
+        asyncio.TaskGroup() as group,
+    ):
+        client = Client(envoy.url, http)
+        request = group.create_task(client.chat("base", max_tokens=200))
+        [busy] = await eventually(lambda: _that_have_requests(pods))
+        await busy.kill()
+        answer = await request
+        seen = [len(pod.pod.last_requests) for pod in pods]
+
+    assert outcome(answer) == "endpoint_unavailable"
+    assert sum(seen) == 1
+
+
+async def _that_have_requests(pods: list[RunningPod]) -> list[RunningPod]:
+    return [pod for pod in pods if pod.pod.last_requests]
+
+
+async def test_a_killed_pod_is_no_longer_chosen_once_it_gives_no_report(
     http: aiohttp.ClientSession,
 ) -> None:
     async with (
@@ -288,56 +452,15 @@ async def test_a_killed_pod_costs_clear_errors_until_the_picker_knows(
     ):
         await load.some()
         await pods[0].kill()
-        await eventually(lambda: _is_unknown(picker, pods[0]))
-        await load.some()
-        after = await load.some(100)
-
-    assert {outcome(answer) for answer in load.answers} <= {"served", "endpoint_unavailable"}
-    assert {answer.served_by for answer in after} <= {"pod-1", "pod-2"}
-    assert Counter(map(outcome, after)) == {"served": len(after)}
+        await eventually(lambda: _are_served_at_once(envoy, load), every_s=0)
 
 
-async def _is_unknown(picker: PickerProcess, pod: RunningPod) -> bool:
-    snapshot = await picker.admin("/debug/snapshot")
-    endpoints = {each["address"]: each for each in snapshot["endpoints"]}
-    return not endpoints[pod.address]["is_known"]
-
-
-async def test_with_override_host_a_killed_pod_costs_at_most_what_it_was_running(
-    http: aiohttp.ClientSession,
-) -> None:
-    async with (
-        own_pods() as pods,
-        PickerProcess(picker_config(pods, destination={"num_fallbacks": 2})) as picker,
-        running_envoy(Mode.OVERRIDE_HOST, picker) as envoy,
-        Load(Client(envoy.url, http), ["shared", "base"], num_clients=8).running() as load,
-    ):
-        await load.some()
-        await pods[0].kill()
-        await load.some(300)
-
-    lost = [answer for answer in load.answers if outcome(answer) != "served"]
-    assert len(lost) <= 8, Counter(map(outcome, load.answers))
-
-
-async def test_a_fallback_is_dialled_where_the_first_address_refuses(
-    http: aiohttp.ClientSession,
-) -> None:
-    """The picker still believes in a pod that has just gone."""
-    async with (
-        own_pods() as pods,
-        PickerProcess(
-            picker_config(pods, destination={"num_fallbacks": 2}, scrape={"interval_s": 60})
-        ) as picker,
-        running_envoy(Mode.OVERRIDE_HOST, picker) as envoy,
-    ):
-        client = Client(envoy.url, http)
-        await pods[0].kill()
-        answers = [await client.chat("base") for _ in range(20)]
-        retries = await envoy.stats("cluster.pods.upstream_rq_retry_success")
-
-    assert Counter(map(outcome, answers)) == {"served": 20}
-    assert sum(retries.values()) >= 1
+async def _are_served_at_once(envoy: EnvoyProcess, load: Load) -> bool:
+    """Whether the next requests need no second attempt; as a third of them would."""
+    before = await envoy.stats("cluster.pods.upstream_rq_retry$")
+    answers = await load.some(50)
+    after = await envoy.stats("cluster.pods.upstream_rq_retry$")
+    return after == before and all(answer.status == 200 for answer in answers)
 
 
 async def test_a_pod_that_the_picker_names_is_dialled_though_envoy_has_ejected_it(

@@ -34,6 +34,8 @@ STEERING_HEADERS = (
     "x-envoy-original-dst-host",
     "x-envoy-original-url",
     "x-extproc-pick-id",
+    "x-extproc-dial",
+    "x-extproc-dial-next",
     "x-forwarded-host",
     "x-host",
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from extproc.core import messages as m
 from extproc.core.hints import HINT_HEADERS
-from extproc.core.types import Hints
+from extproc.core.types import Hints, Pick
 from extproc.shell.codec import Codec
 from tests.builders import address, pick, request
 from tests.shell import ext_proc
@@ -109,3 +109,33 @@ def test_no_scores_are_told_unless_asked_for() -> None:
     answer = CODEC.encode(m.ContinueBody(pick(endpoints=ENDPOINTS)))
 
     assert metadata(answer).keys() == {"x-gateway-destination-endpoint", "x-extproc-pick-id"}
+
+
+# --- alternates ------------------------------------------------------------------------------
+
+
+@given(
+    numbers=st.lists(st.integers(1, 200), min_size=1, max_size=3, unique=True),
+    pick_id=st.text("0123456789abcdef-", min_size=2, max_size=130),
+    tells_scores=st.booleans(),
+)
+def test_alternates_are_told_beside_the_destination_and_change_nothing_else(
+    numbers: list[int], pick_id: str, tells_scores: bool
+) -> None:
+    first, *others = map(address, numbers)
+    codec = Codec(tells_scores=tells_scores)
+    # Another before it: what is kept of that one must not show.
+    earlier = Pick("9" * len(pick_id), request(), (first,), "rule", "r", alternates=tuple(others))
+    codec.encode(m.ContinueBody(earlier))
+    alone = pick(pick_id, endpoints=(first,))
+    asked = Pick(
+        pick_id, alone.request, (first,), alone.policy, alone.reason, alternates=tuple(others)
+    )
+    answer, without = codec.encode(m.ContinueBody(asked)), codec.encode(m.ContinueBody(alone))
+
+    assert destination(answer) == (first, first, pick_id)
+    told = read(answer).dynamic_metadata.to_dict()
+    expected = {"extproc.alternates": dict(zip(("first", "second"), others, strict=False))}
+    before = read(without).dynamic_metadata.to_dict()
+    assert told == {**before, **(expected if others else {})}
+    assert read(answer).request_body == read(without).request_body
