@@ -8,7 +8,6 @@ it buffers; what comes behind that part is held to the model that it named.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 from extproc.core import rejections
@@ -72,7 +71,7 @@ class BodyReader:
         self._early_bytes = early_bytes
         self._is_echoed = is_echoed
         self._reader: JsonReader | FormReader | None = None
-        self._unread: deque[bytes] = deque()
+        self._unread: list[bytes] = []
         self._at = 0  # how much of the first unread chunk has been read
         self._kept: list[bytes] = []
         self._num_done = 0
@@ -104,15 +103,18 @@ class BodyReader:
         Raises:
             RequestError: 400 or 415, whatever is wrong with it, or another model than settled.
         """
-        if self._unread:
-            data = self._unread[0]
-            self._at = self._feed(data)
-            if self._at >= len(data):
-                self._unread.popleft()
-                self._at = 0
-                self._num_done += 1
-                if not self._is_echoed:
-                    self.held_bytes -= len(data)
+        if not self._unread:
+            return True
+        data = self._unread[0]
+        at = self._feed(data)
+        if at < len(data):
+            self._at = at
+            return False
+        del self._unread[0]
+        self._at = 0
+        self._num_done += 1
+        if not self._is_echoed:
+            self.held_bytes -= len(data)
         return not self._unread
 
     def model(self) -> str:
@@ -123,9 +125,10 @@ class BodyReader:
         """
         if self._route.kind is RouteKind.STORED_RESPONSE:
             return ""
-        reader = self._made_reader()
+        reader = self._reader or self._made_reader()
         model = reader.result()
-        self._check_reference(reader)
+        if reader.refers_back:
+            self._check_reference(reader)
         return model
 
     def model_of_part(self) -> str:
@@ -176,7 +179,7 @@ class BodyReader:
     def _feed(self, data: bytes) -> int:
         if self._route.kind is RouteKind.STORED_RESPONSE:
             return len(data)
-        reader = self._made_reader()
+        reader = self._reader or self._made_reader()
         at = reader.feed(data, self._at)
         if self._settled is not None:
             if reader.model != self._settled:

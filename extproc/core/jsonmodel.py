@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import accumulate
 from operator import indexOf
 from typing import Any
@@ -147,14 +146,15 @@ class JsonReader:
         return check_model(self._model)
 
     def _read_small(self, data: bytes) -> bool:
-        if len(data) > SMALL_BYTES or not data[-16:].rstrip().endswith(b"}"):
+        if len(data) > SMALL_BYTES or not data.endswith((b"}", b"}\n")):
             return False
         try:
             members = _decode_members(data)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return False
         self._model = members.model
-        self.refers_back = members.previous_response_id is not None
+        if members.previous_response_id is not None:
+            self.refers_back = True
         self.is_whole = True
         self._num_read = len(data)
         self._read = JsonReader._behind
@@ -395,9 +395,7 @@ class JsonReader:
         return len(part)
 
     def _decoded(self, token: bytes, pos: int) -> str:
-        text: object = None
-        with suppress(ValueError):  # which holds the text: ours is raised outside its handler
-            text = json.loads(token.decode("utf-8", "surrogatepass"))
+        text = _loaded(token)
         if not isinstance(text, str):
             raise self._invalid("a string is malformed", pos)
         return text
@@ -410,6 +408,14 @@ class JsonReader:
 
 
 _State = Callable[[JsonReader, bytes, int], int]
+
+
+def _loaded(token: bytes) -> object:
+    """What one short string says; None if it is none. The parser's error would hold the text."""
+    try:
+        return json.loads(token.decode("utf-8", "surrogatepass"))
+    except ValueError:
+        return None
 
 
 def _behind_all(pattern: re.Pattern[bytes], part: bytes, pos: int) -> int:
