@@ -1,7 +1,9 @@
 """A request's body as it arrives, and the model in it.
 
-Complete bodies are read exactly as the engine reads them. A prefix is read only where the data
-plane gives no more, or where waiting for the end would stall a body longer than it buffers.
+Every chunk is read once, pass by pass, and let go: no pass holds the event loop for more than
+some milliseconds, and of a body only what still has to be sent on is kept. A part of a body decides
+only where the data plane gives no more, or where waiting for the end would stall a body longer than
+it buffers; what comes behind that part is held to the model that it named.
 """
 
 from __future__ import annotations
@@ -10,42 +12,45 @@ from collections.abc import Iterator
 
 from extproc.core import rejections
 from extproc.core.errors import RequestError
-from extproc.core.multipart import model_in_form, model_in_form_prefix
-from extproc.core.openai import read_body
-from extproc.core.prefix import model_in_prefix
+from extproc.core.jsonmodel import JsonReader
+from extproc.core.multipart import FormReader
+from extproc.core.openai import check_model
 from extproc.core.routes import RESPONSES_PATH, Route, RouteKind
-from extproc.core.types import Reason
 
 MAX_ECHO_BYTES = 62_000
 """Envoy refuses streamed chunks over 64 KiB; the Gateway API's pickers use 62,000 bytes."""
 
-MAX_WHOLE_TRIES = 8
-"""Times that a streamed body which ends in a brace is read as if it were whole. Each costs a pass
-over it, and a client chooses where its chunks end."""
-
-_UNFINISHED = (Reason.INVALID_JSON, Reason.INVALID_BODY)
-"""What a body that was cut off looks like to a reader of complete bodies."""
-
 
 class BodyReader:
-    """Collects chunks up to a limit and finds the model.
+    """Takes chunks up to a limit, reads them and finds the model.
 
     Args:
         route: What kind of body it is.
         content_type: The request's header; a form's boundary stands in it.
         max_bytes: Limit for all chunks together.
         allows_stored: `previous_response_id` may be used (a session header is configured).
-        first_look_bytes: Size from which on a prefix is looked at.
+        early_bytes: Size from which on a part may decide.
+        is_echoed: The body is ours to send on, so that it has to be kept.
+
+    Attributes:
+        num_bytes: Of all chunks together.
+        held_bytes: Of those that are kept now: not read yet, or to be sent on.
     """
 
     __slots__ = (
         "_allows_stored",
+        "_at",
         "_content_type",
+        "_early_bytes",
+        "_is_echoed",
+        "_kept",
         "_max_bytes",
-        "_next_look_bytes",
+        "_num_done",
+        "_reader",
         "_route",
-        "_tries_left",
-        "chunks",
+        "_settled",
+        "_unread",
+        "held_bytes",
         "num_bytes",
     )
 
@@ -56,19 +61,30 @@ class BodyReader:
         *,
         max_bytes: int,
         allows_stored: bool,
-        first_look_bytes: int,
+        early_bytes: int,
+        is_echoed: bool = False,
     ) -> None:
         self._route = route
         self._content_type = content_type
         self._max_bytes = max_bytes
         self._allows_stored = allows_stored
-        self._next_look_bytes = first_look_bytes
-        self._tries_left = MAX_WHOLE_TRIES
-        self.chunks: list[bytes] = []
-        self.num_bytes = 0
+        self._early_bytes = early_bytes
+        self._is_echoed = is_echoed
+        self._reader: JsonReader | FormReader | None = None
+        self._unread: list[bytes] = []
+        self._at = 0  # how much of the first unread chunk has been read
+        self._kept: list[bytes] = []
+        self._num_done = 0
+        self._settled: str | None = None
+        self.num_bytes = self.held_bytes = 0
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all that came has been read."""
+        return not self._unread
 
     def add(self, data: bytes) -> None:
-        """Take a chunk.
+        """Take a chunk; `read` reads it.
 
         Raises:
             RequestError: 413, the limit is passed.
@@ -76,24 +92,44 @@ class BodyReader:
         self.num_bytes += len(data)
         if self.num_bytes > self._max_bytes:
             raise RequestError(rejections.too_large(self._max_bytes))
-        self.chunks.append(data)
+        self.held_bytes += len(data)
+        self._unread.append(data)
+        if self._is_echoed:
+            self._kept.append(data)
 
-    def model(self) -> str:
-        """The model of a complete body; "" for a stored response, which names none.
+    def read(self) -> bool:
+        """Read what one pass may cost; whether that was all that came. What is read is let go.
 
         Raises:
-            RequestError: 400 or 415, whatever is wrong with it.
+            RequestError: 400 or 415, whatever is wrong with it, or another model than settled.
         """
-        body = self._joined()
+        if not self._unread:
+            return True
+        data = self._unread[0]
+        at = self._feed(data)
+        if at < len(data):
+            self._at = at
+            return False
+        del self._unread[0]
+        self._at = 0
+        self._num_done += 1
+        if not self._is_echoed:
+            self.held_bytes -= len(data)
+        return not self._unread
+
+    def model(self) -> str:
+        """The model of a complete body that is read; "" for a stored response, which names none.
+
+        Raises:
+            RequestError: 400, whatever is wrong with it.
+        """
         if self._route.kind is RouteKind.STORED_RESPONSE:
             return ""
-        if self._route.kind is RouteKind.INFERENCE_FORM:
-            return model_in_form(body, self._content_type)
-        fields = read_body(body)
-        refers = self._route.path == RESPONSES_PATH and fields.previous_response_id is not None
-        if refers and not self._allows_stored:
-            raise RequestError(rejections.stored_response())
-        return fields.model
+        reader = self._reader or self._made_reader()
+        model = reader.result()
+        if reader.refers_back:
+            self._check_reference(reader)
+        return model
 
     def model_of_part(self) -> str:
         """The model of a body that may be cut off, or whole with nothing to say so.
@@ -101,59 +137,73 @@ class BodyReader:
         Raises:
             RequestError: As `model`; 413 if it is cut off before the model.
         """
-        try:
-            # Trailers leave end_of_stream unset on a whole body, too.
-            return self.model()
-        except RequestError as error:
-            if error.rejection.reason not in _UNFINISHED:
-                raise
-        model = self._prefix_model()
+        model = self._model_if_seen()
         if model is None:
             raise RequestError(rejections.too_large(self.num_bytes))
         return model
 
     def model_so_far(self) -> str | None:
-        """The model if the chunks make a whole body, or are enough to look and it stands in them.
+        """The model if what came is a whole body, or is enough to decide and it stands in it.
 
         A body with trailers may be whole with nothing to say so: the data plane holds the trailers
-        back until the headers are answered. A prefix is looked at again only when it has doubled,
-        which keeps the work linear.
+        back until the headers are answered.
+
+        Raises:
+            RequestError: As `model`.
         """
-        if self._tries_left and self.chunks[-1].rstrip().endswith(b"}"):
-            self._tries_left -= 1
-            try:
-                return self.model()
-            except RequestError as error:
-                if error.rejection.reason not in _UNFINISHED:
-                    raise
-        if self.num_bytes < self._next_look_bytes:
-            return None
-        self._next_look_bytes = 2 * self.num_bytes
-        return self._prefix_model()
+        is_enough = self.num_bytes >= self._early_bytes
+        return self._model_if_seen() if is_enough or self._made_reader().is_whole else None
+
+    def settle(self, model: str) -> None:
+        """Hold what is still to come to the model that has decided."""
+        self._settled = model
+
+    def take_done(self) -> int:
+        """The number of chunks that have been read since this was asked last."""
+        done, self._num_done = self._num_done, 0
+        return done
 
     def pieces(self) -> Iterator[tuple[bytes, bool]]:
         """The whole body cut into chunks that Envoy takes; (chunk, is it the last).
 
         None where no chunk ever came: what was not sent is not echoed.
         """
-        return pieces(self._joined()) if self.chunks else iter(())
-
-    def forget(self) -> None:
-        """Drop the bytes and keep the number of chunks: the data plane holds the body itself."""
-        self.chunks = [b""] * len(self.chunks)
+        return pieces(b"".join(self._kept)) if self._kept else iter(())
 
     def clear(self) -> None:
-        """Forget the bytes; the count stays."""
-        self.chunks.clear()
+        """Let go of what is kept; the whole body has been answered, or will not be."""
+        self._unread.clear()
+        self._kept.clear()
+        self._at = self._num_done = self.held_bytes = 0
 
-    def _joined(self) -> bytes:
-        chunks = self.chunks
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    def _feed(self, data: bytes) -> int:
+        if self._route.kind is RouteKind.STORED_RESPONSE:
+            return len(data)
+        reader = self._reader or self._made_reader()
+        at = reader.feed(data, self._at)
+        if self._settled is not None:
+            if reader.model != self._settled:
+                raise RequestError(rejections.two_models())
+            self._check_reference(reader)
+        return at
 
-    def _prefix_model(self) -> str | None:
-        if self._route.kind is RouteKind.INFERENCE_FORM:
-            return model_in_form_prefix(self._joined(), self._content_type)
-        return model_in_prefix(self._joined())
+    def _made_reader(self) -> JsonReader | FormReader:
+        if self._reader is None:
+            is_form = self._route.kind is RouteKind.INFERENCE_FORM
+            self._reader = FormReader(self._content_type) if is_form else JsonReader()
+        return self._reader
+
+    def _model_if_seen(self) -> str | None:
+        reader = self._made_reader()
+        if reader.is_whole or self._route.kind is RouteKind.STORED_RESPONSE:
+            return self.model()
+        self._check_reference(reader)
+        return None if reader.model is None else check_model(reader.model)
+
+    def _check_reference(self, reader: JsonReader | FormReader) -> None:
+        refers = self._route.path == RESPONSES_PATH and reader.refers_back
+        if refers and not self._allows_stored:
+            raise RequestError(rejections.stored_response())
 
 
 def pieces(data: bytes) -> Iterator[tuple[bytes, bool]]:

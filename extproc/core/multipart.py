@@ -1,19 +1,21 @@
-"""Find the field `model` in a multipart form: the audio routes.
+"""Read the field `model` of a multipart form that arrives in pieces: the audio routes.
 
 The engine reads forms with Starlette and python-multipart, whose versions differ in what they make
 of a malformed form (padding after a boundary, `name*=`, backslashes in quoted strings, a preamble).
 Only forms that every reader takes alike are read here: RFC 7578 as clients write it, quoted or bare
 parameters. Anything else is an error, so nobody is routed by one `model` and served by another.
-Where the field comes twice the last one counts, as in Starlette's `FormData.get`.
+Where the field comes twice the last one counts, as in Starlette's `FormData.get`. What the other
+parts hold is gone past and not kept.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from extproc.core.errors import RequestError
-from extproc.core.openai import check_model
+from extproc.core.jsonmodel import SLICE_BYTES, TEXT_BYTES_PER_UNIT, WORK_PER_PASS
+from extproc.core.openai import MAX_MODEL_BYTES, check_model
 from extproc.core.types import Reason, Rejection
 
 MAX_PARTS = 1000
@@ -25,102 +27,150 @@ MAX_PART_HEADERS_BYTES = 4096
 MAX_BOUNDARY_BYTES = 70
 """RFC 2046, section 5.1.1."""
 
+_UNITS_PER_PART = 256
+_UNITS_PER_HEADER_BYTE = 2
+"""Work that a part costs, in the units of `WORK_PER_PASS`."""
+
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=?-]+")  # RFC 2046's bchars without the space
 _TOKEN = r"[!#$%&'+.^_`|~0-9A-Za-z-]+"  # RFC 9110's without "*", which marks an extended value
 _HEADER = re.compile(rf"({_TOKEN}):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 _PARAMETER = re.compile(rf'[ \t]*;[ \t]*({_TOKEN}\*?)=(?:"([^"\\]*)"|([^\s";\\]+))')
 
 
-class _CutError(Exception):
-    """The form ends before its closing boundary, and is well formed so far."""
-
-
-def model_in_form(body: bytes, content_type: str) -> str:
-    """The field `model` of a complete form.
+class FormReader:
+    """One form, slice by slice. Keeps at most a part's headers and the beginning of a `model`.
 
     Args:
-        body: The request body.
         content_type: The request's `content-type` header.
 
-    Raises:
-        RequestError: 415 UNSUPPORTED_MEDIA_TYPE for another media type, 400 INVALID_BODY for a
-            form that readers could disagree about or a `model` that is a file or no model's name,
-            400 MISSING_MODEL; answer the client with it.
-    """
-    model: str | None = None
-    try:
-        for value in _models(body, content_type):
-            model = value
-    except _CutError:
-        raise _invalid("its last boundary is missing") from None
-    return check_model(model)
-
-
-def model_in_form_prefix(prefix: bytes, content_type: str) -> str | None:
-    """The field `model` if it stands in `prefix` up to the boundary behind it, else None.
+    Attributes:
+        model: The last field `model` so far that stands up to the boundary behind it.
+        refers_back: False: forms name no earlier response.
+        work: Units of work done so far; linear in the bytes read.
+        is_whole: The last boundary has been read; what follows it does not count.
 
     Raises:
-        RequestError: As `model_in_form`, for what can be seen.
+        RequestError: 415 UNSUPPORTED_MEDIA_TYPE for another media type, 400 INVALID_BODY.
     """
-    model: str | None = None
-    try:
-        for value in _models(prefix, content_type):
-            model = value
-    except _CutError:
-        pass
-    return None if model is None else check_model(model)
 
+    refers_back = False
 
-def _models(body: bytes, content_type: str) -> Iterator[str]:
-    """Every value of the field `model`, in order."""
-    for headers, content in _parts(body, _boundary(content_type)):
-        disposition = _disposition(headers)
-        if disposition["name"] != "model":
-            continue
-        if len(disposition) > 1:
-            raise _invalid("the field `model` must be plain text, not a file")
+    def __init__(self, content_type: str) -> None:
+        self._delimiter = b"\r\n--" + _boundary(content_type)
+        self._carry = b""
+        self._content: bytes | None = None
+        self._num_parts = self.work = 0
+        self._read: _State = FormReader._first_boundary
+        self.model: str | None = None
+        self.is_whole = False
+
+    def feed(self, data: bytes, at: int = 0) -> int:
+        """Read of `data` from `at` on what one pass may cost; answer where the next one begins.
+
+        Raises:
+            RequestError: 400 INVALID_BODY for a form that readers could disagree about, or a
+                `model` that is a file or not UTF-8.
+        """
+        limit = self.work + WORK_PER_PASS
+        while at < len(data) and self.work < limit and not self.is_whole:
+            at = self._feed_slice(data, at, limit)
+        return len(data) if self.is_whole else at
+
+    def _feed_slice(self, data: bytes, at: int, limit: int) -> int:
+        stop = min(at + SLICE_BYTES, len(data))
+        part, num_carried = self._carry + data[at:stop], len(self._carry)
+        self._carry = b""
+        pos, end = 0, len(part)
+        while pos < end:
+            if self.work >= limit and pos > num_carried:
+                return stop - (end - pos)
+            pos = self._read(self, part, pos)
+        self.work += 1 + (stop - at) // TEXT_BYTES_PER_UNIT
+        return stop
+
+    def result(self) -> str:
+        """The field `model` of a form that has come to its end.
+
+        Raises:
+            RequestError: 400 INVALID_BODY or MISSING_MODEL.
+        """
+        if not self.is_whole:
+            raise _invalid("its last boundary is missing")
+        return check_model(self.model)
+
+    def _first_boundary(self, part: bytes, pos: int) -> int:
+        first = self._delimiter[2:]  # it stands at the very start, without its CRLF
+        if part.startswith(first):
+            self._read = FormReader._boundary_end
+            return len(first)
+        if first.startswith(part):
+            return self._wait(part, pos)
+        raise _invalid("it does not begin with its boundary")
+
+    def _boundary_end(self, part: bytes, pos: int) -> int:
+        """What looks like a boundary is one only with its ending."""
+        ending = part[pos : pos + 2]
+        if ending in (b"-", b"\r"):
+            return self._wait(part, pos)
+        if ending not in (b"--", b"\r\n"):
+            raise _invalid("text follows a boundary on its line")
+        self._end_part()
+        if ending == b"--":
+            self.is_whole = True
+            return len(part)
+        self._num_parts += 1
+        self.work += _UNITS_PER_PART
+        if self._num_parts > MAX_PARTS:
+            raise _invalid(f"it has more than {MAX_PARTS} parts")
+        self._read = FormReader._headers
+        return pos  # the line end before the first header may be that of no header
+
+    def _end_part(self) -> None:
+        content, self._content = self._content, None
+        if content is None:
+            return
+        # Of an overlong name only the beginning is here; it may end within a character.
+        errors = "strict" if len(content) <= MAX_MODEL_BYTES else "replace"
         try:
-            yield content.decode()
+            self.model = content.decode(errors=errors)
         except UnicodeDecodeError:
             raise _invalid("the field `model` is not UTF-8") from None
 
+    def _headers(self, part: bytes, pos: int) -> int:
+        limit = pos + len(b"\r\n") + MAX_PART_HEADERS_BYTES
+        found = part.find(b"\r\n\r\n", pos, limit)
+        if found < 0:
+            if len(part) >= limit:
+                raise _invalid("the headers of a part are too long")
+            return self._wait(part, pos)
+        self.work += _UNITS_PER_HEADER_BYTE * (found - pos)
+        disposition = _disposition(part[pos + 2 : found])
+        if disposition["name"] == "model":
+            if len(disposition) > 1:
+                raise _invalid("the field `model` must be plain text, not a file")
+            self._content = b""
+        self._read = FormReader._skip_content
+        return found + 4
 
-def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The complete parts in order: header lines, content."""
-    delimiter = b"\r\n--" + boundary
-    at = len(delimiter) - 2  # the first one stands at the very start, without its CRLF
-    if not body.startswith(delimiter[2:]):
-        raise _cut_or_invalid(delimiter[2:].startswith(body), "it does not begin with its boundary")
-    num_parts = 0
-    while not _is_last(body, at):
-        num_parts += 1
-        if num_parts > MAX_PARTS:
-            raise _invalid(f"it has more than {MAX_PARTS} parts")
-        start = _end_of_headers(body, at)
-        end = body.find(delimiter, start)
-        if end < 0:
-            raise _CutError
-        headers = body[at + 2 : start - 4]
-        at = end + len(delimiter)
-        _is_last(body, at)  # what looks like a boundary is one only with its ending
-        yield headers, body[start:end]
+    def _skip_content(self, part: bytes, pos: int) -> int:
+        """Go behind the next delimiter, if it is here; keep what may be the beginning of one."""
+        found = part.find(self._delimiter, pos)
+        end = found if found >= 0 else max(pos, len(part) - len(self._delimiter) + 1)
+        if self._content is not None:
+            # One byte more than a name may have is enough for `check_model` to refuse it.
+            room = MAX_MODEL_BYTES + 1 - len(self._content)
+            self._content += part[pos : min(end, pos + room)]
+        if found < 0:
+            return self._wait(part, end)
+        self._read = FormReader._boundary_end
+        return found + len(self._delimiter)
+
+    def _wait(self, part: bytes, pos: int) -> int:
+        self._carry = part[pos:]
+        return len(part)
 
 
-def _is_last(body: bytes, at: int) -> bool:
-    """Whether the boundary that ends at `at` closes the form; else a part follows."""
-    ending = body[at : at + 2]
-    if ending in (b"--", b"\r\n"):
-        return ending == b"--"
-    raise _cut_or_invalid(ending in (b"", b"-", b"\r"), "text follows a boundary on its line")
-
-
-def _end_of_headers(body: bytes, at: int) -> int:
-    """Where the content begins; `at` is the line end before the first header."""
-    limit = at + len(b"\r\n") + MAX_PART_HEADERS_BYTES
-    found = body.find(b"\r\n\r\n", at, limit)
-    if found < 0:
-        raise _cut_or_invalid(len(body) < limit, "the headers of a part are too long")
-    return found + 4
+_State = Callable[[FormReader, bytes, int], int]
 
 
 def _disposition(headers: bytes) -> Mapping[str, str]:
@@ -162,10 +212,6 @@ def _parameters(value: str) -> tuple[str, Mapping[str, str]]:
         parameters[found[1].lower()] = found[3] if found[2] is None else found[2]
         at = found.end()
     return main, parameters
-
-
-def _cut_or_invalid(is_cut: bool, problem: str) -> Exception:
-    return _CutError() if is_cut else _invalid(problem)
 
 
 def _invalid(problem: str) -> RequestError:

@@ -1,20 +1,9 @@
-"""The OpenAI API as bytes: what a request names, and the bodies that we answer with ourselves.
-
-The engine reads a body with Python's `json.loads` (Starlette's `Request.json`), so that is the
-meaning of a body here too: where `json.loads(body)["model"]` is a string, `read_body` gives that
-string or an error, never another one. msgspec is ten times faster and agrees with it wherever both
-accept a body; it refuses what is legal in Python's reading only (NaN, a lone surrogate escape,
-UTF-16, a byte order mark), and then `json.loads` decides. It accepts two kinds of body that
-`json.loads` refuses (bytes that are not UTF-8, integers of more than 4300 digits, both in members
-that are skipped); such a body is forwarded and the engine answers 400.
-"""
+"""The OpenAI API: what a model's name may be, and the bodies that we answer with ourselves."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from http import HTTPStatus
 
 import msgspec
@@ -35,24 +24,6 @@ _ERROR_TYPES: dict[int, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BodyFields:
-    """What routing needs from a complete JSON body.
-
-    Attributes:
-        model: Checked by `check_model`.
-        previous_response_id: As the body has it, of whatever type; None where absent or null.
-    """
-
-    model: str
-    previous_response_id: object = None
-
-
-class _Members(msgspec.Struct, gc=False):
-    model: object = None
-    previous_response_id: object = None
-
-
 class _Card(msgspec.Struct):
     id: str
     object: str
@@ -61,26 +32,6 @@ class _Card(msgspec.Struct):
     root: str | None
     parent: str | None
     max_model_len: int | None
-
-
-_members_decoder = msgspec.json.Decoder(_Members)
-
-
-def read_body(body: bytes) -> BodyFields:
-    """Read a complete JSON body once.
-
-    Raises:
-        RequestError: 400 INVALID_JSON, INVALID_BODY or MISSING_MODEL; answer the client with it.
-    """
-    if not body:
-        raise _bad_request(Reason.INVALID_JSON, "The request body is empty.")
-    members = _members_by_msgspec(body) or _members_as_python_reads(body)
-    return BodyFields(check_model(members.model), members.previous_response_id)
-
-
-def extract_model(body: bytes) -> str:
-    """The `model` of a complete JSON body. Raises what `read_body` raises."""
-    return read_body(body).model
 
 
 def check_model(model: object) -> str:
@@ -145,39 +96,8 @@ def model_body(card: ModelCard) -> bytes:
     return msgspec.json.encode(_card(card))
 
 
-def _members_by_msgspec(body: bytes) -> _Members | None:
-    try:
-        return _members_decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
-
-
-def _members_as_python_reads(body: bytes) -> _Members:
-    # The exceptions of json hold the whole body: the error is raised outside their handlers, so
-    # that it does not drag a prompt along as its context.
-    problem = ""
-    document: object = None
-    try:
-        document = json.loads(body)
-    except json.JSONDecodeError as error:
-        problem = f"{error.msg} (line {error.lineno}, column {error.colno})"
-    except UnicodeDecodeError as error:
-        problem = f"bytes that are not {error.encoding} (at {error.start})"
-    except ValueError:
-        problem = "a number has too many digits"
-    except RecursionError:
-        problem = "it is nested too deeply"
-    if problem:
-        message = f"The request body is not valid JSON: {problem}."
-        raise _bad_request(Reason.INVALID_JSON, message, param=None)
-    if not isinstance(document, dict):
-        message = "The request body must be a JSON object."
-        raise _bad_request(Reason.INVALID_BODY, message, param=None)
-    return _Members(document.get("model"), document.get("previous_response_id"))
-
-
-def _bad_request(reason: Reason, message: str, *, param: str | None = "model") -> RequestError:
-    return RequestError(Rejection(400, reason, message, param=param))
+def _bad_request(reason: Reason, message: str) -> RequestError:
+    return RequestError(Rejection(400, reason, message, param="model"))
 
 
 def _card(card: ModelCard) -> _Card:

@@ -43,6 +43,12 @@ def missing_model() -> Rejection:
     return Rejection(400, Reason.MISSING_MODEL, message, param="model")
 
 
+def two_models() -> Rejection:
+    """400: the body goes on to name another model than the one that it is routed by."""
+    message = "The request body names more than one `model`."
+    return Rejection(400, Reason.INVALID_BODY, message, param="model")
+
+
 def invalid_header(name: str, allowed: str) -> Rejection:
     """400: a control header's value cannot be used."""
     message = f"The header `{name}` must be {allowed}."

@@ -8,8 +8,9 @@ Rules:
    ends with OK unanswered for "carry on without me".
 5. With the response phases in use, the pick is finished here, once, when the stream ends.
 
-States: HEADERS (nothing seen) -> BODY (the model is not known yet) -> WAITING (only where the rule
-holds the request) -> REST (routed; the data plane still sends parts of the request) -> RESPONSE
+States: HEADERS (nothing seen) -> BODY (the model is not known yet) -> READING (more came than is
+read in one pass: the rest after others had their turn) -> WAITING (only where the rule holds the
+request) -> REST (routed; the data plane still sends parts of the request) -> RESPONSE
 (request answered; response phases may come) -> DONE. LOCAL_REPLY: the data plane answered the
 client itself (its own 413, another filter's 401) before we routed; nothing of the request follows,
 and what it shows us of its response goes on unchanged.
@@ -50,6 +51,7 @@ class State(Enum):
 
     HEADERS = "headers"
     BODY = "body"
+    READING = "reading"
     WAITING = "waiting"
     REST = "rest"
     RESPONSE = "response"
@@ -113,16 +115,23 @@ class Stream:
         try:
             return handler(self, event, now)
         except RequestError as error:
+            # Routed by a part of the body, and the rest is wrong: the endpoint has not got it all.
+            self._give_up_pick(now)
+            self._body.clear()
             return self._reject(error.rejection)
 
     @property
     def is_answered(self) -> bool:
         """Nothing that the data plane still waits for is unanswered."""
-        return self.state not in (State.HEADERS, State.BODY, State.WAITING)
+        return self.state not in (State.HEADERS, State.BODY, State.READING, State.WAITING)
 
     def abandon(self, *, now: float) -> None:
         """The answer could not be given: the request will not reach the pick's endpoint."""
-        pick, self.pick, self.state = self.pick, None, State.DONE
+        self.state = State.DONE
+        self._give_up_pick(now)
+
+    def _give_up_pick(self, now: float) -> None:
+        pick, self.pick = self.pick, None
         if pick is not None:
             self._dispatcher.finish(pick, Outcome.FAILED, now=now)
 
@@ -144,7 +153,8 @@ class Stream:
             headers.get("content-type", ""),
             max_bytes=self._settings.max_body_bytes,
             allows_stored=self._session() is not None,
-            first_look_bytes=self._settings.early_decision_bytes,
+            early_bytes=self._settings.early_decision_bytes,
+            is_echoed=self._mode is BodyMode.FULL_DUPLEX_STREAMED,
         )
         self._check_length(headers.get("content-length", ""))
         self._hints = read_hints(headers)
@@ -205,31 +215,48 @@ class Stream:
     # --- request body ------------------------------------------------------------------------
 
     def _on_request_body(self, event: m.RequestBody, now: float) -> list[m.Command]:
-        body = self._body
-        body.add(event.data)
+        self._body.add(event.data)
         self._is_complete = event.end_of_stream
+        return self._read_on(None, now)
+
+    def _read_on(self, _event: m.Wakeup | None, now: float) -> list[m.Command]:
+        """Read on; decide once all that came is read, and let others have their turn before."""
+        if not self._body.read():
+            self.state = State.READING
+            return [m.WakeAt(now)]
+        self.state = State.BODY
+        return self._decide_if_enough(now)
+
+    def _decide_if_enough(self, now: float) -> list[m.Command]:
+        body, is_over = self._body, self._is_complete or self._has_trailers
         if self._mode is BodyMode.BUFFERED:
             # With trailers end_of_stream is unset; the one message is complete all the same.
             return self._decide(body.model(), now, Stream._release_body)
         if self._mode is BodyMode.BUFFERED_PARTIAL:
-            model = body.model() if event.end_of_stream else body.model_of_part()
+            model = body.model() if self._is_complete else body.model_of_part()
             return self._decide(model, now, Stream._release_body)
         if self._mode is BodyMode.STREAMED:
-            so_far = body.model() if event.end_of_stream else body.model_so_far()
-            return [] if so_far is None else self._decide(so_far, now, Stream._release_streamed)
-        if not event.end_of_stream:
-            return []
-        return self._decide(body.model(), now, Stream._release_duplex)
+            so_far = body.model() if is_over else body.model_so_far()
+            if so_far is None:
+                return []
+            body.settle(so_far)
+            return self._decide(so_far, now, Stream._release_streamed)
+        return self._decide(body.model(), now, Stream._release_duplex) if is_over else []
 
     def _on_body_trailers(self, _event: m.RequestTrailers, now: float) -> list[m.Command]:
         """Trailers before a decision: what came of the body is all of it."""
         self._has_trailers = True
-        if self._mode is BodyMode.FULL_DUPLEX_STREAMED:
-            return self._decide(self._body.model(), now, Stream._release_duplex)
-        if self._mode is BodyMode.STREAMED:
-            return self._decide(self._body.model(), now, Stream._release_streamed)
+        if self._mode in (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.STREAMED):
+            return self._decide_if_enough(now)
         # A buffered body is delivered before the trailers: there is none.
         raise RequestError(rejections.empty_body())
+
+    def _on_reading_body(self, event: m.RequestBody, _now: float) -> list[m.Command]:
+        comes_in_chunks = self._mode in (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+        self._check_goes_on(is_possible=comes_in_chunks)
+        self._body.add(event.data)
+        self._is_complete = event.end_of_stream
+        return []
 
     def _release_headers(self, pick: Pick) -> list[m.Command]:
         return [m.ContinueHeaders(pick), *self._trailers(), *self._request_over()]
@@ -238,12 +265,15 @@ class Stream:
         return [m.ContinueBody(pick), *self._trailers(), *self._request_over()]
 
     def _release_streamed(self, pick: Pick) -> list[m.Command]:
-        commands: list[m.Command] = [m.ContinueHeaders(pick)]
-        commands += [m.ContinueBody() for _ in self._body.chunks]
-        if self._is_complete or self._has_trailers:
-            return [*commands, *self._trailers(), *self._request_over()]
-        self._body.clear()
         self.state = State.REST
+        return [m.ContinueHeaders(pick), *self._answer_read()]
+
+    def _answer_read(self) -> list[m.Command]:
+        """Let the chunks go on that have been read; the trailers and the end once all have."""
+        body = self._body
+        commands: list[m.Command] = [m.ContinueBody() for _ in range(body.take_done())]
+        if body.is_read and (self._is_complete or self._has_trailers):
+            commands += [*self._trailers(), *self._request_over()]
         return commands
 
     def _release_duplex(self, pick: Pick) -> list[m.Command]:
@@ -254,12 +284,24 @@ class Stream:
     def _trailers(self) -> list[m.Command]:
         return [m.ContinueTrailers()] if self._has_trailers else []
 
-    def _on_rest_body(self, event: m.RequestBody, _now: float) -> list[m.Command]:
-        answer: list[m.Command] = [m.ContinueBody()]
-        return answer + self._request_over() if event.end_of_stream else answer
+    def _on_rest_body(self, event: m.RequestBody, now: float) -> list[m.Command]:
+        """More of a body whose beginning has decided: nothing of it goes on unread."""
+        if self._is_complete or self._mode is not BodyMode.STREAMED:
+            return [m.ContinueBody()]
+        is_reading = not self._body.is_read
+        self._body.add(event.data)
+        self._is_complete = event.end_of_stream
+        return [] if is_reading else self._read_rest(None, now)
+
+    def _read_rest(self, _event: m.Wakeup | None, now: float) -> list[m.Command]:
+        if self._body.is_read:
+            return []  # a timer of before
+        is_read = self._body.read()
+        return self._answer_read() if is_read else [*self._answer_read(), m.WakeAt(now)]
 
     def _on_rest_trailers(self, _event: m.RequestTrailers, _now: float) -> list[m.Command]:
-        return [m.ContinueTrailers(), *self._request_over()]
+        self._has_trailers = True
+        return self._answer_read() if self._body.is_read else []
 
     # --- deciding, now or later --------------------------------------------------------------
 
@@ -298,8 +340,7 @@ class Stream:
         self.state = State.WAITING
         self._headers = self._kept_headers()
         if self._mode is BodyMode.FULL_DUPLEX_STREAMED:
-            return [m.WakeAt(wake_s)]  # no timer runs there, and the body has to be echoed
-        self._body.forget()
+            return [m.WakeAt(wake_s)]  # no timer runs there
         return [m.ExtendTimeout(give_up_s - now + HOLD_MARGIN_S), m.WakeAt(wake_s)]
 
     def _kept_headers(self) -> m.RequestHeaders:
@@ -310,13 +351,14 @@ class Stream:
         return m.RequestHeaders(kept)
 
     def _on_wakeup(self, _event: m.Wakeup, now: float) -> list[m.Command]:
-        return self._ask(now)
+        return self._ask(now) if self._body.read() else [m.WakeAt(now)]
 
     def _on_waiting_body(self, event: m.RequestBody, _now: float) -> list[m.Command]:
-        """More of a streamed body whose prefix has told the model: only counted."""
+        """More of a streamed body whose beginning has told the model: read, and answered later."""
         self._check_goes_on(is_possible=self._mode is BodyMode.STREAMED)
-        self._body.chunks.append(b"")
+        self._body.add(event.data)
         self._is_complete = event.end_of_stream
+        self._body.read()
         return []
 
     def _on_waiting_trailers(self, _event: m.RequestTrailers, _now: float) -> list[m.Command]:
@@ -341,6 +383,8 @@ class Stream:
     def _on_local_reply(self, event: m.ResponseHeaders, _now: float) -> list[m.Command]:
         if self.state is State.HEADERS:
             self._response_body_mode = self._mode_of_response(event.body_mode)
+        else:
+            self._body.clear()
         self.state = State.LOCAL_REPLY
         return [m.ContinueResponseHeaders()]
 
@@ -420,6 +464,10 @@ _TRANSITIONS: dict[tuple[State, type], _Handler] = {
     (State.HEADERS, m.RequestHeaders): Stream._on_request_headers,
     (State.BODY, m.RequestBody): Stream._on_request_body,
     (State.BODY, m.RequestTrailers): Stream._on_body_trailers,
+    (State.READING, m.Wakeup): Stream._read_on,
+    (State.READING, m.RequestBody): Stream._on_reading_body,
+    (State.READING, m.RequestTrailers): Stream._on_waiting_trailers,
+    (State.READING, m.ResponseHeaders): Stream._on_local_reply,
     (State.WAITING, m.Wakeup): Stream._on_wakeup,
     (State.WAITING, m.RequestBody): Stream._on_waiting_body,
     (State.WAITING, m.RequestTrailers): Stream._on_waiting_trailers,
@@ -428,10 +476,12 @@ _TRANSITIONS: dict[tuple[State, type], _Handler] = {
     (State.BODY, m.ResponseHeaders): Stream._on_local_reply,
     (State.LOCAL_REPLY, m.ResponseBody): Stream._on_response_body,
     (State.LOCAL_REPLY, m.ResponseTrailers): Stream._on_response_trailers,
+    (State.REST, m.Wakeup): Stream._read_rest,
     (State.REST, m.RequestBody): Stream._on_rest_body,
     (State.REST, m.RequestTrailers): Stream._on_rest_trailers,
     # A response may begin while the endpoint still reads the request.
     (State.REST, m.ResponseHeaders): Stream._on_response_headers,
+    (State.RESPONSE, m.Wakeup): Stream._read_rest,
     (State.RESPONSE, m.RequestBody): Stream._on_rest_body,
     (State.RESPONSE, m.RequestTrailers): Stream._on_rest_trailers,
     (State.RESPONSE, m.ResponseHeaders): Stream._on_response_headers,
@@ -439,5 +489,6 @@ _TRANSITIONS: dict[tuple[State, type], _Handler] = {
     (State.RESPONSE, m.ResponseTrailers): Stream._on_response_trailers,
 }
 _TRANSITIONS |= {(state, m.Ended): Stream._on_ended for state in State}
-_TRANSITIONS |= {(state, m.Wakeup): _ignore for state in State if state is not State.WAITING}
+for _state in State:
+    _TRANSITIONS.setdefault((_state, m.Wakeup), _ignore)
 _TRANSITIONS |= {(State.DONE, event): _ignore for event in m.EVENT_TYPES}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.body import MAX_ECHO_BYTES, MAX_WHOLE_TRIES, BodyReader, pieces
+from extproc.core.body import MAX_ECHO_BYTES, BodyReader, pieces
 from extproc.core.errors import RequestError
 from extproc.core.routes import Route, RouteKind
 from extproc.core.types import Reason
@@ -23,7 +24,8 @@ def reader(
     path: str = "/v1/responses",
     max_bytes: int = 1000,
     allows_stored: bool = False,
-    first_look_bytes: int = 1,
+    early_bytes: int = 1,
+    is_echoed: bool = False,
     chunks: tuple[bytes, ...] = (),
 ) -> BodyReader:
     content_type = "multipart/form-data; boundary=b"
@@ -32,11 +34,19 @@ def reader(
         content_type,
         max_bytes=max_bytes,
         allows_stored=allows_stored,
-        first_look_bytes=first_look_bytes,
+        early_bytes=early_bytes,
+        is_echoed=is_echoed,
     )
+    tell(made, *chunks)
+    return made
+
+
+def tell(made: BodyReader, *chunks: bytes) -> None:
+    """Have it take and read chunks."""
     for chunk in chunks:
         made.add(chunk)
-    return made
+        while not made.read():
+            pass
 
 
 def reason_of(error: pytest.ExceptionInfo[RequestError]) -> Reason:
@@ -118,65 +128,116 @@ def test_a_part_that_is_whole_and_names_no_model_is_told_so() -> None:
     assert reason_of(error) is Reason.MISSING_MODEL
 
 
-def test_a_prefix_is_looked_at_from_the_first_size_on_and_again_when_it_has_doubled() -> None:
-    """Looking at every chunk would cost the square of the body's length."""
-    made = reader(first_look_bytes=10)
-    found = []
-    for _ in range(6):
-        made.add(8 * b" ")
-        found.append(made.model_so_far())
-    made.add(b'{"model": "a", ')
+def test_a_part_decides_from_a_size_on() -> None:
+    made = reader(early_bytes=16)
+    tell(made, b'{"model": "a", ')
+    before = made.model_so_far()
+    tell(made, b" ")
 
-    assert found == [None] * 6
-    assert made.model_so_far() is None  # looked at 16 bytes and at 32; not due before 64
-    made.add(b" ")
-    assert made.model_so_far() == "a"
+    assert (before, made.model_so_far()) == (None, "a")
+
+
+def test_a_part_that_refers_to_a_stored_response_needs_permission() -> None:
+    chunk = b'{"model": "a", "previous_response_id": "r", '
+    with pytest.raises(RequestError) as error:
+        reader(chunks=(chunk,)).model_so_far()
+
+    assert reason_of(error) is Reason.STORED_RESPONSE
+    assert reader(chunks=(chunk,), allows_stored=True).model_so_far() == "a"
 
 
 def test_a_streamed_body_that_is_whole_gives_its_model_with_nothing_to_say_so() -> None:
     """Trailers follow it, and the data plane keeps them until the headers are answered."""
-    made = reader(first_look_bytes=1000)
-    made.add(b'{"model": "a", "metadata": {}')
+    made = reader(early_bytes=1000)
+    tell(made, b'{"model": "a", "metadata": {}')
     before = made.model_so_far()
-    made.add(b"} \n")
+    tell(made, b"} \n")
 
     assert (before, made.model_so_far()) == (None, "a")
 
 
 def test_a_streamed_body_that_is_whole_and_wrong_is_refused() -> None:
-    made = reader(first_look_bytes=1000)
-    made.add(b'{"prompt": "hi"}')
     with pytest.raises(RequestError) as error:
-        made.model_so_far()
+        reader(early_bytes=1000, chunks=(b'{"prompt": "hi"}',)).model_so_far()
 
     assert reason_of(error) is Reason.MISSING_MODEL
 
 
-def test_a_client_can_not_have_its_body_read_again_for_every_brace() -> None:
-    made = reader(first_look_bytes=1000)
-    made.add(b'{"a": ')
-    for _ in range(MAX_WHOLE_TRIES):
-        made.add(b"{}, ".rstrip(b", "))
-        assert made.model_so_far() is None
-    made.chunks[:] = [b'{"model": "a"}']
-
-    assert made.model_so_far() is None
-
-
 def test_a_prefix_of_a_form_gives_the_model_once_its_field_is_complete() -> None:
     made = reader(RouteKind.INFERENCE_FORM)
-    made.add(FORM[:-10])
+    tell(made, FORM[:-10])
     before = made.model_so_far()
-    made.add(FORM[-10:] + 100 * b" ")
+    tell(made, FORM[-10:] + 100 * b" ")
 
     assert (before, made.model_so_far()) == (None, "a")
 
 
-def test_clearing_forgets_the_bytes_and_keeps_the_count() -> None:
-    made = reader(chunks=(b"1", b"23"))
-    made.clear()
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (b'"model": "b"}', Reason.INVALID_BODY),
+        (b'"model": null}', Reason.INVALID_BODY),
+        (b'"mo\\u0064el": 1}', Reason.INVALID_BODY),
+        (b'"previous_response_id": "r"}', Reason.STORED_RESPONSE),
+        (b'"x": 1} {', Reason.INVALID_JSON),
+    ],
+)
+def test_what_follows_a_decision_is_held_to_it(more: bytes, reason: Reason) -> None:
+    made = reader(chunks=(b'{"model": "a", ',))
+    made.settle("a")
+    tell(made, b'"model": "a", "x": {"model": "b"}, ')
+    with pytest.raises(RequestError) as error:
+        tell(made, more)
 
-    assert (made.chunks, made.num_bytes) == ([], 3)
+    assert reason_of(error) is reason
+
+
+def test_what_follows_the_decision_on_a_stored_response_is_not_read() -> None:
+    made = reader(RouteKind.STORED_RESPONSE, chunks=(b"garbage",))
+    assert made.model_so_far() == ""
+    made.settle("")
+    tell(made, b"more")
+
+    assert made.take_done() == 2
+
+
+@pytest.mark.parametrize("kind", [RouteKind.INFERENCE_JSON, RouteKind.INFERENCE_FORM])
+def test_a_body_is_let_go_as_it_is_read_and_kept_until_it_is_echoed(kind: RouteKind) -> None:
+    chunks = (FORM[:20], FORM[20:]) if kind is RouteKind.INFERENCE_FORM else (b'{"x":', b"1")
+    plain = reader(kind)
+    for chunk in chunks:
+        plain.add(chunk)
+    unread = plain.held_bytes
+    tell(plain, b"")
+    echoed = reader(kind, is_echoed=True, chunks=chunks)
+    kept = echoed.held_bytes
+    echoed.clear()
+
+    assert unread == kept == len(b"".join(chunks))
+    assert (plain.held_bytes, plain.is_read, plain.take_done(), plain.take_done()) == (
+        0,
+        True,
+        3,
+        0,
+    )
+    assert (echoed.held_bytes, list(echoed.pieces())) == (0, [])
+    assert echoed.num_bytes == kept
+
+
+def test_of_a_large_body_a_pass_reads_some_and_nothing_is_copied() -> None:
+    data = b'{"x": [' + 100_000 * b"[]," + b'0], "model": "a"}'
+    made = reader(max_bytes=1_000_000)
+    made.add(data)
+    passes = 1
+    tracemalloc.start()
+    while not made.read():
+        passes += 1
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert 3 <= passes <= 12
+    assert peak < len(data) / 2
+    assert made.model() == "a"
 
 
 @given(st.integers(0, 4), st.integers(-1, 1))
@@ -192,5 +253,5 @@ def test_pieces_fit_and_make_up_the_whole_and_only_the_last_is_the_last(
 
 
 def test_an_empty_body_is_one_empty_piece_and_no_body_is_none() -> None:
-    assert list(reader(chunks=(b"",)).pieces()) == [(b"", True)]
-    assert list(reader().pieces()) == []
+    assert list(reader(is_echoed=True, chunks=(b"",)).pieces()) == [(b"", True)]
+    assert list(reader(is_echoed=True).pieces()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -12,12 +13,12 @@ from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from extproc.core.errors import RequestError
+from extproc.core.jsonmodel import SLICE_BYTES, WORK_PER_PASS
 from extproc.core.multipart import (
     MAX_BOUNDARY_BYTES,
     MAX_PART_HEADERS_BYTES,
     MAX_PARTS,
-    model_in_form,
-    model_in_form_prefix,
+    FormReader,
 )
 from extproc.core.types import Reason
 
@@ -63,6 +64,24 @@ def engine_reads(body: bytes, content_type: str = FORM) -> object:
         return asyncio.run(read())
     except (MultiPartException, KeyError):
         return None
+
+
+def read(body: bytes, content_type: str = FORM, *, size: int = 1 << 20) -> FormReader:
+    """A reader that has read these bytes in chunks of a size."""
+    reader = FormReader(content_type)
+    for start in range(0, len(body), size):
+        chunk, at = body[start : start + size], 0
+        while at < len(chunk):
+            at = reader.feed(chunk, at)
+    return reader
+
+
+def model_in_form(body: bytes, content_type: str = FORM) -> str:
+    return read(body, content_type).result()
+
+
+def model_in_form_prefix(prefix: bytes, content_type: str = FORM) -> str | None:
+    return read(prefix, content_type).model
 
 
 def reason_of(body: bytes, content_type: str = FORM) -> Reason:
@@ -166,6 +185,17 @@ class TestModel:
         except RequestError:
             return
         assert model == engine_reads(damaged)
+
+    @patient
+    @given(forms(), st.integers(1, 20))
+    def test_does_not_depend_on_how_the_form_is_cut(self, form: bytes, size: int) -> None:
+        def outcome(size: int) -> str | Reason:
+            try:
+                return read(form, size=size).result()
+            except RequestError as error:
+                return error.rejection.reason
+
+        assert outcome(size) == outcome(1 << 20)
 
     @patient
     @given(st.lists(clean_parts, max_size=3), st.lists(clean_parts, max_size=3))
@@ -280,6 +310,8 @@ class TestRefusedForm:
             part("form-data; name=\"model\"; filename*=utf-8''m.txt", b"a") + END,
             field("model", b"\xff") + END,
             field("model", b"a\x00b") + END,
+            field("model", b"x" * 255 + "é".encode()) + END,
+            field("model", b"x" * 100_000) + END,
             MODEL * (MAX_PARTS + 1) + END,
             part('form-data; name="model"', b"a", f"X: {'x' * MAX_PART_HEADERS_BYTES}") + END,
         ],
@@ -335,7 +367,6 @@ class TestPrefix:
             b"x",
             MODEL + b"--b0x",
             b"--b0\r\nX: " + b"x" * MAX_PART_HEADERS_BYTES,
-            field("model", b"a\nb") + b"--b0\r\n",
         ],
     )
     def test_is_refused_as_soon_as_it_can_be_seen(self, prefix: bytes) -> None:
@@ -349,3 +380,31 @@ class TestPrefix:
             model_in_form_prefix(b"", "text/plain")
 
         assert raised.value.rejection.status == 415
+
+
+class TestCost:
+    @pytest.mark.parametrize(
+        "form",
+        [
+            MODEL + part('form-data; name="file"; filename="x"', 700_000 * b"\r\n--b") + END,
+            part("form-data; name=x", b"") * 999 + END,
+            part('form-data; name="x"', b"", f"X: {'x' * 4000}") * 999 + END,
+            MODEL + END + 4_000_000 * b"x",
+        ],
+        ids=["near-boundaries", "parts", "headers", "epilogue"],
+    )
+    def test_of_a_form_is_a_bounded_amount_of_work_and_memory_per_pass(self, form: bytes) -> None:
+        reader, at, passes = FormReader(FORM), 0, 0
+        tracemalloc.start()
+        try:
+            while at < len(form):
+                before, at = reader.work, reader.feed(form, at)
+                assert reader.work - before <= 2 * WORK_PER_PASS
+                passes += 1
+            assert tracemalloc.get_traced_memory()[1] < 8 * SLICE_BYTES
+        finally:
+            tracemalloc.stop()
+
+        assert reader.is_whole
+        assert passes <= 2 + 2 * reader.work // WORK_PER_PASS
+        assert reader.work <= 8 * len(form)

@@ -1,11 +1,10 @@
-"""The request's model is what the engine reads; our own answers have OpenAI's shape."""
+"""What a model's name may be; our own answers have OpenAI's shape."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,162 +17,14 @@ from extproc.core.openai import (
     check_model,
     error_body,
     error_type,
-    extract_model,
     model_body,
     models_body,
-    read_body,
 )
 from extproc.core.types import ModelCard, Reason, Rejection
-from tests.core.json_documents import documents
 
 patient = settings(deadline=None)  # a busy machine is no failure
 
-NO_MODEL = object()
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
-
-
-def engine_reads(body: bytes) -> Any:
-    """What the engine's `json.loads` makes of a body; NO_MODEL where it gives no such field."""
-    try:
-        return json.loads(body)["model"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return NO_MODEL
-
-
-def is_name(model: Any) -> bool:
-    """Whether `check_model` promises to take it: every sane string."""
-    return (
-        isinstance(model, str)
-        and 0 < len(model.encode("utf-8", "surrogatepass")) <= MAX_MODEL_BYTES
-        and not any(
-            ord(c) < 32 or 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 for c in model
-        )
-    )
-
-
-def reason_of(body: bytes) -> Reason:
-    with pytest.raises(RequestError) as raised:
-        read_body(body)
-
-    assert raised.value.rejection.status == 400
-    return raised.value.rejection.reason
-
-
-def agrees_with_the_engine(body: bytes) -> None:
-    expected = engine_reads(body)
-    if is_name(expected):
-        assert extract_model(body) == expected
-        return
-    try:
-        model = extract_model(body)
-    except RequestError:
-        return
-    # Accepted here although json.loads gives no name: only for bodies that the engine refuses.
-    assert expected is NO_MODEL, model
-
-
-class TestModel:
-    @patient
-    @given(documents(), st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"]))
-    def test_is_what_json_loads_gives_in_every_encoding(self, text: str, encoding: str) -> None:
-        agrees_with_the_engine(text.encode(encoding))
-
-    @patient
-    @given(documents(), st.data())
-    def test_is_what_json_loads_gives_after_any_damage(
-        self, text: str, data: st.DataObject
-    ) -> None:
-        body = bytearray(text.encode())
-        for _ in range(data.draw(st.integers(1, 3))):
-            at = data.draw(st.integers(0, len(body)))
-            body[at : at + data.draw(st.integers(0, 1))] = data.draw(st.binary(max_size=2))
-        agrees_with_the_engine(bytes(body))
-
-    @patient
-    @given(st.binary(max_size=40))
-    def test_is_what_json_loads_gives_on_any_bytes(self, body: bytes) -> None:
-        agrees_with_the_engine(body)
-
-    @pytest.mark.parametrize(
-        ("body", "model"),
-        [
-            (b'{"model":"a","model":"b"}', "b"),
-            (b'{"model":"a","mo\\u0064el":"b"}', "b"),
-            (b'{"mo\\u0064el":"b","model":"a"}', "a"),
-            (b'{"model":1,"model":"a"}', "a"),
-            (b'{"model":"\\ud800","model":"a"}', "a"),
-            (b'{"x":{"model":"b"},"model":"a","y":[{"model":"c"}]}', "a"),
-            (b'{"model":"a","x":NaN,"y":-Infinity,"z":1e999}', "a"),
-            (b'{"model":"a","x":"\\ud800"}', "a"),
-            (b'{"model":"a","x":"\xed\xa0\x80"}', "a"),
-            (b'\xef\xbb\xbf{"model":"a"}', "a"),
-            ('{"model":"é"}'.encode("utf-16"), "é"),
-            (b' \t\r\n{ "model" : "a" } ', "a"),
-            (b'{"model":"\\ud83d\\ude00"}', "\U0001f600"),
-            (b'{"model":"a","x":' + b"[" * 400 + b"]" * 400 + b"}", "a"),
-        ],
-    )
-    def test_survives_what_python_accepts(self, body: bytes, model: str) -> None:
-        assert engine_reads(body) == model
-        assert extract_model(body) == model
-
-    @pytest.mark.parametrize(
-        "body", [b'{"model":"a","x":"\xff"}', b'{"model":"a","x":' + b"9" * 5000 + b"}"]
-    )
-    def test_of_a_body_that_only_the_engine_refuses_is_the_one_it_shows(self, body: bytes) -> None:
-        assert engine_reads(body) is NO_MODEL
-        assert extract_model(body) == "a"
-
-
-class TestRefusedBody:
-    @pytest.mark.parametrize(
-        "body",
-        [
-            b"",
-            b" ",
-            b"{",
-            b'{"model":"a"',
-            b'{"model":"a"} {}',
-            b'{"model":"a",}',
-            b'{"model":"a"}\x00',
-            b"{'model':'a'}",
-            b'{"model":"a\n"}',
-            b'{"model":"\xff"}',
-            b"[" * 200_000,
-            b'{"x":' + b"[" * 200_000,
-            b"[" + b"9" * 5000 + b", NaN]",
-        ],
-    )
-    def test_that_is_no_json_is_invalid_json(self, body: bytes) -> None:
-        assert reason_of(body) == Reason.INVALID_JSON
-
-    @pytest.mark.parametrize("body", [b"[]", b'"model"', b"1", b"null", b'[{"model":"a"}]'])
-    def test_that_is_no_object_is_an_invalid_body(self, body: bytes) -> None:
-        assert reason_of(body) == Reason.INVALID_BODY
-
-    @pytest.mark.parametrize("body", [b"{}", b'{"model":null}', b'{"model":""}', b'{"x":NaN}'])
-    def test_without_a_model_says_so(self, body: bytes) -> None:
-        assert reason_of(body) == Reason.MISSING_MODEL
-
-    @pytest.mark.parametrize(
-        "model", ["1", "[]", "{}", "true", '"\\u0000"', '"a\\n"', '"\\u0085"', '"\\ud800"']
-    )
-    def test_with_a_model_that_is_no_name_is_an_invalid_body(self, model: str) -> None:
-        assert reason_of(b'{"model":%s}' % model.encode()) == Reason.INVALID_BODY
-
-    def test_is_empty_in_so_many_words(self) -> None:
-        with pytest.raises(RequestError, match="body is empty"):
-            read_body(b"")
-
-    def test_error_neither_quotes_nor_keeps_the_prompt(self) -> None:
-        """json's exceptions carry the document; none may hang on the error that is logged."""
-        for body in (b'{"prompt": "secret" oops', b'{"prompt": "secret", "model": "\xff"}'):
-            with pytest.raises(RequestError) as raised:
-                read_body(body)
-
-            assert "secret" not in raised.value.rejection.message
-            assert raised.value.__context__ is None
-            assert raised.value.__cause__ is None
 
 
 class TestModelName:
@@ -192,26 +43,6 @@ class TestModelName:
     @pytest.mark.parametrize("model", ["org/name", "a b", "a,b", "日本", "a\u200db", "-", "\u2028"])
     def test_may_be_any_other_text(self, model: str) -> None:
         assert check_model(model) == model
-
-
-class TestStoredResponse:
-    @pytest.mark.parametrize(
-        ("member", "expected"),
-        [
-            (b"", None),
-            (b',"previous_response_id":null', None),
-            (b',"previous_response_id":"resp_1"', "resp_1"),
-            (b',"previous_response_id":"resp_1","x":NaN', "resp_1"),
-            (b',"previous_response_id":"resp_1","previous_response_id":null', None),
-            (b',"x":{"previous_response_id":"resp_1"}', None),
-            (b',"previous_response_id":5', 5),
-        ],
-    )
-    def test_is_read_with_the_model(self, member: bytes, expected: object) -> None:
-        fields = read_body(b'{"model":"a"' + member + b"}")
-
-        assert fields.model == "a"
-        assert fields.previous_response_id == expected
 
 
 class TestErrorBody:

@@ -9,10 +9,11 @@ import pytest
 
 from extproc.core import messages as m
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
+from extproc.core.errors import ProtocolError
 from extproc.core.messages import BodyMode
 from extproc.core.rejections import model_not_found, no_endpoints, saturated
 from extproc.core.stream import State
-from extproc.core.types import Outcome, Reason, Rejection
+from extproc.core.types import Outcome, Reason, Rejection, Wait
 from tests.builders import adapter_card, base_card, body, cards, request_headers
 from tests.core.dispatcher import PICK, Exchange, begin
 
@@ -102,6 +103,151 @@ def test_a_long_streamed_body_is_routed_by_its_prefix() -> None:
     assert late == [m.ContinueHeaders(PICK), m.ContinueBody(), m.ContinueBody()]
     assert exchange.tell(m.RequestBody(b'"n": 1')) == [m.ContinueBody()]
     assert exchange.tell(m.RequestBody(b"}", True)) == [m.ContinueBody(), m.End()]
+
+
+@pytest.mark.parametrize("uses_response_phases", [True, False])
+@pytest.mark.parametrize(
+    ("rest", "code"),
+    [
+        (b'"model": "b"}', Reason.INVALID_BODY),
+        (b'"x": [1], oops}', Reason.INVALID_JSON),
+        (200 * b" ", Reason.BODY_TOO_LARGE),
+    ],
+)
+def test_a_streamed_body_whose_rest_is_wrong_is_refused_and_its_pick_let_go_once(
+    rest: bytes, code: Reason, uses_response_phases: bool
+) -> None:
+    """The endpoint never gets the whole body: a chunk goes on only after it has been read."""
+    exchange = begin(
+        early_decision_bytes=1, max_body_bytes=200, uses_response_phases=uses_response_phases
+    )
+    exchange.tell(request_headers(**STREAMED), m.RequestBody(b'{"model": "a", '))
+    _status, error = error_of(exchange.tell(m.RequestBody(rest, True)))
+    exchange.tell(m.Ended())
+
+    assert error["code"] == code
+    assert [(pick, outcome) for pick, outcome, _ in exchange.dispatcher.finished] == [
+        (PICK, Outcome.FAILED)
+    ]
+
+
+def test_a_streamed_body_that_names_its_model_again_goes_on() -> None:
+    exchange = begin(early_decision_bytes=1)
+    exchange.tell(request_headers(**STREAMED), m.RequestBody(b'{"model": "a", '))
+
+    assert exchange.tell(m.RequestBody(b'"model": "a"')) == [m.ContinueBody()]
+    assert exchange.tell(m.RequestBody(b"}", True)) == [m.ContinueBody(), m.End()]
+
+
+def wake(exchange: Exchange) -> list[m.Command]:
+    """Fire the timer as long as there is more to read; what the stream says then."""
+    for _ in range(1000):
+        *before, last = exchange.tell(m.Wakeup())
+        if not (isinstance(last, m.WakeAt) and last.at_s == exchange.now):
+            return [*before, last]
+    raise AssertionError("it reads on and on")
+
+
+LARGE = b'{"model": "a", "x": [' + 100_000 * b"[]," + b"0]}"
+"""Several passes."""
+
+
+def test_a_large_body_is_read_in_passes_and_others_have_their_turn_between_them() -> None:
+    exchange = begin()
+    exchange.tell(request_headers())
+
+    assert exchange.tell(m.RequestBody(LARGE, True)) == [m.WakeAt(exchange.now)]
+    assert exchange.stream.state is State.READING
+    assert not exchange.stream.is_answered
+    assert wake(exchange) == [m.ContinueBody(PICK), m.End()]
+
+
+def test_a_buffered_part_of_many_passes_is_read_to_its_end() -> None:
+    exchange = begin()
+    exchange.tell(request_headers(body_mode=BodyMode.BUFFERED_PARTIAL), m.RequestBody(LARGE[:-5]))
+
+    assert wake(exchange) == [m.ContinueBody(PICK), m.End()]
+
+
+@pytest.mark.parametrize("has_trailers", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "answers"),
+    [
+        (BodyMode.STREAMED, [m.ContinueHeaders(PICK), m.ContinueBody(), m.ContinueBody()]),
+        (BodyMode.FULL_DUPLEX_STREAMED, None),
+    ],
+)
+def test_what_comes_while_a_body_is_read_is_answered_with_it(
+    mode: BodyMode, answers: list[m.Command] | None, has_trailers: bool
+) -> None:
+    exchange = begin()
+    exchange.tell(request_headers(body_mode=mode, sends_body_early=True), m.RequestBody(LARGE))
+    assert exchange.tell(m.RequestBody(b" ", not has_trailers)) == []
+    assert exchange.tell(*([m.RequestTrailers()] if has_trailers else [])) == []
+
+    commands = wake(exchange)
+    assert commands[-1] == m.End()
+    assert (m.ContinueTrailers() in commands) is has_trailers
+    if answers:
+        assert commands[:3] == answers
+    else:
+        echo = [c for c in commands if isinstance(c, m.EchoBody)]
+        assert b"".join(c.data for c in echo) == LARGE + b" "
+        assert echo[-1].end_of_stream is not has_trailers
+
+
+def test_more_than_one_message_of_a_buffered_body_breaks_the_protocol() -> None:
+    exchange = begin()
+    exchange.tell(request_headers(), m.RequestBody(LARGE))
+
+    with pytest.raises(ProtocolError):
+        exchange.tell(m.RequestBody(b" "))
+
+
+@pytest.mark.parametrize("has_trailers", [True, False])
+def test_the_rest_of_a_streamed_body_is_read_in_passes_too(has_trailers: bool) -> None:
+    exchange = begin(early_decision_bytes=1)
+    exchange.tell(request_headers(**STREAMED), m.RequestBody(LARGE[:20]))
+    assert exchange.tell(m.RequestBody(LARGE[20:-1])) == [m.WakeAt(exchange.now)]
+    assert exchange.tell(m.RequestBody(LARGE[-1:], not has_trailers)) == []
+    assert exchange.tell(*([m.RequestTrailers()] if has_trailers else [])) == []
+
+    answers: list[m.Command] = []
+    while exchange.stream.state is not State.DONE:
+        answers += exchange.tell(m.Wakeup())
+    trailers = [m.ContinueTrailers()] if has_trailers else []
+    assert [c for c in answers if not isinstance(c, m.WakeAt)] == [
+        m.ContinueBody(),
+        m.ContinueBody(),
+        *trailers,
+        m.End(),
+    ]
+
+
+def test_a_timer_of_before_means_nothing_once_all_is_read() -> None:
+    exchange = begin(early_decision_bytes=1)
+    exchange.tell(request_headers(**STREAMED), m.RequestBody(LARGE[:20]))
+
+    assert exchange.tell(m.Wakeup()) == []
+
+
+def test_a_large_chunk_that_comes_while_held_is_read_before_the_answer() -> None:
+    exchange = begin(Wait(until_s=1e9), early_decision_bytes=1)
+    exchange.tell(request_headers(**STREAMED), m.RequestBody(LARGE[:20]))
+    assert exchange.tell(m.RequestBody(LARGE[20:], True)) == []
+    exchange.dispatcher.result = PICK
+
+    assert wake(exchange) == [m.ContinueHeaders(PICK), m.ContinueBody(), m.ContinueBody(), m.End()]
+
+
+def test_what_a_body_holds_is_let_go_when_it_is_refused_or_answered_elsewhere() -> None:
+    refused = begin(max_body_bytes=len(LARGE))
+    refused.tell(request_headers(**DUPLEX), m.RequestBody(LARGE), m.RequestBody(b" "))
+    elsewhere = begin()
+    elsewhere.tell(request_headers(**DUPLEX), m.RequestBody(LARGE), m.ResponseHeaders(413))
+
+    assert refused.stream._body.held_bytes == 0
+    assert elsewhere.stream._body.held_bytes == 0
 
 
 def test_trailers_complete_a_streamed_body() -> None:

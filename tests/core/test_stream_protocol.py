@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import event as note
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.core import jsonmodel
 from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
 from extproc.core.messages import BodyMode
@@ -29,10 +31,13 @@ EVENTS: dict[type, m.Event] = {
     m.Wakeup: m.Wakeup(),
     m.Ended: m.Ended(),
 }
+DENSE = b'{"x": [' + 40_000 * b"[]," + b"0]"
+"""The beginning of a body that one pass does not read."""
 REQUEST, RESPONSE = (m.RequestBody, m.RequestTrailers), (m.ResponseBody, m.ResponseTrailers)
 ALLOWED: dict[State, tuple[type, ...]] = {
     State.HEADERS: (m.RequestHeaders, m.ResponseHeaders, m.Ended),
     State.BODY: (*REQUEST, m.ResponseHeaders, m.Ended),
+    State.READING: (*REQUEST, m.ResponseHeaders, m.Ended),
     State.WAITING: (*REQUEST, m.ResponseHeaders, m.Ended),
     State.REST: (*REQUEST, m.ResponseHeaders, m.Ended),
     State.RESPONSE: (*REQUEST, m.ResponseHeaders, *RESPONSE, m.Ended),
@@ -58,6 +63,7 @@ def in_state(state: State) -> Exchange:
     steps: dict[State, Sequence[m.Event]] = {
         State.HEADERS: [],
         State.BODY: [early],
+        State.READING: [early, m.RequestBody(DENSE)],
         State.WAITING: [early, m.RequestBody(body())],
         State.REST: [early, m.RequestBody(body())],
         State.RESPONSE: [early, m.RequestBody(body(), True)],
@@ -111,11 +117,16 @@ class Observer:
         """A request that is held gets more time once at most, and no answer in the same pass."""
         *extensions, wake = commands
         assert isinstance(wake, m.WakeAt)
-        assert wake.at_s > self.exchange.now
+        self.is_to_be_woken = True
+        if self.exchange.stream.state is not State.WAITING:  # there is more to read
+            assert wake.at_s == self.exchange.now
+            for command in extensions:
+                self.take(command)
+            return
+        assert wake.at_s >= self.exchange.now
         assert [type(each) for each in extensions] in ([], [m.ExtendTimeout])
         assert not (extensions and self.is_extended)
         self.is_extended |= bool(extensions)
-        self.is_to_be_woken = True
 
     def wake(self) -> None:
         """Let the timer fire, if there is one."""
@@ -173,6 +184,7 @@ def echoed(observer: Observer, kind: type) -> bytes:
     st.just(PICK) | rejections(),
     st.sampled_from((0, 0, 1, 2)),
     st.booleans(),
+    st.booleans(),
 )
 def test_every_event_is_answered_once_in_order_and_the_end_comes_last(
     events: list[m.Event],
@@ -180,22 +192,26 @@ def test_every_event_is_answered_once_in_order_and_the_end_comes_last(
     result: Pick | Rejection,
     num_waits: int,
     is_woken_at_once: bool,
+    is_read_slowly: bool,
 ) -> None:
     """Also: an RPC ends with OK only with a destination or a reply given, and the pick is finished
-    once if the response phases are used and never if they are not. Held or not."""
+    once if the response phases are used and never if they are not. Held or not, and whether a body
+    is read in one pass or in many."""
     exchange = begin(result, **configured)
     exchange.dispatcher.num_waits = num_waits
     observer = Observer(exchange)
-    try:
-        for event in events:
-            observer.tell(event)
-            if is_woken_at_once:
+    slow = {"SMALL_BYTES": 0, "SLICE_BYTES": 7, "WORK_PER_PASS": 1}
+    with patch.dict(vars(jsonmodel), slow if is_read_slowly else {}):
+        try:
+            for event in events:
+                observer.tell(event)
+                if is_woken_at_once:
+                    observer.wake()
+            while observer.is_to_be_woken:
                 observer.wake()
-        for _ in range(num_waits):
-            observer.wake()
-    except ProtocolError:
-        note("protocol broken")
-        exchange.stream.abandon(now=exchange.now)
+        except ProtocolError:
+            note("protocol broken")
+            exchange.stream.abandon(now=exchange.now)
     observer.tell(m.Ended())
 
     dispatcher = exchange.dispatcher

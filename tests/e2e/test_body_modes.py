@@ -197,3 +197,35 @@ async def test_without_the_body_in_time_the_error_names_the_setting(
 
     assert (answer.status, answer.error_code) == (500, "body_not_sent")
     assert "allow_mode_override" in answer.json["error"]["message"]
+
+
+async def served(pods: list[RunningPod], http: aiohttp.ClientSession) -> list[str]:
+    """What the pods count of requests that they have answered."""
+    lines = []
+    for pod in pods:
+        async with http.get(f"http://{pod.address}/metrics") as page:
+            lines += [each for each in (await page.text()).splitlines() if "success_total{" in each]
+    return lines
+
+
+async def test_a_body_that_goes_on_to_name_another_model_reaches_no_pod_whole(
+    gateway: Gateway, pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    """The engine takes the last name; nobody may be routed by the first and served by the last."""
+    if gateway.case.body in (RequestBody.HEADERS_ONLY, RequestBody.BUFFERED_PARTIAL):
+        pytest.skip("what Envoy keeps to itself cannot be held to anything")
+    before = await served(pods, http)
+
+    async def two_names() -> AsyncIterator[bytes]:
+        yield chat("only-1", padding_bytes=400_000)[:-1]
+        await asyncio.sleep(0.3)
+        yield b', "model": "only-2"}'
+
+    answer = await gateway.client.request("POST", "/v1/chat/completions", two_names())
+
+    if gateway.case.body is RequestBody.STREAMED:
+        assert (answer.status, answer.error_code) == (400, "invalid_body")
+        assert await served(pods, http) == before
+    else:
+        assert answer.status == 200, answer.body
+        assert (answer.served_by, answer.json["model"]) == ("pod-2", "only-2")
