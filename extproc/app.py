@@ -94,6 +94,7 @@ class App:
         self._first_look = FirstLook(FIRST_LOOK_S)
         self._num_config_failures = 0
         self._wire = Counters()
+        self._budget = settings.budget(config)
         self._rng = random.Random(secrets.randbits(64))
         self._router_id = secrets.token_hex(4)
         self.address = ""
@@ -187,6 +188,7 @@ class App:
             completions=self._completions,
             eds=self._eds,
             wire=self._wire,
+            budget=self._budget,
             clock=time.monotonic,
             num_config_failures=lambda: self._num_config_failures,
             is_ready=lambda: not self._why_not_ready(),
@@ -379,7 +381,7 @@ class App:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop)
-        transport = await transports.listen(self._config, self._methods(), self._wire)
+        transport = await transports.listen(self._config, self._methods(), self._wire, self._budget)
         self.address = transport.address
         await self._sides.start()
         await self._admin.start()

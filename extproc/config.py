@@ -249,6 +249,15 @@ class RequestConfig(_Section):
         le=2**30,
         description="Bytes of the largest request body; the gRPC receive limit follows it.",
     )
+    max_bytes_in_memory: int | None = Field(
+        None,
+        ge=1,
+        le=2**40,
+        description="Bytes of all request bodies in memory at once, and of answers not yet sent. "
+        "Above it large uploads wait, and what still does not fit gets 429. None means a quarter "
+        "of the memory that the process may use (cgroup, else resource limits, else the machine), "
+        "512 MiB at most.",
+    )
     early_decision_bytes: int = Field(
         256 * 1024,
         ge=1,

@@ -19,6 +19,10 @@ from extproc.core.types import Reason
 MAX_ECHO_BYTES = 62_000
 """Envoy refuses streamed chunks over 64 KiB; the Gateway API's pickers use 62,000 bytes."""
 
+CHUNK_OVERHEAD_BYTES = 48
+"""What keeping a chunk costs beside its bytes (CPython: 33 for the object, 8 for its place): a
+client may send two bytes at a time."""
+
 MAX_WHOLE_TRIES = 8
 """Times that a streamed body which ends in a brace is read as if it were whole. Each costs a pass
 over it, and a client chooses where its chunks end."""
@@ -29,6 +33,8 @@ _UNFINISHED = (Reason.INVALID_JSON, Reason.INVALID_BODY)
 
 class BodyReader:
     """Collects chunks up to a limit and finds the model.
+
+    `num_bytes` is what came, `held_bytes` what is kept of it now.
 
     Args:
         route: What kind of body it is.
@@ -46,6 +52,7 @@ class BodyReader:
         "_route",
         "_tries_left",
         "chunks",
+        "held_bytes",
         "num_bytes",
     )
 
@@ -66,6 +73,7 @@ class BodyReader:
         self._tries_left = MAX_WHOLE_TRIES
         self.chunks: list[bytes] = []
         self.num_bytes = 0
+        self.held_bytes = 0
 
     def add(self, data: bytes) -> None:
         """Take a chunk.
@@ -77,6 +85,7 @@ class BodyReader:
         if self.num_bytes > self._max_bytes:
             raise RequestError(rejections.too_large(self._max_bytes))
         self.chunks.append(data)
+        self.held_bytes += len(data) + CHUNK_OVERHEAD_BYTES
 
     def model(self) -> str:
         """The model of a complete body; "" for a stored response, which names none.
@@ -141,10 +150,12 @@ class BodyReader:
     def forget(self) -> None:
         """Drop the bytes and keep the number of chunks: the data plane holds the body itself."""
         self.chunks = [b""] * len(self.chunks)
+        self.held_bytes = 0
 
     def clear(self) -> None:
         """Forget the bytes; the count stays."""
         self.chunks.clear()
+        self.held_bytes = 0
 
     def _joined(self) -> bytes:
         chunks = self.chunks

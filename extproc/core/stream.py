@@ -54,6 +54,9 @@ class State(Enum):
     DONE = "done"
 
 
+_HOLDING = (State.BODY, State.WAITING)
+"""Where the body is kept."""
+
 _Release = Callable[["Stream", Pick], list[m.Command]]
 
 
@@ -117,8 +120,19 @@ class Stream:
         """Nothing that the data plane still waits for is unanswered."""
         return self.state not in (State.HEADERS, State.BODY, State.WAITING)
 
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the request's body."""
+        return self._body.held_bytes if self.state in _HOLDING else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing more will be kept of the body."""
+        return self.state is State.WAITING
+
     def abandon(self, *, now: float) -> None:
         """The answer could not be given: the request will not reach the pick's endpoint."""
+        self._let_go()
         pick, self.pick, self.state = self.pick, None, State.DONE
         if pick is not None:
             self._dispatcher.finish(pick, Outcome.FAILED, now=now)
@@ -335,6 +349,7 @@ class Stream:
         return [m.ContinueResponseHeaders()]
 
     def _on_local_reply(self, event: m.ResponseHeaders, _now: float) -> list[m.Command]:
+        self._let_go()
         if self.state is State.HEADERS:
             self._response_body_mode = self._mode_of_response(event.body_mode)
         self.state = State.LOCAL_REPLY
@@ -363,6 +378,14 @@ class Stream:
         if self._response_status == 0:
             return Outcome.CANCELLED
         return Outcome.FAILED if self._response_status >= 500 else Outcome.COMPLETED
+
+    def _on_overloaded(self, _event: m.Overloaded, _now: float) -> list[m.Command]:
+        raise RequestError(rejections.no_memory())
+
+    def _let_go(self) -> None:
+        """Nobody needs the body any more; a peer that reads slowly can keep this object alive."""
+        if self.state in _HOLDING:
+            self._body.clear()
 
     def _request_over(self) -> list[m.Command]:
         self._body.clear()
@@ -397,6 +420,7 @@ class Stream:
     def _reply(
         self, status: int, body: bytes, headers: dict[str, str] | None = None, details: str = ""
     ) -> list[m.Command]:
+        self._let_go()
         self.state = State.DONE
         return [m.Reply(status, body, headers or {}, details), m.End()]
 
@@ -411,6 +435,8 @@ _TRANSITIONS: dict[tuple[State, type], _Handler] = {
     (State.HEADERS, m.RequestHeaders): Stream._on_request_headers,
     (State.BODY, m.RequestBody): Stream._on_request_body,
     (State.BODY, m.RequestTrailers): Stream._on_body_trailers,
+    (State.BODY, m.Overloaded): Stream._on_overloaded,
+    (State.WAITING, m.Overloaded): Stream._on_overloaded,
     (State.WAITING, m.Wakeup): Stream._on_wakeup,
     (State.WAITING, m.RequestBody): Stream._on_waiting_body,
     (State.WAITING, m.RequestTrailers): Stream._on_waiting_trailers,
@@ -431,4 +457,6 @@ _TRANSITIONS: dict[tuple[State, type], _Handler] = {
 }
 _TRANSITIONS |= {(state, m.Ended): Stream._on_ended for state in State}
 _TRANSITIONS |= {(state, m.Wakeup): _ignore for state in State if state is not State.WAITING}
+# Elsewhere it holds nothing that an answer would free.
+_TRANSITIONS |= {(state, m.Overloaded): _ignore for state in State if state not in _HOLDING}
 _TRANSITIONS |= {(State.DONE, event): _ignore for event in m.EVENT_TYPES}

@@ -14,6 +14,7 @@ class FakeCall:
 
     sent: list[bytes] = field(default_factory=list)
     ended: tuple[Code, str] | None = None
+    held: tuple[int, bool] = (0, False)
 
     def send(self, message: bytes) -> None:
         assert self.ended is None, "a message after the end"
@@ -22,6 +23,9 @@ class FakeCall:
     def end(self, code: Code = Code.OK, details: str = "") -> None:
         if self.ended is None:
             self.ended = (code, details)
+
+    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
+        self.held = (num_bytes, is_whole)
 
     @property
     def code(self) -> Code | None:
