@@ -6,8 +6,8 @@ session says it still needs. Three steps keep the sum within the budget:
 1. Below half of it every upload gets room (a flow-control window) as it goes on.
 2. Above, only the oldest uploads do, as many as fit to their largest size; the others wait. So some
    always come to their end and let go, where an even share would leave all of them stuck.
-3. What still does not fit, and an upload that stands still while others wait for it, is given up:
-   the oldest unfinished one first.
+3. What still does not fit is given up, the oldest unfinished upload first; so is one that stands
+   still while others wait, and one that has waited too long itself.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ DEFAULT_MAX_BYTES: Final = 512 * 1024 * 1024
 DEFAULT_MAX_UPLOAD_BYTES: Final = 64 * 1024 * 1024
 GRANT_BYTES: Final = 128 * 1024
 """What an upload may send on before it asks again."""
-PATIENCE_S: Final = 10.0
-"""How long uploads wait before one that has not moved for as long is given up."""
+PATIENCE_S: Final = 2.0
+"""How long an upload waits before another, which has not moved for as long, is given up for it."""
+MAX_WAIT_S: Final = 7.0
+"""How long an upload waits in all before it is given up itself: the data plane's own timer, 10 s in
+our configurations, would end it with 504."""
 
 
 class Upload(Protocol):
@@ -29,9 +32,11 @@ class Upload(Protocol):
 
     Attributes:
         held_bytes: Set by the budget alone.
+        waited_s: Likewise: how long it has waited in all.
     """
 
     held_bytes: int
+    waited_s: float
 
     def grant(self) -> None:
         """There is room again: let more come."""
@@ -100,8 +105,7 @@ class Budget:
         if not held_bytes:
             self._unfinished.pop(upload, None)
             self._whole.pop(upload, None)
-            if self._waiting.pop(upload, None) is not None:
-                upload.grant()
+            self._grant(upload)
         if self._waiting:
             self._resume()
 
@@ -129,10 +133,12 @@ class Budget:
             or not upload.held_bytes
             or any(upload is each for each in self._first())
         ):
-            self._waiting.pop(upload, None)
+            since_s = self._waiting.pop(upload, None)
+            if since_s is not None:
+                upload.waited_s = self.now_s - since_s
             self._note_progress(upload)
             return True
-        self._waiting.setdefault(upload, self.now_s)
+        self._waiting.setdefault(upload, self.now_s - upload.waited_s)
         return False
 
     def relieve(self) -> None:
@@ -147,13 +153,22 @@ class Budget:
             self._give_up(victim)
 
     def tick(self, *, now: float) -> None:
-        """Look who stands still while others wait; to be called about once a second."""
+        """Look who stands still, and who waits too long; to be called about once a second."""
         self.now_s = now
-        for upload, moved_s in list(self._unfinished.items()):
-            if now - next(iter(self._waiting.values()), now) <= PATIENCE_S:
-                return
-            if upload not in self._waiting and now - moved_s > PATIENCE_S:
-                self._give_up(upload)
+        idle_since_s = now - PATIENCE_S
+        idle = iter([
+            upload
+            for upload, moved_s in self._unfinished.items()
+            if moved_s < idle_since_s and upload not in self._waiting
+        ])  # fmt: skip
+        for upload, since_s in list(self._waiting.items()):
+            if upload not in self._waiting:
+                continue
+            victim = upload if now - since_s > MAX_WAIT_S else None
+            if victim is None and since_s < idle_since_s:
+                victim = next(idle, None)
+            if victim is not None:
+                self._give_up(victim)
 
     def _give_up(self, upload: Upload) -> None:
         self.num_given_up += 1
@@ -179,6 +194,11 @@ class Budget:
         num_more = max(0, self._relaxed_bytes - self.used_bytes) // GRANT_BYTES
         chosen += islice(self._waiting, num_more)
         for upload in chosen:
-            if self._waiting.pop(upload, None) is not None:
-                self._note_progress(upload)
-                upload.grant()
+            self._grant(upload)
+
+    def _grant(self, upload: Upload) -> None:
+        since_s = self._waiting.pop(upload, None)
+        if since_s is not None:
+            upload.waited_s = self.now_s - since_s
+            self._note_progress(upload)
+            upload.grant()

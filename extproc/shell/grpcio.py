@@ -134,6 +134,7 @@ class _Call:
     budget: Budget = field(default_factory=Budget)
     session: Session | None = None
     held_bytes: int = 0
+    waited_s: float = 0.0
     kept_bytes: int = 0
     pusher: asyncio.Task[None] | None = None
 

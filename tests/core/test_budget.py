@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.budget import GRANT_BYTES, PATIENCE_S, Budget
+from extproc.core.budget import GRANT_BYTES, MAX_WAIT_S, PATIENCE_S, Budget
 
 MIB = 1024 * 1024
 
@@ -18,6 +18,7 @@ class Body:
 
     budget: Budget
     held_bytes: int = 0
+    waited_s: float = 0.0
     num_grants: int = 0
     is_given_up: bool = False
 
@@ -155,16 +156,41 @@ def test_who_stands_still_while_others_wait_is_given_up() -> None:
     assert not idle.is_given_up, "nobody waits any more"
 
 
-def test_who_moves_is_not_given_up() -> None:
+def test_who_moves_is_not_given_up_and_who_waits_too_long_is() -> None:
     budget = Budget(10 * MIB, max_upload_bytes=10 * MIB)
     moving, waiting = bodies(budget, 5 * MIB, MIB)
     assert not budget.may_grow(waiting)
-    budget.tick(now=PATIENCE_S)
+    for now in range(int(MAX_WAIT_S) + 1):
+        budget.tick(now=now)
+        assert budget.may_grow(moving)
+    [later] = bodies(budget, MIB)
+    assert not budget.may_grow(later)
     assert budget.may_grow(moving)
-    budget.tick(now=1.5 * PATIENCE_S)
+    budget.tick(now=MAX_WAIT_S + 0.1)
 
-    assert not moving.is_given_up
-    assert waiting.num_grants == 0
+    assert [each.is_given_up for each in (moving, waiting, later)] == [False, True, False]
+
+
+def test_all_the_times_that_an_upload_waits_count_together() -> None:
+    budget = Budget(10 * MIB, max_upload_bytes=10 * MIB)
+    moving, waiting = bodies(budget, 5 * MIB, MIB)
+    assert not budget.may_grow(waiting)
+    for now in range(int(MAX_WAIT_S)):
+        budget.tick(now=now)
+        assert budget.may_grow(moving)
+    budget.add(moving, -2 * MIB)
+    assert waiting.num_grants == 1
+    budget.add(moving, 2 * MIB)
+    assert not budget.may_grow(waiting)
+    budget.add(moving, -2 * MIB + 1)
+    assert budget.may_grow(waiting), "asked again, before it is told"
+    budget.add(moving, 2 * MIB)
+    assert not budget.may_grow(waiting)
+    budget.tick(now=MAX_WAIT_S)
+    assert budget.num_given_up == 0
+    budget.tick(now=MAX_WAIT_S + 0.1)
+
+    assert [moving.is_given_up, waiting.is_given_up] == [False, True]
 
 
 @given(

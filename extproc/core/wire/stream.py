@@ -84,7 +84,7 @@ class WireStream:
         content_left: What is still to come of an announced content-length.
         queue: DATA that waits for a window.
         kept_bytes: What the session says it keeps of its messages.
-        held_bytes: That and `partial`; the budget's to set.
+        held_bytes: That and `partial`; the budget's to set, as `waited_s`.
     """
 
     __slots__ = (
@@ -104,6 +104,7 @@ class WireStream:
         "queue",
         "session",
         "unacknowledged_bytes",
+        "waited_s",
         "window_bytes",
     )
 
@@ -124,6 +125,7 @@ class WireStream:
         self.queue: bytearray | None = None
         self.content_left = request.content_length
         self.held_bytes = 0
+        self.waited_s = 0.0
         self.kept_bytes = 0
         self._end_block = grpc.OK_TRAILERS
 
