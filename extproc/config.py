@@ -20,6 +20,9 @@ from extproc.configbase import Address
 from extproc.configbase import Section as _Section
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
 
+MESSAGE_OVERHEAD_BYTES = 1024 * 1024
+"""Headers and framing of an ext_proc message beside the body it carries."""
+
 
 class TlsConfig(_Section):
     """TLS of a listener; files are read again when they change."""
@@ -298,6 +301,16 @@ class RequestConfig(_Section):
         description="Choose among the endpoints that the gateway names in `envoy.lb.subset_hint`, "
         "where it does.",
     )
+
+    @model_validator(mode="after")
+    def _one_body_fits(self) -> RequestConfig:
+        least_bytes = self.max_body_bytes + MESSAGE_OVERHEAD_BYTES
+        if self.max_bytes_in_memory is not None and self.max_bytes_in_memory < least_bytes:
+            raise ValueError(
+                f"max_bytes_in_memory: {self.max_bytes_in_memory}; allowed: at least "
+                f"{least_bytes}, the largest body and what comes with it"
+            )
+        return self
 
 
 class DestinationConfig(_Section):

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from extproc.app import App
-from extproc.config import Config, RequestConfig
+from extproc.config import MESSAGE_OVERHEAD_BYTES, Config, RequestConfig
 from extproc.configbase import MAX_PORT
 from extproc.configfile import ConfigError, check_sections, read_sections
 from extproc.eppflags import IGNORED, KINDS, help_text
 from extproc.goflags import FlagError, Kind, parse_flags, to_bool, to_bytes, to_int, to_seconds
-from extproc.settings import MESSAGE_OVERHEAD_BYTES
 from extproc.shell.logs import configure_logging
 from extproc.shell.selfsigned import make_certificate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable
 
-from extproc.config import Config
+from extproc.config import MESSAGE_OVERHEAD_BYTES, Config
 from extproc.configfile import ConfigError
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
@@ -17,8 +17,6 @@ from extproc.core.routes import RouteTable
 from extproc.shell.memory import memory_limit_bytes
 from extproc.shell.tls import TlsFiles, client_context
 
-MESSAGE_OVERHEAD_BYTES = 1024 * 1024
-"""Headers and framing of an ext_proc message beside the body it carries."""
 BODY_SHARE_OF_MEMORY = 0.25
 """Of the process's memory limit, for bodies. The rest is for the program itself (about 80 MB), the
 copies of the body that is being read, and what the allocator keeps."""

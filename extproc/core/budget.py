@@ -59,6 +59,7 @@ class Budget:
         "_max_upload_bytes",
         "_relaxed_bytes",
         "_unfinished",
+        "_unsent_bytes",
         "_waiting",
         "_whole",
         "max_bytes",
@@ -75,6 +76,7 @@ class Budget:
     ) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0
+        self._unsent_bytes = 0
         self.now_s = 0.0
         self.num_given_up = 0
         self._max_upload_bytes = max_upload_bytes
@@ -86,8 +88,8 @@ class Budget:
 
     @property
     def is_full(self) -> bool:
-        """Nothing more fits, although everything that could be given up was."""
-        return self.used_bytes >= self.max_bytes
+        """Unsent answers alone fill it: giving uploads up would not help."""
+        return self._unsent_bytes >= self.max_bytes
 
     @property
     def is_exceeded(self) -> bool:
@@ -112,6 +114,7 @@ class Budget:
     def add_unsent(self, change_bytes: int) -> None:
         """So much more, or less, of answers waits to be sent."""
         self.used_bytes += change_bytes
+        self._unsent_bytes += change_bytes
         if change_bytes < 0 and self._waiting:
             self._resume()
 

@@ -17,11 +17,8 @@ def memory_limit_bytes(root: Path = Path("/")) -> int:
     physical_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
     resources = [resource.getrlimit(kind)[0] for kind in kinds]
-    return min(
-        physical_bytes,
-        *(limit for limit in resources if limit != resource.RLIM_INFINITY),
-        *_cgroup_limits(root),
-    )
+    limits = [limit for limit in resources if limit != resource.RLIM_INFINITY]
+    return min([physical_bytes, *limits, *_cgroup_limits(root)])
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
