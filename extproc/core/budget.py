@@ -32,7 +32,7 @@ class Upload(Protocol):
 
     Attributes:
         held_bytes: Set by the budget alone.
-        waited_s: Likewise: how long it has waited in all.
+        waited_s: Likewise: how long it has waited in all since it holds something.
     """
 
     held_bytes: int
@@ -103,6 +103,7 @@ class Budget:
         if change_bytes > 0:
             if held_bytes == change_bytes:
                 self._unfinished[upload] = self.now_s
+                upload.waited_s = 0.0
             return
         if not held_bytes:
             self._unfinished.pop(upload, None)
@@ -125,8 +126,8 @@ class Budget:
 
     def leave(self, upload: Upload) -> None:
         """An upload has ended, and holds nothing any more."""
-        self._waiting.pop(upload, None)
-        if upload.held_bytes:
+        if upload.held_bytes:  # nobody waits who holds nothing
+            self._waiting.pop(upload, None)
             self.add(upload, -upload.held_bytes)
 
     def may_grow(self, upload: Upload) -> bool:

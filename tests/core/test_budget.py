@@ -141,6 +141,38 @@ def test_unsent_answers_alone_give_nobody_up() -> None:
     assert budget.num_given_up == 0
 
 
+def test_who_asks_again_while_it_waits_is_told_what_has_become_true() -> None:
+    budget = Budget(10 * MIB, max_upload_bytes=10 * MIB)
+    first, second = bodies(budget, 5 * MIB, MIB)
+    assert not budget.may_grow(second)
+    budget.tick(now=1.0)
+    budget.set_whole(first)
+    assert budget.may_grow(second)
+    budget.leave(first)
+
+    assert (second.num_grants, second.waited_s) == (0, 1.0)
+
+
+def test_answers_that_have_been_sent_make_room() -> None:
+    budget = Budget(10 * MIB, max_upload_bytes=10 * MIB)
+    _, second = bodies(budget, MIB, MIB)
+    budget.add_unsent(7 * MIB)
+    assert not budget.may_grow(second)
+    budget.add_unsent(-7 * MIB)
+
+    assert second.num_grants == 1
+
+
+def test_one_that_is_given_up_may_be_enough_for_several_that_wait() -> None:
+    budget = Budget(16 * GRANT_BYTES, max_upload_bytes=16 * GRANT_BYTES)
+    stuck, *waiting = bodies(budget, 12 * GRANT_BYTES, *[GRANT_BYTES] * 3)
+    assert not any(budget.may_grow(each) for each in waiting)
+    budget.tick(now=PATIENCE_S + 0.1)
+
+    assert stuck.is_given_up
+    assert [(each.num_grants, each.is_given_up) for each in waiting] == [(1, False)] * 3
+
+
 def test_who_stands_still_while_others_wait_is_given_up() -> None:
     budget = Budget(10 * MIB, max_upload_bytes=10 * MIB)
     stuck, waiting, idle = bodies(budget, 5 * MIB, MIB, MIB)
@@ -182,7 +214,7 @@ def test_all_the_times_that_an_upload_waits_count_together() -> None:
     budget.add(moving, 2 * MIB)
     assert not budget.may_grow(waiting)
     budget.add(moving, -2 * MIB + 1)
-    assert budget.may_grow(waiting), "asked again, before it is told"
+    assert waiting.num_grants == 2
     budget.add(moving, 2 * MIB)
     assert not budget.may_grow(waiting)
     budget.tick(now=MAX_WAIT_S)

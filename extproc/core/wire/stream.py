@@ -87,6 +87,8 @@ class WireStream:
         held_bytes: That and `partial`; the budget's to set, as `waited_s`.
     """
 
+    waited_s: float
+
     __slots__ = (
         "_end_block",
         "_streams",
@@ -125,7 +127,6 @@ class WireStream:
         self.queue: bytearray | None = None
         self.content_left = request.content_length
         self.held_bytes = 0
-        self.waited_s = 0.0
         self.kept_bytes = 0
         self._end_block = grpc.OK_TRAILERS
 
@@ -181,14 +182,13 @@ class WireStream:
             self._finish()
 
     def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
-        """Say what the service now keeps of this call's messages. Ignored after the end."""
-        if self.is_ended:
-            return
-        budget, change_bytes = self._streams.budget, num_bytes - self.kept_bytes
-        self.kept_bytes = num_bytes
-        budget.add(self, change_bytes)
+        """Say what the service now keeps of this call's messages; nothing once it has ended."""
+        now_bytes = 0 if self.is_ended else num_bytes
+        change_bytes, self.kept_bytes = now_bytes - self.kept_bytes, now_bytes
+        if change_bytes:
+            self._streams.budget.add(self, change_bytes)
         if is_whole:
-            budget.set_whole(self)
+            self._streams.budget.set_whole(self)
 
     def grant(self) -> None:
         """Give the peer its window back (9113 6.9.1)."""

@@ -208,13 +208,15 @@ class Streams:
         self.counters.streams_open -= 1
         if self.deadlines_s:
             self.deadlines_s.pop(stream_id, None)
-        self._let_go(stream)
+        if stream.held_bytes:
+            self._let_go(stream)
         self._finished.append(stream)
 
     def _let_go(self, stream: WireStream) -> None:
         """Nobody will use what the stream holds."""
         if stream.partial is not None:
             self.forget_partial(stream)
+        stream.kept_bytes = 0
         self.budget.leave(stream)
 
     def forget_partial(self, stream: WireStream) -> None:

@@ -363,6 +363,33 @@ def test_what_a_call_keeps_counts_beside_what_is_half_received() -> None:
     assert peer.budget.used_bytes == 10_001, "an ended call keeps nothing"
 
 
+def test_what_is_whole_is_given_up_after_what_is_unfinished() -> None:
+    peer = Peer(budget=Budget(30_000))
+    peer.open(1).call.hold(20_000, is_whole=True)
+    peer.open(3)
+    peer.feed(peer.data(3, half(30_000)[:10_001]))
+
+    assert 1 not in peer.responses
+    assert peer.responses[3].status == 8
+    assert peer.budget.used_bytes == 20_000
+    peer.connection.lose()
+    assert peer.budget.used_bytes == 0
+
+
+def test_a_call_that_has_ended_lets_go_although_its_answer_waits_for_a_window() -> None:
+    peer = Peer(settings={4: 0})
+    call = peer.open(1).call
+    call.hold(20_000)
+    call.send(b"x" * 100)
+    call.end()
+    call.hold(10_000)
+
+    assert peer.budget.used_bytes == len(message(b"x" * 100))
+    peer.feed(hf.WindowUpdateFrame(1, window_increment=1000))
+    call.hold(10_000)
+    assert peer.budget.used_bytes == 0
+
+
 def test_a_session_may_answer_itself_that_it_is_given_up() -> None:
     peer = Peer(budget=Budget(10_000))
     session = peer.open(1)

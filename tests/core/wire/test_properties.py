@@ -96,9 +96,7 @@ def check(peer: Peer, counters: Counters) -> None:
     queued = sum(len(s.queue or b"") for s in connection.streams.open.values())
     held = sum(s.held_bytes for s in connection.streams.open.values())
     assert held == sum(
-        s.kept_bytes + len(s.partial or b"")
-        for s in connection.streams.open.values()
-        if s.held_bytes
+        s.kept_bytes + len(s.partial or b"") for s in connection.streams.open.values()
     )
     assert connection.outbox.queued_bytes == queued
     assert peer.budget.used_bytes == held + queued
