@@ -89,6 +89,8 @@ class _Wire(asyncio.Protocol):
         if connection is not None and data:
             connection.receive(data, now=self._loop.time())
             self.flush()
+        if self._tls is not None and self._tls.is_over:
+            self._hang_up()
 
     def _decrypt(self, tls: TlsBytes, data: bytes) -> bytes:
         if self._transport is None or self._is_closing:
@@ -97,14 +99,20 @@ class _Wire(asyncio.Protocol):
             data = tls.receive(data)
         except TlsError as error:
             log.debug("TLS: %s", error)
-            data = b""
-            self._is_closing = True
+            self._transport.write(tls.data_to_send())
+            self._hang_up()
+            return b""
         self._transport.write(tls.data_to_send())
-        if self._is_closing or tls.is_over:
-            self._transport.close()
-        elif tls.is_ready and self.connection is None:
+        if tls.is_ready and self.connection is None:
             self._begin()
         return data
+
+    def _hang_up(self) -> None:
+        """TLS is over: nothing can be said any more."""
+        self._is_closing = True
+        if self._transport is not None:
+            self._transport.close()
+            self._loop.call_later(_LINGER_S, self.abort)
 
     def pause_writing(self) -> None:
         if self.connection is not None:
