@@ -18,7 +18,11 @@ from extproc.sim.pod import RunningPod
 from tests.e2e.conftest import picker_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(240),
+]
 
 MIB = 1024 * 1024
 PART_BYTES = 256 * 1024
