@@ -25,6 +25,7 @@ from bench.figures import render_table
 from bench.machine import describe
 from bench.processes import BenchError
 from bench.report import default_path, write_json
+from extproc.core.budget import Budget
 from extproc.core.wire import Abuse, Connection, Counters, WireStream, frames
 from extproc.core.wire.errors import ErrorCode
 from extproc.shell.rpc import Code
@@ -62,8 +63,8 @@ class _Service:
     open: type[_Echo] = _Echo
 
 
-def _connect(counters: Counters, hello: bytes) -> Connection:
-    connection = Connection({ECHO: _Service()}, now=0.0, counters=counters)
+def _connect(counters: Counters, budget: Budget, hello: bytes) -> Connection:
+    connection = Connection({ECHO: _Service()}, now=0.0, counters=counters, budget=budget)
     connection.receive(hello, now=0.0)
     connection.data_to_send()
     return connection
@@ -78,9 +79,9 @@ class Bystander:
         unanswered: Of both kinds, what got neither.
     """
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, budget: Budget) -> None:
         self.asked = self.refused = self.unanswered = 0
-        self._connection = _connect(counters, READY)
+        self._connection = _connect(counters, budget, READY)
 
     def ask(self, now_s: float) -> None:
         """Ask on both calls."""
@@ -152,10 +153,12 @@ class Trial:
     def __init__(self, attack: Attack, steps: Sequence[Step]) -> None:
         self._abuse = attack.abuse
         self._steps = steps
-        self._counters = Counters()
+        self._counters, budget = Counters(), Budget()
         num_connections = 1 + max(step.connection for step in steps)
-        self._connections = [_connect(self._counters, attack.hello) for _ in range(num_connections)]
-        self.bystander = Bystander(self._counters)
+        self._connections = [
+            _connect(self._counters, budget, attack.hello) for _ in range(num_connections)
+        ]
+        self.bystander = Bystander(self._counters, budget)
         self.cpu_ns = self.longest_ns = self.num_steps = 0
         self.ending = "not ended"
 

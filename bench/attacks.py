@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from extproc.core.budget import DEFAULT_MAX_BYTES
 from extproc.core.wire import Abuse, frames
 from extproc.core.wire.grpc import literal
 from extproc.core.wire.limits import DEFAULT_LIMITS as LIMITS
@@ -148,24 +149,27 @@ def _streams(num_connections: int = 1, *, after: bytes = b"") -> list[Step]:
     return steps
 
 
-def _half_messages(num_connections: int) -> list[Step]:
-    """Messages but for their last bytes, as many as a connection may keep; then one more stream."""
+def _half_messages() -> list[Step]:
+    """Messages but for their last bytes: the largest, one after the other, while windows are given
+    back; then as much as fits into a window, on as many streams as the budget has room for.
+    """
     size_bytes = LIMITS.max_message_bytes
-    num_messages = LIMITS.max_connection_buffered_bytes // size_bytes
-    ids = _ids(3, num_messages + 1)
+    num_large = DEFAULT_MAX_BYTES // size_bytes - 1
+    num_small = (DEFAULT_MAX_BYTES - num_large * size_bytes) // LIMITS.stream_window_bytes + 1
+    ids = _ids(3, num_large + num_small)
     begin = _prefix(size_bytes).ljust(_FULL_DATA_BYTES, b"\0")
     steps = []
-    for connection in range(num_connections):
-        for stream_id in ids[:-1]:
-            first, more = _data(stream_id, begin), _data(stream_id, bytes(_FULL_DATA_BYTES))
-            reads = _reads([open_stream(stream_id), first, more, more], connection)
-            # The same object again and again, so that the load itself needs no memory.
-            rest = Step(more * 3, connection=connection)
-            num_left = size_bytes // _FULL_DATA_BYTES - 3
-            last = Step(more * (num_left % 3) or _PING, connection=connection)
-            steps += [*reads, *[rest] * (num_left // 3), last]
-    beyond = open_stream(ids[-1]) + _data(ids[-1], begin)
-    return [*steps, Step(beyond, connection=num_connections - 1)]
+    for stream_id in ids[:num_large]:
+        first, more = _data(stream_id, begin), _data(stream_id, bytes(_FULL_DATA_BYTES))
+        steps += _reads([open_stream(stream_id), first, more, more])
+        # The same object again and again, so that the load itself needs no memory.
+        num_left = size_bytes // _FULL_DATA_BYTES - 3
+        steps += [Step(more * 3)] * (num_left // 3) + [Step(more * (num_left % 3) or _PING)]
+    for stream_id in ids[num_large:]:
+        first, more = _data(stream_id, begin), _data(stream_id, bytes(_FULL_DATA_BYTES))
+        num_left = LIMITS.stream_window_bytes // _FULL_DATA_BYTES - 1
+        steps += _reads([open_stream(stream_id), first, *[more] * num_left])
+    return steps
 
 
 def _stalled_messages() -> list[Step]:
@@ -224,14 +228,8 @@ ATTACKS: Final = (
     Attack(
         Abuse.BUFFERED_BYTES,
         "half-received messages of all",
-        "REFUSED_STREAM",
-        lambda: _half_messages(2),
-    ),
-    Attack(
-        Abuse.BUFFERED_BYTES,
-        "half-received messages of a connection",
         "RESOURCE_EXHAUSTED",
-        lambda: _half_messages(1),
+        _half_messages,
     ),
     Attack(
         Abuse.MESSAGE_TOO_LARGE, "a long message", "RESOURCE_EXHAUSTED", lambda: [Step(_TOO_LONG)]

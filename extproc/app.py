@@ -98,6 +98,7 @@ class App:
         self._num_config_failures = 0
         self._wire = Counters()
         self._http_dropped: Counter[HttpLimit] = Counter()
+        self._budget = settings.budget(config)
         self._rng = random.Random(secrets.randbits(64))
         self._router_id = secrets.token_hex(4)
         self.address = ""
@@ -199,6 +200,7 @@ class App:
             decisions=self._decisions,
             observers=self._observers,
             http_dropped=self._http_dropped,
+            budget=self._budget,
             clock=time.monotonic,
             num_config_failures=lambda: self._num_config_failures,
             is_ready=lambda: not self._why_not_ready(),
@@ -402,7 +404,7 @@ class App:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop)
-        transport = await transports.listen(self._config, self._methods(), self._wire)
+        transport = await transports.listen(self._config, self._methods(), self._wire, self._budget)
         self.address = transport.address
         await self._sides.start()
         await self._admin.start()

@@ -21,6 +21,9 @@ from extproc.configbase import Section as _Section
 from extproc.core.address import check_endpoint_address
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS, RouteTable
 
+MESSAGE_OVERHEAD_BYTES = 1024 * 1024
+"""Headers and framing of an ext_proc message beside the body it carries."""
+
 
 class TlsConfig(_Section):
     """TLS of a listener; files are read again when they change."""
@@ -264,6 +267,15 @@ class RequestConfig(_Section):
         le=2**30,
         description="Bytes of the largest request body; the gRPC receive limit follows it.",
     )
+    max_bytes_in_memory: int | None = Field(
+        None,
+        ge=1,
+        le=2**40,
+        description="Bytes of all request bodies in memory at once, and of answers not yet sent. "
+        "Above it large uploads wait, and what still does not fit gets 429. None means a quarter "
+        "of the memory that the process may use (cgroup, else resource limits, else the machine), "
+        "512 MiB at most.",
+    )
     early_decision_bytes: int = Field(
         256 * 1024,
         ge=1,
@@ -313,6 +325,16 @@ class RequestConfig(_Section):
     def _can_be_routed(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         RouteTable(value)
         return value
+
+    @model_validator(mode="after")
+    def _one_body_fits(self) -> RequestConfig:
+        least_bytes = self.max_body_bytes + MESSAGE_OVERHEAD_BYTES
+        if self.max_bytes_in_memory is not None and self.max_bytes_in_memory < least_bytes:
+            raise ValueError(
+                f"max_bytes_in_memory: {self.max_bytes_in_memory}; allowed: at least "
+                f"{least_bytes}, the largest body and what comes with it"
+            )
+        return self
 
 
 class DestinationConfig(_Section):

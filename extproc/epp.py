@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from extproc.app import App
-from extproc.config import Config, RequestConfig
+from extproc.config import MESSAGE_OVERHEAD_BYTES, Config, RequestConfig
 from extproc.configfile import ConfigError, check_sections, read_config, read_sections
 from extproc.core.address import MAX_PORT
 from extproc.eppflags import IGNORED, KINDS, help_text
@@ -23,7 +23,6 @@ from extproc.goflags import FlagError, Kind, parse_flags, to_bool, to_bytes, to_
 from extproc.shell.logs import configure_logging
 from extproc.shell.selfsigned import make_certificate
 from extproc.startup import refuse_start
-from extproc.transports import MESSAGE_OVERHEAD_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from extproc.core.budget import Budget
 from extproc.core.pool import Pool
 from extproc.core.wire.limits import Counters
 from extproc.observers import Observers
@@ -27,6 +28,7 @@ def add_gauges(
     decisions: DecisionsService,
     observers: Observers,
     http_dropped: Counter[HttpLimit],
+    budget: Budget,
     clock: Callable[[], float],
     num_config_failures: Callable[[], int],
     is_ready: Callable[[], bool],
@@ -50,7 +52,9 @@ def add_gauges(
         num_config_failures,
     )
     add("wire_connections", "Open connections of the wire", lambda: wire.connections_open)
-    add("wire_buffered_bytes", "Half-received and unsent bytes", lambda: wire.buffered_bytes)
+    add("body_bytes", "Bytes of bodies and unsent answers in memory", lambda: budget.used_bytes)
+    add("body_bytes_limit", "Most bytes of them in memory", lambda: budget.max_bytes)
+    add("uploads_given_up", "Uploads given up for want of memory", lambda: budget.num_given_up)
     telemetry.add_counters(
         "observer_errors",
         "Failures of what looks on; no request is touched",

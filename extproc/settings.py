@@ -6,16 +6,22 @@ import ssl
 from collections.abc import Iterable
 from pathlib import Path
 
-from extproc.config import Config
+from extproc.config import MESSAGE_OVERHEAD_BYTES, Config
 from extproc.configfile import ConfigError
 from extproc.core.admission import AdmissionSettings
+from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
 from extproc.core.messages import BodyMode
 from extproc.core.picker import PickerSettings
 from extproc.core.pool import PoolSettings
 from extproc.core.ports import StreamSettings
 from extproc.core.routes import RouteTable
 from extproc.shell.files import describe_failure, read_text
+from extproc.shell.memory import memory_limit_bytes
 from extproc.shell.tls import TlsFiles, client_context
+
+BODY_SHARE_OF_MEMORY = 0.25
+"""Of the process's memory limit, for bodies. The rest is for the program itself (about 80 MB), the
+copies of the body that is being read, and what the allocator keeps."""
 
 
 def scheme(config: Config) -> str:
@@ -62,6 +68,21 @@ def stream_settings(config: Config) -> StreamSettings:
         session_header=request.session_header,
         max_hold_s=request.max_hold_s,
     )
+
+
+def max_message_bytes(config: Config) -> int:
+    """Of a gRPC message: the largest body and what comes with it."""
+    return config.request.max_body_bytes + MESSAGE_OVERHEAD_BYTES
+
+
+def budget(config: Config) -> Budget:
+    """For all bodies in memory: as configured, else a share of what the process may use."""
+    largest_bytes = max_message_bytes(config)
+    max_bytes = config.request.max_bytes_in_memory
+    if max_bytes is None:
+        share_bytes = int(memory_limit_bytes() * BODY_SHARE_OF_MEMORY)
+        max_bytes = max(largest_bytes, min(share_bytes, DEFAULT_MAX_BYTES))
+    return Budget(max_bytes, max_upload_bytes=largest_bytes)
 
 
 def tls_files(config: Config) -> TlsFiles:

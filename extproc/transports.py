@@ -6,17 +6,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from extproc.config import Config
+from extproc.core.budget import Budget
 from extproc.core.wire.limits import Counters, Limits
-from extproc.settings import tls_files
+from extproc.settings import max_message_bytes, tls_files
 from extproc.shell import wire
 from extproc.shell.certificates import Certificates
 from extproc.shell.rpc import Method
 
 if TYPE_CHECKING:
     from extproc.shell.grpcio import GrpcioServer
-
-MESSAGE_OVERHEAD_BYTES = 1024 * 1024
-"""Headers and framing of an ext_proc message beside the body it carries."""
 
 
 class Transport(Protocol):
@@ -30,15 +28,17 @@ class Transport(Protocol):
         """Take nothing new, send peers elsewhere, let what runs end; then cut off the rest."""
 
 
-async def listen(config: Config, methods: Iterable[Method], counters: Counters) -> Transport:
-    """Start the configured transport; our own counts in `counters`.
+async def listen(
+    config: Config, methods: Iterable[Method], counters: Counters, budget: Budget
+) -> Transport:
+    """Start the configured transport; our own counts in `counters`, bodies within `budget`.
 
     Raises:
         OSError: The address cannot be bound, or a certificate file not be read.
     """
     if config.server.transport == "grpcio":
-        return await _listen_grpcio(config, methods)
-    return await _listen_wire(config, methods, counters)
+        return await _listen_grpcio(config, methods, budget)
+    return await _listen_wire(config, methods, counters, budget)
 
 
 class _Grpcio:
@@ -51,17 +51,17 @@ class _Grpcio:
         await self._server.stop(timeout_s)
 
 
-async def _listen_grpcio(config: Config, methods: Iterable[Method]) -> _Grpcio:
+async def _listen_grpcio(config: Config, methods: Iterable[Method], budget: Budget) -> _Grpcio:
     # Imported where it is used: grpc takes 9 MB that the other transport does not need.
     from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
     from extproc.shell.tls import server_credentials
 
     settings = GrpcioSettings(
-        max_message_bytes=config.request.max_body_bytes + MESSAGE_OVERHEAD_BYTES,
+        max_message_bytes=max_message_bytes(config),
         max_concurrent_streams=config.server.max_concurrent_streams,
     )
     credentials = None if config.server.tls is None else server_credentials(tls_files(config))
-    server = GrpcioServer(methods, settings)
+    server = GrpcioServer(methods, settings, budget)
     return _Grpcio(server, await server.start(config.server.address, credentials))
 
 
@@ -75,7 +75,9 @@ class _Wire:
         await self._server.close()
 
 
-async def _listen_wire(config: Config, methods: Iterable[Method], counters: Counters) -> _Wire:
+async def _listen_wire(
+    config: Config, methods: Iterable[Method], counters: Counters, budget: Budget
+) -> _Wire:
     certificates = None
     if config.server.tls is not None:
         files = tls_files(config)
@@ -89,10 +91,11 @@ async def _listen_wire(config: Config, methods: Iterable[Method], counters: Coun
         path=config.server.address.removeprefix("unix:") if is_unix else None,
         ssl_context=None if certificates is None else certificates.context,
         limits=Limits(
-            max_message_bytes=config.request.max_body_bytes + MESSAGE_OVERHEAD_BYTES,
+            max_message_bytes=max_message_bytes(config),
             max_streams_per_connection=config.server.max_concurrent_streams,
         ),
         counters=counters,
+        budget=budget,
         on_tick=None if certificates is None else certificates.reload_if_changed,
     )
     return _Wire(server)

@@ -10,6 +10,7 @@ import pytest
 
 from bench import abuse
 from bench.attacks import ATTACKS, READY, Attack, Step, open_stream, split_frames
+from extproc.core.budget import Budget
 from extproc.core.wire import Abuse, Counters, frames, grpc
 from extproc.core.wire.limits import DEFAULT_LIMITS
 
@@ -67,12 +68,12 @@ def test_an_attack_that_does_not_come_to_its_limit_is_told() -> None:
 
 
 def test_the_bystander_notices_when_new_streams_are_refused() -> None:
-    counters = Counters()
-    bystander = abuse.Bystander(counters)
+    budget = Budget()
+    bystander = abuse.Bystander(Counters(), budget)
     bystander.ask(0.0)
-    counters.buffered_bytes = DEFAULT_LIMITS.max_buffered_bytes
+    budget.add_unsent(budget.max_bytes)
     bystander.ask(0.0)
-    counters.buffered_bytes = 0
+    budget.add_unsent(-budget.max_bytes)
     bystander.ask(0.0)
 
     assert (bystander.asked, bystander.refused, bystander.unanswered) == (3, 1, 0)
@@ -80,7 +81,7 @@ def test_the_bystander_notices_when_new_streams_are_refused() -> None:
 
 def test_the_bystander_asks_as_long_as_it_takes() -> None:
     """The windows that its answers use are given back."""
-    bystander = abuse.Bystander(Counters())
+    bystander = abuse.Bystander(Counters(), Budget())
     for _ in range(frames.DEFAULT_WINDOW_BYTES // 9 + 100):
         bystander.ask(0.0)
 

@@ -115,6 +115,9 @@ class DeadCall:
         if self.num_sent > 1:
             raise RuntimeError("no way back")
 
+    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
+        pass
+
     def end(self, code: Code = Code.OK, details: str = "") -> None:
         pass
 

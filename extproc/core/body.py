@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from extproc.core import rejections
 from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import JsonReader
+from extproc.core.jsonmodel import SMALL_BYTES, JsonReader
 from extproc.core.multipart import FormReader
 from extproc.core.openai import check_model
 from extproc.core.routes import RESPONSES_PATH, Route, RouteKind
@@ -20,9 +20,15 @@ from extproc.core.routes import RESPONSES_PATH, Route, RouteKind
 MAX_ECHO_BYTES = 62_000
 """Envoy refuses streamed chunks over 64 KiB; the Gateway API's pickers use 62,000 bytes."""
 
+CHUNK_OVERHEAD_BYTES = 48
+"""What keeping a chunk costs beside its bytes (CPython: 33 for the object, 8 for its place): a
+client may send two bytes at a time."""
+
 
 class BodyReader:
     """Takes chunks up to a limit, reads them and finds the model.
+
+    `num_bytes` is what came, `held_bytes` what is kept of it now.
 
     Args:
         route: What kind of body it is.
@@ -43,9 +49,11 @@ class BodyReader:
         "_content_type",
         "_early_bytes",
         "_is_echoed",
+        "_is_gathering",
         "_kept",
         "_max_bytes",
         "_num_done",
+        "_num_joined",
         "_reader",
         "_route",
         "_settled",
@@ -75,6 +83,8 @@ class BodyReader:
         self._at = 0  # how much of the first unread chunk has been read
         self._kept: list[bytes] = []
         self._num_done = 0
+        self._num_joined = 1  # chunks that the first unread one was made of
+        self._is_gathering = route.kind is not RouteKind.INFERENCE_FORM
         self._settled: str | None = None
         self.num_bytes = self.held_bytes = 0
 
@@ -92,19 +102,26 @@ class BodyReader:
         self.num_bytes += len(data)
         if self.num_bytes > self._max_bytes:
             raise RequestError(rejections.too_large(self._max_bytes))
-        self.held_bytes += len(data)
+        self.held_bytes += len(data) + CHUNK_OVERHEAD_BYTES
         self._unread.append(data)
         if self._is_echoed:
             self._kept.append(data)
 
-    def read(self) -> bool:
+    def read(self, *, is_over: bool = False) -> bool:
         """Read what one pass may cost; whether that was all that came. What is read is let go.
+
+        A body that may still turn out small is not read before `is_over`: read at once, it is
+        read twenty times as fast.
 
         Raises:
             RequestError: 400 or 415, whatever is wrong with it, or another model than settled.
         """
         if not self._unread:
             return True
+        if self._is_gathering:
+            if not is_over and self._may_be_small():
+                return True
+            self._gather()
         data = self._unread[0]
         at = self._feed(data)
         if at < len(data):
@@ -112,10 +129,25 @@ class BodyReader:
             return False
         del self._unread[0]
         self._at = 0
-        self._num_done += 1
+        self._num_done += self._num_joined
+        self._num_joined = 1
         if not self._is_echoed:
-            self.held_bytes -= len(data)
+            self.held_bytes -= len(data) + CHUNK_OVERHEAD_BYTES
         return not self._unread
+
+    def _may_be_small(self) -> bool:
+        """Whether to wait for more; not where what came may be all, with only trailers behind."""
+        may_be_whole = not self._is_echoed and self._unread[-1].rstrip().endswith(b"}")
+        return self.num_bytes < min(SMALL_BYTES, self._early_bytes) and not may_be_whole
+
+    def _gather(self) -> None:
+        """Make one chunk of those that came: the reader reads a small body as a whole."""
+        self._is_gathering = False
+        self._num_joined = len(self._unread)
+        if self._num_joined > 1:
+            self._unread = [b"".join(self._unread)]
+            if not self._is_echoed:
+                self.held_bytes -= (self._num_joined - 1) * CHUNK_OVERHEAD_BYTES
 
     def model(self) -> str:
         """The model of a complete body that is read; "" for a stored response, which names none.

@@ -53,6 +53,7 @@ _MAX_KEY_TOKEN_BYTES = 2 + 6 * len("previous_response_id")
 """A character may be written as `\\uXXXX`: six bytes for what may be one."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_POSITION = re.compile(r" ?\(byte (\d+)\)$")
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]*")
 _MARKS = re.compile(rb'["\[\]{}]')
@@ -150,7 +151,12 @@ class JsonReader:
             return False
         try:
             members = _decode_members(data)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
+        except msgspec.ValidationError:  # another type: the last one may be a string
+            return False
+        except msgspec.DecodeError as error:
+            self._refuse_if_sure(data, str(error))
+            return False
+        except (ValueError, RecursionError):
             return False
         self._model = members.model
         if members.previous_response_id is not None:
@@ -159,6 +165,21 @@ class JsonReader:
         self._num_read = len(data)
         self._read = JsonReader._behind
         return True
+
+    def _refuse_if_sure(self, data: bytes, problem: str) -> None:
+        """Refuse what msgspec could not read, unless Python reads it: then it is read once more.
+
+        Python's reading has more at three places alone: NaN and Infinity, lone surrogates, and a
+        byte order mark. Where msgspec does not say the place, none is excluded.
+        """
+        found = _POSITION.search(problem)
+        if found is None:
+            return
+        place = int(found[1])
+        is_number = data[place : place + 1] in (b"N", b"I")
+        may_be_legal = is_number or not place or b"\\u" in data[max(0, place - 12) : place]
+        if not may_be_legal:
+            raise self._invalid(problem[: found.start()].rpartition(": ")[2].rstrip(), place)
 
     # --- what stands at the top level: each reads from `pos` and answers how far ---------------
 

@@ -102,6 +102,11 @@ class Wakeup:
 
 
 @dataclass(frozen=True, slots=True)
+class Overloaded:
+    """There is no memory for what the request holds. Not from the data plane."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The data plane closed or reset the RPC. The last event, whoever ended it."""
 
@@ -114,6 +119,7 @@ Event = (
     | ResponseBody
     | ResponseTrailers
     | Wakeup
+    | Overloaded
     | Ended
 )
 EVENT_TYPES: tuple[type, ...] = (
@@ -124,6 +130,7 @@ EVENT_TYPES: tuple[type, ...] = (
     ResponseBody,
     ResponseTrailers,
     Wakeup,
+    Overloaded,
     Ended,
 )
 

@@ -26,6 +26,12 @@ def saturated(model: str, retry_after_s: int) -> Rejection:
     return Rejection(429, Reason.SATURATED, message, retry_after_s=retry_after_s, model=model)
 
 
+def no_memory() -> Rejection:
+    """429: the body does not fit beside what other requests hold."""
+    message = "Too many large request bodies are under way. Retry later."
+    return Rejection(429, Reason.MEMORY, message, retry_after_s=RETRY_AFTER_S)
+
+
 def encoded_body() -> Rejection:
     """415: the body is compressed, so its model cannot be read."""
     message = "The request body must not be compressed (content-encoding)."

@@ -59,6 +59,9 @@ class State(Enum):
     DONE = "done"
 
 
+_HOLDING = (State.BODY, State.READING, State.WAITING, State.REST)
+"""Where the body is kept."""
+
 _Release = Callable[["Stream", Pick], list[m.Command]]
 
 
@@ -117,7 +120,6 @@ class Stream:
         except RequestError as error:
             # Routed by a part of the body, and the rest is wrong: the endpoint has not got it all.
             self._give_up_pick(now)
-            self._body.clear()
             return self._reject(error.rejection)
 
     @property
@@ -125,8 +127,19 @@ class Stream:
         """Nothing that the data plane still waits for is unanswered."""
         return self.state not in (State.HEADERS, State.BODY, State.READING, State.WAITING)
 
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the request's body."""
+        return self._body.held_bytes if self.state in _HOLDING else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing more will be kept of the body."""
+        return self.state in (State.READING, State.WAITING)
+
     def abandon(self, *, now: float) -> None:
         """The answer could not be given: the request will not reach the pick's endpoint."""
+        self._let_go()
         self.state = State.DONE
         self._give_up_pick(now)
 
@@ -221,14 +234,14 @@ class Stream:
 
     def _read_on(self, _event: m.Wakeup | None, now: float) -> list[m.Command]:
         """Read on; decide once all that came is read, and let others have their turn before."""
-        if not self._body.read():
+        if not self._body.read(is_over=self._is_over()):
             self.state = State.READING
             return [m.WakeAt(now)]
         self.state = State.BODY
         return self._decide_if_enough(now)
 
     def _decide_if_enough(self, now: float) -> list[m.Command]:
-        body, is_over = self._body, self._is_complete or self._has_trailers
+        body, is_over = self._body, self._is_over()
         if self._mode is BodyMode.BUFFERED:
             # With trailers end_of_stream is unset; the one message is complete all the same.
             return self._decide(body.model(), now, Stream._release_body)
@@ -247,9 +260,14 @@ class Stream:
         """Trailers before a decision: what came of the body is all of it."""
         self._has_trailers = True
         if self._mode in (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.STREAMED):
-            return self._decide_if_enough(now)
+            return self._read_on(None, now)
         # A buffered body is delivered before the trailers: there is none.
         raise RequestError(rejections.empty_body())
+
+    def _is_over(self) -> bool:
+        """Whether what came is all that will: a buffered body comes in one message."""
+        is_sent_once = self._mode in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
+        return is_sent_once or self._is_complete or self._has_trailers
 
     def _on_reading_body(self, event: m.RequestBody, _now: float) -> list[m.Command]:
         comes_in_chunks = self._mode in (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
@@ -381,10 +399,9 @@ class Stream:
         return [m.ContinueResponseHeaders()]
 
     def _on_local_reply(self, event: m.ResponseHeaders, _now: float) -> list[m.Command]:
+        self._let_go()
         if self.state is State.HEADERS:
             self._response_body_mode = self._mode_of_response(event.body_mode)
-        else:
-            self._body.clear()
         self.state = State.LOCAL_REPLY
         return [m.ContinueResponseHeaders()]
 
@@ -411,6 +428,14 @@ class Stream:
         if self._response_status == 0:
             return Outcome.CANCELLED
         return Outcome.FAILED if self._response_status >= 500 else Outcome.COMPLETED
+
+    def _on_overloaded(self, _event: m.Overloaded, _now: float) -> list[m.Command]:
+        raise RequestError(rejections.no_memory())
+
+    def _let_go(self) -> None:
+        """Nobody needs the body any more; a peer that reads slowly can keep this object alive."""
+        if self.state in _HOLDING:
+            self._body.clear()
 
     def _request_over(self) -> list[m.Command]:
         self._body.clear()
@@ -445,6 +470,7 @@ class Stream:
     def _reply(
         self, status: int, body: bytes, headers: dict[str, str] | None = None, details: str = ""
     ) -> list[m.Command]:
+        self._let_go()
         self.state = State.DONE
         return [m.Reply(status, body, headers or {}, details), m.End()]
 
@@ -491,4 +517,6 @@ _TRANSITIONS: dict[tuple[State, type], _Handler] = {
 _TRANSITIONS |= {(state, m.Ended): Stream._on_ended for state in State}
 for _state in State:
     _TRANSITIONS.setdefault((_state, m.Wakeup), _ignore)
+    # Elsewhere it holds nothing that an answer would free.
+    _TRANSITIONS[_state, m.Overloaded] = Stream._on_overloaded if _state in _HOLDING else _ignore
 _TRANSITIONS |= {(State.DONE, event): _ignore for event in m.EVENT_TYPES}

@@ -46,6 +46,7 @@ class Reason(StrEnum):
     INVALID_HEADER = "invalid_header"
     STORED_RESPONSE = "stored_response_unsupported"
     SATURATED = "saturated"
+    MEMORY = "memory"
     NO_ENDPOINTS = "no_endpoints"
     BODY_NOT_SENT = "body_not_sent"  # Envoy's configuration keeps the model from us
 

@@ -2,6 +2,9 @@
 
 One coroutine per RPC reads, hands each message to the session and writes what it answered; the
 pass between has no `await`. A service that speaks unasked (a watch) wakes a writer of its own.
+
+gRPC's core assembles the messages itself, so the budget for bodies knows those that came whole, and
+not what is still on its way.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from extproc.core.budget import Budget
 from extproc.shell.rpc import Code, Method, Session
 
 log = logging.getLogger(__name__)
@@ -56,10 +60,13 @@ class GrpcioSettings:
 class GrpcioServer:
     """Serves methods over grpc.aio."""
 
-    def __init__(self, methods: Iterable[Method], settings: GrpcioSettings) -> None:
+    def __init__(
+        self, methods: Iterable[Method], settings: GrpcioSettings, budget: Budget | None = None
+    ) -> None:
         self._calls: set[_Call] = set()
         self._server = aio.server(options=settings.options())
-        self._server.add_generic_rpc_handlers((_Handlers(methods, self._calls),))
+        handlers = _Handlers(methods, self._calls, budget if budget is not None else Budget())
+        self._server.add_generic_rpc_handlers((handlers,))
 
     async def start(self, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
         """Listen on `host:port` or `unix:PATH`; answer the address with the port that was bound.
@@ -93,17 +100,17 @@ class GrpcioServer:
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg] # not generic at run time
     """Looks methods up by path; messages stay bytes."""
 
-    def __init__(self, methods: Iterable[Method], calls: set[_Call]) -> None:
-        self._handlers = {method.path: _handler(method, calls) for method in methods}
+    def __init__(self, methods: Iterable[Method], calls: set[_Call], budget: Budget) -> None:
+        self._handlers = {method.path: _handler(method, calls, budget) for method in methods}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """The handler of a path, None for UNIMPLEMENTED."""
         return self._handlers.get(handler_call_details.method)
 
 
-def _handler(method: Method, calls: set[_Call]) -> grpc.RpcMethodHandler[Any, Any]:
+def _handler(method: Method, calls: set[_Call], budget: Budget) -> grpc.RpcMethodHandler[Any, Any]:
     async def behaviour(_requests: Any, context: Any) -> None:
-        await _serve(method, context, calls)
+        await _serve(method, context, calls, budget)
 
     handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(behaviour)
     return handler
@@ -124,6 +131,11 @@ class _Call:
     ended: tuple[Code, str] | None = None
     in_pass: bool = True
     is_interrupted: bool = False
+    budget: Budget = field(default_factory=Budget)
+    session: Session | None = None
+    held_bytes: int = 0
+    waited_s: float = 0.0
+    kept_bytes: int = 0
     pusher: asyncio.Task[None] | None = None
 
     def send(self, message: bytes) -> None:
@@ -135,6 +147,22 @@ class _Call:
         if self.ended is None:
             self.ended = (code, details)
             self._wake()
+
+    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
+        if self.ended is None:
+            change_bytes, self.kept_bytes = num_bytes - self.kept_bytes, num_bytes
+            self.budget.add(self, change_bytes)
+            if is_whole:
+                self.budget.set_whole(self)
+
+    def grant(self) -> None:
+        """Nothing to widen: the windows are gRPC's own."""
+
+    def give_up(self) -> None:
+        answer = getattr(self.session, "give_up", None)
+        if answer is not None:
+            answer()
+        self.end(Code.RESOURCE_EXHAUSTED, "no memory for this message now")
 
     def _wake(self) -> None:
         if not self.in_pass and self.pusher is None:
@@ -162,11 +190,11 @@ class _Call:
         await self._write()
 
 
-async def _serve(method: Method, context: Any, calls: set[_Call]) -> None:
+async def _serve(method: Method, context: Any, calls: set[_Call], budget: Budget) -> None:
     task = asyncio.current_task()
     assert task is not None
-    call = _Call(context, method.is_long_lived, task)
-    session = method.open(call, dict(context.invocation_metadata() or ()))
+    call = _Call(context, method.is_long_lived, task, budget=budget)
+    session = call.session = method.open(call, dict(context.invocation_metadata() or ()))
     calls.add(call)
     try:
         try:
@@ -181,6 +209,8 @@ async def _serve(method: Method, context: Any, calls: set[_Call]) -> None:
             await context.abort(_STATUS[code], details)
     finally:
         calls.discard(call)
+        budget.leave(call)
+        call.session = None
         session.closed()
 
 
@@ -195,6 +225,8 @@ async def _read(session: Session, call: _Call) -> None:
         call.in_pass = True
         if message is not _EOF:
             session.receive(message)
+            del message
+            call.budget.relieve()
             continue
         session.half_close()
         await call.flush()

@@ -216,6 +216,9 @@ class _Outbox:
         self.reason = self.reason or details
         self._messages.put_nowait(None)
 
+    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
+        """Nothing here keeps messages."""
+
     async def write_to(self, stream: Stream[bytes, bytes]) -> None:
         while (message := await self._messages.get()) is not None:
             await stream.send_message(message)

@@ -38,9 +38,19 @@ class Call(Protocol):
     def end(self, code: Code = Code.OK, details: str = "") -> None:
         """End the RPC, after all queued messages. Later calls are ignored."""
 
+    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
+        """Say how many bytes of this RPC's messages the service keeps from now on; 0 lets go.
+
+        `is_whole`: it will keep no more of them, so others are given up first. The end lets go.
+        """
+
 
 class Session(Protocol):
-    """What a service gives to a transport: one RPC in progress."""
+    """What a service gives to a transport: one RPC in progress.
+
+    One that calls `hold` has a method `give_up()` too: there is no memory for what it holds, so it
+    answers and ends the RPC. Where it does not end, it ends with RESOURCE_EXHAUSTED.
+    """
 
     def receive(self, message: bytes) -> None:
         """Take one message from the peer."""

@@ -96,34 +96,41 @@ class _TurnedAway:
 
 
 class _Session:
-    __slots__ = ("_call", "_service", "_stream", "_timer")
+    __slots__ = ("_call", "_is_holding", "_service", "_stream", "_timer")
 
     def __init__(self, service: ExternalProcessor, call: Call, metadata: Metadata) -> None:
         self._service = service
         self._call = call
         self._stream = service.new_stream(metadata)
         self._timer: TimerHandle | None = None
+        self._is_holding = False
 
     def receive(self, message: bytes) -> None:
         self._handle(message)
 
+    def give_up(self) -> None:
+        self._handle(m.Overloaded())
+
     def _wake(self) -> None:
         self._timer = None
-        self._handle(None)
+        self._handle(m.Wakeup())
 
-    def _handle(self, message: bytes | None) -> None:
-        """Carry out what the stream makes of a message, or of a wake-up (None)."""
-        service, call = self._service, self._call
+    def _handle(self, told: bytes | m.Event) -> None:
+        """Carry out what the stream makes of a message, or of an event that is ours."""
+        service, call, stream = self._service, self._call, self._stream
         try:
-            event = m.Wakeup() if message is None else service.codec.decode(message)
+            event = service.codec.decode(told) if isinstance(told, bytes) else told
             now = service.clock()
-            for command in self._stream.handle(event, now=now):
+            for command in stream.handle(event, now=now):
                 if isinstance(command, m.End):
                     call.end()
                 elif isinstance(command, m.WakeAt):
                     self._timer = service.call_later(max(0.0, command.at_s - now), self._wake)
                 else:
                     call.send(service.codec.encode(command))
+            if self._is_holding or stream.held_bytes:
+                self._is_holding = stream.held_bytes > 0
+                call.hold(stream.held_bytes, is_whole=stream.is_whole)
         except ProtocolError as error:
             service.broke(PROTOCOL, f"the data plane broke the ext_proc protocol: {error}")
             self._fail(Code.INVALID_ARGUMENT, str(error))

@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, cast
 
+from extproc.core.budget import Budget
 from extproc.core.wire import Abuse, Connection, Counters, Limits, MethodLike
 from extproc.core.wire.limits import DEFAULT_LIMITS
 from extproc.shell.rpc import Method
+from extproc.shell.tlsbytes import TlsBytes, TlsError
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +41,13 @@ def _log_session_error(error: Exception, path: str) -> None:
 
 
 class _Wire(asyncio.Protocol):
-    """One socket."""
+    """One socket, with TLS or without; counted and timed from the moment it is accepted."""
 
     def __init__(self, server: WireServer) -> None:
         self._server = server
         self._loop = server.loop
+        self._opened_s = self._loop.time()
+        self._tls = TlsBytes(server.ssl_context) if server.ssl_context is not None else None
         self._transport: asyncio.Transport | None = None
         self._is_closing = False
         self.connection: Connection | None = None
@@ -53,33 +57,62 @@ class _Wire(asyncio.Protocol):
         tcp = cast(asyncio.Transport, transport)
         self._transport = tcp
         server = self._server
-        if server.counters.connections_open >= server.limits.max_connections:
+        if len(server.wires) >= server.limits.max_connections:
             server.counters.abuse[Abuse.TOO_MANY_CONNECTIONS] += 1
             self.abort()
             return
-        tls = transport.get_extra_info("ssl_object")
-        if tls is not None and tls.selected_alpn_protocol() != "h2":
-            self.abort()
-            return
+        server.wires.add(self)
+        tcp.set_write_buffer_limits(high=_WRITE_HIGH_WATER_BYTES)
+        if self._tls is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        """HTTP/2 may be spoken."""
+        server = self._server
         self.connection = Connection(
             server.methods,
-            now=self._loop.time(),
+            now=self._opened_s,
             limits=server.limits,
             counters=server.counters,
+            budget=server.budget,
             on_output_ready=self._schedule_flush,
             on_session_error=server.on_session_error,
         )
-        server.wires.add(self)
-        tcp.set_write_buffer_limits(high=_WRITE_HIGH_WATER_BYTES)
         self.flush()
         if server.is_draining:
             self.start_drain()
 
     def data_received(self, data: bytes) -> None:
+        if self._tls is not None:
+            data = self._decrypt(self._tls, data)
         connection = self.connection
-        if connection is not None:
+        if connection is not None and data:
             connection.receive(data, now=self._loop.time())
             self.flush()
+        if self._tls is not None and self._tls.is_over:
+            self._hang_up()
+
+    def _decrypt(self, tls: TlsBytes, data: bytes) -> bytes:
+        if self._transport is None or self._is_closing:
+            return b""
+        try:
+            data = tls.receive(data)
+        except TlsError as error:
+            log.debug("TLS: %s", error)
+            self._transport.write(tls.data_to_send())
+            self._hang_up()
+            return b""
+        self._transport.write(tls.data_to_send())
+        if tls.is_ready and self.connection is None:
+            self._begin()
+        return data
+
+    def _hang_up(self) -> None:
+        """TLS is over: nothing can be said any more."""
+        self._is_closing = True
+        if self._transport is not None:
+            self._transport.close()
+            self._loop.call_later(_LINGER_S, self.abort)
 
     def pause_writing(self) -> None:
         if self.connection is not None:
@@ -94,7 +127,7 @@ class _Wire(asyncio.Protocol):
         self._transport = None
         if self.connection is not None:
             self.connection.lose()
-            self._server.on_wire_lost(self)
+        self._server.on_wire_lost(self)
 
     def _schedule_flush(self) -> None:
         self._loop.call_soon(self.flush)
@@ -106,7 +139,7 @@ class _Wire(asyncio.Protocol):
             return
         data = connection.data_to_send()
         if data and not self._is_closing:
-            transport.write(data)
+            self._write(transport, data)
             if transport.get_write_buffer_size() > self._server.limits.max_write_buffer_bytes:
                 self._server.counters.abuse[Abuse.SLOW_READER] += 1
                 self.abort()
@@ -114,8 +147,17 @@ class _Wire(asyncio.Protocol):
         if connection.is_over and not self._is_closing:
             self._close(transport)
 
+    def _write(self, transport: asyncio.Transport, data: bytes) -> None:
+        if self._tls is not None:
+            self._tls.send(data)
+            data = self._tls.data_to_send()
+        transport.write(data)
+
     def _close(self, transport: asyncio.Transport) -> None:
         self._is_closing = True
+        if self._tls is not None:
+            self._tls.close()
+            transport.write(self._tls.data_to_send())
         if transport.can_write_eof():
             transport.write_eof()
             self._loop.call_later(_LINGER_S, self.abort)
@@ -127,12 +169,17 @@ class _Wire(asyncio.Protocol):
         if self.connection is not None:
             self.connection.tick(now=self._loop.time())
             self.flush()
+        elif self._loop.time() - self._opened_s > self._server.limits.handshake_timeout_s:
+            self._server.counters.abuse[Abuse.HANDSHAKE_TIMEOUT] += 1
+            self.abort()
 
     def start_drain(self) -> None:
-        """Ask the peer to go elsewhere."""
+        """Ask the peer to go elsewhere; nothing is lost where TLS has not begun."""
         if self.connection is not None:
             self.connection.start_drain(now=self._loop.time())
             self.flush()
+        else:
+            self.abort()
 
     def abort(self) -> None:
         """Drop the socket, unsent bytes and all."""
@@ -146,6 +193,8 @@ class WireServer:
     Attributes:
         address: `host:port`, or `unix:` and the path.
         counters: What happened; for whoever exports metrics.
+        budget: What all connections may hold of bodies.
+        ssl_context: TLS with this; None for none.
         wires: Open sockets.
     """
 
@@ -154,6 +203,8 @@ class WireServer:
         methods: Mapping[str, MethodLike],
         limits: Limits,
         counters: Counters,
+        budget: Budget,
+        ssl_context: ssl.SSLContext | None,
         on_session_error: OnSessionError,
         on_tick: Callable[[], object] | None,
         tick_s: float,
@@ -162,6 +213,8 @@ class WireServer:
         self.methods = methods
         self.limits = limits
         self.counters = counters
+        self.budget = budget
+        self.ssl_context = ssl_context
         self.on_session_error = on_session_error
         self.wires: set[_Wire] = set()
         self.is_draining = False
@@ -169,22 +222,21 @@ class WireServer:
         self._on_tick = on_tick
         self._tick_s = tick_s
         self._timer = self.loop.call_later(tick_s, self._tick)
+        budget.tick(now=self.loop.time())
         self._listener: asyncio.Server | None = None
         self._all_lost = asyncio.Event()
 
-    async def listen(
-        self, host: str, port: int, path: str | None, ssl_context: ssl.SSLContext | None
-    ) -> None:
+    async def listen(self, host: str, port: int, path: str | None) -> None:
         """Bind; once, by `serve`."""
 
         def make() -> _Wire:
             return _Wire(self)
 
         if path is not None:
-            self._listener = await self.loop.create_unix_server(make, path, ssl=ssl_context)
+            self._listener = await self.loop.create_unix_server(make, path)
             self.address = f"unix:{path}"
         else:
-            self._listener = await self.loop.create_server(make, host, port, ssl=ssl_context)
+            self._listener = await self.loop.create_server(make, host, port)
             name = self._listener.sockets[0].getsockname()
             self.address = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
 
@@ -243,6 +295,7 @@ class WireServer:
         self._timer = self.loop.call_later(self._tick_s, self._tick)
         if self._on_tick is not None:
             self._on_tick()
+        self.budget.tick(now=self.loop.time())
         for wire in list(self.wires):
             wire.tick()
 
@@ -256,6 +309,7 @@ async def serve(
     ssl_context: ssl.SSLContext | None = None,
     limits: Limits = DEFAULT_LIMITS,
     counters: Counters | None = None,
+    budget: Budget | None = None,
     on_session_error: OnSessionError = _log_session_error,
     on_tick: Callable[[], object] | None = None,
     tick_s: float = 0.5,
@@ -270,6 +324,7 @@ async def serve(
         ssl_context: TLS with this context, which must offer `h2` by ALPN.
         limits: What a peer may make us keep or do.
         counters: Where it is counted.
+        budget: What all connections together may hold of bodies.
         on_session_error: Told what a session raised and its method's path; logs by default.
         on_tick: Called at every tick, such as `Certificates.reload_if_changed`.
         tick_s: How often time limits are looked at, and so their precision.
@@ -278,9 +333,18 @@ async def serve(
         OSError: The address cannot be bound.
     """
     by_path = {method.path: method for method in methods}
-    server = WireServer(by_path, limits, counters or Counters(), on_session_error, on_tick, tick_s)
+    server = WireServer(
+        by_path,
+        limits,
+        counters or Counters(),
+        budget or Budget(max_upload_bytes=limits.max_message_bytes),
+        ssl_context,
+        on_session_error,
+        on_tick,
+        tick_s,
+    )
     try:
-        await server.listen(host, port, path, ssl_context)
+        await server.listen(host, port, path)
     except OSError:
         await server.close()
         raise

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.body import MAX_ECHO_BYTES, BodyReader, pieces
+from extproc.core.body import CHUNK_OVERHEAD_BYTES, MAX_ECHO_BYTES, BodyReader, pieces
 from extproc.core.errors import RequestError
+from extproc.core.jsonmodel import JsonReader
 from extproc.core.routes import Route, RouteKind
 from extproc.core.types import Reason
 from tests.builders import body
@@ -60,6 +61,30 @@ def test_the_model_does_not_depend_on_how_the_body_is_cut(cuts: list[int]) -> No
     chunks = tuple(data[a:b] for a, b in pairwise(edges))
 
     assert reader(chunks=chunks).model() == "a"
+
+
+@pytest.mark.parametrize("is_echoed", [True, False])
+def test_a_small_body_in_chunks_is_read_at_once_when_it_is_over(is_echoed: bool) -> None:
+    made = reader(early_bytes=10_000, is_echoed=is_echoed)
+    data = body()
+    for at in range(0, len(data), 7):
+        made.add(data[at : at + 7])
+        assert made.read(is_over=at + 7 >= len(data))
+
+    assert made.model() == "a"
+    assert made.take_done() == len(range(0, len(data), 7))
+    assert isinstance(made._reader, JsonReader)
+    assert made._reader.work == 0
+
+
+def test_a_streamed_body_that_looks_whole_is_read_although_nobody_says_that_it_is_over() -> None:
+    """With trailers the end is told only after the decision."""
+    made = reader(early_bytes=10_000)
+    for chunk in (b'{"model":', b'"a"', b"} "):
+        assert made.model_so_far() is None
+        tell(made, chunk)
+
+    assert made.model_so_far() == "a"
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6))
@@ -213,7 +238,7 @@ def test_a_body_is_let_go_as_it_is_read_and_kept_until_it_is_echoed(kind: RouteK
     kept = echoed.held_bytes
     echoed.clear()
 
-    assert unread == kept == len(b"".join(chunks))
+    assert unread == kept == len(b"".join(chunks)) + len(chunks) * CHUNK_OVERHEAD_BYTES
     assert (plain.held_bytes, plain.is_read, plain.take_done(), plain.take_done()) == (
         0,
         True,
@@ -221,7 +246,7 @@ def test_a_body_is_let_go_as_it_is_read_and_kept_until_it_is_echoed(kind: RouteK
         0,
     )
     assert (echoed.held_bytes, list(echoed.pieces())) == (0, [])
-    assert echoed.num_bytes == kept
+    assert echoed.num_bytes == len(b"".join(chunks))
 
 
 def test_of_a_large_body_a_pass_reads_some_and_nothing_is_copied() -> None:

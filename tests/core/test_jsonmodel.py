@@ -23,6 +23,28 @@ from tests.core.json_documents import documents, requests
 patient = settings(deadline=None)  # a busy machine is no failure
 
 NO_MODEL = object()
+ODD_MEMBERS = [
+    *('"x":NaN', '"x":-Infinity', '"x":[Infinity,1]', '"x":-', '"x":Inf', '"x":nan', '"x":tru'),
+    *('"model":"a"', '"model":NaN', '"model":[1]', '"model":"NaN"', '"\\u006dodel":"c"'),
+    *(
+        '"x":"\\ud800"',
+        '"x":"\\udc00 y"',
+        '"x":"\\ud800\\u0041"',
+        '"\\ud800":1',
+        '"x":"\\ud800abcdef"',
+    ),
+    *(
+        '"x":"\\ud83d\\ude00"',
+        '"x":"\\u12"',
+        '"x":"\\q"',
+        '"x":01',
+        '"x":1.',
+        '"x" 1',
+        '"x":"\x01"',
+    ),
+    *('"x":"\\ud800\\q"', '"x":"\\ud800\\u12"', '"x":"\\uD9aa\\n"', '"x":{"y":NaN}', "x:1"),
+]
+"""What JSON, Python and msgspec differ in, legal or not, beside what is nothing for any of them."""
 LONG_NAME = f'"{1600 * "x"}"'
 
 
@@ -235,7 +257,6 @@ class TestRefusedBody:
             "[]",
             "{}",
             "true",
-            "nul",
             '"\\u0000"',
             '"a\\n"',
             '"\\u0085"',
@@ -366,6 +387,24 @@ class TestCost:
         refused, _peak = self.steps_and_peak(body + ENDINGS["refused"])
 
         assert refused <= 1.1 * accepted
+
+    @pytest.mark.parametrize("ending", [b'},"model":"a"', b'"x"}', b"x}", b",}"])
+    def test_of_a_small_body_that_is_no_json_is_one_reading(self, ending: bytes) -> None:
+        """Of msgspec's, which has found the place: no work is done after it."""
+        reader = JsonReader()
+        with pytest.raises(RequestError) as error:
+            reader.feed(b'{"model":"a","x":[1,2,3]' + ending + b"}")
+
+        assert error.value.rejection.reason == Reason.INVALID_JSON
+        assert reader.work == 0
+
+    @given(st.lists(st.sampled_from(ODD_MEMBERS), max_size=4), st.sampled_from(["", "x", ",", "}"]))
+    def test_is_spent_twice_only_where_python_reads_more_than_json(
+        self, members: list[str], rest: str
+    ) -> None:
+        text = "{" + ",".join([*members, '"model":"b"']) + rest + "}"
+
+        agrees_with_the_engine(text.encode())
 
     def test_no_second_parser_reads_a_body(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """`json.loads` sees single names and keys, msgspec bodies that are small."""

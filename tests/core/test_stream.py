@@ -792,3 +792,61 @@ def test_models_of_several_endpoints_are_listed_once() -> None:
 
     assert isinstance(reply, m.Reply)
     assert len(json.loads(reply.body)["data"]) == 2
+
+
+# --- when memory is short -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [STREAMED, DUPLEX])
+def test_what_is_kept_of_a_body_is_told_until_it_is_let_go(mode: dict[str, Any]) -> None:
+    exchange = begin(early_decision_bytes=1_000_000)
+    exchange.tell(request_headers(**mode))
+    assert exchange.stream.held_bytes == 0
+    exchange.tell(m.RequestBody(BODY[:9]))
+    first = exchange.stream.held_bytes
+    exchange.tell(m.RequestBody(BODY[9:-1]))
+    assert len(BODY) - 1 <= exchange.stream.held_bytes <= len(BODY) + 200
+    assert 9 <= first < exchange.stream.held_bytes
+    exchange.tell(m.RequestBody(BODY[-1:], True))
+
+    assert exchange.stream.state is State.DONE
+    assert exchange.stream.held_bytes == 0
+
+
+@pytest.mark.parametrize("mode", [STREAMED, DUPLEX, {}])
+def test_without_memory_an_unfinished_request_gets_429_and_keeps_nothing(
+    mode: dict[str, Any],
+) -> None:
+    exchange = begin()
+    exchange.tell(request_headers(**mode))
+    if mode:
+        exchange.tell(m.RequestBody(BODY[:9]))
+    commands = exchange.tell(m.Overloaded())
+    status, error = error_of(commands)
+    assert isinstance(commands[0], m.Reply)
+
+    assert (status, error["code"]) == (429, "memory")
+    assert commands[0].headers == {"retry-after": "1"}
+    assert exchange.stream.held_bytes == 0
+    assert [reason.reason for reason in exchange.dispatcher.rejections] == [Reason.MEMORY]
+    assert exchange.tell(m.RequestBody(BODY[9:], True)) == []
+
+
+def test_without_memory_for_the_rest_of_a_routed_body_its_pick_is_let_go_once() -> None:
+    exchange = begin(early_decision_bytes=1)
+    exchange.tell(request_headers(**STREAMED), m.RequestBody(BODY + b" "))
+    assert exchange.stream.state is State.REST
+    commands = exchange.tell(m.Overloaded())
+
+    assert error_of(commands)[0] == 429
+    assert [outcome for _, outcome, _ in exchange.dispatcher.finished] == [Outcome.FAILED]
+
+
+def test_a_refused_request_keeps_no_bytes_although_its_stream_lives() -> None:
+    exchange = begin(max_body_bytes=100)
+    exchange.tell(request_headers(**DUPLEX), m.RequestBody(b"x" * 90))
+    parts = exchange.stream._body._kept  # what a slow reader would keep alive
+    exchange.tell(m.RequestBody(b"x" * 90))
+
+    assert exchange.stream.state is State.DONE
+    assert parts == []

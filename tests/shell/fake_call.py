@@ -14,6 +14,8 @@ class FakeCall:
 
     sent: list[bytes] = field(default_factory=list)
     ended: tuple[Code, str] | None = None
+    held: tuple[int, bool] = (0, False)
+    num_holds: int = 0
 
     def send(self, message: bytes) -> None:
         assert self.ended is None, "a message after the end"
@@ -22,6 +24,10 @@ class FakeCall:
     def end(self, code: Code = Code.OK, details: str = "") -> None:
         if self.ended is None:
             self.ended = (code, details)
+
+    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
+        self.held = (num_bytes, is_whole)
+        self.num_holds += 1
 
     @property
     def code(self) -> Code | None:

@@ -21,6 +21,7 @@ from grpclib.const import Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
+from extproc.core.budget import Budget
 from extproc.core.ports import StreamSettings
 from extproc.core.stream import Stream
 from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
@@ -54,9 +55,11 @@ class RawCodec(CodecBase):
 
 
 @contextlib.asynccontextmanager
-async def serving(methods: Iterable[Method]) -> AsyncIterator[tuple[GrpcioServer, Channel]]:
+async def serving(
+    methods: Iterable[Method], budget: Budget | None = None
+) -> AsyncIterator[tuple[GrpcioServer, Channel]]:
     """A server on a free port and a client's channel to it."""
-    server = GrpcioServer(methods, GrpcioSettings(MAX_MESSAGE_BYTES))
+    server = GrpcioServer(methods, GrpcioSettings(MAX_MESSAGE_BYTES), budget)
     host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
     channel = Channel(host, int(port), codec=RawCodec())
     try:
@@ -100,6 +103,28 @@ def processor(dispatcher: Any, **settings: Any) -> ExternalProcessor:
         clock=time.monotonic,
         call_later=asyncio.get_running_loop().call_later,
     )
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_bodies_that_came_whole_count_and_the_oldest_is_given_up(is_whole: bool) -> None:
+    """gRPC's core assembles messages itself; what a service keeps of them is told."""
+    budget = Budget(150_000)
+    held = Wait(until_s=time.monotonic() + 3600)
+    service = processor(FakeDispatcher(held))
+    chunk = body(prompt=100_000 * "p") if is_whole else b" " * 100_000
+    async with serving(service.methods(), budget) as (_, channel):
+        async with rpc(channel) as old, rpc(channel) as young:
+            for call in (old, young):
+                await call.send_message(request_headers(body_mode=ext_proc.FULL_DUPLEX))
+                await call.send_message(request_body(chunk, is_whole))
+                if call is old:
+                    await eventually(lambda: budget.used_bytes > 100_000)
+            answer = read(await old.recv_message() or b"")
+            assert answer.immediate_response.details == "memory"
+            assert budget.num_given_up == 1
+            await young.cancel()
+            await old.cancel()
+        await eventually(lambda: budget.used_bytes == 0)
 
 
 # --- ext_proc -------------------------------------------------------------------------------

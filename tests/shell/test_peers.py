@@ -83,6 +83,9 @@ class _Way:
         self.messages: deque[bytes] = deque()
         self.ended: Code | None = None
 
+    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
+        raise AssertionError("keeps no messages")
+
     def send(self, message: bytes) -> None:
         self.messages.append(message)
 

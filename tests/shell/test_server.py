@@ -17,6 +17,7 @@ from extproc.shell.server import ExternalProcessor, TimerHandle
 from tests.builders import address, body
 from tests.core.dispatcher import PICK, FakeDispatcher
 from tests.shell.ext_proc import (
+    FULL_DUPLEX,
     destination,
     phase,
     read,
@@ -338,3 +339,50 @@ def test_a_bug_in_a_wake_up_is_an_internal_error() -> None:
     session.closed()
 
     assert call.code is Code.INTERNAL
+
+
+# --- memory ----------------------------------------------------------------------------------
+
+
+def test_the_transport_is_told_what_a_full_duplex_request_keeps() -> None:
+    service = Service()
+    call, session = service.open()
+    session.receive(request_headers(body_mode=FULL_DUPLEX))
+    assert call.held == (0, False)
+    session.receive(request_body(BODY[:9], False))
+    kept, is_whole = call.held
+    assert kept >= 9
+    assert not is_whole
+    service.dispatcher.result = Wait(until_s=service.now + 2)
+    session.receive(request_body(BODY[9:], True))
+    assert call.held[0] >= len(BODY)
+    assert call.held[1], "a rule holds it, and all of it is here"
+    service.dispatcher.result = PICK
+    service.timers[-1].callback()
+
+    assert call.held[0] == 0
+    assert call.code is Code.OK
+
+
+def test_a_request_that_is_given_up_gets_429_and_ok() -> None:
+    service = Service()
+    call, session = service.open()
+    session.receive(request_headers(body_mode=FULL_DUPLEX))
+    session.receive(request_body(BODY[:9], False))
+    give_up: Callable[[], None] = getattr(session, "give_up")  # noqa: B009 - optional in Session
+    give_up()
+
+    reply = read(call.sent[-1]).immediate_response
+    assert (reply.status.code, reply.details) == (429, "memory")
+    assert call.code is Code.OK
+    assert call.held[0] == 0
+
+
+def test_a_request_of_one_buffered_message_keeps_nothing() -> None:
+    service = Service()
+    call, session = service.open()
+    session.receive(request_headers())
+    session.receive(request_body(BODY))
+
+    assert call.code is Code.OK
+    assert call.num_holds == 0

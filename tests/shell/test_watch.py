@@ -94,6 +94,9 @@ class QueueCall:
     def __init__(self) -> None:
         self.queue: asyncio.Queue[Any] = asyncio.Queue()
 
+    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
+        raise AssertionError("keeps no messages")
+
     def send(self, message: bytes) -> None:
         self.queue.put_nowait(message)
 

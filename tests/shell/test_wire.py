@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import threading
 from pathlib import Path
@@ -54,6 +55,80 @@ async def test_tls_without_h2_is_closed(tmp_path: Path) -> None:
         with contextlib.suppress(OSError):
             assert await reader.read() == b""
         writer.close()
+
+
+async def silent(server: WireServer, number: int) -> list[socket.socket]:
+    """Connections that say nothing, once the server has seen them."""
+    opened = server.counters.abuse[Abuse.TOO_MANY_CONNECTIONS] + len(server.wires)
+    found = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(number)]
+
+    def are_seen() -> bool:
+        seen = server.counters.abuse[Abuse.TOO_MANY_CONNECTIONS] + len(server.wires)
+        return seen - opened == number
+
+    await wait_until(are_seen)
+    return found
+
+
+async def test_connections_that_never_shake_hands_count_and_are_closed_in_time(
+    tmp_path: Path,
+) -> None:
+    limits = Limits(max_connections=3, handshake_timeout_s=0.5)
+    context = Certificates(*Pki(tmp_path).issue("server")).context
+    async with running(ssl_context=context, limits=limits, tick_s=0.02) as (server, _):
+        sockets = await silent(server, 5)
+        assert server.counters.abuse[Abuse.TOO_MANY_CONNECTIONS] == 2
+        sockets[0].sendall(b"\x16\x03\x01\x02\x00\x01")  # begins a ClientHello
+        await wait_until(lambda: not server.wires)
+
+        assert server.counters.abuse[Abuse.HANDSHAKE_TIMEOUT] == 3
+        assert server.counters.connections_opened == 0, "HTTP/2 never began"
+        for each in sockets:
+            each.close()
+
+
+async def test_silent_tls_connections_neither_stop_a_drain_nor_a_close(tmp_path: Path) -> None:
+    context = Certificates(*Pki(tmp_path).issue("server")).context
+    async with running(ssl_context=context) as (server, _):
+        sockets = await silent(server, 3)
+        assert await server.drain(5.0)
+    async with running(ssl_context=context) as (server, _):
+        sockets += await silent(server, 3)
+    for each in sockets:
+        each.close()
+
+
+async def test_what_is_not_tls_is_told_so_and_closed(tmp_path: Path) -> None:
+    context = Certificates(*Pki(tmp_path).issue("server")).context
+    async with running(ssl_context=context) as (server, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"\x16\x03\x01\x00\x05hello")
+        answer = await reader.read()
+        writer.close()
+
+        assert answer[:1] == b"\x15", "a TLS alert"
+        await wait_until(lambda: not server.wires)
+
+
+async def test_tls_ends_with_close_notify_from_both_sides(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    context = ssl.create_default_context(cafile=str(pki.ca))
+    context.set_alpn_protocols(["h2"])
+    async with running(ssl_context=Certificates(*pki.issue("server")).context) as (server, _):
+
+        async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await asyncio.open_connection(
+                "127.0.0.1", server.port, ssl=context, server_hostname="localhost"
+            )
+
+        reader, writer = await connect()
+        writer.write(b"x" * 24)  # no preface of HTTP/2: GOAWAY, and the end
+        assert b"preface" in await reader.read()
+        writer.close()
+        reader, writer = await connect()
+        await reader.readexactly(9)
+        writer.close()
+        await wait_until(lambda: not server.wires)
 
 
 async def test_changed_certificate_serves_the_next_connection(tmp_path: Path) -> None:
@@ -237,6 +312,9 @@ def test_everything_runs_on_uvloop_too(tmp_path: Path) -> None:
     async def main() -> None:
         await test_tls_offers_http2_and_checks_the_client(tmp_path)
         await test_changed_certificate_serves_the_next_connection(tmp_path)
+        await test_connections_that_never_shake_hands_count_and_are_closed_in_time(tmp_path)
+        await test_silent_tls_connections_neither_stop_a_drain_nor_a_close(tmp_path)
+        await test_tls_ends_with_close_notify_from_both_sides(tmp_path)
         await test_drain_moves_long_lived_calls_and_waits_for_the_others()
         await test_peer_that_breaks_the_protocol_reads_why()
         await test_peer_that_never_reads_loses_its_connection_and_no_other()

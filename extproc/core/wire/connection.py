@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from extproc.core.budget import Budget
 from extproc.core.wire import dispatch, frames, grpc
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
 from extproc.core.wire.floods import FloodMeter
@@ -47,6 +48,7 @@ class Connection:
         now: Monotonic seconds.
         limits: What the peer may make us keep or do.
         counters: Where it is counted; one per server.
+        budget: What all connections together may hold of bodies; one per server.
         on_output_ready: Called once when there is output outside of a pass, until it is taken.
         on_session_error: Called with what a session raised and its method's path.
     """
@@ -58,6 +60,7 @@ class Connection:
         now: float,
         limits: Limits = DEFAULT_LIMITS,
         counters: Counters | None = None,
+        budget: Budget | None = None,
         on_output_ready: Callable[[], None] = _nothing,
         on_session_error: Callable[[Exception, str], None] = _ignore,
     ) -> None:
@@ -66,11 +69,12 @@ class Connection:
         self.counters.connections_opened += 1
         self.counters.connections_open += 1
         self.now_s = now
-        self.outbox = Outbox(on_output_ready, self.counters)
+        self.budget = budget if budget is not None else Budget()
+        self.outbox = Outbox(on_output_ready, self.budget)
         self.reader = HeaderReader(
             lambda fields: judge_request(fields, methods), limits, self.counters
         )
-        self.streams = Streams(self.outbox, limits, self.counters, on_session_error)
+        self.streams = Streams(self.outbox, limits, self.counters, self.budget, on_session_error)
         self.windows = GivenWindows(limits, self.streams)
         self.floods = FloodMeter(limits, self.outbox, now)
         self.lifetime = Lifetime(now)
@@ -123,6 +127,8 @@ class Connection:
             self._unread += data[position:]
         except ConnectionFault as fault:
             self.fail(fault)
+        if self.budget.is_exceeded:
+            self.budget.relieve()
         self.streams.settle()
         self.outbox.is_in_pass = False
 

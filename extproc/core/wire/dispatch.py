@@ -247,6 +247,6 @@ def _answer(
 
 
 def _why_full(connection: Connection) -> Abuse:
-    if connection.counters.buffered_bytes >= connection.limits.max_buffered_bytes:
+    if connection.budget.is_full:
         return Abuse.BUFFERED_BYTES
     return Abuse.TOO_MANY_STREAMS

@@ -1,8 +1,7 @@
 """The windows that we give (9113 6.9); the peer's, that we must keep, are in `outbox`.
 
-Both are given back as bytes arrive, not as messages complete: half-received messages can then not
-use up the connection window and starve every other stream for ever. What bounds memory is what
-`messages` keeps, not what is in flight.
+A connection's is given back as bytes arrive: streams that wait can then not use it up and starve
+the others. A stream's is given back as the budget for bodies has room.
 """
 
 from __future__ import annotations
@@ -55,6 +54,5 @@ class GivenWindows:
             # 9113 6.9.1: a stream error of type FLOW_CONTROL_ERROR.
             self._streams.reset(stream.id, ErrorCode.FLOW_CONTROL_ERROR)
             return
-        update = frames.window_update(stream.id, stream.unacknowledged_bytes)
-        self._streams.outbox.put(stream.id, update)
-        stream.unacknowledged_bytes = 0
+        if self._streams.budget.may_grow(stream):
+            stream.grant()

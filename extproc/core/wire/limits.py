@@ -2,14 +2,16 @@
 
 Every limit has a default that a real Envoy never meets, and a name in `Abuse` under which passing
 it is counted. Memory that one connection can hold is at most
-`max_connection_buffered_bytes + max_queued_bytes + max_write_buffer_bytes
-+ max_streams_per_connection * about 1 KB`, plus what the sessions themselves keep.
+`max_queued_bytes + max_write_buffer_bytes + max_streams_per_connection * about 1 KB`, plus what
+it may use of the one budget for bodies (`extproc.core.budget`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from extproc.core.budget import GRANT_BYTES
 
 
 class Abuse(StrEnum):
@@ -47,10 +49,6 @@ class Limits:
         max_streams: Open streams of all connections; one more is refused alike.
         max_message_bytes: One gRPC message; a longer one ends its stream with RESOURCE_EXHAUSTED.
             Prompts with images pass grpcio's default of 4 MiB.
-        max_buffered_bytes: Half-received messages and unsent answers of all connections; above it
-            new streams are refused, running ones go on.
-        max_connection_buffered_bytes: Half-received messages of one connection; the message that
-            would pass it ends its stream with RESOURCE_EXHAUSTED.
         max_queued_bytes: Answers of one connection that wait for the peer's windows or socket; a
             connection above it is a slow reader and is closed.
         max_write_buffer_bytes: Written, but not yet taken by the kernel; closed alike.
@@ -66,7 +64,8 @@ class Limits:
         max_window_updates: WINDOW_UPDATE per window, beyond ten for each DATA frame that we sent.
         max_other_frames: PRIORITY, unknown types and frames for closed streams, per window.
         flood_window_s: Seconds over which the counts above run.
-        stream_window_bytes: Announced SETTINGS_INITIAL_WINDOW_SIZE.
+        stream_window_bytes: Announced SETTINGS_INITIAL_WINDOW_SIZE: what a stream may send before
+            the budget is asked. Nearly every prompt fits, and thousands of streams do no harm.
         connection_window_bytes: Receive window of a connection; given back as bytes arrive.
         handshake_timeout_s: From the connection to the preface and to our SETTINGS acknowledged.
         keepalive_s: Silence after which we send PING.
@@ -81,8 +80,6 @@ class Limits:
     max_streams_per_connection: int = 16_384
     max_streams: int = 65_536
     max_message_bytes: int = 64 * 1024 * 1024
-    max_buffered_bytes: int = 512 * 1024 * 1024
-    max_connection_buffered_bytes: int = 256 * 1024 * 1024
     max_queued_bytes: int = 64 * 1024 * 1024
     max_write_buffer_bytes: int = 64 * 1024 * 1024
     max_header_block_bytes: int = 16 * 1024
@@ -95,7 +92,7 @@ class Limits:
     max_window_updates: int = 10_000
     max_other_frames: int = 20_000
     flood_window_s: float = 10.0
-    stream_window_bytes: int = 1024 * 1024
+    stream_window_bytes: int = GRANT_BYTES
     connection_window_bytes: int = 16 * 1024 * 1024
     handshake_timeout_s: float = 10.0
     keepalive_s: float = 30.0
@@ -130,7 +127,6 @@ class Counters:
         session_errors: Exceptions that sessions raised.
         header_blocks_cached: Header blocks answered by their bytes.
         header_blocks_decoded: Header blocks that had to be decoded.
-        buffered_bytes: Half-received messages and unsent answers now.
         abuse: How often each limit was passed.
     """
 
@@ -147,5 +143,4 @@ class Counters:
     session_errors: int = 0
     header_blocks_cached: int = 0
     header_blocks_decoded: int = 0
-    buffered_bytes: int = 0
     abuse: dict[Abuse, int] = field(default_factory=lambda: dict.fromkeys(Abuse, 0))

@@ -45,14 +45,15 @@ def _grow(
     size = _announced_bytes(connection, stream, partial[: grpc.PREFIX_BYTES])
     wanted = (size or grpc.PREFIX_BYTES) - len(partial)
     added = memoryview(content)[start : start + wanted]
-    if not _reserve(connection, stream, len(added)):
-        return len(content)
     partial += added
+    connection.streams.budget.add(stream, len(added))
     if size is None:
         size = _announced_bytes(connection, stream, partial)
     if len(partial) == size:
         message = bytes(memoryview(partial)[grpc.PREFIX_BYTES :])
-        connection.streams.release_partial(stream)
+        connection.streams.forget_partial(stream)
+        partial.clear()  # callers still know it, and the message is a copy
+        connection.streams.budget.add(stream, -size)
         connection.streams.deliver(stream, message)
     return start + len(added)
 
@@ -71,7 +72,8 @@ def _announced_bytes(
         return _REFUSED
     size: int = frames.U32.unpack_from(prefix, 1)[0]
     if size > connection.limits.max_message_bytes:
-        _exhaust(connection, stream, Abuse.MESSAGE_TOO_LARGE, f"message of {size} bytes")
+        connection.counters.abuse[Abuse.MESSAGE_TOO_LARGE] += 1
+        stream.end(grpc.RESOURCE_EXHAUSTED, f"message of {size} bytes beyond the limit")
         return _REFUSED
     return grpc.PREFIX_BYTES + size
 
@@ -87,19 +89,3 @@ def _refuse_compressed(stream: WireStream, flag: int) -> None:
         details = f"grpc-encoding {stream.encoding} is not supported"
         accepted = grpc.literal(b"grpc-accept-encoding", grpc.IDENTITY.encode())
         stream.end_with(grpc.trailer_block(grpc.UNIMPLEMENTED, details) + accepted)
-
-
-def _reserve(connection: Connection, stream: WireStream, size_bytes: int) -> bool:
-    """Account for bytes about to be kept; end the stream where the connection keeps too many."""
-    streams = connection.streams
-    if streams.buffered_bytes + size_bytes > connection.limits.max_connection_buffered_bytes:
-        _exhaust(connection, stream, Abuse.BUFFERED_BYTES, "half-received messages")
-        return False
-    streams.buffered_bytes += size_bytes
-    connection.counters.buffered_bytes += size_bytes
-    return True
-
-
-def _exhaust(connection: Connection, stream: WireStream, abuse: Abuse, what: str) -> None:
-    connection.counters.abuse[abuse] += 1
-    stream.end(grpc.RESOURCE_EXHAUSTED, f"{what} beyond the limit")

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from extproc.core.budget import Budget
 from extproc.core.wire import frames
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
-from extproc.core.wire.limits import Counters
 
 if TYPE_CHECKING:
     from extproc.core.wire.stream import WireStream
@@ -38,7 +38,7 @@ class Outbox:
     """
 
     __slots__ = (
-        "_counters",
+        "_budget",
         "_frames",
         "_held_window_bytes",
         "_is_awake",
@@ -54,7 +54,7 @@ class Outbox:
         "window_bytes",
     )
 
-    def __init__(self, on_output_ready: Callable[[], None], counters: Counters) -> None:
+    def __init__(self, on_output_ready: Callable[[], None], budget: Budget) -> None:
         self.window_bytes = frames.DEFAULT_WINDOW_BYTES
         self.initial_window_bytes = frames.DEFAULT_WINDOW_BYTES
         self.max_frame_bytes = frames.DEFAULT_MAX_FRAME_BYTES
@@ -63,7 +63,7 @@ class Outbox:
         self.is_in_pass = False
         # The stream whose header block told the peer that we use no dynamic table; 0 before.
         self.table_update_stream = 0
-        self._counters = counters
+        self._budget = budget
         self._on_output_ready = on_output_ready
         self._is_awake = False
         self._frames: dict[int, list[bytes]] = {}
@@ -130,7 +130,7 @@ class Outbox:
 
     def _unqueue(self, size_bytes: int) -> None:
         self.queued_bytes -= size_bytes
-        self._counters.buffered_bytes -= size_bytes
+        self._budget.add_unsent(-size_bytes)
 
     def enqueue(self, stream: WireStream, payload: bytes) -> None:
         """Queue DATA of a stream that does not fit a window or a frame, and send what does."""
@@ -140,7 +140,7 @@ class Outbox:
                 self._turns.append(stream)
         stream.queue += payload
         self.queued_bytes += len(payload)
-        self._counters.buffered_bytes += len(payload)
+        self._budget.add_unsent(len(payload))
         self.pump()
 
     def add_window(self, increment_bytes: int) -> None:

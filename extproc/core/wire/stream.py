@@ -35,6 +35,8 @@ class SessionLike(Protocol):
     def closed(self) -> None:
         """The call is over, whoever ended it. Called exactly once, last."""
 
+    # And `give_up()` where it can answer better than RESOURCE_EXHAUSTED that memory is short.
+
 
 class MethodLike(Protocol):
     """One method that a service offers; the contract is `extproc.shell.rpc.Method`."""
@@ -81,7 +83,11 @@ class WireStream:
         partial: A message of which not all has come.
         content_left: What is still to come of an announced content-length.
         queue: DATA that waits for a window.
+        kept_bytes: What the session says it keeps of its messages.
+        held_bytes: That and `partial`; the budget's to set, as `waited_s`.
     """
+
+    waited_s: float
 
     __slots__ = (
         "_end_block",
@@ -89,15 +95,18 @@ class WireStream:
         "content_left",
         "encoding",
         "has_answered",
+        "held_bytes",
         "id",
         "is_ended",
         "is_half_closed",
         "is_plain",
+        "kept_bytes",
         "method",
         "partial",
         "queue",
         "session",
         "unacknowledged_bytes",
+        "waited_s",
         "window_bytes",
     )
 
@@ -117,6 +126,8 @@ class WireStream:
         self.partial: bytearray | None = None
         self.queue: bytearray | None = None
         self.content_left = request.content_length
+        self.held_bytes = 0
+        self.kept_bytes = 0
         self._end_block = grpc.OK_TRAILERS
 
     @property
@@ -169,6 +180,26 @@ class WireStream:
         self._end_block = trailers
         if self.queue is None:
             self._finish()
+
+    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
+        """Say what the service now keeps of this call's messages; nothing once it has ended."""
+        now_bytes = 0 if self.is_ended else num_bytes
+        change_bytes, self.kept_bytes = now_bytes - self.kept_bytes, now_bytes
+        if change_bytes:
+            self._streams.budget.add(self, change_bytes)
+        if is_whole:
+            self._streams.budget.set_whole(self)
+
+    def grant(self) -> None:
+        """Give the peer its window back (9113 6.9.1)."""
+        if not self.is_ended:
+            update = frames.window_update(self.id, self.unacknowledged_bytes)
+            self._streams.outbox.put(self.id, update)
+            self.unacknowledged_bytes = 0
+
+    def give_up(self) -> None:
+        """There is no room for what the call holds: let its session say so, or end it."""
+        self._streams.give_up(self)
 
     def on_queue_sent(self) -> None:
         """Nothing waits for a window any more: the end may follow."""

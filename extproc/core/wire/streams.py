@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from extproc.core.budget import Budget
 from extproc.core.wire import frames, grpc
 from extproc.core.wire.errors import ConnectionFault, ErrorCode, StreamFault
 from extproc.core.wire.limits import Abuse, Counters, Limits
@@ -23,7 +24,6 @@ class Streams:
         open: Streams not closed yet, by identifier.
         closed: How the latest others closed.
         last_id: Highest identifier that the peer has used.
-        buffered_bytes: Half-received messages of this connection.
         partial_since_s: When the half-received messages began, by stream.
         deadlines_s: When calls with a `grpc-timeout` run out, by stream.
     """
@@ -31,7 +31,7 @@ class Streams:
     __slots__ = (
         "_finished",
         "_on_session_error",
-        "buffered_bytes",
+        "budget",
         "closed",
         "counters",
         "deadlines_s",
@@ -47,15 +47,16 @@ class Streams:
         outbox: Outbox,
         limits: Limits,
         counters: Counters,
+        budget: Budget,
         on_session_error: Callable[[Exception, str], None],
     ) -> None:
         self.outbox = outbox
         self.limits = limits
         self.counters = counters
+        self.budget = budget
         self.open: dict[int, WireStream] = {}
         self.closed = ClosedStreams()
         self.last_id = 0
-        self.buffered_bytes = 0
         self.partial_since_s: dict[int, float] = {}
         self.deadlines_s: dict[int, float] = {}
         self._finished: list[WireStream] = []
@@ -98,7 +99,7 @@ class Streams:
         return (
             len(self.open) >= limits.max_streams_per_connection
             or counters.streams_open >= limits.max_streams
-            or counters.buffered_bytes >= limits.max_buffered_bytes
+            or self.budget.is_full
         )
 
     # ---- what sessions are told
@@ -128,6 +129,20 @@ class Streams:
         self.counters.session_errors += 1
         self._on_session_error(error, stream.path)
         stream.end(grpc.INTERNAL, "internal error")
+
+    def give_up(self, stream: WireStream) -> None:
+        """There is no room for what a stream holds: its session answers, or we do."""
+        self.counters.abuse[Abuse.BUFFERED_BYTES] += 1
+        answer: Callable[[], None] | None = getattr(stream.session, "give_up", None)
+        if answer is not None:
+            try:
+                answer()
+            except Exception as error:
+                self.fail_session(stream, error)
+        stream.end(grpc.RESOURCE_EXHAUSTED, "no memory for this message now")
+        if stream.id in self.open:
+            # Its answer waits for a window; what it holds must not.
+            self._let_go(stream)
 
     def settle(self) -> None:
         """Tell the sessions whose streams are closed; they may end further streams."""
@@ -193,14 +208,18 @@ class Streams:
         self.counters.streams_open -= 1
         if self.deadlines_s:
             self.deadlines_s.pop(stream_id, None)
-        if stream.partial is not None:
-            self.release_partial(stream)
+        if stream.held_bytes:
+            self._let_go(stream)
         self._finished.append(stream)
 
-    def release_partial(self, stream: WireStream) -> None:
-        """Forget the half-received message of a stream that has one."""
-        size_bytes = len(stream.partial or b"")
-        self.buffered_bytes -= size_bytes
-        self.counters.buffered_bytes -= size_bytes
+    def _let_go(self, stream: WireStream) -> None:
+        """Nobody will use what the stream holds."""
+        if stream.partial is not None:
+            self.forget_partial(stream)
+        stream.kept_bytes = 0
+        self.budget.leave(stream)
+
+    def forget_partial(self, stream: WireStream) -> None:
+        """Forget the half-received message of a stream that has one; the budget is told apart."""
         del self.partial_since_s[stream.id]
         stream.partial = None

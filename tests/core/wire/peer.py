@@ -14,6 +14,7 @@ from typing import TypeVar
 import hpack
 from hyperframe import frame as hf
 
+from extproc.core.budget import Budget
 from extproc.core.wire import Connection, Counters, Limits, WireStream, frames
 from extproc.core.wire.errors import ErrorCode
 from extproc.core.wire.limits import DEFAULT_LIMITS
@@ -152,7 +153,8 @@ class Peer:
 
     def __init__(
         self, *, limits: Limits = DEFAULT_LIMITS, handshake: bool = True,
-        counters: Counters | None = None, settings: Mapping[int, int] | None = None,
+        counters: Counters | None = None, budget: Budget | None = None,
+        settings: Mapping[int, int] | None = None,
     ) -> None:  # fmt: skip
         self.sessions: list[Session] = []
         self.now = 0.0
@@ -173,6 +175,7 @@ class Peer:
             now=0.0,
             limits=limits,
             counters=counters,
+            budget=budget,
             on_output_ready=self._wake,
             on_session_error=lambda error, path: self.errors.append((error, path)),
         )
@@ -190,6 +193,11 @@ class Peer:
     def counters(self) -> Counters:
         """The connection's counters."""
         return self.connection.counters
+
+    @property
+    def budget(self) -> Budget:
+        """The connection's budget."""
+        return self.connection.budget
 
     @property
     def session(self) -> Session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hyperframe import frame as hf
 
+from extproc.core.budget import Budget
 from extproc.core.wire import Abuse, Counters, Limits, frames
 from extproc.core.wire.errors import ErrorCode
 from tests.core.wire.peer import WATCH, Peer, message, request
@@ -162,7 +163,7 @@ def test_reset_forgets_what_was_queued() -> None:
     peer.feed(frames.rst_stream(3, 8), frames.window_update(0, 200_000))
 
     assert peer.connection.outbox.queued_bytes == 0
-    assert peer.counters.buffered_bytes == 0
+    assert peer.budget.used_bytes == 0
 
 
 def test_paused_socket_holds_data_back_but_not_control_frames() -> None:
@@ -322,34 +323,169 @@ def test_more_than_the_connection_window_in_one_read_is_a_connection_error() -> 
 # ---- bounds of what is kept
 
 
-def test_half_received_messages_of_all_connections_refuse_new_streams() -> None:
-    counters = Counters()
-    limits = Limits(max_buffered_bytes=30_000)
-    one, other = (Peer(limits=limits, counters=counters) for _ in range(2))
+def half(size_bytes: int) -> bytes:
+    """The first half of a message of this size."""
+    return message(b"x" * size_bytes)[: size_bytes // 2]
+
+
+def test_the_oldest_half_received_message_of_all_connections_is_given_up() -> None:
+    budget, counters = Budget(30_000), Counters()
+    one, other = (Peer(counters=counters, budget=budget) for _ in range(2))
     for stream_id in (1, 3, 5):
         one.open(stream_id)
-        one.feed(one.data(stream_id, message(b"x" * 20_000)[:10_000]))
-    other.feed(other.headers(1))
-    assert other.reset_with() == ErrorCode.REFUSED_STREAM
-    assert counters.abuse[Abuse.BUFFERED_BYTES] == 1
-    one.feed(one.data(1, message(b"x" * 20_000)[10_000:]))  # running ones go on
-    one.connection.lose()
-    other.open(3)
+        one.feed(one.data(stream_id, half(18_000)))
+    assert budget.used_bytes == 27_000
+    other.open(1)
+    other.feed(other.data(1, half(18_000)))
+    assert one.num_wakes == 1
+    one.take()
 
-    assert counters.buffered_bytes == 0
-    assert len(other.sessions) == 1
+    assert one.responses[1].status == 8
+    assert counters.abuse[Abuse.BUFFERED_BYTES] == budget.num_given_up == 1
+    assert budget.used_bytes == 27_000
+    assert 3 not in one.responses
+    assert 1 not in other.responses
 
 
-def test_half_received_messages_of_one_connection_are_bounded() -> None:
-    peer = Peer(limits=Limits(max_connection_buffered_bytes=25_000))
-    for stream_id in (1, 3, 5):
-        peer.open(stream_id)
-        peer.feed(peer.data(stream_id, message(b"x" * 20_000)[:10_000]))
+def test_what_a_call_keeps_counts_beside_what_is_half_received() -> None:
+    peer = Peer(budget=Budget(30_000))
+    keeper = peer.open(1)
+    keeper.call.hold(20_000)
+    keeper.call.hold(15_000)
+    peer.feed(peer.data(1, half(10_000)))
+    assert peer.budget.used_bytes == 20_000
+    peer.open(3)
+    peer.feed(peer.data(3, half(30_000)[:10_001]))
 
-    assert peer.responses[5].status == 8
+    assert peer.responses[1].status == 8
+    assert peer.budget.used_bytes == 10_001
+    keeper.call.hold(7)
+    assert peer.budget.used_bytes == 10_001, "an ended call keeps nothing"
+
+
+def test_what_is_whole_is_given_up_after_what_is_unfinished() -> None:
+    peer = Peer(budget=Budget(30_000))
+    peer.open(1).call.hold(20_000, is_whole=True)
+    peer.open(3)
+    peer.feed(peer.data(3, half(30_000)[:10_001]))
+
     assert 1 not in peer.responses
+    assert peer.responses[3].status == 8
+    assert peer.budget.used_bytes == 20_000
+    peer.connection.lose()
+    assert peer.budget.used_bytes == 0
+
+
+def test_a_call_that_has_ended_lets_go_although_its_answer_waits_for_a_window() -> None:
+    peer = Peer(settings={4: 0})
+    call = peer.open(1).call
+    call.hold(20_000)
+    call.send(b"x" * 100)
+    call.end()
+    call.hold(10_000)
+
+    assert peer.budget.used_bytes == len(message(b"x" * 100))
+    peer.feed(hf.WindowUpdateFrame(1, window_increment=1000))
+    call.hold(10_000)
+    assert peer.budget.used_bytes == 0
+
+
+def test_a_session_may_answer_itself_that_it_is_given_up() -> None:
+    peer = Peer(budget=Budget(10_000))
+    session = peer.open(1)
+
+    def give_up() -> None:
+        session.call.send(b"too much")
+        session.call.end(0)
+
+    setattr(session, "give_up", give_up)  # noqa: B010 - sessions have it or have it not
+    peer.feed(peer.data(1, half(30_000)[:10_001]))
+
+    assert peer.responses[1].data == message(b"too much")
+    assert peer.responses[1].status == 0
+    assert peer.budget.used_bytes == 0
+
+
+def test_a_session_that_raises_when_it_is_given_up_ends_its_own_stream_only() -> None:
+    peer = Peer(budget=Budget(10_000))
+
+    def give_up() -> None:
+        raise RuntimeError("cannot")
+
+    setattr(peer.open(1), "give_up", give_up)  # noqa: B010 - as above
+    peer.feed(peer.data(1, half(30_000)[:10_001]))
+
+    assert peer.responses[1].status == 13
+    assert str(peer.errors[0][0]) == "cannot"
+
+
+def test_what_is_given_up_lets_go_also_where_its_answer_finds_no_window() -> None:
+    peer = Peer(budget=Budget(10_000), settings={4: 0})
+    session = peer.open(1)
+    session.call.send(b"waits for a window")
+    peer.feed(peer.data(1, half(30_000)[:10_001]))
+
+    assert not peer.responses[1].is_ended
+    assert peer.budget.used_bytes == len(message(b"waits for a window"))
+    peer.feed(hf.WindowUpdateFrame(1, window_increment=1000))
+    assert peer.responses[1].status == 8
+    assert peer.budget.used_bytes == 0
+
+
+def test_unsent_answers_above_the_budget_refuse_new_streams() -> None:
+    peer = Peer(budget=Budget(10_000), settings={4: 0})
+    session = peer.open(1)
+    session.call.send(b"x" * 10_000)
+    peer.feed(peer.headers(3))
+    assert peer.reset_with(3) == ErrorCode.REFUSED_STREAM
     assert peer.counters.abuse[Abuse.BUFFERED_BYTES] == 1
-    assert peer.counters.buffered_bytes == 20_000
+    peer.feed(hf.WindowUpdateFrame(1, window_increment=20_000))
+    peer.open(5)
+
+    assert len(peer.sessions) == 2
+
+
+def test_above_half_of_the_budget_the_oldest_upload_goes_on_and_the_others_wait() -> None:
+    """As many of the oldest go on as fit to their end; small messages need no more window."""
+    limits = Limits(stream_window_bytes=65_535)
+    peer = Peer(limits=limits, budget=Budget(220_000, max_upload_bytes=121_000))
+    frame = b"x" * 16_000
+    for stream_id in (1, 3):
+        peer.open(stream_id)
+        peer.feed(peer.data(stream_id, message(b"x" * 120_000)[:16_000]))
+    for _ in range(3):
+        peer.feed(peer.data(1, frame), peer.data(3, frame))
+
+    updates = [u.stream_id for u in peer.of_type(hf.WindowUpdateFrame) if u.stream_id]
+    assert updates == [1, 3], "below half of the budget both go on"
+    peer.feed(*(peer.data(i, frame) for _ in range(2) for i in (1, 3)))
+    updates = [u.stream_id for u in peer.of_type(hf.WindowUpdateFrame) if u.stream_id]
+    assert updates == [1, 3, 1], "the younger one waits"
+    peer.open(5)
+    peer.feed(peer.data(5, message(b"small")))
+    assert peer.responses[5].data == message(b"small")
+    peer.frames.clear()
+    peer.feed(peer.data(1, frame), peer.data(1, b"x" * (120_005 - 112_000)))
+
+    assert peer.sessions[0].messages == [b"x" * 120_000]
+    updates = [u.stream_id for u in peer.of_type(hf.WindowUpdateFrame) if u.stream_id]
+    assert updates == [3], "and goes on when there is room again"
+
+
+def test_a_stream_that_has_ended_gets_no_window() -> None:
+    limits = Limits(stream_window_bytes=65_535)
+    peer = Peer(limits=limits, settings={4: 0}, budget=Budget(50_000))
+    peer.open(1)
+    peer.session.call.hold(40_000)
+    peer.open(3)
+    peer.session.call.send(b"waits for a window")
+    peer.feed(*(peer.data(3, part) for part in (message(b"x" * 50_000)[:5_000], b"x" * 3_000)))
+    peer.session.call.grant()
+    assert peer.take() != []
+    peer.session.call.end()
+    peer.session.call.grant()
+
+    assert peer.take() == []
 
 
 def test_slow_reader_loses_its_connection() -> None:
@@ -362,7 +498,7 @@ def test_slow_reader_loses_its_connection() -> None:
 
     assert peer.failed_with() == ErrorCode.ENHANCE_YOUR_CALM
     assert peer.counters.abuse[Abuse.SLOW_READER] == 1
-    assert peer.counters.buffered_bytes == 0
+    assert peer.budget.used_bytes == 0
     assert peer.session.num_closed == 1
 
 

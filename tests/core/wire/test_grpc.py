@@ -42,7 +42,7 @@ def test_messages_survive_any_split_of_frames(
     assert peer.session.messages == bodies
     assert peer.responses[1].data == content
     assert peer.responses[1].status == 0
-    assert peer.counters.buffered_bytes == 0
+    assert peer.budget.used_bytes == 0
 
 
 def test_empty_message_is_a_message() -> None:
@@ -141,7 +141,7 @@ def test_limit_holds_for_a_prefix_in_pieces(size: int) -> None:
         peer.feed(peer.data(1, content[i : i + size]))
 
     assert peer.responses[1].status == 8
-    assert peer.counters.buffered_bytes == 0
+    assert peer.budget.used_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_message_announced_and_never_sent_ends_the_call() -> None:
 
     assert peer.responses[1].status == 4
     assert peer.counters.abuse[Abuse.STALLED_MESSAGE] == 1
-    assert peer.counters.buffered_bytes == 0
+    assert peer.budget.used_bytes == 0
 
 
 def test_late_answer_wakes_the_owner_once() -> None:

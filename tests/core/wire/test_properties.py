@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.core.budget import Budget
 from extproc.core.wire import Counters, Limits, frames
 from tests.core.wire.peer import (
     BROKEN,
@@ -23,8 +24,6 @@ from tests.core.wire.peer import (
 LIMITS = Limits(
     max_streams_per_connection=4,
     max_message_bytes=300,
-    max_buffered_bytes=500,
-    max_connection_buffered_bytes=400,
     max_queued_bytes=2_000,
     stream_window_bytes=1_000,
     connection_window_bytes=70_000,
@@ -79,7 +78,7 @@ likely_frame = st.one_of(
 steps = st.one_of(
     st.lists(st.one_of(likely_frame, any_frame), min_size=1, max_size=6).map(b"".join),
     st.binary(min_size=1, max_size=40),
-    st.sampled_from(["tick", "late", "end", "drain", "pause", "resume", "cut"]),
+    st.sampled_from(["tick", "late", "end", "drain", "pause", "resume", "hold", "let go"]),
 )
 
 
@@ -94,11 +93,14 @@ def check(peer: Peer, counters: Counters) -> None:
         + counters.streams_lost
         + counters.streams_open
     )
-    partial = sum(len(s.partial or b"") for s in connection.streams.open.values())
     queued = sum(len(s.queue or b"") for s in connection.streams.open.values())
-    assert connection.streams.buffered_bytes == partial
+    held = sum(s.held_bytes for s in connection.streams.open.values())
+    assert held == sum(
+        s.kept_bytes + len(s.partial or b"") for s in connection.streams.open.values()
+    )
     assert connection.outbox.queued_bytes == queued
-    assert counters.buffered_bytes == partial + queued
+    assert peer.budget.used_bytes == held + queued
+    assert peer.budget.used_bytes <= peer.budget.max_bytes + queued
     assert set(connection.streams.partial_since_s) <= set(connection.streams.open)
     assert set(connection.streams.deadlines_s) <= set(connection.streams.open)
     if connection.is_failed:
@@ -123,20 +125,23 @@ def run(peer: Peer, all_steps: list[bytes | str]) -> None:
             peer.connection.resume_sending()
         elif step == "late" and call is not None:
             call.send(b"late" * 30)
+        elif step in ("hold", "let go") and call is not None:
+            call.hold(200 if step == "hold" else 0, is_whole=len(peer.sessions) % 2 == 0)
+            peer.feed(b"")
         elif step == "end" and call is not None:
             call.end(2, "late")
         peer.take()
         check(peer, peer.counters)
     peer.connection.lose()
     check(peer, peer.counters)
-    assert peer.counters.buffered_bytes == 0
+    assert peer.budget.used_bytes == 0
     assert all(session.num_closed == 1 for session in peer.sessions)
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(steps, max_size=25))
 def test_any_sequence_of_frames_has_a_defined_outcome(all_steps: list[bytes | str]) -> None:
-    run(Peer(limits=LIMITS), all_steps)
+    run(Peer(limits=LIMITS, budget=Budget(500, max_upload_bytes=300)), all_steps)
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,0 +1,44 @@
+"""How much memory this process may use: what its cgroup, its resource limits or the machine say."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+_V2: Final = ("", Path("/sys/fs/cgroup"), "memory.max")
+_V1: Final = ("memory", Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes")
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int:
+    """The least of all limits; `root` is where the system's files are looked for."""
+    physical_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    resources = [resource.getrlimit(kind)[0] for kind in kinds]
+    limits = [limit for limit in resources if limit != resource.RLIM_INFINITY]
+    return min([physical_bytes, *limits, *_cgroup_limits(root)])
+
+
+def _cgroup_limits(root: Path) -> Iterator[int]:
+    """Limits of our cgroup and of those above it (kernel: cgroup-v2.rst, cgroup-v1/memory.rst)."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller, mount, file in (_V2, _V1):
+            if controller not in controllers.split(","):
+                continue
+            # In a container the path may be the host's, and the mount our own cgroup: then the
+            # folders that are missing here say nothing, and the mount itself says it.
+            group = PurePosixPath(path.lstrip("/"))
+            for folder in (group, *group.parents):
+                text = _read(root / mount.relative_to("/") / folder / file).strip()
+                if text.isdecimal():
+                    yield int(text)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -1,0 +1,141 @@
+"""Large bodies, many at once: the picker's memory has a bound, and small requests do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from extproc.bootstrap import Mode, RequestBody
+from extproc.sim.pod import RunningPod
+from tests.e2e.conftest import picker_config, running_envoy
+from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat, eventually
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(240),
+]
+
+MIB = 1024 * 1024
+PART_BYTES = 256 * 1024
+PATH = "/v1/chat/completions"
+MAX_BODY_BYTES = 16 * MIB
+BUDGET_BYTES = 128 * MIB
+MEMORY_BYTES = 512 * MIB
+"""Of the container that such a budget is the default for."""
+NUM_STALLED, NUM_WHOLE, NUM_SMALL = 36, 80, 40
+LARGE = chat("only-1", padding_bytes=15_000_000, is_model_last=True)
+MODES = [RequestBody.BUFFERED, RequestBody.STREAMED, RequestBody.FULL_DUPLEX]
+
+
+def peak_bytes(picker: PickerProcess) -> int:
+    """The most physical memory that the process has had."""
+    status = Path(f"/proc/{picker.pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found
+    return int(found.group(1)) * 1024
+
+
+@asynccontextmanager
+async def stack(
+    pods: Sequence[RunningPod], body: RequestBody
+) -> AsyncIterator[tuple[PickerProcess, EnvoyProcess]]:
+    """A picker of its own, and an Envoy that takes bodies of 16 MiB to it."""
+    request = {"max_body_bytes": MAX_BODY_BYTES, "max_bytes_in_memory": BUDGET_BYTES}
+    async with (
+        PickerProcess(picker_config(pods, preset="founding", request=request)) as picker,
+        running_envoy(
+            Mode.ORIGINAL_DST,
+            picker,
+            request_body=body,
+            max_body_bytes=MAX_BODY_BYTES,
+            message_timeout_s=60,
+        ) as envoy,
+    ):
+        yield picker, envoy
+
+
+async def upload(envoy: EnvoyProcess, num_bytes: int = len(LARGE)) -> tuple[int, bytes]:
+    """Send so much of a large body; status and the whole answer.
+
+    On a plain socket: an answer that comes while we send is followed by a reset, and streams then
+    forget what they have not read.
+    """
+    loop = asyncio.get_running_loop()
+    with socket.create_connection(("127.0.0.1", envoy.port)) as connection:
+        connection.setblocking(False)
+        answer = asyncio.create_task(read_answer(connection))
+        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        try:
+            with contextlib.suppress(ConnectionError):
+                await loop.sock_sendall(
+                    connection, f"{head}content-length: {len(LARGE)}\r\n\r\n".encode()
+                )
+                for start in range(0, num_bytes, PART_BYTES):
+                    if answer.done():
+                        break
+                    part = memoryview(LARGE)[start : min(start + PART_BYTES, num_bytes)]
+                    await loop.sock_sendall(connection, part)
+            received = await answer
+        finally:
+            answer.cancel()
+    return int(received.split(b" ", 2)[1]), received
+
+
+async def read_answer(connection: socket.socket) -> bytes:
+    """All that comes until an answer with a content-length is whole."""
+    received = b""
+    while True:
+        received += await asyncio.get_running_loop().sock_recv(connection, 65_536)
+        head, is_whole, body = received.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head)
+        if is_whole and len(body) >= (int(length.group(1)) if length else 1):
+            return received
+
+
+async def small_requests(client: Client) -> list[int]:
+    """Requests of ordinary size, one after the other."""
+    statuses = []
+    for _ in range(NUM_SMALL):
+        answer = await client.request("POST", PATH, chat("only-1"))
+        statuses.append(answer.status)
+        await asyncio.sleep(0.05)
+    return statuses
+
+
+@pytest.mark.parametrize("body", MODES)
+async def test_uploads_that_stop_and_whole_bodies_at_once_neither_end_the_picker_nor_harm_others(
+    body: RequestBody, pods: list[RunningPod], http: aiohttp.ClientSession
+) -> None:
+    async with stack(pods, body) as (picker, envoy):
+        stalled = [
+            asyncio.create_task(upload(envoy, len(LARGE) - 1_000_000)) for _ in range(NUM_STALLED)
+        ]
+        small = asyncio.create_task(small_requests(Client(envoy.url, http)))
+        await asyncio.sleep(1.0)
+        whole = [asyncio.create_task(upload(envoy)) for _ in range(NUM_WHOLE)]
+        answers = await asyncio.wait_for(asyncio.gather(*whole), 120)
+
+        assert await small == [200] * NUM_SMALL
+        assert peak_bytes(picker) < MEMORY_BYTES
+        for status, answer in [*answers, *(task.result() for task in stalled if task.done())]:
+            if status != 200:
+                assert (status, b'"code":"memory"' in answer) == (429, True), answer
+                assert b"\r\nretry-after: 1\r\n" in answer
+        for task in stalled:
+            task.cancel()
+        await asyncio.gather(*stalled, return_exceptions=True)
+
+        async def has_let_go() -> bool:
+            return await picker.counter("extproc_body_bytes") == 0
+
+        await eventually(has_let_go)
+        assert (await upload(envoy))[0] == 200
