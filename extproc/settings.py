@@ -9,6 +9,7 @@ from extproc.config import Config
 from extproc.configfile import ConfigError
 from extproc.core.admission import AdmissionSettings
 from extproc.core.messages import BodyMode
+from extproc.core.outliers import OutlierSettings
 from extproc.core.picker import PickerSettings
 from extproc.core.pool import PoolSettings
 from extproc.core.ports import StreamSettings
@@ -24,6 +25,11 @@ def scheme(config: Config) -> str:
 def pool_settings(config: Config) -> PoolSettings:
     """What the pool is configured with."""
     return PoolSettings(config.scrape.expiry_s, config.pods.max_loras, config.pods.max_cpu_loras)
+
+
+def outlier_settings(config: Config) -> OutlierSettings:
+    """What the detection of outliers is configured with."""
+    return OutlierSettings(**config.outliers.model_dump())
 
 
 def picker_settings(config: Config) -> PickerSettings:
@@ -84,7 +90,7 @@ def pod_access(config: Config) -> tuple[dict[str, str], ssl.SSLContext | None]:
     return headers, context
 
 
-_LIVE = {"policy", "admission"}
+_LIVE = {"policy", "admission", "outliers"}
 _LIVE_FIELDS = {
     ("scrape", "expiry_s"),
     ("destination", "num_fallbacks"),

@@ -27,7 +27,7 @@ class Dispatcher(Protocol):
         """Take note of an error that the client of the request with `headers` gets."""
 
     def models(self) -> Sequence[ModelCard]:
-        """Every base model and adapter registered anywhere in the pool."""
+        """Every base model and adapter registered anywhere in the pool, each name once."""
 
 
 @dataclass(frozen=True, slots=True)

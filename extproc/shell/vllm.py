@@ -17,10 +17,19 @@ import msgspec
 from yarl import URL
 
 from extproc.core.errors import ExtprocError
+from extproc.core.openai import is_model_name
 from extproc.core.types import Endpoint, ModelCard
 from extproc.shell.loops import EndpointLoops, OnFailure, Visit, base_url, get
 
-OnModels = Callable[[str, tuple[ModelCard, ...], float], None]
+OnModels = Callable[[str, tuple[ModelCard, ...], float, float], None]
+
+MAX_MODELS = 10_000
+"""Models that one server may list: each costs memory and time with every list, here and where our
+own list is read."""
+LOOK_INTERVAL_S = 1.0
+"""At most one look in as long at a server that answered 404, however many clients provoke that."""
+_MAX_TEXT_CHARS = 4096
+"""Longest path or owner that is kept of a model, as long as a path may be on Linux."""
 
 # 10,000 adapters with long paths are 3 MB.
 _MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -47,27 +56,36 @@ _decoder = msgspec.json.Decoder(_Answer)
 
 
 def decode_models(body: bytes) -> tuple[ModelCard, ...]:
-    """Read the body of `/v1/models`, in its order. Entries without an `id` are left out.
+    """Read the body of `/v1/models`, in its order.
+
+    Left out are entries that no request can name: without an `id`, or with one that is too long or
+    has control characters; and texts about a model that are longer than a path may be.
 
     Raises:
-        ModelsError: It is not JSON, or not a list of models.
+        ModelsError: It is not JSON, not a list of models, or one of more than `MAX_MODELS`.
     """
     try:
         answer = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelsError(f"no list of models: {error}") from None
+    if len(answer.data) > MAX_MODELS:
+        raise ModelsError(f"{len(answer.data)} models listed; at most {MAX_MODELS} are allowed")
     return tuple(
         ModelCard(
             id=entry.id,
-            parent=entry.parent or None,
-            root=entry.root or "",
+            parent=_bounded(entry.parent) or None,
+            root=_bounded(entry.root),
             created_wall_s=int(entry.created or 0),
             max_model_len=entry.max_model_len,
-            owned_by=entry.owned_by or "",
+            owned_by=_bounded(entry.owned_by),
         )
         for entry in answer.data
-        if entry.id
+        if is_model_name(entry.id)
     )
+
+
+def _bounded(text: str | None) -> str:
+    return text if text and len(text) <= _MAX_TEXT_CHARS else ""
 
 
 async def fetch_models(session: aiohttp.ClientSession, url: str) -> tuple[ModelCard, ...]:
@@ -102,8 +120,9 @@ class ModelsPoller:
         """Make it; nothing is asked before `set_endpoints`.
 
         Args:
-            on_models: Called with address, models and when the answer had arrived.
-            on_failure: Called with address, what went wrong and how many seconds it took.
+            on_models: Called with address, models, when the answer had arrived and how many seconds
+                it took.
+            on_failure: Called with address, what went wrong and whether nobody is there.
             clock: Monotonic seconds.
             rng: For phases and backoff.
             interval_s: From the start of one poll to the start of the next.
@@ -117,7 +136,6 @@ class ModelsPoller:
         self._loops = EndpointLoops(
             self._begin,
             on_failure=on_failure,
-            clock=clock,
             rng=rng,
             interval_s=interval_s,
             timeout_s=timeout_s,
@@ -131,8 +149,12 @@ class ModelsPoller:
         self._loops.set_endpoints(endpoints)
 
     def poke(self, address: str) -> None:
-        """Poll this endpoint soon: it restarted, or answered 404 for a model that it had."""
+        """Poll this endpoint soon: it has restarted."""
         self._loops.poke(address)
+
+    def look(self, address: str) -> None:
+        """Poll this endpoint soon: it answered 404. At most once in `LOOK_INTERVAL_S`."""
+        self._loops.poke(address, min_interval_s=LOOK_INTERVAL_S)
 
     async def aclose(self) -> None:
         """End all polls. No callback is called after this."""
@@ -140,8 +162,10 @@ class ModelsPoller:
 
     def _begin(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
         async def poll() -> float:
+            asked_at_s = self._clock()
             cards = await fetch_models(session, base_url(endpoint))
-            self._on_models(endpoint.address, cards, self._clock())
+            now = self._clock()
+            self._on_models(endpoint.address, cards, now, now - asked_at_s)
             return 0.0
 
         return poll

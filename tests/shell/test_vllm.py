@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from random import Random
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -9,7 +11,13 @@ from aiohttp.test_utils import TestServer
 
 from extproc.core.types import Endpoint, ModelCard
 from extproc.shell.loops import open_session
-from extproc.shell.vllm import ModelsError, ModelsPoller, decode_models, fetch_models
+from extproc.shell.vllm import (
+    MAX_MODELS,
+    ModelsError,
+    ModelsPoller,
+    decode_models,
+    fetch_models,
+)
 
 # As vLLM 0.32 writes it.
 BODY = b"""{"object":"list","data":[
@@ -66,6 +74,29 @@ def test_anything_else_is_an_error_that_says_so(body: bytes) -> None:
         decode_models(body)
 
 
+@pytest.mark.parametrize("name", ["a\x00", "a\nb", "\x1b[31m", "a" * 257, "ä" * 129, "\u0085"])
+def test_a_name_that_no_request_can_have_is_left_out(name: str) -> None:
+    body = json.dumps({"data": [{"id": name}, {"id": "a" * 256}]}).encode()
+
+    assert [card.id for card in decode_models(body)] == ["a" * 256]
+
+
+def test_a_text_that_is_longer_than_a_path_is_left_out() -> None:
+    entry = {"id": "a", "parent": "p" * 4096, "root": "r" * 4097, "owned_by": "o" * 10**6}
+
+    (card,) = decode_models(json.dumps({"data": [entry]}).encode())
+    assert (card.parent, card.root, card.owned_by) == ("p" * 4096, "", "")
+
+
+def test_a_server_may_list_so_many_models_and_no_more() -> None:
+    def body(num: int) -> bytes:
+        return json.dumps({"data": [{"id": f"a{number}"} for number in range(num)]}).encode()
+
+    assert len(decode_models(body(MAX_MODELS))) == MAX_MODELS
+    with pytest.raises(ModelsError, match="10001 models listed; at most 10000"):
+        decode_models(body(MAX_MODELS + 1))
+
+
 class Pod:
     """A server with a list of models."""
 
@@ -105,7 +136,7 @@ class Listener:
     """Takes what a poller tells."""
 
     def __init__(self) -> None:
-        self.told: asyncio.Queue[tuple[str, object, float]] = asyncio.Queue()
+        self.told: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
 
     def poller(self, interval_s: float) -> ModelsPoller:
         return ModelsPoller(
@@ -118,7 +149,7 @@ class Listener:
             headers={"Authorization": "Bearer key"},
         )
 
-    async def next(self) -> tuple[str, object, float]:
+    async def next(self) -> tuple[Any, ...]:
         return await asyncio.wait_for(self.told.get(), 10)
 
 
@@ -131,8 +162,8 @@ async def test_a_poller_tells_the_models_of_every_endpoint_again_and_again() -> 
         told = [await listener.next() for _ in range(8)]
         await poller.aclose()
 
-    assert {address for address, _, _ in told} == addresses
-    assert {(cards, taken_at_s) for _, cards, taken_at_s in told} == {(CARDS, 42.0)}
+    assert {each[0] for each in told} == addresses
+    assert {each[1:] for each in told} == {(CARDS, 42.0, 0.0)}
 
 
 async def test_a_poller_tells_failures_and_goes_on() -> None:
@@ -142,7 +173,7 @@ async def test_a_poller_tells_failures_and_goes_on() -> None:
     async with pod.serve() as server:
         address = f"{server.host}:{server.port}"
         poller.set_endpoints([Endpoint(address)])
-        assert await listener.next() == (address, "HTTP 503 for the list of models", 0.0)
+        assert await listener.next() == (address, "HTTP 503 for the list of models", False)
         pod.status = 200
         while (await listener.next())[1] != CARDS:
             pass
@@ -160,3 +191,22 @@ async def test_a_poke_polls_long_before_it_is_time() -> None:
         poller.poke(address)
         assert (await listener.next())[1] == ()
         await poller.aclose()
+
+
+async def test_a_look_polls_long_before_it_is_time_and_a_second_one_waits() -> None:
+    pod, listener = Pod(), Listener()
+    poller = listener.poller(interval_s=3600)
+    async with pod.serve() as server:
+        address = f"{server.host}:{server.port}"
+        poller.set_endpoints([Endpoint(address)])
+        await listener.next()
+        poller.look(address)
+        await listener.next()
+        for _ in range(100):
+            poller.look(address)
+            await asyncio.sleep(0.002)
+        assert pod.num_asked == 2  # far more than a poke's rest has passed
+        await listener.next()
+        await poller.aclose()
+
+    assert pod.num_asked == 3
