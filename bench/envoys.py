@@ -181,8 +181,9 @@ def gateway_config(
         manager["http_filters"] = [
             f for f in manager["http_filters"] if f["name"].endswith("router")
         ]
-        for route in manager["route_config"]["virtual_hosts"][0]["routes"]:
-            route.pop("typed_per_filter_config", None)
+        host = manager["route_config"]["virtual_hosts"][0]
+        for each in (host, *host["routes"]):
+            each.pop("typed_per_filter_config", None)
     elif has_traceparent:
         _add_traceparent(manager["http_filters"])
     return yaml.safe_dump(document)

@@ -103,7 +103,7 @@ class App:
         self._router_id = secrets.token_hex(4)
         self.address = ""
         self.admin_address = ""
-        self._pool = Pool(settings.pool_settings(config))
+        self._pool = Pool(settings.pool_settings(config), settings.outlier_settings(config))
         self._picker = self._make_picker()
         self._make_services()
         self._make_readers()
@@ -134,7 +134,7 @@ class App:
             registry=self._registry,
             max_adapter_labels=config.admin.max_adapter_labels,
         )
-        self._observers = Observers(time.monotonic)
+        self._observers = Observers()
         self._decisions = DecisionsService(
             config.admin.max_decisions, later=self._tell_later, clock=time.monotonic
         )
@@ -146,7 +146,7 @@ class App:
             clock=time.monotonic,
             wall_clock=time.time,
             router_id=f"{self._router_id}-",
-            on_not_found=lambda address: self._models.poke(address),
+            on_not_found=lambda address: self._models.look(address),
             attainment=self._attainment,
             knows_times=self._knows_times,
             observers=self._observers,
@@ -305,17 +305,24 @@ class App:
         lost = self._pool.reconcile(address, now=taken_at_s, grace_s=self._grace_s())
         self._dispatcher.give_up(lost)
 
-    def _on_scrape_failure(self, address: str, error: str, _duration_s: float) -> None:
+    def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("endpoint %s: metrics: %s", address, error)
         self._observers.tell("telemetry", self._telemetry.scrape_failed, address)
+        if is_unreachable:
+            self._pool.record_unreachable(address)
 
-    def _on_models(self, address: str, cards: tuple[ModelCard, ...], taken_at_s: float) -> None:
-        self._pool.record_models(address, cards, now=taken_at_s)
+    def _on_models(
+        self, address: str, cards: tuple[ModelCard, ...], taken_at_s: float, duration_s: float
+    ) -> None:
+        asked_at_s = taken_at_s - duration_s
+        self._pool.record_models(address, cards, now=taken_at_s, asked_at_s=asked_at_s)
         self._asked(address, has_told=True)
 
-    def _on_models_failure(self, address: str, error: str, _duration_s: float) -> None:
+    def _on_models_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("endpoint %s: models: %s", address, error)
         self._pool.record_silence(address)
+        if is_unreachable:
+            self._pool.record_unreachable(address)
         self._asked(address, has_told=False)
 
     def _asked(self, address: str, *, has_told: bool) -> None:
@@ -381,7 +388,7 @@ class App:
         self._picker.configure(
             policy, name, settings.picker_settings(fresh), settings.admission_settings(fresh)
         )
-        self._pool.configure(settings.pool_settings(fresh))
+        self._pool.configure(settings.pool_settings(fresh), settings.outlier_settings(fresh))
         self._attainment.ttft_s = fresh.admin.slo_ttft_s
         self._config = fresh
         changed = list(settings.needs_restart(old, fresh))

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from extproc.config_dns import DnsConfig
 from extproc.config_kubernetes import KubernetesConfig
+from extproc.config_outliers import OutliersConfig
 from extproc.config_peers import PeersConfig
 from extproc.config_tracing import TracingConfig
 from extproc.configbase import Address, check_port
@@ -408,6 +409,9 @@ class Config(_Section):
     policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The rule. Live.")
     admission: AdmissionConfig = Field(
         default_factory=AdmissionConfig, description="Shedding. Live."
+    )
+    outliers: OutliersConfig = Field(
+        default_factory=OutliersConfig, description="Pods that fail where others do not. Live."
     )
     request: RequestConfig = Field(default_factory=RequestConfig, description="Reading requests.")
     destination: DestinationConfig = Field(

@@ -6,8 +6,9 @@ and whoever only looks on is called through `Observers`: an answer depends on no
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from extproc.core.attainment import OTHER, Attainment
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
@@ -22,8 +23,7 @@ from extproc.shell.decisions import DecisionRecord, DecisionsService
 from extproc.shell.telemetry import Telemetry
 
 NOT_FOUND = 404
-MAX_WORKED = 100_000
-"""(endpoint, path) pairs remembered as having worked; far above endpoints times paths."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -37,7 +37,9 @@ class ObservedDispatcher:
         clock: Monotonic seconds, of the finest kind there is.
         wall_clock: Wall seconds, for people.
         router_id: The first part of our picks' ids.
-        on_not_found: Called with an endpoint's address that answered 404 for a model.
+        on_not_found: Called with an endpoint's address that answered 404 to a request that named a
+            model. It may be the model or something else that the request named: whoever is called
+            looks what is registered there.
         attainment: Judges which requests were answered in time.
         knows_times: Whether completions say how long their answers took; where not, nothing is
             judged.
@@ -54,7 +56,6 @@ class ObservedDispatcher:
     attainment: Attainment
     knows_times: Callable[[], bool]
     observers: Observers
-    _worked: set[tuple[str, str]] = field(default_factory=set)
 
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
         """Choose an endpoint and count the request there, or say why not, or when to ask again."""
@@ -105,10 +106,17 @@ class ObservedDispatcher:
         """Take an entry of Envoy's access log. False if it is about no pick of this router."""
         pool = self.router.pool
         pick_id = completion.pick_id or pool.pick_id_of(completion.request_id) or ""
-        ended_s = self.clock() - completion.lag_s
-        # Where the first address refused, another of the pick's served: that engine has worked.
-        pool.move(pick_id, completion.address, now=ended_s)
-        flight = pool.finish(pick_id, now=ended_s, has_run=_has_run(completion))
+        now = self.clock()
+        ended_s = now - completion.lag_s
+        flight = pool.finish(
+            pick_id,
+            now=ended_s,
+            told_at_s=now,
+            has_run=_has_run(completion),
+            verdict=completion.verdict,
+            address=completion.address,
+            num_attempts=completion.attempts,
+        )
         if flight is None:
             is_ours = pick_id.startswith(self.router_id)
             if is_ours:
@@ -118,7 +126,11 @@ class ObservedDispatcher:
         tell("telemetry", self.telemetry.completed, completion.outcome, lag_s)
         tell("attainment", self._judge, flight.pick.request.path, completion)
         address = completion.address or flight.pick.address
-        self._learn(address, flight.pick.request, completion)
+        is_of_endpoint = completion.is_from_endpoint and flight.pick.request.model
+        if is_of_endpoint and completion.status == NOT_FOUND:
+            self.on_not_found(address)
+        for news in pool.outliers.take_news():
+            log.warning("endpoint %s ejected for %g s: %s", news.address, news.for_s, news.cause)
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
             pool.record_orca(address, load)
@@ -144,23 +156,6 @@ class ObservedDispatcher:
     def _judged(self, counted: tuple[str, bool] | None) -> None:
         if counted is not None:
             self.observers.tell("telemetry", self.telemetry.slo_judged, *counted)
-
-    def _learn(self, address: str, request: RequestInfo, completion: Completion) -> None:
-        """Believe a 404 only about a path that has worked there: then it must be the model.
-
-        A server without the path answers 404 as well, and a client could make us forget any model
-        by asking for such a path.
-        """
-        if not completion.is_from_endpoint or not request.model:
-            return
-        key = (address, request.path)
-        if completion.status < 300:
-            if len(self._worked) < MAX_WORKED:
-                self._worked.add(key)
-        elif completion.status == NOT_FOUND:
-            if key in self._worked:
-                self.router.pool.unregister(address, request.model)
-            self.on_not_found(address)
 
 
 def _has_run(completion: Completion) -> bool:

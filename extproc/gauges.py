@@ -44,6 +44,12 @@ def add_gauges(
         "endpoint",
         lambda: pool.oldest_in_flight_s(now=clock()),
     )
+    telemetry.add_counters(
+        "ejections",
+        "Endpoints ejected for failing where others do not",
+        "reason",
+        lambda: {str(cause): count for cause, count in pool.outliers.num_ejections.items()},
+    )
     add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
     add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)
     add(

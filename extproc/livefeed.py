@@ -171,6 +171,8 @@ def _pod(view: EndpointView, now: float) -> dict[str, Any]:
         "address": view.address,
         "is_ready": view.is_ready,
         "is_known": view.is_known,
+        "is_unreachable": view.is_unreachable,
+        "is_ejected": view.is_ejected,
         "age_s": age_s,
         "in_flight": view.num_in_flight,
         "pending": view.num_pending,

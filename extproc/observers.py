@@ -1,7 +1,7 @@
 """The one place where what observes is called: it can neither fail a request nor flood the log.
 
 Telemetry, decisions for people, attainment, spans and the relay to peers look on; no answer needs
-them. So they are called through here: an exception is counted, logged once in a while, and gone.
+them. So they are called through here: an exception is counted, logged, and gone.
 A part of `app`.
 """
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
-
-from extproc.core.seldom import Seldom
 
 log = logging.getLogger(__name__)
 
@@ -23,16 +21,10 @@ NAMES = ("telemetry", "decisions", "attainment", "tracing", "relay")
 
 
 class Observers:
-    """Calls observers.
+    """Calls observers."""
 
-    Args:
-        clock: Monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._num_errors = dict.fromkeys(NAMES, 0)
-        self._lines = {name: Seldom() for name in NAMES}
 
     @property
     def num_errors(self) -> Mapping[str, int]:
@@ -46,13 +38,6 @@ class Observers:
         try:
             return observe(*args, **kwargs)
         except Exception:
-            self._failed(name)
+            self._num_errors[name] += 1
+            log.exception("%s failed, requests go on", name)
             return None
-
-    def _failed(self, name: str) -> None:
-        self._num_errors[name] += 1
-        num_held_back = self._lines[name].admit(now=self._clock())
-        if num_held_back is not None:
-            log.exception(
-                "%s failed, requests go on (%d more since the last such line)", name, num_held_back
-            )

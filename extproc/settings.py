@@ -11,6 +11,7 @@ from extproc.configfile import ConfigError
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
 from extproc.core.messages import BodyMode
+from extproc.core.outliers import OutlierSettings
 from extproc.core.picker import PickerSettings
 from extproc.core.pool import PoolSettings
 from extproc.core.ports import StreamSettings
@@ -32,6 +33,11 @@ def scheme(config: Config) -> str:
 def pool_settings(config: Config) -> PoolSettings:
     """What the pool is configured with."""
     return PoolSettings(config.scrape.expiry_s, config.pods.max_loras, config.pods.max_cpu_loras)
+
+
+def outlier_settings(config: Config) -> OutlierSettings:
+    """What the detection of outliers is configured with."""
+    return OutlierSettings(**config.outliers.model_dump())
 
 
 def picker_settings(config: Config) -> PickerSettings:
@@ -120,7 +126,7 @@ def _read_key(path: Path) -> str:
     return key
 
 
-_LIVE = {"policy", "admission"}
+_LIVE = {"policy", "admission", "outliers"}
 _LIVE_FIELDS = {
     ("scrape", "expiry_s"),
     ("destination", "num_fallbacks"),

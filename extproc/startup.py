@@ -130,7 +130,7 @@ def _check_peers(config: Config) -> None:
         on_garbage=lambda: None,
         clock=lambda: 0.0,
         rng=random.Random(0),
-        observers=Observers(lambda: 0.0),
+        observers=Observers(),
     )
     if config.server.tls is not None:
         _check_file("peers.ca_file", peers.ca_file)

@@ -27,6 +27,8 @@ def endpoint_views(draw: st.DrawFn, number: int) -> EndpointView:
         number,
         is_ready=draw(st.booleans()),
         is_known=draw(st.booleans()),
+        is_unreachable=draw(st.booleans()),
+        is_ejected=draw(st.booleans()),
         registered=draw(st.none() | names),
         gpu_adapters=tuple(cached[: draw(st.integers(0, 2))]),
         cpu_adapters=tuple(cached),

@@ -254,23 +254,57 @@ async def test_a_pick_that_nobody_ends_ages_out(pods: list[RunningPod]) -> None:
         assert await service.metric("extproc_picks_expired_total") == 1
 
 
-async def test_a_404_from_a_pod_unregisters_the_name_there(pods: list[RunningPod]) -> None:
-    # Models are polled so rarely that only the 404 can have told.
+async def test_a_404_from_a_pod_makes_us_look_and_its_list_decides(
+    pods: list[RunningPod],
+) -> None:
+    # Models are polled so rarely that only the 404 can have made us look.
     config = configuration(pods, scrape={"models_interval_s": 600})
     async with serving(config) as service:
         log = clients.AccessLog(service.channel)
         pick = await clients.route(service.channel, "a")
-        await log.tell(pick.pick_id, pick.destination)
-        await eventually(lambda: _is_zero(service))
         (holder,) = [pod for pod in pods if pod.address == pick.destination]
         holder.pod.registry.unload({"lora_name": "a"})
-        pick = await clients.route(service.channel, "a")
-        assert pick.destination == holder.address
         await log.tell(pick.pick_id, pick.destination, status=404)
-        await eventually(lambda: _is_zero(service))
 
-        again = await clients.route(service.channel, "a")
-        assert again.destination not in ("", holder.address)
+        async def goes_elsewhere() -> bool:
+            again = await clients.route(service.channel, "a")
+            return again.destination not in ("", holder.address)
+
+        await eventually(goes_elsewhere)
+        await log.close()
+
+
+async def test_a_404_alone_unregisters_nothing(pods: list[RunningPod]) -> None:
+    """It may be about something else that a request names, as a previous response."""
+    config = configuration(pods, scrape={"models_interval_s": 600})
+    async with serving(config) as service:
+        log = clients.AccessLog(service.channel)
+        for status in (200, *[404] * 20):
+            pick = await clients.route(service.channel, "c")
+            assert pick.destination
+            await log.tell(pick.pick_id, pick.destination, status=status)
+            await eventually(lambda: _is_zero(service))
+        await log.close()
+
+
+async def test_a_pod_that_fails_is_ejected_counted_and_shown(pods: list[RunningPod]) -> None:
+    config = configuration(pods, policy={"name": "round_robin"})
+    async with serving(config) as service:
+        log = clients.AccessLog(service.channel)
+        bad = pods[0].address
+
+        async def is_ejected() -> bool:
+            pick = await clients.route(service.channel, "base")
+            status = 500 if pick.destination == bad else 200
+            await log.tell(pick.pick_id, pick.destination, status=status)
+            endpoints = (await service.admin("/debug/snapshot"))["endpoints"]
+            return any(each["is_ejected"] for each in endpoints if each["address"] == bad)
+
+        await eventually(is_ejected)
+        after = [(await clients.route(service.channel, "base")).destination for _ in range(9)]
+        reason = 'extproc_ejections_total{reason="consecutive_failures"}'
+        assert await service.metric(reason) == 1
+        assert bad not in after
         await log.close()
 
 

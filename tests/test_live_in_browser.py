@@ -94,7 +94,7 @@ async def test_pods_activity_and_reasons_appear_and_a_dead_pod_is_shown() -> Non
         assert page.problems == []
 
         await scene.pods[0].stop()
-        await page.wait_for(f"{text_of('#pods tr.bad')}.includes('✕ no report')")
+        await page.wait_for(f"{text_of('#pods tr.bad')}.includes('✕ unreachable')")
         await page.wait_for("document.querySelector('#heat thead th.bad')")
         assert "pod-1" in await page.evaluate(text_of("#pods tr.bad th"))
 

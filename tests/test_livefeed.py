@@ -81,6 +81,8 @@ def test_a_pod_is_told_with_its_load_and_the_age_of_its_report() -> None:
             "address": "10.0.0.1:8000",
             "is_ready": True,
             "is_known": True,
+            "is_unreachable": False,
+            "is_ejected": False,
             "age_s": 1.5,
             "in_flight": 1,
             "pending": 2,

@@ -111,7 +111,7 @@ class Service:
         )
         self.telemetry = Telemetry(snapshot=self.snapshot, version="1")
         self.decisions, self.attainment = DecisionsService(), Attainment(1.0)
-        self.observers = Observers(lambda: self.now)
+        self.observers = Observers()
         self.dispatcher = ObservedDispatcher(
             Router(self.pool, picker), self.telemetry, self.decisions, lambda: self.now,
             lambda: 1_700_000_000.0, "r-", lambda _: None, self.attainment, lambda: True,

@@ -54,7 +54,7 @@ class Replica:
             "peers": peers,
             "server": server or {},
         }
-        self.observers = Observers(time.monotonic)
+        self.observers = Observers()
         self.peering = Peering(
             Config.model_validate(config),
             router_id=router_id,

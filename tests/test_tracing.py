@@ -57,9 +57,9 @@ def decide(
 ) -> FakeDispatcher:
     """One request for `sql`, through the stream, from headers to the answer and the end."""
     dispatcher = FakeDispatcher(result, num_waits=num_waits)
-    stream = new_stream_of(
-        dispatcher, StreamSettings(), tracing, observers or Observers(lambda: 0.0)
-    )(metadata)
+    stream = new_stream_of(dispatcher, StreamSettings(), tracing, observers or Observers())(
+        metadata
+    )
     headers = {":method": "POST", ":path": path, "content-type": "application/json"}
     list(stream.handle(m.RequestHeaders(headers, body_mode=m.BodyMode.BUFFERED), now=1.0))
     if path.startswith("/v1"):

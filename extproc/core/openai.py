@@ -45,13 +45,22 @@ def check_model(model: object) -> str:
         raise _bad_request(Reason.MISSING_MODEL, "The field `model` is required.")
     if not isinstance(model, str):
         raise _bad_request(Reason.INVALID_BODY, "The field `model` must be a string.")
-    if not model.isprintable() and _UNSAFE.search(model):
+    if _is_unsafe(model):
         message = "The field `model` must not contain control characters or lone surrogates."
         raise _bad_request(Reason.INVALID_BODY, message)
     if len(model.encode()) > MAX_MODEL_BYTES:
         message = f"The field `model` must not be longer than {MAX_MODEL_BYTES} bytes."
         raise _bad_request(Reason.INVALID_BODY, message)
     return model
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a request can name it: what `check_model` lets through."""
+    return bool(name) and not _is_unsafe(name) and len(name.encode()) <= MAX_MODEL_BYTES
+
+
+def _is_unsafe(name: str) -> bool:
+    return not name.isprintable() and _UNSAFE.search(name) is not None
 
 
 def error_type(status: int) -> str:
@@ -81,14 +90,9 @@ def error_body(rejection: Rejection) -> bytes:
 
 
 def models_body(cards: Iterable[ModelCard]) -> bytes:
-    """The body of `GET /v1/models`: base models first, then adapters, each kind by id.
-
-    Of several cards with one id the first stays, but a base model's before an adapter's.
-    """
-    unique: dict[str, ModelCard] = {}
-    for card in sorted(cards, key=lambda card: (card.parent is not None, card.id)):
-        unique.setdefault(card.id, card)
-    return msgspec.json.encode({"object": "list", "data": [_card(c) for c in unique.values()]})
+    """The body of `GET /v1/models`: base models first, then adapters, each kind by id."""
+    listed = sorted(cards, key=lambda card: (card.parent is not None, card.id))
+    return msgspec.json.encode({"object": "list", "data": [_card(card) for card in listed]})
 
 
 def model_body(card: ModelCard) -> bytes:

@@ -1,7 +1,8 @@
 """From a snapshot and a request to a pick or a named rejection.
 
 The pipeline, said aloud: ready endpoints in the subset where the model is registered; of those, the
-known before the unknown; admission; a session's own endpoint if it has one; the rule; fallbacks.
+best that there are (`_best`); admission; a session's own endpoint if it has one; the rule;
+fallbacks.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ class Picker:
             usable = [view for view in endpoints if view.is_ready]
         if subset is not None:
             usable = [view for view in usable if is_in_subset(view.address, subset)]
-        return [view for view in usable if view.is_known] or usable
+        # A stored response is on one endpoint alone, in whatever state that is.
+        return _best(usable) if model else usable
 
     def _stay(
         self, admitted: Sequence[EndpointView], session: str | None
@@ -175,6 +177,24 @@ def _loaded_first(views: Sequence[EndpointView], adapter: str, wanted: int) -> l
             if len(loaded) == wanted:
                 return loaded
     return loaded + [view for view in views if not view.has_loaded(adapter)]
+
+
+def _best(usable: list[EndpointView]) -> list[EndpointView]:
+    """Those that can be reached, are not ejected, and are known; what nobody has is not asked for.
+
+    In this order: one that refuses our own calls comes after one that is ejected, and that after
+    one of which nothing is known. The panic rule: where all are ejected, all of them are chosen
+    from, as somebody has to take the request. The same for the others.
+    """
+    best = [v for v in usable if v.is_known and not (v.is_unreachable or v.is_ejected)]
+    if best or not usable:
+        return best
+    least = min(map(_flaws, usable))
+    return [view for view in usable if _flaws(view) == least]
+
+
+def _flaws(view: EndpointView) -> tuple[bool, bool, bool]:
+    return view.is_unreachable, view.is_ejected, not view.is_known
 
 
 def is_in_subset(address: str, subset: frozenset[str]) -> bool:

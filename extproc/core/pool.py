@@ -7,6 +7,8 @@ Rules:
    report older than `report_expiry_s` is not trusted: the endpoint is then unknown, not idle.
 3. A finish belongs to the endpoint object that the pick was started on: an endpoint that left and
    came back under the same address starts from zero.
+4. An endpoint is believed about itself alone. Where a name has to mean one thing for all of them,
+   it is what most of them say.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from extproc.core.modelindex import ModelIndex
+from extproc.core.outliers import Outliers, OutlierSettings, Verdict, verdicts
 from extproc.core.tracked import (
+    MIN_LIFE_S,
     InFlight,
     PoolSettings,
     Tracked,
@@ -28,21 +33,29 @@ __all__ = ["InFlight", "Pool", "PoolSettings"]
 
 
 class Pool:
-    """All endpoints of one base model, with bookkeeping."""
+    """All endpoints of one base model, with bookkeeping.
 
-    def __init__(self, settings: PoolSettings | None = None) -> None:
+    Attributes:
+        outliers: Who fails where others do not.
+    """
+
+    def __init__(
+        self, settings: PoolSettings | None = None, outliers: OutlierSettings | None = None
+    ) -> None:
         self._settings = settings or PoolSettings()
+        self.outliers = Outliers(outliers)
         self._tracked: dict[str, Tracked] = {}
         self._flights: dict[str, InFlight] = {}
         self._by_request_id: dict[str, str] = {}
-        self._models: dict[str, ModelCard] = {}
+        self._models = ModelIndex()
         self._num_routers = 1
 
     # --- what the outside says --------------------------------------------------------------
 
-    def configure(self, settings: PoolSettings) -> None:
+    def configure(self, settings: PoolSettings, outliers: OutlierSettings | None = None) -> None:
         """Take new thresholds; slot counts apply to endpoints that come or restart from now on."""
         self._settings = settings
+        self.outliers.configure(outliers or OutlierSettings())
         for tracked in self._tracked.values():
             tracked.view = None
 
@@ -57,11 +70,13 @@ class Pool:
             known = self._tracked.get(endpoint.address)
             if known is None:
                 known = Tracked(endpoint, self._settings)
-            elif known.endpoint != endpoint:
-                known.endpoint, known.view = endpoint, None
+            known.endpoint, known.view = endpoint, None
             tracked[endpoint.address] = known
+        gone = [each for address, each in self._tracked.items() if address not in tracked]
         self._tracked = tracked
-        self._index_models()
+        self.outliers.set_endpoints(tracked)
+        for each in gone:
+            self._models.replace(each.models or {}, {}, self._lists())
 
     def record_report(
         self,
@@ -80,18 +95,31 @@ class Pool:
             return False
         restarted = is_restart(tracked.report, report)
         if restarted:
-            self._forget(tracked)
+            before = tracked.models or {}
+            tracked.restart(taken_at_s)
+            self._models.replace(before, {}, self._lists())
+        asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
+        self._heard(tracked, asked_at_s=asked_at_s, now=taken_at_s, is_new_process=restarted)
         tracked.report, tracked.reported_at_s = report, taken_at_s
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         tracked.estimate_foreign(report)
         tracked.view = None
         return restarted
 
-    def record_models(self, address: str, cards: Sequence[ModelCard], *, now: float) -> None:
-        """Take what an endpoint's `/v1/models` lists, in its order."""
+    def record_models(
+        self,
+        address: str,
+        cards: Sequence[ModelCard],
+        *,
+        now: float,
+        asked_at_s: float | None = None,
+    ) -> None:
+        """Take what an endpoint's `/v1/models` lists, in its order. Asked for at `asked_at_s`."""
         tracked = self._tracked.get(address)
         if tracked is None:
             return
+        asked_at_s = now if asked_at_s is None else asked_at_s
+        self._heard(tracked, asked_at_s=asked_at_s, now=now)
         before = tracked.models or {}
         models = {card.id: settled(before.get(card.id), card) for card in cards}
         adapters = [card.id for card in cards if card.parent is not None]
@@ -103,14 +131,24 @@ class Pool:
             tracked.residency.record_registered(adapters, now=now)
         if models != before or tracked.models is None:
             tracked.set_models(models)
-            self._index_models()
-        tracked.is_new, tracked.view = False, None
+            self._models.replace(before, models, self._lists())
+        tracked.num_silences, tracked.view = 0, None
 
     def record_silence(self, address: str) -> None:
         """Take that an endpoint was asked for its models and did not tell them."""
         tracked = self._tracked.get(address)
-        if tracked is not None and tracked.is_new:
-            tracked.is_new, tracked.view = False, None
+        if tracked is not None and tracked.models is None:
+            tracked.num_silences, tracked.view = tracked.num_silences + 1, None
+
+    def record_unreachable(self, address: str) -> None:
+        """Take that a call of our own found nobody there: refused, or no way to it.
+
+        That stays true until a call is answered, also when all reports have expired. A timeout is
+        no such thing: it may be we who were stopped.
+        """
+        tracked = self._tracked.get(address)
+        if tracked is not None:
+            tracked.is_unreachable, tracked.view = True, None
 
     def record_orca(self, address: str, load: tuple[float, int]) -> None:
         """Take (KV use, waiting requests) from a response header: newer than the last scrape."""
@@ -123,15 +161,6 @@ class Pool:
         )
         tracked.view = None
 
-    def unregister(self, address: str, model: str) -> bool:
-        """Drop a name that an endpoint answered 404 for. True if it was registered there."""
-        tracked = self._tracked.get(address)
-        if tracked is None or not tracked.models or model not in tracked.models:
-            return False
-        tracked.set_models({k: card for k, card in tracked.models.items() if k != model})
-        self._index_models()
-        return True
-
     # --- accounting -------------------------------------------------------------------------
 
     def start(self, pick: Pick, *, now: float) -> None:
@@ -141,11 +170,9 @@ class Pool:
             KeyError: The address is not in the pool.
         """
         tracked = self._tracked[pick.address]
-        flight = InFlight(pick, now, tracked)
-        self._flights[pick.id] = flight
+        self._counted(pick, now, tracked, now=now)
         if pick.request.request_id:
             self._by_request_id[pick.request.request_id] = pick.id
-        tracked.begin(flight, now=now)
 
     def move(self, pick_id: str, address: str, *, now: float) -> bool:
         """Count a pick at `address` instead: the data plane fell back to another endpoint.
@@ -156,18 +183,31 @@ class Pool:
         if flight is None or tracked is None or tracked is flight.tracked:
             return False
         flight.tracked.end(flight, now=now, has_run=False)
-        moved = InFlight(flight.pick, flight.started_at_s, tracked)
-        self._flights[pick_id] = moved
-        tracked.begin(moved, now=now)
+        self._judge(flight, {}, now=now, ended_s=now)
+        self._counted(flight.pick, flight.started_at_s, tracked, now=now)
         return True
 
-    def finish(self, pick_id: str, *, now: float, has_run: bool = True) -> InFlight | None:
+    def finish(
+        self,
+        pick_id: str,
+        *,
+        now: float,
+        told_at_s: float | None = None,
+        has_run: bool = True,
+        verdict: Verdict = Verdict.NONE,
+        address: str = "",
+        num_attempts: int = 1,
+    ) -> InFlight | None:
         """End a pick's accounting; None if it is not in flight (finished, expired, not ours).
 
         Args:
             pick_id: The pick.
             now: When the request ended, which may be a while ago.
+            told_at_s: When we heard of it; None for then.
             has_run: False if the endpoint's engine cannot have worked on it (refused, not reached).
+            verdict: What its end says of the endpoint of the last attempt.
+            address: Where the last attempt went; "" for as the pick said.
+            num_attempts: How many the data plane made, in the pick's order.
         """
         flight = self._flights.pop(pick_id, None)
         if flight is None:
@@ -175,7 +215,17 @@ class Pool:
         request_id = flight.pick.request.request_id
         if self._by_request_id.get(request_id) == pick_id:
             del self._by_request_id[request_id]
-        flight.tracked.end(flight, now=now, has_run=has_run)
+        said_of = verdicts(flight.pick, verdict, address=address, num_attempts=num_attempts)
+        served = self._tracked.get(address, flight.tracked)
+        flight.tracked.end(flight, now=now, has_run=has_run and served is flight.tracked)
+        if served is not flight.tracked:
+            # Where the first address refused, another of the pick's served: that engine has worked.
+            elsewhere = InFlight(
+                flight.pick, flight.started_at_s, served, served.adapter_of(flight.pick)
+            )
+            served.begin(elsewhere, now=now)
+            served.end(elsewhere, now=now, has_run=has_run)
+        self._judge(flight, said_of, now=now if told_at_s is None else told_at_s, ended_s=now)
         return flight
 
     def pick_id_of(self, request_id: str) -> str | None:
@@ -234,13 +284,13 @@ class Pool:
         return self._models.get(name)
 
     def models(self) -> list[ModelCard]:
-        """Everything registered on any endpoint."""
-        return list(self._models.values())
+        """Everything registered on any endpoint, each name once."""
+        return self._models.cards()
 
     @property
     def registry(self) -> Mapping[str, ModelCard]:
         """The same by name: another object whenever it is not what it was, never changed itself."""
-        return self._models
+        return self._models.by_name
 
     def snapshot(self, *, now: float) -> Snapshot:
         """The pool at `now`, sorted by address. Only endpoints that changed are looked at anew."""
@@ -248,20 +298,42 @@ class Pool:
         for tracked in self._tracked.values():
             view = tracked.view
             if view is None or now > tracked.view_expires_s:
-                view = tracked.make_view(now, self._settings)
+                view = tracked.make_view(now, self._settings, self.outliers)
             views.append(view)
         return Snapshot(tuple(views), now, self._num_routers)
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _forget(self, tracked: Tracked) -> None:
-        tracked.set_models(None)
-        tracked.residency.forget()
-        self._index_models()
+    def _heard(
+        self, tracked: Tracked, *, asked_at_s: float, now: float, is_new_process: bool = False
+    ) -> None:
+        """An endpoint has answered us."""
+        address = tracked.endpoint.address
+        self.outliers.heard(address, asked_at_s=asked_at_s)
+        if is_new_process or tracked.is_unreachable:
+            if now - tracked.came_back_at_s >= MIN_LIFE_S:
+                self.outliers.came_back(address, now=now)
+            tracked.came_back_at_s = now
+        tracked.is_unreachable, tracked.view = False, None
 
-    def _index_models(self) -> None:
-        self._models = {
-            name: card
-            for tracked in self._tracked.values()
-            for name, card in (tracked.models or {}).items()
-        }
+    def _counted(self, pick: Pick, started_at_s: float, tracked: Tracked, *, now: float) -> None:
+        trial = self.outliers.begin(tracked.endpoint.address, now=now)
+        flight = InFlight(pick, started_at_s, tracked, tracked.adapter_of(pick), trial)
+        self._flights[pick.id] = flight
+        tracked.begin(flight, now=now)
+
+    def _judge(
+        self, flight: InFlight, said_of: dict[str, Verdict], *, now: float, ended_s: float
+    ) -> None:
+        """Tell what a request's end says of endpoints, and that it is over where it was counted."""
+        counted = flight.tracked
+        for address, verdict in {counted.endpoint.address: Verdict.NONE, **said_of}.items():
+            tracked = self._tracked.get(address)
+            if tracked is None or (tracked is not counted and address == counted.endpoint.address):
+                continue  # it has left, also where another has come since
+            trial = flight.trial if tracked is counted else 0
+            self.outliers.end(address, verdict, now=now, ended_s=ended_s, trial=trial)
+            tracked.view = None
+
+    def _lists(self) -> Iterable[dict[str, ModelCard] | None]:
+        return (tracked.models for tracked in self._tracked.values())

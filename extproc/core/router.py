@@ -56,11 +56,11 @@ def _knows_all_models(snapshot: Snapshot) -> bool:
     """Whether every endpoint that is up has told its models, and one has.
 
     One that has just restarted, or come, may serve what nobody else has; 404 would tell its clients
-    never to ask again. One that was asked and does not answer at all is not waited for.
+    never to ask again. One that keeps silent, or restarts without end, is not waited for.
     """
-    told = [view for view in snapshot.endpoints if view.is_ready and view.registered is not None]
-    owing = [view for view in snapshot.endpoints if view.is_ready and view.registered is None]
-    return bool(told) and not any(view.is_known or view.is_new for view in owing)
+    up = [view for view in snapshot.endpoints if view.is_ready]
+    has_told = any(view.registered is not None for view in up)
+    return has_told and not any(view.is_owing for view in up)
 
 
 def _allows_a_ready_one(snapshot: Snapshot, request: RequestInfo) -> bool:

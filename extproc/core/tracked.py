@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from types import MappingProxyType
 
+from extproc.core.outliers import Outliers
 from extproc.core.residency import Residency
 from extproc.core.types import Endpoint, EndpointView, LoadReport, ModelCard, Pick
 
 RESTART_TOLERANCE_S = 1.0
 """Start times of one process are equal up to float printing; a restart takes longer than this."""
+MAX_SILENCES = 3
+"""So often an endpoint with load reports may fail to tell its models before nobody waits for it."""
+MIN_LIFE_S = 10.0
+"""One that restarts again sooner than this gains nothing by it: it is not waited for, nor tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +36,21 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A pick that has not finished, and the endpoint object that it was counted on."""
+    """A pick that has not finished, and the endpoint object that it was counted on.
+
+    Attributes:
+        pick: The pick.
+        started_at_s: When.
+        tracked: The endpoint object.
+        adapter: The adapter that it counts for there, None for a base model.
+        trial: What the detection of outliers has to be told when it ends.
+    """
 
     pick: Pick
     started_at_s: float
     tracked: Tracked
+    adapter: str | None = None
+    trial: int = 0
 
 
 class Tracked:
@@ -42,18 +58,22 @@ class Tracked:
 
     __slots__ = (
         "adapters",
+        "came_back_at_s",
         "endpoint",
         "flights",
         "foreign",
         "gpu_adapters",
-        "is_new",
+        "is_unreachable",
+        "is_waited_for",
         "models",
         "num_foreign",
         "num_loads",
+        "num_silences",
         "registered",
         "report",
         "reported_at_s",
         "residency",
+        "restarted_at_s",
         "view",
         "view_expires_s",
     )
@@ -70,7 +90,10 @@ class Tracked:
         self.num_foreign = 0
         self.gpu_adapters: tuple[str, ...] = ()
         self.num_loads = 0
-        self.is_new = True
+        self.is_unreachable = False
+        self.is_waited_for = True
+        self.num_silences = 0
+        self.restarted_at_s = self.came_back_at_s = -inf
         self.residency = Residency(
             max_loras=settings.max_loras, max_cpu_loras=settings.max_cpu_loras
         )
@@ -79,13 +102,34 @@ class Tracked:
 
     def set_models(self, models: dict[str, ModelCard] | None) -> None:
         """Replace what is registered there; None for unknown."""
-        self.models, self.view, self.is_new = models, None, False
+        self.models, self.view = models, None
         self.registered = None if models is None else frozenset(models)
+
+    def restart(self, now: float) -> None:
+        """Forget what the process held that was there before."""
+        self.is_waited_for = now - self.restarted_at_s >= MIN_LIFE_S
+        self.num_silences, self.restarted_at_s = 0, now
+        self.set_models(None)
+        self.residency.forget()
+
+    def is_owing(self, is_known: bool) -> bool:
+        """Whether it will soon tell its models, and has not: new or restarted, not just silent."""
+        if self.models is not None or not self.is_waited_for:
+            return False
+        return self.num_silences < (MAX_SILENCES if is_known else 1)
+
+    def adapter_of(self, pick: Pick) -> str | None:
+        """The adapter that a pick is for here: by its own list, where that has the name."""
+        request = pick.request
+        card = None if self.models is None else self.models.get(request.model)
+        if card is None:
+            return request.adapter
+        return None if card.parent is None else card.id
 
     def begin(self, flight: InFlight, *, now: float) -> None:
         """Count a pick here."""
         self.flights[flight.pick.id] = flight
-        adapter = flight.pick.request.adapter
+        adapter = flight.adapter
         if adapter is not None:
             self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
             self.residency.start(adapter, now=now)
@@ -94,7 +138,7 @@ class Tracked:
     def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
         """Count a pick no longer; `has_run` is False if the engine cannot have worked on it."""
         del self.flights[flight.pick.id]
-        adapter = flight.pick.request.adapter
+        adapter = flight.adapter
         if adapter is not None:
             left = self.adapters[adapter] - 1
             if left:
@@ -130,12 +174,14 @@ class Tracked:
             pending[adapter] = pending.get(adapter, 0) + count
         return pending
 
-    def make_view(self, now: float, settings: PoolSettings) -> EndpointView:
+    def make_view(self, now: float, settings: PoolSettings, outliers: Outliers) -> EndpointView:
         """The endpoint as it is at `now`; kept in `view` until something changes or expires."""
         report, at_s = self.report, self.reported_at_s
-        expires_s = float("inf") if at_s is None else at_s + settings.report_expiry_s
+        expires_s = inf if at_s is None else at_s + settings.report_expiry_s
         is_known = at_s is not None and now <= expires_s
-        self.view_expires_s = expires_s if is_known else float("inf")
+        address = self.endpoint.address
+        ends_s = outliers.until_s(address)
+        self.view_expires_s = min(expires_s if is_known else inf, ends_s if now <= ends_s else inf)
         if report is None or not is_known:
             report = LoadReport(max_loras=report.max_loras if report else None)
         pending, num_pending = self.adapters, len(self.flights)
@@ -144,8 +190,8 @@ class Tracked:
         residency, endpoint = self.residency, self.endpoint
         self.count_loads()
         self.view = EndpointView(
-            address=endpoint.address,
-            name=endpoint.name or endpoint.address,
+            address=address,
+            name=endpoint.name or address,
             is_ready=endpoint.is_ready,
             is_known=is_known,
             reported_at_s=at_s,
@@ -161,7 +207,9 @@ class Tracked:
             kv_usage_ratio=report.kv_usage_ratio or 0.0,
             max_loras=report.max_loras or settings.max_loras,
             num_adapter_loads=self.num_loads,
-            is_new=self.is_new,
+            is_owing=self.is_owing(is_known),
+            is_unreachable=self.is_unreachable,
+            is_ejected=outliers.is_ejected(address, now=now),
         )
         return self.view
 

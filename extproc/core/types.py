@@ -144,7 +144,11 @@ class EndpointView(Struct, frozen=True):
         max_loras: Adapter slots on the GPU; None where unknown.
         num_adapter_loads: Adapters that came into a GPU slot since the endpoint is known, as far
             as residency shows.
-        is_new: Nobody has heard of it yet, nor tried in vain.
+        is_owing: Has come or restarted of late and not told its models yet; it may serve what
+            nobody else has.
+        is_unreachable: The last call of our own found nobody there.
+        is_ejected: Fails where others do not, or is on trial after that with as many requests as
+            it may have: gets nothing where others can take it.
     """
 
     address: str
@@ -164,7 +168,9 @@ class EndpointView(Struct, frozen=True):
     kv_usage_ratio: float = 0.0
     max_loras: int | None = None
     num_adapter_loads: int = 0
-    is_new: bool = False
+    is_owing: bool = False
+    is_unreachable: bool = False
+    is_ejected: bool = False
 
     @property
     def num_active_adapters(self) -> int:

@@ -92,12 +92,21 @@ def _spill(adapter: str, chosen: EndpointView, others: Sequence[EndpointView]) -
 
 
 def _further(pick: Pick, chosen: EndpointView) -> str:
-    state = "" if chosen.is_known else "; no pod that could take it has a fresh load report"
+    state = _state(chosen)
     if len(pick.endpoints) == 1:
         return state
     names = {view.address: _name(view) for view in pick.candidates}
     rest = ", ".join(names.get(address, address) for address in pick.endpoints[1:])
     return f"{state}; then {rest}"
+
+
+def _state(chosen: EndpointView) -> str:
+    """Why one with a flaw was chosen: no other was better."""
+    if chosen.is_unreachable:
+        return "; no pod that could take it can be reached"
+    if chosen.is_ejected:
+        return "; every pod that could take it is ejected"
+    return "" if chosen.is_known else "; no pod that could take it has a fresh load report"
 
 
 def _where(view: EndpointView, adapter: str) -> str:

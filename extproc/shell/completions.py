@@ -31,6 +31,7 @@ from extproc.core.bounds import (
     between,
     whole,
 )
+from extproc.core.outliers import Verdict
 from extproc.core.types import Outcome
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 
@@ -65,6 +66,17 @@ _FAILURE_FLAGS = (
     "no_cluster_found",
     "dns_resolution_failure",
 )
+# Those among them that are the endpoint's doing, or its host's. A full circuit breaker, no host to
+# choose, an idle or overlong stream (the client chose its length): not these.
+_ENDPOINTS_FLAGS = (
+    "upstream_request_timeout",
+    "upstream_protocol_error",
+    "upstream_remote_reset",
+    "upstream_connection_failure",
+    "upstream_connection_termination",
+)
+_UNREACHABLE_FLAGS = _ENDPOINTS_FLAGS[2:]
+_NOT_IMPLEMENTED = 501  # vLLM's answer to what its model cannot do: the client's mistake
 _CLIENT_LEFT_FLAGS = ("downstream_connection_termination", "downstream_remote_reset")
 _CLIENT_LEFT_STATUSES = (0, 499)
 
@@ -89,6 +101,7 @@ class Completion(NamedTuple):
         orca: The load report in the response's header, unread; "" where there is none.
         first_body_byte_s: As `first_byte_s`, to the first byte of the answer's body; None if none
             came. Where Envoy is not configured to tell, the same as `first_byte_s`.
+        verdict: What it says of the endpoint of the last attempt.
     """
 
     pick_id: str
@@ -103,6 +116,7 @@ class Completion(NamedTuple):
     lag_s: float
     orca: str
     first_body_byte_s: float | None
+    verdict: Verdict = Verdict.NONE
 
 
 class CompletionService:
@@ -207,20 +221,44 @@ def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
     start = common.start_time
     ended_wall_s = start.seconds + start.nanos * 1e-9 + (duration_s or 0.0)
     first_byte_s = _seconds(common, "time_to_first_upstream_rx_byte")
+    outcome = _outcome(common, status)
+    is_from_endpoint = response.response_code_details == "via_upstream"
     return Completion(
         pick_id=_pick_id(common),
         request_id=entry.request.request_id[:MAX_REQUEST_ID_CHARS],
         address=_address(common.upstream_remote_address.socket_address),
         status=status,
-        outcome=_outcome(common, status),
-        is_from_endpoint=response.response_code_details == "via_upstream",
+        outcome=outcome,
+        is_from_endpoint=is_from_endpoint,
         first_byte_s=first_byte_s,
         duration_s=duration_s,
         attempts=whole(common.upstream_request_attempt_count, MAX_ATTEMPTS),
         lag_s=between(now_wall_s - ended_wall_s, MAX_LAG_S),
         orca=response.response_headers.get(ORCA_HEADER, ""),
         first_body_byte_s=_first_body_byte_s(common, first_byte_s),
+        verdict=_verdict(
+            common,
+            outcome,
+            status if is_from_endpoint else None,
+            has_answered=first_byte_s is not None,
+        ),
     )
+
+
+def _verdict(common: Any, outcome: Outcome, status: int | None, *, has_answered: bool) -> Verdict:
+    """What an entry says of the endpoint; `status` is the endpoint's own, None without one."""
+    if outcome is Outcome.CANCELLED:
+        return Verdict.NONE
+    flags = common.response_flags
+    if not has_answered and any(getattr(flags, name) for name in _UNREACHABLE_FLAGS):
+        return Verdict.UNREACHABLE
+    if any(getattr(flags, name) for name in _ENDPOINTS_FLAGS):
+        return Verdict.FAILED
+    if status is None or status == _NOT_IMPLEMENTED:
+        return Verdict.NONE
+    if status >= 500:
+        return Verdict.FAILED
+    return Verdict.SERVED if outcome is Outcome.COMPLETED and status < 400 else Verdict.NONE
 
 
 def _first_body_byte_s(common: Any, first_byte_s: float | None) -> float | None:

@@ -21,8 +21,6 @@ from pathlib import Path
 
 from aiohttp import web
 
-from extproc.core.seldom import Seldom
-
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25
@@ -75,7 +73,6 @@ class LivePage:
         self._producer: asyncio.Task[None] | None = None
         self._writing: set[asyncio.Transport] = set()
         self._is_closing = False
-        self._lines = Seldom()
         self._files = {path: (_FOLDER / name).read_bytes() for path, (name, _) in _FILES.items()}
         self.num_viewers = 0
 
@@ -153,9 +150,7 @@ class LivePage:
                 await asyncio.sleep(max(self._interval_s, took_s / MAX_SHARE))
         except Exception:
             # Each page that is open asks again every `RETRY_MS`.
-            num_held_back = self._lines.admit(now=self._clock())
-            if num_held_back is not None:
-                log.exception("the live page's feed has failed (%d more times)", num_held_back)
+            log.exception("the live page's feed has failed")
         finally:
             self._frame = b""  # who waits now is sent away
             self._tell()

@@ -13,6 +13,7 @@ other; so the rules are here, and what is asked is theirs. `podcheck` takes the 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ import aiohttp
 from yarl import URL
 
 from extproc.core.errors import ExtprocError
-from extproc.core.seldom import Seldom
 from extproc.core.types import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 # Answers for how many seconds to rest at least; 0 where the interval alone counts.
 Visit = Callable[[], Awaitable[float]]
 Begin = Callable[[aiohttp.ClientSession, Endpoint], Visit]
-OnFailure = Callable[[str, str, float], None]
+OnFailure = Callable[[str, str, bool], None]
 
 # A burst of pokes (every answer 404 is one) must not become a burst of visits.
 _MIN_REST_S = 0.05
@@ -48,6 +48,10 @@ class TooLargeError(ResponseError):
     """A server's answer is longer than the limit; the rest was not read."""
 
 
+# What the host, or the way to it, says of a port that nobody listens on. A timeout says nothing: it
+# may be we who were stopped for as long.
+_NOBODY_THERE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
+
 # How a visit may fail without anything being wrong with us. OSError: timeouts too.
 FAILURES = (aiohttp.ClientError, OSError, ExtprocError)
 
@@ -60,7 +64,6 @@ class EndpointLoops:
         begin: Begin,
         *,
         on_failure: OnFailure,
-        clock: Callable[[], float],
         rng: Random,
         interval_s: float,
         timeout_s: float,
@@ -73,8 +76,8 @@ class EndpointLoops:
         Args:
             begin: Called once for each loop; what it answers is called for each visit, and keeps
                 what the visits of one endpoint have to remember.
-            on_failure: Called with the address, what went wrong and the seconds it took.
-            clock: Monotonic seconds.
+            on_failure: Called with the address, what went wrong and whether it was that nobody is
+                there (`is_unreachable`).
             rng: For phases and backoff.
             interval_s: From the start of one visit to the start of the next.
             timeout_s: Longest visit.
@@ -84,7 +87,6 @@ class EndpointLoops:
         """
         self._begin = begin
         self._on_failure = on_failure
-        self._clock = clock
         self._rng = rng
         self._interval_s = interval_s
         self._timeout_s = timeout_s
@@ -94,7 +96,6 @@ class EndpointLoops:
         self._session: aiohttp.ClientSession | None = None  # opened within the event loop
         self._loops: dict[str, _Loop] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._lines = Seldom()
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Visit exactly these from now on. Call within the event loop.
@@ -109,10 +110,23 @@ class EndpointLoops:
             if address not in self._loops:
                 self._loops[address] = self._start(endpoint)
 
-    def poke(self, address: str) -> None:
-        """Visit this endpoint soon instead of at its time. Unknown addresses are ignored."""
-        if address in self._loops:
-            self._loops[address].wake.set()
+    def poke(self, address: str, *, min_interval_s: float = 0.0) -> None:
+        """Visit this endpoint soon instead of at its time. Unknown addresses are ignored.
+
+        The visit begins after this call. With `min_interval_s` such pokes cause one visit in as
+        long; all that come in between are one.
+        """
+        visits = self._loops.get(address)
+        if visits is None:
+            return
+        if not min_interval_s:
+            visits.wake.set()
+            return
+        loop = asyncio.get_running_loop()
+        wait_s = max(0.0, visits.next_poke_s - loop.time())
+        if wait_s <= min_interval_s:  # else one is to come already
+            loop.call_later(wait_s, visits.wake.set)
+            visits.next_poke_s = loop.time() + wait_s + min_interval_s
 
     async def aclose(self) -> None:
         """End all loops and connections. No callback is called after this."""
@@ -143,7 +157,7 @@ class EndpointLoops:
         try:
             visit = self._begin(session, endpoint)
         except ValueError as error:  # a URL that is none
-            self._tell(endpoint.address, describe(error), 0.0)
+            self._tell(endpoint.address, describe(error), is_unreachable=False)
             return
         await self._try(endpoint.address, visit)
         await _rest(wake, self._rng.uniform(0, self._interval_s))
@@ -161,29 +175,24 @@ class EndpointLoops:
 
     async def _try(self, address: str, visit: Visit) -> float | None:
         """Make one visit; answer its wish for a rest, None if it failed."""
-        began_s = self._clock()
+        is_unreachable = False
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await visit()
         except FAILURES as error:
             message = describe(error)
+            is_unreachable = isinstance(error, OSError) and error.errno in _NOBODY_THERE
         except Exception as error:
-            self._broke(f"visit of {address} broke")
+            logger.exception("visit of %s broke", address)
             message = repr(error)
-        self._tell(address, message, self._clock() - began_s)
+        self._tell(address, message, is_unreachable=is_unreachable)
         return None
 
-    def _tell(self, address: str, message: str, took_s: float) -> None:
+    def _tell(self, address: str, message: str, *, is_unreachable: bool) -> None:
         try:
-            self._on_failure(address, message, took_s)
+            self._on_failure(address, message, is_unreachable)
         except Exception:
-            self._broke(f"failure of {address} could not be told")
-
-    def _broke(self, what: str) -> None:
-        """Log a bug of ours, once in a while: it may come with every visit."""
-        num_held_back = self._lines.admit(now=self._clock())
-        if num_held_back is not None:
-            logger.exception("%s (%d more since the last such line)", what, num_held_back)
+            logger.exception("failure of %s could not be told", address)
 
     def _backoff_s(self, num_failures: int) -> float:
         return choose_backoff_s(
@@ -206,11 +215,12 @@ def choose_backoff_s(
     return min(backoff_s, max_backoff_s) * rng.uniform(0.5, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Loop:
     url: str
     wake: asyncio.Event
     task: asyncio.Task[None]
+    next_poke_s: float = 0.0
 
 
 async def _rest(wake: asyncio.Event, rest_s: float) -> None:

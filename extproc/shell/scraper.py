@@ -70,7 +70,7 @@ class Scraper:
             profile: What the engine calls its metrics.
             on_report: Called with address, report, when the response had arrived and how many
                 seconds the scrape took.
-            on_failure: Called with address, what went wrong and how many seconds it took.
+            on_failure: Called with address, what went wrong and whether nobody is there.
             clock: Monotonic seconds.
             rng: For phases and backoff.
             interval_s: From the start of one scrape to the start of the next; pages over 250 KB
@@ -89,7 +89,6 @@ class Scraper:
         self._loops = EndpointLoops(
             self._begin,
             on_failure=on_failure,
-            clock=clock,
             rng=rng,
             interval_s=interval_s,
             timeout_s=timeout_s,

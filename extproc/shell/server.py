@@ -17,7 +17,6 @@ from typing import Protocol
 
 from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
-from extproc.core.seldom import Seldom
 from extproc.core.stream import Stream
 from extproc.shell.codec import Codec
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
@@ -57,20 +56,16 @@ class ExternalProcessor:
     is_open: Callable[[], bool] = lambda: True
     num_open: int = 0
     num_broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
-    _lines: dict[str, Seldom] = field(default_factory=lambda: {each: Seldom() for each in _CAUSES})
 
     def methods(self) -> list[Method]:
         """What a transport serves."""
         return [Method(f"/{SERVICE}/Process", self._open)]
 
     def broke(self, cause: str, message: str, *, with_traceback: bool = False) -> None:
-        """Count an error, and log it once in a while: it may come with each request."""
+        """Count an error, and log it; `shell.logs` sees that no peer can fill the log with it."""
         self.num_broken[cause] += 1
-        num_held_back = self._lines[cause].admit(now=self.clock())
-        if num_held_back is not None:
-            level = logging.ERROR if with_traceback else logging.WARNING
-            text = "%s (%d more since the last such line)"
-            log.log(level, text, message, num_held_back, exc_info=with_traceback)
+        level = logging.ERROR if with_traceback else logging.WARNING
+        log.log(level, "%s", message, exc_info=with_traceback)
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         if not self.is_open():

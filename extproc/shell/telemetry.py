@@ -335,6 +335,8 @@ def _affinity(pick: Pick, adapter: str) -> str:
 _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
     ("endpoint_ready", "May get new requests", lambda view: view.is_ready),
     ("endpoint_known", "Has a load report that has not expired", lambda view: view.is_known),
+    ("endpoint_unreachable", "Nobody is there for our calls", lambda view: view.is_unreachable),
+    ("endpoint_ejected", "Fails, and gets no requests", lambda view: view.is_ejected),
     ("endpoint_in_flight", "Unfinished requests that we sent", lambda view: view.num_in_flight),
     ("endpoint_pending", "Unfinished requests, others' included", lambda view: view.num_pending),
     (

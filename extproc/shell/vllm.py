@@ -17,12 +17,15 @@ import msgspec
 from yarl import URL
 
 from extproc.core.bounds import MAX_TOKENS, MAX_WALL_S, whole
-from extproc.core.errors import ExtprocError, RequestError
-from extproc.core.openai import MAX_MODEL_BYTES, check_model
+from extproc.core.errors import ExtprocError
+from extproc.core.openai import is_model_name
 from extproc.core.types import Endpoint, ModelCard
 from extproc.shell.loops import EndpointLoops, OnFailure, Visit, base_url, get
 
-OnModels = Callable[[str, tuple[ModelCard, ...], float], None]
+OnModels = Callable[[str, tuple[ModelCard, ...], float, float], None]
+
+LOOK_INTERVAL_S = 1.0
+"""At most one look in as long at a server that answered 404, however many clients provoke that."""
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 """Longest list that is read; 10,000 adapters with long paths are 3 MB."""
@@ -61,7 +64,7 @@ _decoder = msgspec.json.Decoder(_Answer)
 def decode_models(body: bytes) -> tuple[ModelCard, ...]:
     """Read the body of `/v1/models`, in its order.
 
-    Entries whose `id` no request can name (`check_model`) are left out. Numbers are brought into
+    Entries whose `id` no request can name (`is_model_name`) are left out. Numbers are brought into
     the bounds of `core.bounds`, texts cut to `MAX_TEXT_CHARS`.
 
     Raises:
@@ -75,17 +78,7 @@ def decode_models(body: bytes) -> tuple[ModelCard, ...]:
         raise ModelsError(f"no list of models: {error}") from None
     if len(answer.data) > MAX_MODELS:
         raise ModelsError(f"{len(answer.data)} models, more than {MAX_MODELS}")
-    return tuple(_card(entry) for entry in answer.data if _is_name(entry.id))
-
-
-def _is_name(model: str) -> bool:
-    if model.isascii() and model.isprintable():  # thousands are read once a second
-        return 0 < len(model) <= MAX_MODEL_BYTES
-    try:
-        check_model(model)
-    except RequestError:
-        return False
-    return True
+    return tuple(_card(entry) for entry in answer.data if is_model_name(entry.id))
 
 
 def _card(entry: _Entry) -> ModelCard:
@@ -133,8 +126,9 @@ class ModelsPoller:
         """Make it; nothing is asked before `set_endpoints`.
 
         Args:
-            on_models: Called with address, models and when the answer had arrived.
-            on_failure: Called with address, what went wrong and how many seconds it took.
+            on_models: Called with address, models, when the answer had arrived and how many seconds
+                it took.
+            on_failure: Called with address, what went wrong and whether nobody is there.
             clock: Monotonic seconds.
             rng: For phases and backoff.
             interval_s: From the start of one poll to the start of the next.
@@ -148,7 +142,6 @@ class ModelsPoller:
         self._loops = EndpointLoops(
             self._begin,
             on_failure=on_failure,
-            clock=clock,
             rng=rng,
             interval_s=interval_s,
             timeout_s=timeout_s,
@@ -162,8 +155,12 @@ class ModelsPoller:
         self._loops.set_endpoints(endpoints)
 
     def poke(self, address: str) -> None:
-        """Poll this endpoint soon: it restarted, or answered 404 for a model that it had."""
+        """Poll this endpoint soon: it has restarted."""
         self._loops.poke(address)
+
+    def look(self, address: str) -> None:
+        """Poll this endpoint soon: it answered 404. At most once in `LOOK_INTERVAL_S`."""
+        self._loops.poke(address, min_interval_s=LOOK_INTERVAL_S)
 
     async def aclose(self) -> None:
         """End all polls. No callback is called after this."""
@@ -171,8 +168,10 @@ class ModelsPoller:
 
     def _begin(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
         async def poll() -> float:
+            asked_at_s = self._clock()
             cards = await fetch_models(session, base_url(endpoint))
-            self._on_models(endpoint.address, cards, self._clock())
+            now = self._clock()
+            self._on_models(endpoint.address, cards, now, now - asked_at_s)
             return 0.0
 
         return poll

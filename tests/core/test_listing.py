@@ -38,7 +38,7 @@ def test_a_change_of_any_kind_shows_at_once() -> None:
         made.record_models(address(number), cards("a", "b", "c"), now=1.0)
     seen.append(names(listing.body(made.registry)))
     for number in (1, 2):
-        made.unregister(address(number), "a")
+        made.record_models(address(number), cards("b", "c"), now=2.0)
     seen.append(names(listing.body(made.registry)))
     made.set_endpoints([])
     seen.append(names(listing.body(made.registry)))

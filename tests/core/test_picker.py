@@ -86,9 +86,16 @@ def allowed(snapshot: Snapshot, request: RequestInfo) -> list[EndpointView]:
 def test_only_ready_registered_allowed_endpoints_are_picked_and_known_ones_first(
     snapshot: Snapshot, request: RequestInfo, policy: Policy, num_fallbacks: int, seed: int
 ) -> None:
-    """The candidates and the fallbacks, too; an unknown endpoint only where no known one is."""
-    may = allowed(snapshot, request)
-    best = [view for view in may if view.is_known] or may
+    """The candidates and the fallbacks, too.
+
+    One that cannot be reached only where all are like that; of the rest, one that is ejected only
+    where all are; of those, one that is unknown only where no known one is.
+    """
+    best = may = allowed(snapshot, request)
+    best = [view for view in best if not view.is_unreachable] or best
+    best = [view for view in best if not view.is_ejected] or best
+    best = [view for view in best if view.is_known] or best
+    assert bool(best) is bool(may)
 
     result = picker(policy, seed=seed, num_fallbacks=num_fallbacks).pick(snapshot, request)
 

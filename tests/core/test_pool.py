@@ -18,9 +18,10 @@ from hypothesis.stateful import (
     rule,
 )
 
+from extproc.core.outliers import Cause, OutlierSettings, Verdict
 from extproc.core.pool import InFlight, Pool, PoolSettings
-from extproc.core.tracked import RESTART_TOLERANCE_S
-from extproc.core.types import Endpoint, EndpointView, LoadReport, Pick
+from extproc.core.tracked import MAX_SILENCES, RESTART_TOLERANCE_S
+from extproc.core.types import Endpoint, EndpointView, LoadReport, ModelCard, Pick
 from tests.builders import (
     BASE,
     adapter_card,
@@ -107,7 +108,6 @@ def test_what_is_told_of_a_strange_endpoint_is_ignored() -> None:
     made.record_orca(strange, (0.5, 1))
 
     assert made.record_report(strange, report(), taken_at_s=0.0) is False
-    assert made.unregister(strange, "x") is False
     assert made.reconcile(strange, now=0.0, grace_s=0.0) == []
     assert made.models() == []
     with pytest.raises(KeyError):
@@ -218,6 +218,8 @@ def test_models_are_registered_where_they_are_listed_and_known_to_the_pool() -> 
     first, second = made.snapshot(now=0.0).endpoints
     assert first.registered == frozenset({BASE, "a"})
     assert second.registered == frozenset({BASE, "b"})
+    assert (first.has_registered("b"), second.has_registered("b")) == (False, True)
+    assert not view(pool()).has_registered("b")  # never asked
     assert sorted(card.id for card in made.models()) == ["a", "b", BASE]
     assert made.model("b") == adapter_card("b")
     assert made.model("nope") is None
@@ -273,17 +275,167 @@ def test_names_that_vanish_are_an_unload_where_the_start_time_is_the_same() -> N
     assert view(made).registered == frozenset({BASE, "b"})
 
 
-def test_a_name_that_was_answered_404_is_not_registered_there_any_more() -> None:
-    made = pool(1, 2)
+def test_a_pod_does_not_say_what_a_name_is_for_the_others() -> None:
+    """One that lists everybody's adapter as a base model is alone with it."""
+    for liar in (1, 3):
+        made = pool(1, 2, 3)
+        for number in (1, 2, 3):
+            lie = ModelCard("a", root="/mine", owned_by="me")
+            made.record_models(address(number), [lie] if number == liar else cards("a"), now=0.0)
+
+        assert made.model("a") == adapter_card("a")
+
+
+@pytest.mark.parametrize(("numbers", "is_adapter"), [((1,), False), ((1, 2), True)])
+def test_where_as_many_say_so_a_name_is_an_adapter(
+    numbers: tuple[int, ...], is_adapter: bool
+) -> None:
+    made = pool(*numbers)
+    made.record_models(address(1), [ModelCard("a")], now=0.0)
+    made.record_models(address(2), cards("a"), now=0.0)
+
+    card = made.model("a")
+    assert card is not None
+    assert (card.parent is not None) is is_adapter
+
+
+def test_when_those_of_one_mind_leave_the_others_are_believed() -> None:
+    made = pool(1, 2, 3)
     for number in (1, 2):
         made.record_models(address(number), cards("a"), now=0.0)
+    made.record_models(address(3), [ModelCard("a")], now=0.0)
+    made.record_models(address(1), cards(), now=1.0)
+    made.set_endpoints([endpoint(3)])
 
-    assert made.unregister(address(1), "a") is True
-    assert made.unregister(address(1), "a") is False
-    first, second = made.snapshot(now=0.0).endpoints
-    assert (first.has_registered("a"), second.has_registered("a")) == (False, True)
-    assert made.model("a") is not None
-    assert pool().unregister(address(1), "a") is False  # never asked
+    assert made.model("a") == ModelCard("a")
+
+
+@pytest.mark.parametrize(("said_to_be", "counted"), [("a", 0), (None, 1)])
+def test_what_a_request_counts_as_on_an_endpoint_is_by_its_own_list(
+    said_to_be: str | None, counted: int
+) -> None:
+    """The others say otherwise, and that may change while the request runs."""
+    made = pool()
+    own = [ModelCard("a")] if said_to_be else cards("a")
+    made.record_models(address(1), own, now=0.0)
+    made.start(pick("x", info=request(said_to_be, model="a")), now=0.0)
+    assert (view(made).num_pending, view(made).pending("a")) == (1, counted)
+
+    made.record_models(address(1), cards("a") if said_to_be else [ModelCard("a")], now=1.0)
+    made.finish("x", now=2.0)
+    assert (view(made).num_pending, view(made).pending("a")) == (0, 0)
+
+
+# --- who is there, and who fails -------------------------------------------------------------
+
+
+def refuses(pool: Pool, number: int = 1, *, now: float = 0.0) -> None:
+    """A request there finds no connection."""
+    pool.start(pick("refused", number), now=now)
+    pool.finish("refused", now=now, has_run=False, verdict=Verdict.UNREACHABLE)
+
+
+def test_that_nobody_is_there_outlives_the_reports_until_a_call_is_answered() -> None:
+    for answer in ("report", "models"):
+        made = pool()
+        made.record_report(address(1), report(), taken_at_s=0.0)
+        made.record_unreachable(address(1))
+        made.record_unreachable(address(9))
+        assert view(made, now=0.5).is_unreachable
+        assert view(made, now=3600.0).is_unreachable
+        if answer == "report":
+            made.record_report(address(1), report(), taken_at_s=3601.0)
+        else:
+            made.record_models(address(1), cards(), now=3601.0)
+        assert not view(made, now=3601.0).is_unreachable
+
+
+def test_an_endpoint_that_refuses_is_ejected_until_it_answers_a_call_of_ours_made_since() -> None:
+    made = pool(1, 2)
+    refuses(made, now=1.0)
+
+    def ejected(now: float) -> bool:
+        return made.snapshot(now=now).endpoints[0].is_ejected
+
+    made.record_models(address(1), cards(), now=1.2, asked_at_s=0.9)  # may be from before
+    assert ejected(1.2)
+    made.record_report(address(1), report(), taken_at_s=1.4, asked_at_s=1.3)
+    assert not ejected(1.4)
+
+
+def test_an_ejection_ends_in_the_snapshot_when_its_time_is_over() -> None:
+    made = pool(1, 2)
+    refuses(made)
+
+    seen = [made.snapshot(now=now).endpoints[0].is_ejected for now in (0.0, 5.0, 5.1)]
+    assert seen == [True, True, False]
+
+
+def test_a_new_process_is_tried_at_once_and_one_that_restarts_without_end_is_not() -> None:
+    made = pool(1, 2, 3)
+    made.record_report(address(1), report(process_start_wall_s=1.0), taken_at_s=0.0)
+
+    def is_tried_after_a_restart(at_s: float) -> bool:
+        for _ in range(5):
+            refuses(made, now=at_s)
+        start = report(process_start_wall_s=1000 + at_s)
+        made.record_report(address(1), start, taken_at_s=at_s + 1)
+        return not made.snapshot(now=at_s + 1.1).endpoints[0].is_ejected
+
+    assert is_tried_after_a_restart(20.0)
+    assert not is_tried_after_a_restart(24.0)
+    assert is_tried_after_a_restart(100.0)
+
+
+def test_what_is_there_again_after_it_was_gone_is_tried_at_once() -> None:
+    made = pool(1, 2)
+    for _ in range(5):
+        refuses(made)
+    made.record_unreachable(address(1))
+    made.record_report(address(1), report(), taken_at_s=3.0, asked_at_s=2.9)
+
+    assert not made.snapshot(now=3.1).endpoints[0].is_ejected
+    assert made.outliers.num_ejections[Cause.CONSECUTIVE_FAILURES] == 1
+
+
+def test_a_retry_says_that_the_endpoint_before_it_was_not_reached() -> None:
+    made = pool(1, 2, 3)
+    made.start(pick("x", endpoints=(address(1), address(2))), now=0.0)
+    made.finish("x", now=0.1, verdict=Verdict.SERVED, address=address(2), num_attempts=2)
+    made.start(pick("y", endpoints=(address(3), "gone:1")), now=0.0)
+    made.finish("y", now=0.1, verdict=Verdict.UNREACHABLE, num_attempts=2)
+
+    assert [each.is_ejected for each in made.snapshot(now=0.1).endpoints] == [True, False, False]
+
+
+def test_a_request_that_ends_after_its_endpoint_left_does_not_eject_the_one_that_came() -> None:
+    made = pool(1, 2)
+    start(made)
+    made.set_endpoints([endpoint(2)])
+    made.set_endpoints([endpoint(1), endpoint(2)])
+    made.finish("pick-1", now=1.0, verdict=Verdict.UNREACHABLE)
+
+    assert not any(each.is_ejected for each in made.snapshot(now=1.0).endpoints)
+
+
+def test_a_trial_ends_with_its_request_whatever_becomes_of_that() -> None:
+    made = pool(1, 2)
+    refuses(made)
+    for number in range(3):
+        start(made, f"trial-{number}", now=6.0)
+    assert made.snapshot(now=6.0).endpoints[0].is_ejected
+    made.move("trial-0", address(2), now=6.5)
+    made.expire(now=7.0, max_age_s=0.5)
+
+    assert not made.snapshot(now=7.0).endpoints[0].is_ejected
+
+
+def test_detection_follows_its_settings() -> None:
+    made = pool(1, 2)
+    refuses(made)
+    made.configure(PoolSettings(), OutlierSettings(is_on=False))
+
+    assert not made.snapshot(now=0.0).endpoints[0].is_ejected
 
 
 # --- accounting -----------------------------------------------------------------------------
@@ -581,12 +733,6 @@ class PoolMachine(RuleBasedStateMachine):
         if number in self.life:
             self.models[self.life[number]] = {BASE, *names}
 
-    @rule(number=numbers, name=st.sampled_from(ADAPTERS))
-    def unregister(self, number: int, name: str) -> None:
-        names = self.models.get(self.life.get(number, -1), set())
-        assert self.pool.unregister(address(number), name) is (name in names)
-        names.discard(name)
-
     @rule(number=numbers, grace_s=st.sampled_from((0.0, 1.0)))
     def reconcile(self, number: int, grace_s: float) -> None:
         lost = self.pool.reconcile(address(number), now=self.now, grace_s=grace_s)
@@ -666,15 +812,42 @@ def test_endpoints_are_values() -> None:
     assert endpoint(1) == Endpoint(address(1), f"http://{address(1)}")
 
 
-def test_an_endpoint_is_new_until_it_has_told_or_kept_silent() -> None:
-    made = pool()
-    made.set_endpoints([endpoint(1), endpoint(2)])
+def owing(pool: Pool, *, now: float = 0.0) -> list[bool]:
+    return [view.is_owing for view in pool.snapshot(now=now).endpoints]
+
+
+def test_an_endpoint_owes_its_models_until_it_has_told_them_or_kept_silent() -> None:
+    made = pool(1, 2)
     made.record_models(address(1), cards("a"), now=0.0)
 
-    assert [view.is_new for view in made.snapshot(now=0.0).endpoints] == [False, True]
+    assert owing(made) == [False, True]
+    made.record_silence(address(1))
     made.record_silence(address(2))
     made.record_silence(address(9))
-    assert [view.is_new for view in made.snapshot(now=0.0).endpoints] == [False, False]
+    assert owing(made) == [False, False]
+
+
+def test_one_that_answers_scrapes_alone_is_asked_a_few_times_and_then_owes_nothing() -> None:
+    made = pool()
+    made.record_report(address(1), report(), taken_at_s=0.0)
+    seen = []
+    for _ in range(MAX_SILENCES):
+        seen += owing(made)
+        made.record_silence(address(1))
+
+    assert (seen, owing(made)) == ([True] * MAX_SILENCES, [False])
+
+
+def test_one_that_restarts_without_end_owes_nothing() -> None:
+    made = pool()
+    seen = []
+    for at_s in (0.0, 10.0, 11.0, 12.0, 30.0):
+        made.record_models(address(1), cards(), now=at_s)
+        again = report(process_start_wall_s=100 + 2 * at_s)
+        made.record_report(address(1), again, taken_at_s=at_s)
+        seen += owing(made, now=at_s)
+
+    assert seen == [False, True, False, False, True]  # the first report is no restart
 
 
 # --- picks that another endpoint served ------------------------------------------------------

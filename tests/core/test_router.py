@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.admission import AdmissionSettings
+from extproc.core.outliers import Verdict
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
 from extproc.core.router import Router
-from extproc.core.types import Hints, Pick, Reason, Rejection, Wait
+from extproc.core.tracked import MAX_SILENCES
+from extproc.core.types import Hints, ModelCard, Pick, Reason, Rejection, Wait
 from tests.builders import BASE, adapter_card, address, cards, endpoint, report, request
 
 ASKED = request(None, model="a")  # as a stream asks: it does not know what is an adapter
@@ -85,6 +87,7 @@ def test_the_pool_says_what_is_an_adapter() -> None:
         ("one that is up has not told yet", 503, Reason.NO_ENDPOINTS),
         ("one that has not been asked has not told", 503, Reason.NO_ENDPOINTS),
         ("one that was asked and does not answer has not told", 404, Reason.MODEL_NOT_FOUND),
+        ("one that is up never tells", 404, Reason.MODEL_NOT_FOUND),
         ("one that drains has not told", 404, Reason.MODEL_NOT_FOUND),
         ("there are no endpoints", 503, Reason.NO_ENDPOINTS),
     ],
@@ -100,6 +103,8 @@ def test_an_unknown_model_is_not_found_only_when_it_is_sure(
     if "one that" in case:
         made.pool.set_endpoints(endpoints)
     if "does not answer" in case:
+        made.pool.record_silence(address(2))
+    for _ in range(MAX_SILENCES if "never" in case else 0):
         made.pool.record_silence(address(2))
     if "is up" in case or "drains" in case:
         made.pool.record_report(address(2), report(), taken_at_s=0.0)
@@ -145,6 +150,30 @@ def test_a_stored_response_follows_its_session() -> None:
     stored = request(None, model="", session="s")
 
     assert routed(made.route(stored, now=2.0)).address == home
+
+
+def test_a_pod_that_lists_an_adapter_as_a_base_model_does_not_spoil_it_for_the_others() -> None:
+    made = router(1, 2, 3)
+    made.pool.record_models(address(1), [ModelCard("a")], now=0.0)
+
+    picks = [routed(made.route(ASKED, now=1.0)) for _ in range(9)]
+
+    assert {pick.request.adapter for pick in picks} == {"a"}
+    assert {pick.reason for pick in picks} == {"affinity"}  # kept together, as the rule does
+
+
+def test_a_session_moves_on_when_its_endpoint_is_ejected_and_others_serve_the_model() -> None:
+    made = router(1, 2)
+    asked = request(None, model="a", session="s")
+    home = routed(made.route(asked, now=1.0))
+    made.pool.finish(home.id, now=1.0, verdict=Verdict.UNREACHABLE)
+
+    away = routed(made.route(asked, now=1.0))
+    assert away.address != home.address
+    stored = request(None, model="", session="s")
+    made.pool.finish(away.id, now=1.0)
+    made.pool.record_unreachable(away.address)
+    assert routed(made.route(stored, now=1.0)).address == away.address  # nobody else has it
 
 
 def test_models_are_those_of_the_pool() -> None:

@@ -14,7 +14,7 @@ from extproc.core.messages import BodyMode
 from extproc.core.rejections import model_not_found, no_endpoints, saturated
 from extproc.core.stream import State
 from extproc.core.types import Outcome, Reason, Rejection, Wait
-from tests.builders import adapter_card, base_card, body, cards, request_headers
+from tests.builders import adapter_card, base_card, body, request_headers
 from tests.core.dispatcher import PICK, Exchange, begin
 
 BODY = body()
@@ -784,14 +784,6 @@ def test_a_stream_is_answered_once_the_request_is_decided() -> None:
         seen.append(exchange.stream.is_answered)
 
     assert seen == [False, False, True]
-
-
-def test_models_of_several_endpoints_are_listed_once() -> None:
-    exchange = begin(cards=[*cards("a"), *cards("a")])
-    reply, _end = exchange.tell(request_headers("GET", "/v1/models"))
-
-    assert isinstance(reply, m.Reply)
-    assert len(json.loads(reply.body)["data"]) == 2
 
 
 # --- when memory is short -------------------------------------------------------------------

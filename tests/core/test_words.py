@@ -113,6 +113,19 @@ def test_fallbacks_and_unknown_load_are_told() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("flaw", "words"),
+    [
+        ("is_ejected", "every pod that could take it is ejected"),
+        ("is_unreachable", "no pod that could take it can be reached"),
+    ],
+)
+def test_that_no_better_pod_is_left_is_told(flaw: str, words: str) -> None:
+    candidates = view(1, {}, **{flaw: True}), view(2, {}, **{flaw: True})
+
+    assert said("random", "random", *candidates).endswith(f"; {words}.")
+
+
 def test_a_pick_without_its_candidates_still_names_the_pod_and_the_rule() -> None:
     assert said("p", "r") == "10.0.0.1:8000: chosen by p (r)."
 

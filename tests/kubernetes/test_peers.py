@@ -31,7 +31,7 @@ async def test_routers_are_counted_as_their_own_service_lists_them_ready(
         on_garbage=lambda: None,
         clock=time.monotonic,
         rng=random.Random(1),
-        observers=Observers(time.monotonic),
+        observers=Observers(),
     )
     task = asyncio.ensure_future(peering.run())
     async with Cluster(api_server, namespace) as cluster:

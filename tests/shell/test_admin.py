@@ -128,6 +128,8 @@ async def test_the_snapshot_is_json() -> None:
                 "name": "pod-1",
                 "is_ready": True,
                 "is_known": True,
+                "is_unreachable": False,
+                "is_ejected": False,
                 "report_age_s": 0.5,
                 "registered": ["a1", "base"],
                 "gpu_adapters": ["a1"],

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_LAG_S, MAX_STATUS
+from extproc.core.outliers import Verdict
 from extproc.core.types import Outcome
 from extproc.shell.completions import Completion, CompletionService
 from extproc.shell.rpc import Code
@@ -90,6 +91,7 @@ def test_an_entry_is_read_whole() -> None:
             lag_s=0.5,
             orca="TEXT x=1",
             first_body_byte_s=0.25,
+            verdict=Verdict.SERVED,
         )
     ]
 
@@ -156,6 +158,50 @@ def test_a_5xx_is_failed(status: int) -> None:
 )  # fmt: skip
 def test_a_response_that_breaks_off_after_its_headers_is_failed(flag: str) -> None:
     assert completion(status=200, flags=[flag]).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(200, "served"), (206, "served"), (302, "served"), (400, "none"), (404, "none"), (429, "none"),
+     (499, "none"), (0, "none"), (500, "failed"), (501, "none"), (503, "failed"), (504, "failed")],
+)  # fmt: skip
+def test_an_answer_of_the_endpoint_judges_it_unless_the_client_is_at_fault(
+    status: int, expected: str
+) -> None:
+    assert completion(status=status).verdict == expected
+    assert completion(status=status, details="ext_proc_error").verdict is Verdict.NONE
+
+
+@pytest.mark.parametrize(
+    ("flag", "before_any_byte", "after"),
+    [
+        ("upstream_connection_failure", "unreachable", "failed"),
+        ("upstream_remote_reset", "unreachable", "failed"),
+        ("upstream_connection_termination", "unreachable", "failed"),
+        ("upstream_request_timeout", "failed", "failed"),
+        ("upstream_protocol_error", "failed", "failed"),
+        ("upstream_overflow", "none", "none"),
+        ("no_healthy_upstream", "none", "none"),
+        ("stream_idle_timeout", "none", "none"),
+        ("upstream_max_stream_duration_reached", "none", "none"),
+        ("downstream_remote_reset", "none", "none"),
+        ("delay_injected", "none", "served"),
+    ],
+)
+def test_flags_say_whether_the_endpoint_failed_and_whether_it_was_reached(
+    flag: str, before_any_byte: str, after: str
+) -> None:
+    silent = entry(status=503, flags=[flag], details="upstream_reset")
+    silent.common_properties.ClearField("time_to_first_upstream_rx_byte")
+
+    assert completions(silent)[0].verdict == before_any_byte
+    assert completion(status=200, flags=[flag]).verdict == after
+
+
+def test_a_client_that_leaves_says_nothing_of_the_endpoint() -> None:
+    flags = ["downstream_connection_termination", "upstream_remote_reset"]
+
+    assert completion(flags=flags).verdict is Verdict.NONE
 
 
 @pytest.mark.parametrize("flag", ["downstream_connection_termination", "downstream_remote_reset"])

@@ -9,7 +9,7 @@ from random import Random
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import TestServer, unused_port
 from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
@@ -39,6 +39,7 @@ class Visits:
         self.begun: list[str] = []
         self.made: dict[str, int] = {}
         self.failures: list[tuple[str, str]] = []
+        self.unreachable: list[bool] = []
         self.changed = asyncio.Event()
         self.behave: dict[str, Callable[[], object]] = {}
         self.num_now = 0
@@ -63,8 +64,9 @@ class Visits:
 
         return visit
 
-    def on_failure(self, address: str, error: str, took_s: float) -> None:
+    def on_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         self.failures.append((address, error))
+        self.unreachable.append(is_unreachable)
         self.changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -81,7 +83,6 @@ async def running(
     loops = EndpointLoops(
         visits.begin,
         on_failure=visits.on_failure,
-        clock=asyncio.get_running_loop().time,
         rng=Random(1),
         interval_s=interval_s,
         timeout_s=timeout_s,
@@ -188,7 +189,7 @@ async def test_a_bug_in_a_visit_is_logged_and_told_and_ends_nothing(
 
 async def test_a_callback_that_breaks_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Deaf(Visits):
-        def on_failure(self, address: str, error: str, took_s: float) -> None:
+        def on_failure(self, address: str, error: str, is_unreachable: bool) -> None:
             raise RuntimeError("cannot listen")
 
     def fail() -> None:
@@ -216,6 +217,43 @@ async def test_a_poke_brings_one_visit_forward_and_a_burst_of_them_no_more_than_
         await asyncio.sleep(0.15)
 
         assert visits.made == {A.address: 2}
+
+
+async def test_limited_pokes_cause_one_visit_now_and_one_after_the_interval() -> None:
+    visits = Visits()
+    loop = asyncio.get_running_loop()
+    async with running(visits, interval_s=HOUR_S) as loops:
+        loops.set_endpoints([A])
+        await visits.until(lambda: visits.made.get(A.address, 0) == 1)
+        began_s = loop.time()
+        seen = []
+        while visits.made[A.address] < 4:
+            loops.poke(A.address, min_interval_s=0.3)
+            loops.poke("10.9.9.9:1", min_interval_s=0.3)
+            seen.append((visits.made[A.address], loop.time() - began_s))
+            await asyncio.sleep(0.001)
+
+    # However many pokes there were: the second visit that they cause is not before the interval.
+    assert min(at_s for num_made, at_s in seen if num_made == 3) >= 0.3
+
+
+async def test_that_nobody_is_there_is_told_and_a_timeout_is_not_that() -> None:
+    visits = Visits()
+    session = open_session()
+    port = unused_port()
+    nowhere = f"http://127.0.0.1:{port}/"
+
+    async def dial() -> None:
+        await get(session, URL(nowhere), max_bytes=1)
+
+    visits.behave[A.address] = dial
+    visits.behave[B.address] = lambda: asyncio.sleep(HOUR_S)
+    async with session, running(visits, timeout_s=0.2) as loops:
+        for endpoint, expected in ((A, True), (B, False)):
+            visits.unreachable.clear()
+            loops.set_endpoints([endpoint])
+            await visits.until(lambda: bool(visits.unreachable))
+            assert visits.unreachable[0] is expected
 
 
 async def test_a_poke_during_a_visit_is_not_lost() -> None:

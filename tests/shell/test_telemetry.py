@@ -200,9 +200,11 @@ def test_endpoint_gauges_say_what_the_snapshot_says() -> None:
 
 
 def test_what_is_not_known_of_an_endpoint_is_absent_and_not_0() -> None:
-    view = EndpointView("10.0.0.1:80", is_known=False, is_ready=False)
+    view = EndpointView("10.0.0.1:80", is_known=False, is_ready=False, is_ejected=True)
     metrics = telemetry(view)
 
+    assert sample(metrics, "endpoint_ejected", endpoint=view.address) == 1
+    assert sample(metrics, "endpoint_unreachable", endpoint=view.address) == 0
     assert sample(metrics, "endpoint_known", endpoint=view.address) == 0
     assert sample(metrics, "endpoint_ready", endpoint=view.address) == 0
     assert sample(metrics, "endpoint_in_flight", endpoint=view.address) == 0

@@ -155,6 +155,8 @@ const POD_COLUMNS = ["State", "In flight", "Running", "Waiting", "KV cache", "Ac
 let maxPods = NUM_PODS;
 
 function podState(pod) {
+  if (pod.is_unreachable) return ["✕ unreachable", "bad"];
+  if (pod.is_ejected) return ["✕ ejected: it fails", "bad"];
   if (!pod.is_known) return pod.age_s === null ? ["✕ never heard of", "bad"] : ["✕ no report", "bad"];
   return pod.is_ready ? ["✓ up", "good"] : ["◦ draining", "warn"];
 }
@@ -168,7 +170,7 @@ function showPods() {
     }
     table.tHead.append(row);
   }
-  const rank = (pod) => (pod.is_known && pod.is_ready ? 1 : 0);
+  const rank = (pod) => (podState(pod)[1] === "good" ? 1 : 0);
   const pods = [...frame.pods].sort((a, b) => rank(a) - rank(b)).slice(0, maxPods);
   setText($("num-pods"), String(frame.num_pods));
   table.tBodies[0].replaceChildren(...pods.map(podRow));

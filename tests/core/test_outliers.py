@@ -1,0 +1,438 @@
+"""Who is ejected, for how long, and how it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from extproc.core.outliers import (
+    MAX_NEWS,
+    NUM_TRIALS,
+    UNREACHABLE_S,
+    Cause,
+    Ejection,
+    Outliers,
+    OutlierSettings,
+    Verdict,
+    verdicts,
+)
+from tests.builders import pick
+
+SERVED, FAILED, UNREACHABLE, NONE = Verdict
+BASE_S, MAX_S = OutlierSettings().base_ejection_s, OutlierSettings().max_ejection_s
+
+
+def outliers(addresses: Iterable[str] = "abc", **fields: Any) -> Outliers:
+    made = Outliers(OutlierSettings(**fields))
+    made.set_endpoints(addresses)
+    return made
+
+
+def tell(made: Outliers, address: str, *verdicts: Verdict, now: float = 0.0) -> None:
+    """Requests there end so, one after the other."""
+    for verdict in verdicts:
+        trial = made.begin(address, now=now)
+        made.end(address, verdict, now=now, trial=trial)
+
+
+def ejected(made: Outliers, now: float, addresses: str = "abc") -> str:
+    return "".join(each for each in addresses if made.is_ejected(each, now=now))
+
+
+# --- what ejects ----------------------------------------------------------------------------
+
+
+def test_so_many_failures_in_a_row_eject() -> None:
+    made = outliers()
+    tell(made, "a", *[FAILED] * 4, SERVED, *[FAILED] * 4)
+    before = ejected(made, 0.0)
+    tell(made, "a", FAILED)
+
+    assert (before, ejected(made, 0.0)) == ("", "a")
+    assert made.take_news() == [Ejection("a", Cause.CONSECUTIVE_FAILURES, BASE_S)]
+    assert made.take_news() == []
+
+
+def test_what_says_nothing_neither_breaks_a_row_nor_makes_one() -> None:
+    made = outliers()
+    tell(made, "a", *[NONE] * 50)
+    tell(made, "a", *[FAILED, NONE] * 4)
+    before = ejected(made, 0.0)
+    tell(made, "a", FAILED)
+
+    assert (before, ejected(made, 0.0)) == ("", "a")
+
+
+def test_a_failure_rate_far_above_the_others_ejects() -> None:
+    made = outliers()
+    for other in "bc":
+        tell(made, other, *[SERVED] * 19, FAILED)
+    tell(made, "a", *[SERVED, FAILED] * 10)
+
+    assert ejected(made, 0.0) == "a"
+    assert made.num_ejections[Cause.FAILURE_RATE] == 1
+
+
+def test_a_failure_rate_is_judged_with_enough_requests_to_it_and_to_others() -> None:
+    few_of_its_own, none_of_others = outliers(), outliers()
+    tell(few_of_its_own, "b", *[SERVED] * 20)
+    tell(few_of_its_own, "a", *[SERVED, FAILED] * 9)
+    tell(none_of_others, "b", *[SERVED] * 19)
+    tell(none_of_others, "a", *[SERVED, FAILED] * 50)
+
+    assert (ejected(few_of_its_own, 0.0), ejected(none_of_others, 0.0)) == ("", "")
+
+
+def test_what_is_long_ago_says_nothing_of_a_failure_rate() -> None:
+    for later_s, expected in ((16.0, "a"), (31.0, ""), (500.0, "")):
+        made = outliers()
+        tell(made, "a", *[SERVED, FAILED] * 9)
+        tell(made, "b", *[SERVED] * 20, now=later_s)
+        tell(made, "a", SERVED, FAILED, now=later_s)
+
+        assert ejected(made, later_s) == expected
+
+
+def test_where_the_others_fail_alike_it_is_the_requests() -> None:
+    made = outliers()
+    for other in "bc":
+        tell(made, other, *[SERVED, *[FAILED] * 4] * 4)
+    tell(made, "a", *[FAILED] * 50)
+
+    assert ejected(made, 0.0) == ""
+
+
+def test_requests_that_fail_everywhere_eject_nobody() -> None:
+    made = outliers()
+    for number in range(300):
+        for address in "abc":
+            tell(made, address, SERVED if number < 10 else FAILED if number % 4 else SERVED)
+
+    assert ejected(made, 0.0) == ""
+
+
+def test_one_that_cannot_be_reached_is_ejected_at_once_and_shortly() -> None:
+    made = outliers()
+    tell(made, "a", UNREACHABLE, now=10.0)
+
+    assert ejected(made, 10.0 + UNREACHABLE_S) == "a"
+    assert ejected(made, 10.1 + UNREACHABLE_S) == ""
+    assert made.take_news() == [Ejection("a", Cause.UNREACHABLE, UNREACHABLE_S)]
+
+
+def test_an_answer_to_a_call_of_ours_made_since_ends_that() -> None:
+    made = outliers()
+    tell(made, "a", UNREACHABLE, now=10.0)
+    made.heard("a", asked_at_s=9.9)
+    made.heard("a", asked_at_s=10.0)
+    before = ejected(made, 10.0)
+    made.heard("a", asked_at_s=10.1)
+
+    assert (before, ejected(made, 10.2)) == ("a", "")
+
+
+def test_one_that_has_answered_a_call_of_ours_made_since_is_not_ejected() -> None:
+    """The news of the failure came late."""
+    made = outliers()
+    made.heard("a", asked_at_s=10.1)
+    made.end("a", UNREACHABLE, now=10.2, ended_s=10.0)
+    assert ejected(made, 10.2) == ""
+    made.end("a", UNREACHABLE, now=10.3, ended_s=10.2)
+    assert ejected(made, 10.3) == "a"
+
+
+def test_one_that_answers_us_and_resets_requests_is_ejected_all_the_same() -> None:
+    made = outliers()
+    for number in range(5):
+        tell(made, "a", UNREACHABLE, now=float(number))
+        made.heard("a", asked_at_s=number + 0.5)
+
+    assert ejected(made, 5.0) == "a"
+    assert made.num_ejections == {
+        Cause.UNREACHABLE: 4,
+        Cause.CONSECUTIVE_FAILURES: 1,
+        Cause.FAILURE_RATE: 0,
+        Cause.FAILED_TRIAL: 0,
+    }
+
+
+def test_failures_that_follow_make_a_short_ejection_a_full_one() -> None:
+    """As when all that ran on a pod ends with it."""
+    made = outliers()
+    trials = [made.begin("a", now=0.0) for _ in range(6)]
+    for trial in trials:
+        made.end("a", UNREACHABLE, now=0.0, trial=trial)
+
+    assert ejected(made, UNREACHABLE_S + 1) == "a"
+
+
+# --- how long, and how it comes back ---------------------------------------------------------
+
+
+def eject(made: Outliers, address: str, now: float) -> float:
+    """Have it fail; answer for how long it is ejected."""
+    tell(made, address, *[FAILED] * 5, now=now)
+    assert made.is_ejected(address, now=now)
+    return made.until_s(address) - now
+
+
+def pass_trial(made: Outliers, address: str, now: float) -> None:
+    assert not made.is_ejected(address, now=now)
+    tell(made, address, *[SERVED] * NUM_TRIALS, now=now)
+
+
+def test_ejections_grow_up_to_a_limit() -> None:
+    made, now, lengths = outliers(), 0.0, []
+    for _ in range(12):
+        lengths.append(eject(made, "a", now))
+        now = made.until_s("a") + 1.0
+        pass_trial(made, "a", now)
+
+    assert lengths == [min(BASE_S * count, MAX_S) for count in range(1, 13)]
+
+
+def test_health_makes_the_next_ejection_shorter() -> None:
+    made = outliers()
+    now = 0.0
+    for _ in range(3):
+        eject(made, "a", now)
+        now = made.until_s("a") + 1.0
+        pass_trial(made, "a", now)
+
+    assert eject(made, "a", now + 2 * BASE_S) == 2 * BASE_S  # the fourth, two taken off
+    pass_trial(made, "a", made.until_s("a") + 1.0)
+    assert eject(made, "a", now + 100 * BASE_S) == BASE_S
+
+
+def test_on_trial_it_gets_few_at_a_time_until_as_many_were_served() -> None:
+    made = outliers()
+    eject(made, "a", 0.0)
+    now = made.until_s("a") + 1.0
+    trials = [made.begin("a", now=now) for _ in range(NUM_TRIALS)]
+    full = made.is_ejected("a", now=now)
+    made.end("a", NONE, now=now, trial=trials[0])
+    free = made.is_ejected("a", now=now)
+    for trial in trials[1:]:
+        made.end("a", SERVED, now=now, trial=trial)
+    tell(made, "a", SERVED, now=now)
+    for _ in range(10):
+        made.begin("a", now=now)
+
+    assert (full, free, made.is_ejected("a", now=now)) == (True, False, False)
+
+
+def test_a_trial_that_fails_ejects_again_for_longer() -> None:
+    made = outliers()
+    eject(made, "a", 0.0)
+    now = made.until_s("a") + 1.0
+    trials = [made.begin("a", now=now) for _ in range(NUM_TRIALS)]
+    for trial in trials:
+        made.end("a", UNREACHABLE, now=now, trial=trial)
+
+    assert made.until_s("a") - now == 2 * BASE_S
+    assert made.num_ejections[Cause.FAILED_TRIAL] == 1
+    assert not made.is_ejected("a", now=made.until_s("a") + 1.0)  # no trial is left open
+
+
+def test_a_trial_goes_on_where_the_others_fail_alike() -> None:
+    made = outliers()
+    eject(made, "a", 0.0)
+    now = made.until_s("a") + 1.0
+    for other in "bc":
+        tell(made, other, *[SERVED, *[FAILED] * 4] * 4, now=now)
+    tell(made, "a", FAILED, now=now)
+
+    assert not made.is_ejected("a", now=now)
+    assert made.num_ejections[Cause.FAILED_TRIAL] == 0
+
+
+def test_what_was_sent_before_or_while_it_was_ejected_changes_nothing() -> None:
+    made = outliers()
+    early = made.begin("a", now=0.0)
+    eject(made, "a", 0.0)
+    until_s = made.until_s("a")
+    tell(made, "a", *[FAILED, SERVED] * 9, now=1.0)  # nobody else could take them
+    made.end("a", FAILED, now=until_s + 1.0, trial=early)
+
+    assert made.until_s("a") == until_s
+    assert not made.is_ejected("a", now=until_s + 1.0)
+
+
+def test_one_that_came_back_is_tried_at_once() -> None:
+    made = outliers()
+    eject(made, "a", 0.0)
+    made.came_back("a", now=2.0)
+    made.came_back("b", now=2.0)
+
+    assert ejected(made, 2.1) == ""
+    assert made.begin("a", now=2.1)
+    assert not made.begin("b", now=2.1)
+
+
+# --- how many -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "limit"), [(1, 0), (2, 1), (3, 1), (4, 2), (7, 3)])
+def test_no_more_than_the_share_is_ejected(size: int, limit: int) -> None:
+    addresses = "abcdefg"[:size]
+    made = outliers(addresses)
+    for address in addresses:
+        tell(made, address, UNREACHABLE)
+
+    assert len(ejected(made, 0.0, addresses)) == limit
+
+
+def test_when_the_pool_shrinks_those_return_that_would_return_first() -> None:
+    made = outliers("abcd")
+    eject(made, "a", 1.0)
+    eject(made, "b", 0.0)
+    made.set_endpoints("abc")
+
+    assert ejected(made, 1.0) == "a"
+
+
+def test_one_that_left_and_came_back_starts_from_nothing() -> None:
+    made = outliers()
+    eject(made, "a", 0.0)
+    made.set_endpoints("bc")
+    made.end("a", FAILED, now=0.0)
+    made.set_endpoints("abc")
+
+    assert ejected(made, 0.0) == ""
+    assert eject(made, "a", 1.0) == BASE_S
+
+
+def test_turned_off_it_ejects_nobody_and_readmits_who_was() -> None:
+    made = outliers()
+    eject(made, "a", 0.0)
+    made.configure(OutlierSettings(is_on=False))
+    tell(made, "b", *[FAILED] * 50)
+
+    assert ejected(made, 0.0) == ""
+
+
+def test_news_that_nobody_asks_for_are_bounded() -> None:
+    made = outliers()
+    for number in range(2 * MAX_NEWS):
+        tell(made, "a", SERVED, UNREACHABLE, now=float(number))
+        made.heard("a", asked_at_s=number + 0.5)
+
+    assert len(made.take_news()) == MAX_NEWS
+
+
+# --- what attempts say ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "address", "num_attempts", "expected"),
+    [
+        ("a", "", 0, {"a": SERVED}),
+        ("a", "a", 1, {"a": SERVED}),
+        ("a", "x", 1, {"x": SERVED}),
+        ("a", "a", 2, {"a": SERVED}),
+        ("ab", "b", 2, {"a": UNREACHABLE, "b": SERVED}),
+        ("ab", "", 2, {"a": UNREACHABLE, "b": SERVED}),
+        ("ab", "b", 1, {"b": SERVED}),
+        ("ab", "x", 3, {"a": UNREACHABLE, "b": UNREACHABLE, "x": SERVED}),
+    ],
+)
+def test_a_retry_says_that_the_attempt_before_it_was_not_reached(
+    endpoints: str, address: str, num_attempts: int, expected: dict[str, Verdict]
+) -> None:
+    made = pick(endpoints=tuple(endpoints))
+
+    assert verdicts(made, SERVED, address=address, num_attempts=num_attempts) == expected
+
+
+# --- in any order ---------------------------------------------------------------------------
+
+ADDRESSES = st.sampled_from("abcde")
+
+
+@given(
+    st.lists(st.tuples(ADDRESSES, st.sampled_from((SERVED, NONE)), st.floats(0, 1e4)), max_size=200)
+)
+def test_healthy_traffic_ejects_nobody(events: list[tuple[str, Verdict, float]]) -> None:
+    made = outliers("abcde")
+    for address, verdict, now in events:
+        tell(made, address, verdict, now=now)
+
+    assert not any(made.num_ejections.values())
+
+
+class OutlierMachine(RuleBasedStateMachine):
+    """Requests, our own calls, endpoints that come and go, and thresholds that change."""
+
+    @initialize(ratio=st.sampled_from((0.0, 0.3, 0.5, 1.0)))
+    def begin(self, ratio: float) -> None:
+        self.now = 0.0
+        self.addresses = "abcde"
+        self.settings = OutlierSettings(max_ejected_ratio=ratio)
+        self.made = Outliers(self.settings)
+        self.made.set_endpoints(self.addresses)
+        self.open: list[tuple[str, int]] = []
+
+    @rule(address=ADDRESSES, num=st.integers(1, 6))
+    def send(self, address: str, num: int) -> None:
+        if address in self.addresses:
+            self.open += [(address, self.made.begin(address, now=self.now)) for _ in range(num)]
+
+    @rule(verdict=st.sampled_from(Verdict), num=st.integers(1, 12), is_newest=st.booleans())
+    def end(self, verdict: Verdict, num: int, is_newest: bool) -> None:
+        for _ in range(min(num, len(self.open))):
+            address, trial = self.open.pop(-1 if is_newest else 0)
+            self.made.end(address, verdict, now=self.now, trial=trial)
+
+    @rule(seconds=st.sampled_from((0.5, 6.0, 31.0, 400.0)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(address=ADDRESSES, ago_s=st.sampled_from((0.0, 1.0)), is_back=st.booleans())
+    def hear(self, address: str, ago_s: float, is_back: bool) -> None:
+        if address in self.addresses:
+            self.made.heard(address, asked_at_s=self.now - ago_s)
+            if is_back:
+                self.made.came_back(address, now=self.now)
+
+    @rule(addresses=st.sets(ADDRESSES))
+    def set_endpoints(self, addresses: set[str]) -> None:
+        self.addresses = "".join(sorted(addresses))
+        self.made.set_endpoints(self.addresses)
+        self.open = [each for each in self.open if each[0] in addresses]
+
+    @rule(ratio=st.sampled_from((0.2, 0.5)), is_on=st.booleans())
+    def configure(self, ratio: float, is_on: bool) -> None:
+        self.settings = replace(self.settings, max_ejected_ratio=ratio, is_on=is_on)
+        self.made.configure(self.settings)
+
+    @invariant()
+    def no_more_than_the_share_is_ejected(self) -> None:
+        share = self.settings.max_ejected_ratio if self.settings.is_on else 0
+        num_ejected = len(ejected(self.made, self.now, self.addresses))
+        assert num_ejected <= share * len(self.addresses)
+
+    @invariant()
+    def every_ejection_has_an_end_and_not_too_late_a_one(self) -> None:
+        for address in self.addresses:
+            assert self.made.until_s(address) <= self.now + MAX_S
+
+    def teardown(self) -> None:
+        """Whoever is ejected returns, once what is on trial has ended."""
+        for address, trial in self.open:
+            self.made.end(address, NONE, now=self.now, trial=trial)
+        later = self.now + MAX_S + 1.0
+        assert ejected(self.made, later, self.addresses) == ""
+        for address in self.addresses:
+            for _ in range(NUM_TRIALS):
+                tell(self.made, address, SERVED, now=later)
+            assert not self.made.begin(address, now=later)
+
+
+OutlierMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestOutliersInAnyOrder = OutlierMachine.TestCase

@@ -1,0 +1,157 @@
+"""One bad pod among three, whatever it does: a few requests fail, and then none."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from extproc.bootstrap import Mode
+from extproc.core.outliers import NUM_TRIALS
+from extproc.sim.pod import PodConfig, RunningPod, build_app, start_pod
+from extproc.sim.profiles import INSTANT
+from tests.e2e.conftest import picker_config, pod_config, running_envoy
+from tests.e2e.harness import Answer, Client, PickerProcess, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+SLOW = replace(INSTANT, step_s=0.05)
+"""An engine that needs 50 ms for a token: what fails at once looks idle beside it."""
+NUM_CLIENTS = 8
+NUM_REQUESTS = 400
+
+
+@asynccontextmanager
+async def failing_pod(config: PodConfig, how: str) -> AsyncIterator[str]:
+    """A pod that answers scrapes and no request: `500` at once, or a connection that is reset."""
+
+    @web.middleware
+    async def fail(request: web.Request, handler: web.Handler) -> web.StreamResponse:  # type: ignore[name-defined]
+        if request.method != "POST":
+            answer: web.StreamResponse = await handler(request)
+            return answer
+        if how == "reset" and request.transport is not None:
+            request.transport.abort()
+        return web.json_response({"error": {"message": "broken"}}, status=500)
+
+    app = build_app(config)
+    app.middlewares.insert(0, fail)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        yield f"{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def good_pods(*numbers: int) -> AsyncIterator[list[RunningPod]]:
+    pods = [await start_pod(pod_config(number, profile=SLOW)) for number in numbers]
+    try:
+        yield pods
+    finally:
+        for pod in pods:
+            await pod.stop()
+
+
+def over(addresses: list[str], rule: str) -> PickerProcess:
+    static = [{"address": each} for each in addresses]
+    config = picker_config([], policy={"name": rule})
+    return PickerProcess({**config, "discovery": {"static": static}})
+
+
+async def ask(client: Client, num: int) -> list[Answer]:
+    """Clients that ask without pause, all that they were answered."""
+    answers: list[Answer] = []
+
+    async def go_on() -> None:
+        while len(answers) < num:
+            answers.append(await client.chat(["shared", "base"][len(answers) % 2]))
+
+    await asyncio.gather(*(go_on() for _ in range(NUM_CLIENTS)))
+    return answers
+
+
+def num_failed(answers: list[Answer]) -> int:
+    return sum(answer.status != 200 for answer in answers)
+
+
+async def shown(picker: PickerProcess, address: str, field: str) -> bool:
+    endpoints = (await picker.admin("/debug/snapshot"))["endpoints"]
+    return bool({each["address"]: each for each in endpoints}[address][field])
+
+
+@pytest.mark.parametrize("how", ["500", "reset"])
+@pytest.mark.parametrize("rule", ["founding", "least_pending"])
+async def test_a_pod_that_fails_at_once_attracts_no_traffic(
+    rule: str, how: str, http: aiohttp.ClientSession
+) -> None:
+    async with (
+        good_pods(0, 1) as pods,
+        failing_pod(pod_config(2, profile=SLOW), how) as bad,
+        over([*(pod.address for pod in pods), bad], rule) as picker,
+        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        answers = await ask(client, NUM_REQUESTS)
+        assert await picker.counter("extproc_ejections_total") >= 1
+        after = await ask(client, NUM_REQUESTS // 4)
+
+    # Without ejection a third to more than a half fail; what fails before is a matter of lag.
+    assert num_failed(answers) < NUM_REQUESTS // 5, Counter(each.status for each in answers)
+    # All that may fail is a trial, should the machine be so slow that there is one.
+    assert num_failed(after) <= NUM_TRIALS
+
+
+@pytest.mark.parametrize("rule", ["founding", "least_pending"])
+async def test_a_pod_that_refuses_connections_attracts_no_traffic(
+    rule: str, http: aiohttp.ClientSession
+) -> None:
+    async with (
+        good_pods(0, 1, 2) as pods,
+        over([pod.address for pod in pods], rule) as picker,
+        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        await ask(client, NUM_CLIENTS)
+        await pods[0].kill()
+        answers = await ask(client, NUM_REQUESTS)
+        await eventually(lambda: shown(picker, pods[0].address, "is_unreachable"))
+        after = await ask(client, NUM_REQUESTS // 4)
+
+    assert num_failed(answers) < NUM_REQUESTS // 10, Counter(each.status for each in answers)
+    assert num_failed(after) == 0
+
+
+async def test_a_picker_that_was_stopped_does_not_try_dead_pods_again(
+    http: aiohttp.ClientSession,
+) -> None:
+    """When it goes on, every report has expired, and requests have queued up."""
+    async with (
+        good_pods(0, 1, 2) as pods,
+        PickerProcess(picker_config(pods, scrape={"interval_s": 0.4, "expiry_s": 0.5})) as picker,
+        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        await pods[0].kill()
+        await eventually(lambda: is_unknown(picker, pods[0].address))
+        picker.send(signal.SIGSTOP)
+        asked = [asyncio.create_task(client.chat("shared")) for _ in range(100)]
+        await asyncio.sleep(1.0)  # twice as long as a report is trusted
+        picker.send(signal.SIGCONT)
+        answers = await asyncio.gather(*asked)
+
+    assert Counter(each.status for each in answers) == {200: 100}
+
+
+async def is_unknown(picker: PickerProcess, address: str) -> bool:
+    return not await shown(picker, address, "is_known")
