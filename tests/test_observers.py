@@ -26,7 +26,7 @@ from extproc.dispatch import ObservedDispatcher
 from extproc.observers import NAMES, Observers
 from extproc.shell.completions import Completion
 from extproc.shell.decisions import DecisionsService
-from extproc.shell.logs import MAX_REPEATS, RepeatLimit
+from extproc.shell.logs import MAX_REPEATS
 from extproc.shell.telemetry import Telemetry
 from extproc.shell.tracing import Tracing
 from extproc.traced import new_stream_of
@@ -115,8 +115,7 @@ def test_a_sound_service_counts_no_failures() -> None:
     assert scene.dispatcher.decisions.num_published == 4
 
 
-def test_failures_of_an_observer_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.handler.addFilter(RepeatLimit())
+def test_failures_of_an_observer_do_not_fill_the_log(limited_log: pytest.LogCaptureFixture) -> None:
     observers = Observers()
 
     def fail() -> None:
@@ -125,7 +124,7 @@ def test_failures_of_an_observer_do_not_fill_the_log(caplog: pytest.LogCaptureFi
     for _ in range(1_000):
         assert observers.tell("decisions", fail) is None
 
-    assert [record.levelno for record in caplog.records] == [logging.ERROR] * MAX_REPEATS
+    assert [record.levelno for record in limited_log.records] == [logging.ERROR] * MAX_REPEATS
     assert observers.num_errors["decisions"] == 1_000
 
 

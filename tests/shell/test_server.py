@@ -12,7 +12,7 @@ from extproc.core.ports import StreamSettings
 from extproc.core.stream import Stream
 from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
 from extproc.shell.codec import Codec
-from extproc.shell.logs import MAX_REPEATS, RepeatLimit
+from extproc.shell.logs import MAX_REPEATS
 from extproc.shell.rpc import Code, Session
 from extproc.shell.server import ExternalProcessor, TimerHandle
 from tests.builders import address, body
@@ -165,9 +165,8 @@ def test_a_bug_is_an_internal_error_and_tells_the_peer_nothing(
 
 
 def test_a_rule_that_always_raises_is_counted_and_does_not_fill_the_log(
-    caplog: pytest.LogCaptureFixture,
+    limited_log: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.handler.addFilter(RepeatLimit())
     service = Service(BrokenDispatcher())
     for _ in range(50):
         call, session = service.open()
@@ -182,13 +181,12 @@ def test_a_rule_that_always_raises_is_counted_and_does_not_fill_the_log(
 
     assert call.code is Code.OK, "another request has its answer"
     assert service.processor.num_broken == {"protocol": 0, "internal": 50}
-    assert len(caplog.records) == MAX_REPEATS
+    assert len(limited_log.records) == MAX_REPEATS
 
 
 def test_a_data_plane_that_breaks_the_protocol_all_the_time_does_not_fill_the_log(
-    caplog: pytest.LogCaptureFixture,
+    limited_log: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.handler.addFilter(RepeatLimit())
     service = Service()
     for _ in range(50):
         call, session = service.open()
@@ -196,7 +194,7 @@ def test_a_data_plane_that_breaks_the_protocol_all_the_time_does_not_fill_the_lo
         assert call.code is Code.INVALID_ARGUMENT
 
     assert service.processor.num_broken == {"protocol": 50, "internal": 0}
-    assert len(caplog.records) == MAX_REPEATS
+    assert len(limited_log.records) == MAX_REPEATS
 
 
 def test_the_rpc_ends_even_if_its_pick_cannot_be_ended() -> None:
