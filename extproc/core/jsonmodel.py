@@ -5,11 +5,9 @@ meaning of a body here too: of every body that `json.loads` reads as an object, 
 `model` (the last one, escapes decoded, with NaN, lone surrogates and a byte order mark around it)
 or refuses it; never another one. JSON in UTF-16 or UTF-32 is refused: RFC 8259 allows UTF-8 alone.
 
-Only what stands at the top level is looked at. A value is skipped without being kept or checked,
-by a few passes of C code over a slice of it: escapes blanked, all but quotes and brackets deleted,
-closing brackets counted. So a body may pass that the engine answers with 400. A small whole body is
-read by msgspec, which checks all of it; what that refuses is read like any other body, as it may
-be legal in Python's reading.
+Only what stands at the top level is looked at; what is below is skipped unchecked (`jsonskip`), so
+a body may pass that the engine answers with 400. A small whole body is read by msgspec, which
+checks all of it; what that refuses and Python may read is read like any other body.
 """
 
 from __future__ import annotations
@@ -17,14 +15,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from itertools import accumulate
-from operator import indexOf
-from typing import Any
 
 import msgspec
 
 from extproc.core import rejections
 from extproc.core.errors import RequestError
+from extproc.core.jsonskip import ContainerSkipper, StringSkipper
 from extproc.core.openai import MAX_MODEL_BYTES, check_model
 from extproc.core.types import Reason, Rejection
 
@@ -39,14 +35,10 @@ WORK_PER_PASS = 32 * 1024
 look at (30 to 60 ns); what else costs time is counted in such units."""
 
 TEXT_BYTES_PER_UNIT = 64
-_ESCAPED_BYTES_PER_UNIT = 8
 _UNITS_PER_MEMBER = 256
 
 MAX_MEMBERS = 1024
 """Top-level members of a body that msgspec does not read. Requests have some tens."""
-
-_LOOK_BYTES = 64
-"""Bytes of a value that are gone through mark by mark, where most values end."""
 
 _MAX_MODEL_TOKEN_BYTES = 2 + 6 * MAX_MODEL_BYTES
 _MAX_KEY_TOKEN_BYTES = 2 + 6 * len("previous_response_id")
@@ -56,9 +48,6 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _POSITION = re.compile(r" ?\(byte (\d+)\)$")
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]*")
-_MARKS = re.compile(rb'["\[\]{}]')
-_ALL_BUT_MARKS = bytes(set(range(256)) - set(b'"[]{}'))
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: +1 and -1
 
 _NO_STRING = 0
 _TOO_LONG = "x" * (MAX_MODEL_BYTES + 1)
@@ -93,10 +82,8 @@ class JsonReader:
     _carry = b""
     _num_read = 0
     _num_members = 0
-    _depth = 0
-    _is_in_string = False
-    _is_escaped = False
     _key = b""
+    _skipper: StringSkipper | ContainerSkipper
 
     def __init__(self) -> None:
         self._read: _State = JsonReader._start
@@ -226,6 +213,7 @@ class JsonReader:
             raise RequestError(Rejection(400, Reason.INVALID_BODY, message))
         if not end:
             self._key, self._read = b"", JsonReader._long_key
+            self._skipper = StringSkipper()
             return pos + 1
         self._key, self._read = self._decoded_key(part[pos:end], pos), JsonReader._colon
         return end
@@ -236,7 +224,7 @@ class JsonReader:
         return self._decoded(token, pos).encode("utf-8", "surrogatepass")
 
     def _long_key(self, part: bytes, pos: int) -> int:
-        return self._skip_string(part, pos, JsonReader._colon)
+        return self._skip(part, pos, JsonReader._colon)
 
     def _colon(self, part: bytes, pos: int) -> int:
         pos = _behind_space(part, pos)
@@ -305,11 +293,9 @@ class JsonReader:
 
     def _begin_skipping(self, part: bytes, pos: int) -> int:
         first = part[pos]
-        if first == ord('"'):
-            self._read = JsonReader._string
-            return pos + 1
-        if first in b"[{":
-            self._depth, self._read = 1, JsonReader._container
+        if first in b'"[{':
+            self._skipper = StringSkipper() if first == ord('"') else ContainerSkipper()
+            self._read = JsonReader._skipped
             return pos + 1
         if _behind_all(_SCALAR, part, pos) == pos:
             raise self._invalid("a value must stand here", pos)
@@ -322,91 +308,17 @@ class JsonReader:
             self._read = JsonReader._comma
         return pos
 
-    def _string(self, part: bytes, pos: int) -> int:
-        return self._skip_string(part, pos, JsonReader._comma)
+    def _skipped(self, part: bytes, pos: int) -> int:
+        return self._skip(part, pos, JsonReader._comma)
 
-    def _skip_string(self, part: bytes, pos: int, then: _State) -> int:
-        """Go behind the closing quote, if it is here. Looks at twice as much each time."""
-        size = _LOOK_BYTES
-        while pos < len(part):
-            if not self._is_escaped:
-                pos = _before_mark(part, pos)
-            found = self._unescaped(part[pos : pos + size]).find(b'"')
-            if found >= 0:
-                self._is_escaped, self._read = False, then
-                return pos + found + 1
-            pos, size = min(pos + size, len(part)), 2 * size
+    def _skip(self, part: bytes, pos: int, then: _State) -> int:
+        skipper = self._skipper
+        before = skipper.work
+        pos = skipper.skip(part, pos)
+        self.work += skipper.work - before
+        if skipper.has_ended:
+            self._read = then
         return pos
-
-    def _container(self, part: bytes, pos: int) -> int:
-        """Go behind the bracket that ends the value, if it is here.
-
-        Takes steps of twice the bytes until one has the end in it, then of half, so that the cost
-        is linear in the value and not in the slice.
-        """
-        size, is_growing = _LOOK_BYTES, True
-        while pos < len(part):
-            piece = part[pos : pos + size]
-            if len(piece) <= _LOOK_BYTES:
-                found = self._walk(piece)
-                if found:
-                    self._read = JsonReader._comma
-                    return pos + found
-            elif self._ends_within(piece):
-                size, is_growing = len(piece) // 2, False
-                continue
-            pos += len(piece)
-            size = 2 * size if is_growing else size
-        return pos
-
-    def _walk(self, piece: bytes) -> int:
-        """Go through a piece mark by mark: where behind the value's end it is, or 0."""
-        depth, is_in_string = self._depth, self._is_in_string
-        self.work += 2 * len(piece)
-        for found in _MARKS.finditer(self._unescaped(piece)):
-            mark = found[0]
-            if mark == b'"':
-                is_in_string = not is_in_string
-            elif not is_in_string:
-                depth += 1 if mark in b"[{" else -1
-                if not depth:
-                    self._depth, self._is_in_string, self._is_escaped = 0, False, False
-                    return found.end()
-        self._depth, self._is_in_string = depth, is_in_string
-        return 0
-
-    def _ends_within(self, piece: bytes) -> bool:
-        """Whether the value ends in a piece; if not, it has been gone through.
-
-        What is deleted in pairs changes nothing: two quotes side by side end where they began, in
-        or outside a string, and `[]` ends nothing that was open before it.
-        """
-        was_escaped = self._is_escaped
-        marks = self._unescaped(piece).translate(None, _ALL_BUT_MARKS)
-        self.work += len(marks)
-        if self._is_in_string:
-            marks = b'"' + marks
-        marks = marks.replace(b'""', b"").replace(b"[]", b"").replace(b"{}", b"")
-        outside = b"".join(marks.split(b'"')[::2])
-        num_closers = outside.count(b"]") + outside.count(b"}")
-        if num_closers >= self._depth:
-            steps = memoryview(outside.translate(_STEPS)).cast("b")
-            if _has_zero(accumulate(steps, initial=self._depth)):
-                self._is_escaped = was_escaped
-                return True
-        self._depth += len(outside) - 2 * num_closers
-        self._is_in_string = marks.count(b'"') % 2 == 1
-        return False
-
-    def _unescaped(self, piece: bytes) -> bytes:
-        """The piece with every escape blanked; notes one that goes on behind it."""
-        if self._is_escaped:
-            piece, self._is_escaped = b"_" + piece[1:], False
-        if b"\\" in piece:
-            self.work += len(piece) // _ESCAPED_BYTES_PER_UNIT
-            piece = piece.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-            self._is_escaped = piece.endswith(b"\\")
-        return piece
 
     # --- helpers -------------------------------------------------------------------------------
 
@@ -448,14 +360,6 @@ def _behind_space(part: bytes, pos: int) -> int:
     return _behind_all(_SPACE, part, pos)
 
 
-def _before_mark(part: bytes, pos: int) -> int:
-    """The first quote or backslash from `pos` on, or the end."""
-    quote = part.find(b'"', pos)
-    end = len(part) if quote < 0 else quote
-    backslash = part.find(b"\\", pos, end)
-    return end if backslash < 0 else backslash
-
-
 def _end_of_string(part: bytes, pos: int, max_bytes: int) -> int | None:
     """Behind the closing quote of the string at `pos`; 0: longer than that; None: not all here."""
     token = part[pos + 1 : pos + max_bytes]
@@ -473,11 +377,3 @@ def _is_null(part: bytes, pos: int) -> bool | None:
     if token == b"null"[: len(token)]:
         return None
     return token.startswith(b"null") and _behind_all(_SCALAR, token, 4) == 4
-
-
-def _has_zero(depths: Any) -> bool:
-    try:
-        indexOf(depths, 0)
-    except ValueError:
-        return False
-    return True
