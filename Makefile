@@ -32,7 +32,7 @@ demo: $(DEMO)
 	$(BIN)/extproc demo $(ARGS)
 
 test: $(DEV)
-	$(BIN)/python -m pytest -m 'not vllm'
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'not vllm'
 
 test-litellm: $(DEV)
 	scripts/install-litellm

@@ -21,7 +21,7 @@ _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: +1 an
 
 
 class _Skipper:
-    """One value; `skip` goes on from where it is in a piece, behind the value's end if that is here.
+    """One value. `skip` goes on from a place in a piece, behind the value's end if that is here.
 
     Attributes:
         has_ended: The value's end has been found.
