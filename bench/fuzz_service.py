@@ -236,7 +236,7 @@ def run(options: Options) -> Result:
     bootstrap = BootstrapOptions(
         mode=options.mode, request_body=options.body, message_timeout_s=options.patience_s
     )
-    with running(bootstrap, options.config) as target:
+    with running(bootstrap, options.config, options.max_rss_bytes) as target:
         return uvloop.run(Run(target, options).run())
 
 

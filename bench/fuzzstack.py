@@ -28,6 +28,7 @@ from bench.processes import (
     waited_s,
 )
 from extproc.bootstrap import BootstrapOptions, Mode, render
+from extproc.settings import BODY_SHARE_OF_MEMORY
 
 NUM_PODS: Final = 3
 _PARTS: Final = ("envoy", "router", "pods")
@@ -90,11 +91,14 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def running(bootstrap: BootstrapOptions, more: Mapping[str, Any]) -> Iterator[Target]:
+def running(
+    bootstrap: BootstrapOptions, more: Mapping[str, Any], max_rss_bytes: int
+) -> Iterator[Target]:
     """Start everything, wait until a request would be served, and end it afterwards.
 
     Args:
         bootstrap: Envoy's; addresses are filled in.
+        max_rss_bytes: The router's limit; it is told, as it would find a container's by itself.
         more: Sections of the router's configuration that replace or extend ours.
 
     Raises:
@@ -116,7 +120,7 @@ def running(bootstrap: BootstrapOptions, more: Mapping[str, Any]) -> Iterator[Ta
             pods=[f"127.0.0.1:{port}" for port in pod_ports],
         )
         target.list_pods()
-        config = _merged(_router_config(target, bootstrap.mode), more)
+        config = _merged(_router_config(target, bootstrap.mode, max_rss_bytes), more)
         router = exits.enter_context(_router(folder, config))
         router.wait_until(lambda: get(f"{target.admin_url}/healthz") is not None)
         options = replace(
@@ -132,13 +136,16 @@ def running(bootstrap: BootstrapOptions, more: Mapping[str, Any]) -> Iterator[Ta
         yield target
 
 
-def _router_config(target: Target, mode: Mode) -> dict[str, Any]:
+def _router_config(target: Target, mode: Mode, max_rss_bytes: int) -> dict[str, Any]:
     fallbacks = 2 if mode is Mode.OVERRIDE_HOST else 0
     return {
         "server": {"address": f"127.0.0.1:{target.grpc_port}"},
         "admin": {"address": f"127.0.0.1:{target.admin_port}"},
         "discovery": {"file": str(target.endpoints), "file_interval_s": 0.2},
-        "request": {"session_header": SESSION_HEADER},
+        "request": {
+            "session_header": SESSION_HEADER,
+            "max_bytes_in_memory": int(max_rss_bytes * BODY_SHARE_OF_MEMORY),
+        },
         "destination": {"num_fallbacks": fallbacks},
         "log": {"level": "info", "json_lines": False},
     }

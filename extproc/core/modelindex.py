@@ -65,6 +65,8 @@ def agreed(cards: Sequence[ModelCard]) -> ModelCard:
 
     An adapter taken for a base model loses what routing does for it; the reverse costs little.
     """
+    if len(cards) == 1:
+        return cards[0]
     num_adapters = sum(card.parent is not None for card in cards)
     is_adapter = 2 * num_adapters >= len(cards)
     agreeing = [card for card in cards if (card.parent is not None) is is_adapter]

@@ -41,7 +41,7 @@ _Touch = tuple[float, float]
 
 _LAST_TOUCH = itemgetter(1)
 
-MAX_REMEMBERED = 4096
+MAX_REMEMBERED = 1024
 """Adapters of one endpoint that are kept, where its operator does not say that it caches more. What
 the endpoint itself says of its slots and of names is no reason to keep more: it may be anything."""
 

@@ -246,13 +246,14 @@ def open_session(
 ) -> aiohttp.ClientSession:
     """Open a session for GETs of pods. Call within the event loop; close it in the end.
 
-    Timeouts are the caller's. Compression is refused: it would cost the pod more than the
-    network.
+    Timeouts are the caller's. Compression is refused: it would cost the pod more than the network,
+    and us a bomb's inflation.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=ssl if ssl is not None else True),
         headers={"Accept-Encoding": "identity", **(headers or {})},
         cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=None),
     )
 
@@ -261,10 +262,15 @@ async def get(session: aiohttp.ClientSession, url: URL, *, max_bytes: int) -> tu
     """GET `url`; answer status and body. Redirects are not followed: a pod does not send us on.
 
     Raises:
+        ResponseError: The body is compressed, which nobody asked for.
         TooLargeError: The body is longer than `max_bytes`.
         aiohttp.ClientError, OSError: As aiohttp raises them. Ask again later.
     """
     async with session.get(url, allow_redirects=False) as response:
+        encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding != "identity":
+            response.close()
+            raise ResponseError("the answer is compressed, unasked")
         chunks, num_bytes = [], 0
         async for chunk in response.content.iter_any():
             chunks.append(chunk)
