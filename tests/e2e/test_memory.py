@@ -58,6 +58,7 @@ async def stack(
             request_body=body,
             max_body_bytes=MAX_BODY_BYTES,
             message_timeout_s=60,
+            max_heap_bytes=16_384 * MIB,  # the picker's limit is tried here, not Envoy's
         ) as envoy,
     ):
         yield picker, envoy
@@ -94,7 +95,10 @@ async def read_answer(connection: socket.socket) -> bytes:
     """All that comes until an answer with a content-length is whole."""
     received = b""
     while True:
-        received += await asyncio.get_running_loop().sock_recv(connection, 65_536)
+        part = await asyncio.get_running_loop().sock_recv(connection, 65_536)
+        if not part:
+            raise ConnectionError("closed before there was an answer")
+        received += part
         head, is_whole, body = received.partition(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", head)
         if is_whole and len(body) >= (int(length.group(1)) if length else 1):
