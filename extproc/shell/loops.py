@@ -36,6 +36,10 @@ OnFailure = Callable[[str, str, bool], None]
 # A burst of pokes (every answer 404 is one) must not become a burst of visits.
 _MIN_REST_S = 0.05
 
+READING_SHARE = 0.02
+"""Part of the time that reading one server's answers may take: one whose pages are dear is visited
+less often, as it is when the machine is busy. A page of vLLM takes 0.02 to 0.1 ms."""
+
 # Keeps 2**n finite; every sensible limit is reached long before.
 _MAX_DOUBLINGS = 30
 
@@ -234,6 +238,11 @@ async def _rest(wake: asyncio.Event, rest_s: float) -> None:
     finally:
         timer.cancel()
         wake.clear()
+
+
+def rest_after(reading_s: float) -> float:
+    """Seconds to rest after a visit whose answer took so long to read."""
+    return reading_s / READING_SHARE
 
 
 def base_url(endpoint: Endpoint) -> str:

@@ -31,6 +31,7 @@ from extproc.shell.loops import (
     Visit,
     base_url,
     get,
+    rest_after,
 )
 
 OnReport = Callable[[str, LoadReport, float, float], None]
@@ -117,7 +118,7 @@ class Scraper:
             else:
                 report = await asyncio.to_thread(parse_report, text, self._profile)
             self._on_report(endpoint.address, report, taken_at_s, taken_at_s - began_s)
-            return len(text) * _REST_S_PER_BYTE
+            return max(len(text) * _REST_S_PER_BYTE, rest_after(self._clock() - taken_at_s))
 
         return scrape
 

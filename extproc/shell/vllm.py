@@ -21,7 +21,7 @@ from extproc.core.bounds import MAX_TOKENS, MAX_WALL_S, whole
 from extproc.core.errors import ExtprocError
 from extproc.core.openai import is_model_name
 from extproc.core.types import Endpoint, ModelCard
-from extproc.shell.loops import EndpointLoops, OnFailure, Visit, base_url, get
+from extproc.shell.loops import EndpointLoops, OnFailure, Visit, base_url, get, rest_after
 
 OnModels = Callable[[str, tuple[ModelCard, ...], float, float], None]
 
@@ -37,10 +37,6 @@ with every list after it."""
 # An entry of vLLM's is two objects, its permission the second. Counting is a thousand times faster
 # than decoding a list that is refused afterwards, which would hold up decisions for half a second.
 _MAX_OBJECTS = 8 * MAX_MODELS
-
-REST_S_PER_MODEL = 0.6e-3
-"""Rest after a list. One that changes as a whole costs 5 us a model, so a server that does so takes
-no more than a hundredth of the event loop; up to 1,600 models it changes nothing."""
 
 _THREAD_FROM_BYTES = 256 * 1024  # read elsewhere from here on: 4 ms and more
 
@@ -108,12 +104,14 @@ async def fetch_models(session: aiohttp.ClientSession, url: str) -> tuple[ModelC
         ModelsError: It answered something else than a list of models.
         aiohttp.ClientError, OSError: It did not answer.
     """
+    return decode_models(await _fetch(session, url))
+
+
+async def _fetch(session: aiohttp.ClientSession, url: str) -> bytes:
     status, body = await get(session, URL(f"{url}/v1/models"), max_bytes=MAX_BODY_BYTES)
     if status != HTTPStatus.OK:
         raise ModelsError(f"HTTP {status} for the list of models")
-    if len(body) < _THREAD_FROM_BYTES:
-        return decode_models(body)
-    return await asyncio.to_thread(decode_models, body)
+    return body
 
 
 class ModelsPoller:
@@ -178,9 +176,13 @@ class ModelsPoller:
     def _begin(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
         async def poll() -> float:
             asked_at_s = self._clock()
-            cards = await fetch_models(session, base_url(endpoint))
+            body = await _fetch(session, base_url(endpoint))
             now = self._clock()
+            if len(body) < _THREAD_FROM_BYTES:
+                cards = decode_models(body)
+            else:
+                cards = await asyncio.to_thread(decode_models, body)
             self._on_models(endpoint.address, cards, now, now - asked_at_s)
-            return len(cards) * REST_S_PER_MODEL
+            return rest_after(self._clock() - now)
 
         return poll
