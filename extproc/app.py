@@ -478,6 +478,7 @@ class App:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
             now, max_age_s = time.monotonic(), self._config.completions.max_age_s
             self._dispatcher.give_up(self._pool.expire(now=now, max_age_s=max_age_s))
+            self._processor.tick()
             self._update_health()
 
     async def _drain(self, transport: transports.Transport) -> None:

@@ -69,7 +69,7 @@ def add_gauges(
     )
     telemetry.add_counters(
         "streams_broken",
-        "Calls that ended with an error of the protocol or of ours",
+        "Calls that ended with an error of the protocol or of ours, or in silence",
         "cause",
         lambda: processor.num_broken,
     )
