@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
+import itertools
 import logging
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
@@ -368,3 +372,67 @@ def test_an_error_without_a_text_is_described_by_its_name() -> None:
     assert describe(ConnectionResetError()) == "ConnectionResetError"
     assert describe(TimeoutError()) == "timed out"
     assert describe(ResponseError("HTTP 503")) == "HTTP 503"
+
+
+# --- what a server that means ill answers ---------------------------------------------------------
+
+MIB = 1024 * 1024
+
+
+@asynccontextmanager
+async def answering(*parts: bytes) -> AsyncIterator[URL]:
+    """A server that answers with these bytes, the last ones again and again."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            for part in (*parts[:-1], *itertools.repeat(parts[-1], 10_000)):
+                writer.write(part)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (b"HTTP/1.1 ", b"2" * 1000),
+        (b"HTTP/1.1 200 OK\r\n", b"x-a: b\r\n" * 100),
+        (b"HTTP/1.1 200 OK\r\nx-a: ", b"b" * 1000),
+        (b"HTTP/1.1 200 OK\r\n", b"b" * 1000),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;", b"a" * 1000),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"x-a: b\r\n" * 100),
+    ],
+    ids=["status", "headers", "value", "name", "chunk", "trailers"],
+)
+async def test_a_head_without_an_end_is_given_up(parts: tuple[bytes, ...]) -> None:
+    """Ten megabytes of each are there; aiohttp must not take them all."""
+    tracemalloc.start()
+    try:
+        async with answering(*parts) as url, open_session() as session:
+            with pytest.raises((aiohttp.ClientError, TimeoutError)):
+                async with asyncio.timeout(5):
+                    await get(session, url, max_bytes=1000)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert most_bytes < 2 * MIB
+
+
+async def test_an_answer_that_is_compressed_unasked_is_inflated_up_to_the_limit() -> None:
+    bomb = gzip.compress(bytes(64 * MIB))
+    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(bomb)
+    tracemalloc.start()
+    try:
+        async with answering(head, bomb, b"") as url, open_session() as session:
+            with pytest.raises(TooLargeError):
+                await get(session, url, max_bytes=MIB)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert most_bytes < 8 * MIB
