@@ -25,6 +25,7 @@ from yarl import URL
 
 from extproc.core.errors import ExtprocError
 from extproc.core.types import Endpoint
+from extproc.shell.podhttp import connector
 
 logger = logging.getLogger(__name__)
 
@@ -250,7 +251,7 @@ def open_session(
     network.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=ssl if ssl is not None else True),
+        connector=connector(ssl),
         headers={"Accept-Encoding": "identity", **(headers or {})},
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None),
