@@ -27,6 +27,7 @@ from extproc import settings, transports
 from extproc.config import Config
 from extproc.configfile import ConfigError, ConfigParser, parse_config
 from extproc.core.attainment import Attainment
+from extproc.core.bounds import MAX_ENDPOINTS
 from extproc.core.engines import PROFILES
 from extproc.core.picker import Picker
 from extproc.core.pool import Pool
@@ -100,6 +101,7 @@ class App:
         self._stop = asyncio.Event()
         self._first_look = FirstLook(FIRST_LOOK_S)
         self._num_config_failures = 0
+        self._num_left_out = 0
         self._wire = Counters()
         self._http_dropped: Counter[HttpLimit] = Counter()
         self._budget = settings.budget(config)
@@ -207,6 +209,7 @@ class App:
             budget=self._budget,
             clock=time.monotonic,
             num_config_failures=lambda: self._num_config_failures,
+            num_left_out=lambda: self._num_left_out,
             is_ready=lambda: not self._why_not_ready(),
         )
         host, _, port = config.admin.address.rpartition(":")
@@ -290,6 +293,13 @@ class App:
     # --- what the outside says ---------------------------------------------------------------
 
     def _on_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
+        self._num_left_out = max(0, len(endpoints) - MAX_ENDPOINTS)
+        if self._num_left_out:
+            # By address, so that all replicas and Envoy use the same ones.
+            endpoints = sorted(endpoints, key=lambda each: each.address)[:MAX_ENDPOINTS]
+            log.error(
+                "%d endpoints beyond the first %d left out", self._num_left_out, MAX_ENDPOINTS
+            )
         self._first_look.set_endpoints(endpoints, now=time.monotonic())
         self._pool.set_endpoints(endpoints)
         self._scraper.set_endpoints(endpoints)
@@ -483,6 +493,7 @@ class App:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
             now, max_age_s = time.monotonic(), self._config.completions.max_age_s
             self._dispatcher.give_up(self._pool.expire(now=now, max_age_s=max_age_s))
+            self._processor.tick()
             self._update_health()
 
     async def _drain(self, transport: transports.Transport) -> None:

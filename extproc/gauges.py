@@ -31,6 +31,7 @@ def add_gauges(
     budget: Budget,
     clock: Callable[[], float],
     num_config_failures: Callable[[], int],
+    num_left_out: Callable[[], int],
     is_ready: Callable[[], bool],
 ) -> None:
     """Have the parts' own counts read at each scrape of the metrics."""
@@ -57,6 +58,7 @@ def add_gauges(
         "Changes of the configuration file that were not taken over",
         num_config_failures,
     )
+    add("endpoints_left_out", "Endpoints beyond the most that are used", num_left_out)
     add("wire_connections", "Open connections of the wire", lambda: wire.connections_open)
     add("body_bytes", "Bytes of bodies and unsent answers in memory", lambda: budget.used_bytes)
     add("body_bytes_limit", "Most bytes of them in memory", lambda: budget.max_bytes)
@@ -69,7 +71,7 @@ def add_gauges(
     )
     telemetry.add_counters(
         "streams_broken",
-        "Calls that ended with an error of the protocol or of ours",
+        "Calls that ended with an error of the protocol or of ours, or in silence",
         "cause",
         lambda: processor.num_broken,
     )

@@ -13,12 +13,25 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry
 
 from extproc.config import Config
+from extproc.core.budget import Budget
+from extproc.core.wire.limits import Limits
 from extproc.shell import wire
 from extproc.shell.admin import MetricsServer
 from extproc.shell.httpserver import HttpLimit
 from extproc.shell.rpc import Method
 
 log = logging.getLogger(__name__)
+
+HEALTH_LIMITS = Limits(
+    max_connections=256,
+    max_streams_per_connection=128,
+    max_message_bytes=4096,
+    max_queued_bytes=256 * 1024,
+    max_write_buffer_bytes=256 * 1024,
+)
+"""Of the health port: a question is the name of a service, and a kubelet asks one every second."""
+HEALTH_BYTES = 1024 * 1024
+"""Of questions and answers in memory."""
 
 
 class SidePorts:
@@ -55,7 +68,13 @@ class SidePorts:
         try:
             if self._health_at is not None:
                 host, port = _split(self._health_at)
-                self._health = await wire.serve(self._methods, host=host, port=port)
+                self._health = await wire.serve(
+                    self._methods,
+                    host=host,
+                    port=port,
+                    limits=HEALTH_LIMITS,
+                    budget=Budget(HEALTH_BYTES, max_upload_bytes=HEALTH_LIMITS.max_message_bytes),
+                )
                 self.health_address = self._health.address
                 log.info("health on %s", self.health_address)
             if self._metrics_at is not None:

@@ -478,3 +478,16 @@ async def test_the_founding_preset_is_the_default_spelled_out() -> None:
     config = parse_config(text)
 
     assert (config.policy.name, config.destination.num_fallbacks) == ("founding", 0)
+
+
+async def test_endpoints_beyond_the_limit_are_left_out_the_last_by_address(
+    pods: list[RunningPod], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("extproc.app.MAX_ENDPOINTS", 1)
+    async with serving(configuration(pods[::-1])) as service:
+        shown = (await service.admin("/debug/snapshot"))["endpoints"]
+        num_left_out = await service.metric("extproc_endpoints_left_out ")
+
+    assert [each["address"] for each in shown] == [min(pod.address for pod in pods)]
+    assert num_left_out == 1
+    assert "1 endpoints beyond the first 1 left out" in caplog.text

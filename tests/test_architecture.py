@@ -39,12 +39,14 @@ SHELL_SHARED = {
     "extproc.shell.files",
     "extproc.shell.yamltext",
     "extproc.shell.httpserver",
+    "extproc.shell.turns",
 }
 """What several shell files share: the transport's contract, the loops over endpoints, messages,
-bounded reading of files and of YAML, the HTTP listener."""
+bounded reading of files and of YAML, the HTTP listener, work in turns."""
 SHELL_PAIRS = {
     ("extproc.shell.server", "extproc.shell.codec"),
     ("extproc.shell.wire", "extproc.shell.tlsbytes"),
+    ("extproc.shell.loops", "extproc.shell.podhttp"),
 }
 """One thing of the outside, in two files."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import aiohttp
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter
 from extproc.config import Config
 from extproc.configfile import check_sections
 from extproc.shell.health import HealthService
-from extproc.sideports import SidePorts
+from extproc.sideports import HEALTH_LIMITS, SidePorts
 
 NAMES = ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension")
 
@@ -90,6 +91,29 @@ async def test_the_health_port_serves_nothing_else() -> None:
         await sides.aclose()
 
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_health_port_takes_short_questions_from_so_many_connections() -> None:
+    sides = ports(config(health="127.0.0.1:0"))
+    await sides.start()
+    host, _, port = sides.health_address.rpartition(":")
+    writers = []
+    try:
+        long_name = "a" * HEALTH_LIMITS.max_message_bytes
+        with pytest.raises(aio.AioRpcError) as caught:
+            await check(sides.health_address, long_name)
+        for _ in range(HEALTH_LIMITS.max_connections):
+            writers.append((await asyncio.open_connection(host, int(port)))[1])
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writers.append(writer)
+        async with asyncio.timeout(5):  # before a handshake's time is up
+            assert await reader.read() == b""
+    finally:
+        for writer in writers:
+            writer.close()
+        await sides.aclose()
+
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_the_metrics_port_has_metrics_and_nothing_of_the_admin_port() -> None:

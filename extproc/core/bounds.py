@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+MAX_ENDPOINTS = 1_000
+"""Pods of one router. Each choice looks at all of them, and each is asked for its load many times a
+second; a page of metrics says some twenty lines of each."""
+
 MAX_COUNT = 1_000_000
 """Requests or adapter slots of one endpoint. Sums over a whole pool stay far below 2**32."""
 

@@ -128,6 +128,11 @@ class Stream:
         return self.state not in (State.HEADERS, State.BODY, State.READING, State.WAITING)
 
     @property
+    def awaits_message(self) -> bool:
+        """Nothing happens before the data plane says more."""
+        return self.state in (State.HEADERS, State.BODY)
+
+    @property
     def held_bytes(self) -> int:
         """What is kept of the request's body."""
         return self._body.held_bytes if self.state in _HOLDING else 0

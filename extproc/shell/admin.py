@@ -20,11 +20,13 @@ import ipaddress
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
 
 from extproc.core.types import EndpointView, Snapshot
 from extproc.shell.httpserver import (
@@ -34,6 +36,7 @@ from extproc.shell.httpserver import (
     HttpLimits,
     HttpListener,
 )
+from extproc.shell.turns import SharedPage, Turns
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -41,6 +44,7 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
 }
 _DEFAULT_DECISIONS = 20
+_OPENMETRICS = "application/openmetrics-text"
 
 
 class _HttpServer:
@@ -60,6 +64,11 @@ class _HttpServer:
         self._limits = limits
         self._dropped = Counter() if dropped is None else dropped
         self._listener: HttpListener | None = None
+        turns = Turns()
+        self._metrics = {
+            accept: SharedPage(partial(self._make_metrics, accept), turns)
+            for accept in ("", _OPENMETRICS)
+        }
 
     async def start(self) -> None:
         """Listen; `port` is the real one from here on.
@@ -84,9 +93,25 @@ class _HttpServer:
         return app
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        body = encode(self._registry)
+        wants_openmetrics = _OPENMETRICS in request.headers.get("Accept", "")
+        content_type, body = await self._metrics[_OPENMETRICS if wants_openmetrics else ""].get()
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _make_metrics(self, accept: str) -> tuple[str, bytes]:
+        encode, content_type = choose_encoder(accept)
+        # What is counted is read on the loop; writing it takes three times as long.
+        families = _Collected(list(self._registry.collect()))
+        return content_type, await asyncio.to_thread(encode, families)
+
+
+class _Collected:
+    """What a registry gave at one moment, to be written in a thread."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 class MetricsServer(_HttpServer):
@@ -145,6 +170,7 @@ class AdminServer(_HttpServer):
         self._decisions = decisions
         self._health = health
         self._add_page = add_page
+        self._debugging = Turns()
 
     def _app(self) -> web.Application:
         app = super()._app()
@@ -162,20 +188,25 @@ class AdminServer(_HttpServer):
         )
 
     async def _get_snapshot(self, request: web.Request) -> web.Response:
+        return web.json_response(text=await self._debugging.take(self._make_snapshot))
+
+    async def _make_snapshot(self) -> str:
         # Megabytes for many pods and adapters. A snapshot is immutable, so requests need not wait.
-        text = await asyncio.to_thread(_snapshot_as_json, self._snapshot())
-        return web.json_response(text=text)
+        return await asyncio.to_thread(_snapshot_as_json, self._snapshot())
 
     async def _get_decisions(self, request: web.Request) -> web.Response:
         asked = request.query.get("n", str(_DEFAULT_DECISIONS))
         if not (asked.isascii() and asked.isdigit() and len(asked) <= 6):
             raise web.HTTPBadRequest(text="n is the number of decisions wanted, 0 to 999999\n")
+        make = partial(self._make_decisions, int(asked))
+        return web.json_response(text=await self._debugging.take(make))
+
+    async def _make_decisions(self, limit: int) -> str:
         described: list[Mapping[str, Any]] = []
-        for each in self._decisions(int(asked)):
+        for each in self._decisions(limit):
             described.append(each)
             await asyncio.sleep(0)  # requests come first
-        text = await asyncio.to_thread(json.dumps, {"decisions": described})
-        return web.json_response(text=text)
+        return await asyncio.to_thread(json.dumps, {"decisions": described})
 
 
 def is_loopback(host: str) -> bool:

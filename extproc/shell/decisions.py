@@ -39,6 +39,10 @@ MAX_LOOKS = 1024
 """Decisions looked at in one go, for a watcher that wants few of them."""
 MAX_SHARE = 0.2
 """Part of the event loop's time that watchers may cost."""
+MAX_FILTER_MODELS = 100
+"""Models that one watcher may ask for."""
+MAX_REQUEST_BYTES = 32 * 1024
+"""Of what one asks for: so many names of the longest length, and more."""
 MAX_REPLAYED = 10_000
 """Of the decisions remembered, how many of the newest a watcher can have again."""
 MIN_BEHIND = 256
@@ -196,6 +200,9 @@ class _Watcher:
             self._request = decisions_pb2.WatchRequest.FromString(message)
         except DecodeError:
             self._end(Code.INVALID_ARGUMENT, "not a watch request")
+            return
+        if len(message) > MAX_REQUEST_BYTES or len(self._request.models) > MAX_FILTER_MODELS:
+            self._end(Code.INVALID_ARGUMENT, f"more than {MAX_FILTER_MODELS} models, or too long")
             return
         self._models = frozenset(self._request.models)
         if self._service.join(self):

@@ -32,6 +32,11 @@ from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 METHOD = "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints"
 TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
+MAX_STREAMS = 1024
+"""Subscriptions at one time. An Envoy opens one for each cluster that it discovers here: one."""
+MAX_NAMES = 100
+"""Clusters of one subscription; only one is ours."""
+
 
 class EdsService:
     """One EDS cluster, kept current on every open stream.
@@ -56,7 +61,7 @@ class EdsService:
         self.version = ""
         self._on_unusable = on_unusable
         self._resource = AnyMessage()
-        self._streams: list[_Stream] = []
+        self._streams: dict[_Stream, None] = {}
 
     @property
     def num_streams(self) -> int:
@@ -100,18 +105,21 @@ class EdsService:
         return encoded
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
-        stream = _Stream(self, call, self._streams.remove)
-        self._streams.append(stream)
+        stream = _Stream(self, call, self._streams)
+        if len(self._streams) >= MAX_STREAMS:
+            call.end(Code.RESOURCE_EXHAUSTED, "too many subscriptions")
+        else:
+            self._streams[stream] = None
         return stream
 
 
 class _Stream:
     """One Envoy's subscription."""
 
-    def __init__(self, service: EdsService, call: Call, on_closed: Callable[[_Stream], None]):
+    def __init__(self, service: EdsService, call: Call, streams: dict[_Stream, None]) -> None:
         self._service = service
         self._call = call
-        self._on_closed = on_closed
+        self._streams = streams
         self._names: frozenset[str] = frozenset()
         self._sent_names: frozenset[str] = frozenset()
         self._sent_version = ""
@@ -126,6 +134,9 @@ class _Stream:
             return
         if request.type_url not in ("", TYPE_URL):
             self._call.end(Code.INVALID_ARGUMENT, f"only {TYPE_URL} is served here")
+            return
+        if len(request.resource_names) > MAX_NAMES:
+            self._call.end(Code.INVALID_ARGUMENT, f"more than {MAX_NAMES} names")
             return
         if self._num_sent and request.response_nonce:
             if request.response_nonce != str(self._num_sent):
@@ -152,7 +163,7 @@ class _Stream:
         self._call.end()
 
     def closed(self) -> None:
-        self._on_closed(self)
+        self._streams.pop(self, None)
 
 
 def _lb_endpoint(endpoint: Endpoint) -> endpoint_components_pb2.LbEndpoint | None:

@@ -25,6 +25,11 @@ CHARTS_NAME = "inference-extension"
 """What gateways' charts ask a single replica for, alive and ready alike."""
 FOLLOWERS_OF_READINESS = ("", READINESS, EXT_PROC, CHARTS_NAME)
 
+MAX_WATCHES = 1024
+"""Watches at one time; who checks often does not watch, and the kubelet only checks."""
+MAX_NAME_CHARS = 256
+"""Of a service that is asked for."""
+
 _Response = health_pb2.HealthCheckResponse
 
 
@@ -33,7 +38,7 @@ class HealthService:
 
     def __init__(self) -> None:
         self._is_serving: dict[str, bool] = {LIVENESS: True}
-        self._watches: list[_Watch] = []
+        self._watches: dict[_Watch, None] = {}
         self.set_ready(False)
 
     def set_ready(self, is_ready: bool) -> None:
@@ -115,7 +120,7 @@ class _Watch:
     """Sends the status of one name now and on each change, as long as the peer stays."""
 
     def __init__(
-        self, call: Call, status: Callable[[str], int | None], watches: list[_Watch]
+        self, call: Call, status: Callable[[str], int | None], watches: dict[_Watch, None]
     ) -> None:
         self._call = call
         self._status = status
@@ -132,8 +137,11 @@ class _Watch:
         if self._name is not None:
             self._call.end(Code.INVALID_ARGUMENT, "a second request message")
             return
-        self._name = name
-        self._watches.append(self)
+        if len(self._watches) >= MAX_WATCHES:
+            self._call.end(Code.RESOURCE_EXHAUSTED, "too many watches")
+            return
+        self._name = name[: MAX_NAME_CHARS + 1]  # too long for a known one, cut or not
+        self._watches[self] = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -151,8 +159,7 @@ class _Watch:
             self._call.end(Code.INVALID_ARGUMENT, "no request message")
 
     def closed(self) -> None:
-        if self in self._watches:
-            self._watches.remove(self)
+        self._watches.pop(self, None)
 
 
 def _service_name(message: bytes) -> str:

@@ -30,6 +30,8 @@ class HttpLimits:
         request_s: From connecting, or from a request's first byte, to the end of its headers.
         idle_s: Between two requests of a connection; above Prometheus's usual minute.
         answer_s: For which something written may lie unread.
+        max_unread_bytes: Written and unread on all connections; who gets the answer that passes it
+            is dropped. Thirty pages of metrics about a thousand pods.
         body_s: For which a body, which no GET here has a use for, is read and thrown away, so that
             the answer arrives.
         stop_s: That requests under way have when the listener stops.
@@ -40,6 +42,7 @@ class HttpLimits:
     request_s: float = 10.0
     idle_s: float = 75.0
     answer_s: float = 30.0
+    max_unread_bytes: int = 32 * 1024 * 1024
     body_s: float = 1.0
     stop_s: float = 2.0
     tick_s: float = 1.0
@@ -178,16 +181,24 @@ class _Guard(asyncio.Protocol):
         self._inner.eof_received()
 
     def pause_writing(self) -> None:
+        guards = self._listener.guards.values()
+        if sum(each.num_unread_bytes for each in guards) > self._listener.limits.max_unread_bytes:
+            self._drop(HttpLimit.ANSWER)
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         self._inner.resume_writing()
 
+    @property
+    def num_unread_bytes(self) -> int:
+        """Written, and not yet taken by the kernel."""
+        assert self._transport is not None
+        return self._transport.get_write_buffer_size()
+
     def tick(self) -> None:
         """Drop the connection if something has taken too long."""
-        assert self._transport is not None
         now, limits = self._clock(), self._listener.limits
-        if not self._transport.get_write_buffer_size():
+        if not self.num_unread_bytes:
             self._unread_since_s = None
         elif self._unread_since_s is None:
             self._unread_since_s = now

@@ -25,6 +25,7 @@ from yarl import URL
 
 from extproc.core.errors import ExtprocError
 from extproc.core.types import Endpoint
+from extproc.shell.podhttp import connector
 
 logger = logging.getLogger(__name__)
 
@@ -259,7 +260,7 @@ def open_session(
     and us a bomb's inflation.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=ssl if ssl is not None else True),
+        connector=connector(ssl),
         headers={"Accept-Encoding": "identity", **(headers or {})},
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,

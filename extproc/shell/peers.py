@@ -18,6 +18,8 @@ METHOD = "/extproc.v1.Peers/Link"
 
 MAX_LINKS = 256
 """Links that others may open to us; far above the replicas of one router."""
+MAX_ROUTER_ID_CHARS = 64
+"""Of a peer's name; ours have 8."""
 
 OnEntries = Callable[[Sequence[bytes]], None]
 OnHello = Callable[[str], None]
@@ -145,8 +147,8 @@ class _Session:
         self._call.end(code, details)
 
     def _take_hello(self, router_id: str) -> None:
-        if self._has_hello or not router_id:
-            self.end(Code.INVALID_ARGUMENT, "a second hello, or one without a name")
+        if self._has_hello or not 0 < len(router_id) <= MAX_ROUTER_ID_CHARS:
+            self.end(Code.INVALID_ARGUMENT, "a second hello, or none with a name of 1 to 64 chars")
             return
         self._has_hello = True
         self._on_hello(router_id)

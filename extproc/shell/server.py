@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Protocol
 
 from extproc.core import messages as m
@@ -23,7 +24,12 @@ from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
-PROTOCOL, INTERNAL = _CAUSES = "protocol", "internal"
+PROTOCOL, INTERNAL, SILENCE = _CAUSES = "protocol", "internal", "silence"
+
+MAX_SILENCE_S = 900.0
+"""For which a call may wait for the data plane's next message: three times what Envoy lets a client
+be silent by default (`stream_idle_timeout`), as nothing comes while it gathers a slow upload. It is
+noticed within twice the time."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +52,7 @@ class ExternalProcessor:
         call_later: Runs a callable after so many seconds, unless its handle is cancelled.
         is_open: Whether requests are taken. Asked once for each.
         num_open: RPCs open now.
-        num_broken: RPCs that an error ended, by cause: `PROTOCOL` or `INTERNAL`.
+        num_broken: RPCs that an error ended, by cause: `PROTOCOL`, `INTERNAL` or `SILENCE`.
     """
 
     new_stream: Callable[[Metadata], Stream]
@@ -56,6 +62,7 @@ class ExternalProcessor:
     is_open: Callable[[], bool] = lambda: True
     num_open: int = 0
     num_broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
+    _looked_at: dict[_Session, float] = field(default_factory=dict)  # unanswered ones, oldest first
 
     def methods(self) -> list[Method]:
         """What a transport serves."""
@@ -71,7 +78,31 @@ class ExternalProcessor:
         if not self.is_open():
             return _TurnedAway(call)
         self.num_open += 1
-        return _Session(self, call, metadata)
+        session = _Session(self, call, metadata)
+        self._looked_at[session] = session.heard_s
+        return session
+
+    def tick(self) -> None:
+        """End calls that the data plane has left without a word; to be called about once a second.
+
+        Only where it owes a message: not where a rule holds the request or an answer runs.
+        """
+        now = self.clock()
+        before_s = now - MAX_SILENCE_S
+        for session in list(
+            takewhile(lambda each: self._looked_at[each] < before_s, self._looked_at)
+        ):
+            del self._looked_at[session]
+            if session.stream.awaits_message and session.heard_s < before_s:
+                self.broke(SILENCE, "the data plane has left a request without a word")
+                session.fail(Code.DEADLINE_EXCEEDED, "nothing more came of the request")
+            elif not session.stream.is_answered:
+                self._looked_at[session] = now
+
+    def closed(self, session: _Session) -> None:
+        """An RPC is over."""
+        self.num_open -= 1
+        self._looked_at.pop(session, None)
 
 
 class _TurnedAway:
@@ -91,12 +122,13 @@ class _TurnedAway:
 
 
 class _Session:
-    __slots__ = ("_call", "_is_holding", "_service", "_stream", "_timer")
+    __slots__ = ("_call", "_is_holding", "_service", "_timer", "heard_s", "stream")
 
     def __init__(self, service: ExternalProcessor, call: Call, metadata: Metadata) -> None:
         self._service = service
         self._call = call
-        self._stream = service.new_stream(metadata)
+        self.stream = service.new_stream(metadata)
+        self.heard_s = service.clock()
         self._timer: TimerHandle | None = None
         self._is_holding = False
 
@@ -112,10 +144,10 @@ class _Session:
 
     def _handle(self, told: bytes | m.Event) -> None:
         """Carry out what the stream makes of a message, or of an event that is ours."""
-        service, call, stream = self._service, self._call, self._stream
+        service, call, stream = self._service, self._call, self.stream
         try:
             event = service.codec.decode(told) if isinstance(told, bytes) else told
-            now = service.clock()
+            now = self.heard_s = service.clock()
             for command in stream.handle(event, now=now):
                 if isinstance(command, m.End):
                     call.end()
@@ -128,29 +160,30 @@ class _Session:
                 call.hold(stream.held_bytes, is_whole=stream.is_whole)
         except ProtocolError as error:
             service.broke(PROTOCOL, f"the data plane broke the ext_proc protocol: {error}")
-            self._fail(Code.INVALID_ARGUMENT, str(error))
+            self.fail(Code.INVALID_ARGUMENT, str(error))
         except Exception:
             service.broke(INTERNAL, "a request could not be handled", with_traceback=True)
-            self._fail(Code.INTERNAL, "internal error, see the picker's log")
+            self.fail(Code.INTERNAL, "internal error, see the picker's log")
 
-    def _fail(self, code: Code, details: str) -> None:
+    def fail(self, code: Code, details: str) -> None:
+        """End the RPC, and the pick if there is one: its request goes nowhere."""
         try:
-            self._stream.abandon(now=self._service.clock())
+            self.stream.abandon(now=self._service.clock())
         finally:
             self._call.end(code, details)
 
     def half_close(self) -> None:
-        if self._stream.is_answered:
+        if self.stream.is_answered:
             self._call.end()
         else:
             self._call.end(Code.CANCELLED, "closed before the request was answered")
 
     def closed(self) -> None:
         service = self._service
-        service.num_open -= 1
+        service.closed(self)
         if self._timer is not None:
             self._timer.cancel()
         try:
-            self._stream.handle(m.Ended(), now=service.clock())
+            self.stream.handle(m.Ended(), now=service.clock())
         except Exception:
             service.broke(INTERNAL, "a request could not be ended", with_traceback=True)

@@ -180,6 +180,18 @@ def test_fallbacks_have_the_adapter_first_and_then_the_least_pending() -> None:
     assert order == tuple(address(number) for number in (3, 2, 1, 4))
 
 
+def test_of_many_with_the_adapter_the_fallbacks_are_those_with_the_least_pending() -> None:
+    views = snapshot(
+        endpoint_view(1, num_pending=0),
+        endpoint_view(2, num_pending=2, cpu_adapters=("a",)),
+        *(endpoint_view(number, pending_by_adapter={"a": number}) for number in (3, 4, 5)),
+    )
+
+    order = picked(picker(num_fallbacks=2).pick(views, request())).endpoints
+
+    assert order == tuple(address(number) for number in (5, 2, 3))
+
+
 def test_fallbacks_of_the_base_model_have_the_least_pending() -> None:
     views = snapshot(
         endpoint_view(1, num_pending=2, gpu_adapters=("a",)),

@@ -544,6 +544,7 @@ def test_picks_that_the_report_leaves_no_room_for_are_ended_oldest_first() -> No
     assert reconciled(3) == []
     assert reconciled(0, grace_s=2.0) == ["0", "1"]
     assert reconciled(0, grace_s=10.0) == []
+    assert reconciled(0, grace_s=0.0) == ["0", "1", "2", "3"]
 
 
 def test_nothing_is_reconciled_with_an_endpoint_that_never_reported() -> None:

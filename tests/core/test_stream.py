@@ -842,3 +842,14 @@ def test_a_refused_request_keeps_no_bytes_although_its_stream_lives() -> None:
 
     assert exchange.stream.state is State.DONE
     assert parts == []
+
+
+def test_a_stream_says_who_has_to_act_next() -> None:
+    """First the data plane, until all has come; then nothing more of the body is to be kept."""
+    exchange = begin(Wait(until_s=0.0))
+    seen = [(exchange.stream.awaits_message, exchange.stream.is_whole)]
+    for event in (request_headers(), m.RequestBody(BODY, True)):
+        exchange.tell(event)
+        seen.append((exchange.stream.awaits_message, exchange.stream.is_whole))
+
+    assert seen == [(True, False), (True, False), (False, True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -15,9 +16,12 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.openai import MAX_MODEL_BYTES
 from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo
 from extproc.shell.decisions import (
+    MAX_FILTER_MODELS,
     MAX_PER_PASS,
+    MAX_REQUEST_BYTES,
     MAX_SHARE,
     MIN_BEHIND,
     DecisionRecord,
@@ -509,3 +513,33 @@ def contents(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+
+
+def test_a_watcher_may_ask_for_so_many_models_at_most() -> None:
+    service = DecisionsService()
+    names = [str(number) * MAX_MODEL_BYTES for number in range(10)] * (MAX_FILTER_MODELS // 10)
+    accepted, _ = watch(service, models=names)
+    refused = [
+        watch(service, models=[*names, "a"])[0],
+        watch(service, models=["a" * MAX_REQUEST_BYTES])[0],
+        watch(service, endpoint="a" * MAX_REQUEST_BYTES)[0],
+    ]
+
+    assert accepted.ended is None
+    assert [each.code for each in refused] == [Code.INVALID_ARGUMENT] * 3
+    assert service.num_watchers == 1
+
+
+def test_a_replay_is_told_in_passes_like_what_is_live() -> None:
+    later: list[Callable[[], None]] = []
+    service = DecisionsService(1000, later=lambda _, call: later.append(call))
+    for _ in range(1000):
+        service.publish(picked())
+    call, _ = watch(service, replay_last=1000)
+    num_sent = [0]
+    while later:
+        later.pop()()
+        num_sent.append(len(call.sent))
+
+    assert num_sent[-1] == 1000
+    assert max(b - a for a, b in itertools.pairwise(num_sent)) == MAX_PER_PASS

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.types import Endpoint
-from extproc.shell.eds import TYPE_URL, EdsService
+from extproc.shell.eds import MAX_NAMES, MAX_STREAMS, TYPE_URL, EdsService
 from extproc.shell.rpc import Code, Session
 from tests.shell.fake_call import FakeCall, begin
 
@@ -324,3 +324,29 @@ def test_a_client_ends_up_with_the_newest_set_and_never_has_two_answers_open(
         assert client.call.sent == []
     else:
         assert client.addresses()[-1] == sorted(newest)
+
+
+def test_subscriptions_beyond_the_limit_are_refused_until_one_leaves() -> None:
+    service = EdsService()
+    service.set_endpoints([A])
+    first = Client(service)
+    for _ in range(MAX_STREAMS - 1):
+        begin(service.methods(), "StreamEndpoints")
+    refused, session = begin(service.methods(), "StreamEndpoints")
+    session.closed()
+    first.session.closed()
+    accepted = Client(service)
+
+    assert (refused.sent, refused.code) == ([], Code.RESOURCE_EXHAUSTED)
+    assert accepted.addresses() == [[A.address]]
+    assert service.num_streams == MAX_STREAMS
+
+
+def test_a_subscription_names_so_many_clusters_at_most() -> None:
+    service = EdsService()
+    service.set_endpoints([A])
+    names = [f"cluster-{number}" for number in range(MAX_NAMES)]
+    accepted, refused = Client(service, ["pods", *names[1:]]), Client(service, ["pods", *names])
+
+    assert accepted.addresses() == [[A.address]]
+    assert (refused.call.sent, refused.call.code) == ([], Code.INVALID_ARGUMENT)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
+
 import pytest
 from grpc_health.v1 import health_pb2
 
-from extproc.shell.health import EXT_PROC, LIVENESS, READINESS, HealthService
+from extproc.shell.health import EXT_PROC, LIVENESS, MAX_WATCHES, READINESS, HealthService
 from extproc.shell.rpc import Code, Session
 from tests.shell.fake_call import FakeCall, begin
 
@@ -141,3 +144,37 @@ def test_only_watch_is_long_lived() -> None:
         "/grpc.health.v1.Health/List": False,
         "/grpc.health.v1.Health/Watch": True,
     }
+
+
+def test_watches_beyond_the_limit_are_refused_until_one_leaves() -> None:
+    service = HealthService()
+    sessions = [ask(service, "Watch", READINESS)[1] for _ in range(MAX_WATCHES)]
+    refused, session = ask(service, "Watch", READINESS)
+    session.closed()
+    sessions[0].closed()
+    accepted, _ = ask(service, "Watch", READINESS)
+    checked, _ = ask(service, "Check", READINESS)
+
+    assert (refused.sent, refused.code) == ([], Code.RESOURCE_EXHAUSTED)
+    assert statuses(accepted) == [NOT_SERVING]
+    assert statuses(checked) == [NOT_SERVING]
+
+
+def test_of_a_long_name_nothing_is_kept() -> None:
+    service = HealthService()
+    name = "a" * 1_000_000
+    before = tracemalloc_of(lambda: ask(service, "Watch", name))
+
+    assert before < 10_000
+
+
+def tracemalloc_of(call: Callable[[], object]) -> int:
+    """Bytes that are still held when a call is over and its answer kept."""
+    tracemalloc.start()
+    try:
+        answer = call()
+        held_bytes, _ = tracemalloc.get_traced_memory()
+        del answer
+    finally:
+        tracemalloc.stop()
+    return held_bytes

@@ -42,6 +42,7 @@ class Served:
 
     def __init__(self, **limits: Any) -> None:
         self.dropped: Counter[HttpLimit] = Counter()
+        self.num_large = 0
         self.listener = HttpListener("127.0.0.1", 0, replace(PATIENT, **limits), self.dropped)
         self.app = web.Application()
         self.app.router.add_get("/small", self._small)
@@ -52,6 +53,7 @@ class Served:
         return web.Response(text="small")
 
     async def _large(self, request: web.Request) -> web.Response:
+        self.num_large += 1
         return web.Response(body=bytes(LARGE_BYTES))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
@@ -64,6 +66,10 @@ class Served:
     @property
     def num_open(self) -> int:
         return len(self.listener.guards)
+
+    @property
+    def num_unread_bytes(self) -> int:
+        return sum(guard.num_unread_bytes for guard in self.listener.guards.values())
 
     async def get(self) -> str:
         url = f"http://127.0.0.1:{self.listener.port}/small"
@@ -166,6 +172,21 @@ def test_an_answer_that_nobody_reads_is_dropped(run: Run) -> None:
             assert await served.get() == "small"
             await served.until(lambda: served.dropped[HttpLimit.ANSWER] == NUM_CLIENTS)
             await served.until(lambda: served.num_open == 0)
+
+    run(main())
+
+
+def test_answers_that_nobody_reads_hold_so_much_together(run: Run) -> None:
+    async def main() -> None:
+        async with (
+            serving(max_unread_bytes=LARGE_BYTES) as served,
+            stalling(served, HEAD % b"large" + b"\r\n"),
+        ):
+            await served.until(lambda: served.num_large == NUM_CLIENTS)
+            await served.until(lambda: served.num_unread_bytes <= LARGE_BYTES)
+            assert served.dropped[HttpLimit.ANSWER] > 0
+            assert served.num_open == NUM_CLIENTS - served.dropped[HttpLimit.ANSWER]
+            assert await served.get() == "small"
 
     run(main())
 

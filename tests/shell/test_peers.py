@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from extproc.core.relay import Relay, RelaySettings
 from extproc.shell.gen import peers_pb2
-from extproc.shell.peers import MAX_LINKS, PeersService
+from extproc.shell.peers import MAX_LINKS, MAX_ROUTER_ID_CHARS, PeersService
 from extproc.shell.rpc import Code, Session
 from tests.shell.fake_call import FakeCall, begin
 
@@ -274,3 +274,14 @@ def test_links_beyond_the_limit_are_refused_until_one_ends() -> None:
 
     assert refused.code is Code.RESOURCE_EXHAUSTED
     assert accepted.ended is None
+
+
+def test_a_routers_name_is_short() -> None:
+    router = Router("a")
+    taken, first = router.accept()
+    first.receive(hello("b" * MAX_ROUTER_ID_CHARS))
+    refused, second = router.accept()
+    second.receive(hello("c" * (MAX_ROUTER_ID_CHARS + 1)))
+
+    assert (taken.code, refused.code) == (None, Code.INVALID_ARGUMENT)
+    assert router.relay.linked_routers() == {"b" * MAX_ROUTER_ID_CHARS}

@@ -14,7 +14,7 @@ from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
 from extproc.shell.codec import Codec
 from extproc.shell.logs import MAX_REPEATS
 from extproc.shell.rpc import Code, Session
-from extproc.shell.server import ExternalProcessor, TimerHandle
+from extproc.shell.server import MAX_SILENCE_S, ExternalProcessor, TimerHandle
 from tests.builders import address, body
 from tests.core.dispatcher import PICK, FakeDispatcher
 from tests.shell.ext_proc import (
@@ -180,7 +180,7 @@ def test_a_rule_that_always_raises_is_counted_and_does_not_fill_the_log(
     session.receive(request_body(BODY))
 
     assert call.code is Code.OK, "another request has its answer"
-    assert service.processor.num_broken == {"protocol": 0, "internal": 50}
+    assert service.processor.num_broken == {"protocol": 0, "internal": 50, "silence": 0}
     assert len(limited_log.records) == MAX_REPEATS
 
 
@@ -193,7 +193,7 @@ def test_a_data_plane_that_breaks_the_protocol_all_the_time_does_not_fill_the_lo
         session.receive(b"garbage\xff")
         assert call.code is Code.INVALID_ARGUMENT
 
-    assert service.processor.num_broken == {"protocol": 50, "internal": 0}
+    assert service.processor.num_broken == {"protocol": 50, "internal": 0, "silence": 0}
     assert len(limited_log.records) == MAX_REPEATS
 
 
@@ -381,3 +381,52 @@ def test_a_request_of_one_buffered_message_keeps_nothing() -> None:
 
     assert call.code is Code.OK
     assert call.num_holds == 0
+
+
+# --- a data plane that says nothing more ---------------------------------------------------------
+
+
+def test_a_call_that_is_left_without_a_word_is_ended() -> None:
+    service = Service()
+    unheard, first = service.open()
+    begun, second = service.open()
+    second.receive(request_headers(body_mode=FULL_DUPLEX))
+    second.receive(request_body(BODY[:10], end_of_stream=False))
+    service.now += MAX_SILENCE_S
+    service.processor.tick()
+    in_time = (unheard.code, begun.code)
+    service.now += 1
+    service.processor.tick()
+
+    assert in_time == (None, None)
+    assert [unheard.code, begun.code] == [Code.DEADLINE_EXCEEDED] * 2
+    assert service.processor.num_broken["silence"] == 2
+    first.closed()
+    second.closed()
+    assert service.processor.num_open == 0
+
+
+def test_a_call_that_goes_on_is_not_ended_however_slow_it_is() -> None:
+    service = Service()
+    call, session = service.open()
+    session.receive(request_headers(body_mode=FULL_DUPLEX))
+    for byte in BODY:
+        service.now += MAX_SILENCE_S * 0.9
+        service.processor.tick()
+        session.receive(request_body(bytes([byte]), end_of_stream=False))
+
+    assert call.ended is None
+
+
+@pytest.mark.parametrize("num_waits", [0, 1], ids=["an answer runs", "a rule holds it"])
+def test_silence_is_no_fault_where_the_data_plane_owes_nothing(num_waits: int) -> None:
+    settings = StreamSettings(uses_response_phases=True, max_hold_s=1e9)
+    service = Service(FakeDispatcher(num_waits=num_waits), settings)
+    call, session = service.open()
+    session.receive(request_headers())
+    session.receive(request_body(BODY))
+    for _ in range(5):
+        service.now += 2 * MAX_SILENCE_S
+        service.processor.tick()
+
+    assert call.ended is None
