@@ -97,13 +97,15 @@ async def test_the_health_port_takes_short_questions_from_so_many_connections() 
     sides = ports(config(health="127.0.0.1:0"))
     await sides.start()
     host, _, port = sides.health_address.rpartition(":")
-    writers = []
+    writers: list[asyncio.StreamWriter] = []
     try:
         long_name = "a" * HEALTH_LIMITS.max_message_bytes
         with pytest.raises(aio.AioRpcError) as caught:
             await check(sides.health_address, long_name)
-        for _ in range(HEALTH_LIMITS.max_connections):
-            writers.append((await asyncio.open_connection(host, int(port)))[1])
+        writers += [
+            (await asyncio.open_connection(host, int(port)))[1]
+            for _ in range(HEALTH_LIMITS.max_connections)
+        ]
         reader, writer = await asyncio.open_connection(host, int(port))
         writers.append(writer)
         async with asyncio.timeout(5):  # before a handshake's time is up

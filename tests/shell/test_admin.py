@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import collections
 import json
-from collections.abc import AsyncIterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import Metric, Sample
 
 from extproc.core.types import EndpointView, Snapshot
 from extproc.shell.admin import AdminServer, describe_snapshot, is_loopback
@@ -51,19 +53,33 @@ class Admin:
     def __init__(self, host: str = "127.0.0.1", limits: HttpLimits = DEFAULT_HTTP_LIMITS) -> None:
         self.dropped: collections.Counter[HttpLimit] = collections.Counter()
         self.reasons: list[str] = []
-        registry = CollectorRegistry()
+        self.most_describing = self._num_describing = 0
+        self.registry = registry = CollectorRegistry()
         Counter("extproc_things", "Things", registry=registry).inc(3)
         self.server = AdminServer(
             host,
             0,
             registry=registry,
             snapshot=lambda: Snapshot((VIEW,), now=100.0),
-            decisions=lambda limit: [{"sequence": each} for each in (9, 8, 7)][:limit],
+            decisions=self._decisions,
             health=lambda: self.reasons,
             add_page=_add_page,
             limits=limits,
             dropped=self.dropped,
         )
+
+    def _decisions(self, limit: int) -> Iterator[Mapping[str, Any]]:
+        self._num_describing += 1
+        self.most_describing = max(self.most_describing, self._num_describing)
+        yield from [{"sequence": each} for each in (9, 8, 7)][:limit]
+        self._num_describing -= 1
+
+    @property
+    def num_asked(self) -> int:
+        """Connections whose request has come whole."""
+        listener = self.server._listener
+        assert listener is not None
+        return sum(guard.since_s is None for guard in listener.guards.values())
 
     async def get(
         self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET"
@@ -277,3 +293,61 @@ async def test_connections_that_stall_are_dropped_and_counted_and_the_others_ans
         assert (await admin.get("/healthz"))[0] == 200
         for _, writer in stalled:
             writer.close()
+
+
+# --- asked for too often --------------------------------------------------------------------------
+
+NUM_ASKING = 20
+
+
+class SlowPage:
+    """A collector whose page is written when the test lets it be."""
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+        self.may_end = threading.Event()
+
+    def collect(self) -> Iterator[Metric]:
+        self.num_begun += 1
+        yield SlowMetric(self.may_end)
+
+
+class SlowMetric(Metric):
+    def __init__(self, may_end: threading.Event) -> None:
+        self._may_end = may_end
+        super().__init__("slow", "Slow", "gauge")
+
+    @property
+    def samples(self) -> list[Sample]:
+        self._may_end.wait(20)
+        return []
+
+    @samples.setter
+    def samples(self, _value: list[Sample]) -> None:
+        pass
+
+
+async def test_a_page_is_written_off_the_loop_and_the_next_one_is_for_all_who_wait() -> None:
+    page = SlowPage()
+    async with serving() as admin:
+        admin.registry.register(page)
+        page.num_begun = 0
+        first = asyncio.create_task(admin.get("/metrics"))
+        while not page.num_begun:
+            await asyncio.sleep(0.01)
+        others = [asyncio.create_task(admin.get("/metrics")) for _ in range(NUM_ASKING)]
+        while admin.num_asked <= NUM_ASKING:
+            await asyncio.sleep(0.01)
+        status_meanwhile = (await admin.get("/healthz"))[0]
+        page.may_end.set()
+        answers = await asyncio.gather(first, *others)
+
+    assert {status_meanwhile, *(status for status, _, _ in answers)} == {200}
+    assert page.num_begun == 2
+
+
+async def test_decisions_are_described_for_one_at_a_time() -> None:
+    async with serving() as admin:
+        await asyncio.gather(*(admin.get("/debug/decisions") for _ in range(NUM_ASKING)))
+
+    assert admin.most_describing == 1
