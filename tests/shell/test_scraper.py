@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from extproc.core.engines import PROFILES
 from extproc.core.exposition import parse_report
 from extproc.core.types import Endpoint, LoadReport
 from extproc.shell import scraper as scraper_module
+from extproc.shell.loops import READING_SHARE, open_session
 from extproc.shell.scraper import Scraper
 
 VLLM = PROFILES["vllm"]
@@ -219,6 +221,16 @@ async def test_a_large_page_is_read_like_a_small_one() -> None:
     pod.statuses[FILTERED] = 404
     async with watching(pod) as watch:
         assert await watch.report() == REPORT
+
+
+async def test_a_server_whose_page_is_dear_to_read_is_visited_less_often() -> None:
+    """Three readings of the clock a visit: asked, answered, read. Each is a second later here."""
+    seconds, pod = itertools.count(), Pod()
+    watch = Watch(clock=lambda: float(next(seconds)))
+    async with pod.server() as server, open_session() as session:
+        visit = watch.scraper._begin(session, Endpoint(f"{server.host}:{server.port}"))
+
+        assert await visit() == pytest.approx(1.0 / READING_SHARE)
 
 
 async def test_a_page_that_is_none_is_a_failure() -> None:

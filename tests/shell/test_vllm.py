@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from random import Random
 from typing import Any
@@ -13,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from extproc.core.bounds import MAX_TOKENS, MAX_WALL_S
 from extproc.core.openai import models_body
 from extproc.core.types import Endpoint, ModelCard
-from extproc.shell.loops import TooLargeError, open_session
+from extproc.shell.loops import READING_SHARE, TooLargeError, open_session
 from extproc.shell.vllm import (
     MAX_BODY_BYTES,
     MAX_MODELS,
@@ -252,3 +253,18 @@ async def test_a_look_polls_long_before_it_is_time_and_a_second_one_waits() -> N
         await poller.aclose()
 
     assert pod.num_asked == 3
+
+
+async def test_a_server_whose_list_is_dear_to_read_is_visited_less_often() -> None:
+    """Three readings of the clock a visit: asked, answered, read. Each is a second later here."""
+    seconds = itertools.count()
+    poller = ModelsPoller(
+        on_models=lambda *_told: None,
+        on_failure=lambda *_told: None,
+        clock=lambda: float(next(seconds)),
+        rng=Random(1),
+    )
+    async with Pod().serve() as server, open_session({"Authorization": "Bearer key"}) as session:
+        visit = poller._begin(session, Endpoint(f"{server.host}:{server.port}"))
+
+        assert await visit() == pytest.approx(1.0 / READING_SHARE)
