@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
 import msgspec
 
@@ -22,19 +21,12 @@ from extproc.core import rejections
 from extproc.core.errors import RequestError
 from extproc.core.jsonskip import ContainerSkipper, StringSkipper
 from extproc.core.openai import MAX_MODEL_BYTES, check_model
+from extproc.core.slices import SliceReader, State
 from extproc.core.types import Reason, Rejection
 
 SMALL_BYTES = 256 * 1024
 """Largest body that msgspec reads, in one pass: 0.8 ms of the densest text, 0.1 of prompts."""
 
-SLICE_BYTES = 32 * 1024
-"""Bytes gone through at once: 2 ms of the densest text (nested brackets), 0.01 of prompts."""
-
-WORK_PER_PASS = 32 * 1024
-"""Units of work after which others have their turn: 1 to 3 ms. A unit is a quote or a bracket to
-look at (30 to 60 ns); what else costs time is counted in such units."""
-
-TEXT_BYTES_PER_UNIT = 64
 _UNITS_PER_MEMBER = 256
 
 MAX_MEMBERS = 1024
@@ -64,29 +56,25 @@ class _Members(msgspec.Struct, gc=False):
 _decode_members = msgspec.json.Decoder(_Members).decode
 
 
-class JsonReader:
+class JsonReader(SliceReader):
     """One body, slice by slice. Keeps at most one unfinished key or name of it.
 
     Attributes:
         model: The last top-level `model` so far, if it is a string; "" is one.
         refers_back: Whether the last top-level `previous_response_id` so far is not null.
         is_whole: The object has been closed; only white space may follow.
-        work: Units of work done so far; linear in the bytes read.
     """
 
     # Defaults of the class, not of `__init__`: most bodies are read by msgspec and need none.
     is_whole = False
     refers_back = False
-    work = 0
     _model: object = None
-    _carry = b""
-    _num_read = 0
     _num_members = 0
     _key = b""
     _skipper: StringSkipper | ContainerSkipper
 
     def __init__(self) -> None:
-        self._read: _State = JsonReader._start
+        self._read = JsonReader._start
 
     @property
     def model(self) -> str | None:
@@ -94,32 +82,10 @@ class JsonReader:
         return self._model if isinstance(self._model, str) else None
 
     def feed(self, data: bytes, at: int = 0) -> int:
-        """Read of `data` from `at` on what one pass may cost; answer where the next one begins.
-
-        Takes memory of a small multiple of `SLICE_BYTES`.
-
-        Raises:
-            RequestError: 400 INVALID_JSON or INVALID_BODY.
-        """
+        """As `SliceReader`; a small whole body at once."""
         if not self._num_read and self._read_small(data):
             return len(data)
-        limit = self.work + WORK_PER_PASS
-        while at < len(data) and self.work < limit:
-            begin, at = at, self._feed_slice(data, at, limit)
-            self._num_read += at - begin
-        return at
-
-    def _feed_slice(self, data: bytes, at: int, limit: int) -> int:
-        stop = min(at + SLICE_BYTES, len(data))
-        part, num_carried = self._carry + data[at:stop], len(self._carry)
-        self._carry = b""
-        pos, end = 0, len(part)
-        while pos < end:
-            if self.work >= limit and pos > num_carried:
-                return stop - (end - pos)
-            pos = self._read(self, part, pos)
-        self.work += 1 + (stop - at) // TEXT_BYTES_PER_UNIT
-        return stop
+        return super().feed(data, at)
 
     def result(self) -> str:
         """The model of a body that has come to its end.
@@ -311,7 +277,7 @@ class JsonReader:
     def _skipped(self, part: bytes, pos: int) -> int:
         return self._skip(part, pos, JsonReader._comma)
 
-    def _skip(self, part: bytes, pos: int, then: _State) -> int:
+    def _skip(self, part: bytes, pos: int, then: State) -> int:
         skipper = self._skipper
         before = skipper.work
         pos = skipper.skip(part, pos)
@@ -321,11 +287,6 @@ class JsonReader:
         return pos
 
     # --- helpers -------------------------------------------------------------------------------
-
-    def _wait(self, part: bytes, pos: int) -> int:
-        """Keep a token that is not complete; its length is bounded by whoever waits for it."""
-        self._carry = part[pos:]
-        return len(part)
 
     def _decoded(self, token: bytes, pos: int) -> str:
         text = _loaded(token)
@@ -338,9 +299,6 @@ class JsonReader:
             f"The request body is not valid JSON: {problem} (near byte {self._num_read + pos})."
         )
         return RequestError(Rejection(400, Reason.INVALID_JSON, message))
-
-
-_State = Callable[[JsonReader, bytes, int], int]
 
 
 def _loaded(token: bytes) -> object:

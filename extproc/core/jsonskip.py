@@ -25,7 +25,7 @@ class _Skipper:
 
     Attributes:
         has_ended: The value's end has been found.
-        work: Units of work done so far (`jsonmodel.WORK_PER_PASS`).
+        work: Units of work done so far (`slices.WORK_PER_PASS`).
     """
 
     has_ended = False

@@ -11,11 +11,11 @@ parts hold is gone past and not kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import SLICE_BYTES, TEXT_BYTES_PER_UNIT, WORK_PER_PASS
 from extproc.core.openai import MAX_MODEL_BYTES, check_model
+from extproc.core.slices import SliceReader
 from extproc.core.types import Reason, Rejection
 
 MAX_PARTS = 1000
@@ -37,7 +37,7 @@ _HEADER = re.compile(rf"({_TOKEN}):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 _PARAMETER = re.compile(rf'[ \t]*;[ \t]*({_TOKEN}\*?)=(?:"([^"\\]*)"|([^\s";\\]+))')
 
 
-class FormReader:
+class FormReader(SliceReader):
     """One form, slice by slice. Keeps at most a part's headers and the beginning of a `model`.
 
     Args:
@@ -46,7 +46,6 @@ class FormReader:
     Attributes:
         model: The last field `model` so far that stands up to the boundary behind it.
         refers_back: False: forms name no earlier response.
-        work: Units of work done so far; linear in the bytes read.
         is_whole: The last boundary has been read; what follows it does not count.
 
     Raises:
@@ -57,36 +56,11 @@ class FormReader:
 
     def __init__(self, content_type: str) -> None:
         self._delimiter = b"\r\n--" + _boundary(content_type)
-        self._carry = b""
         self._content: bytes | None = None
-        self._num_parts = self.work = 0
-        self._read: _State = FormReader._first_boundary
+        self._num_parts = 0
+        self._read = FormReader._first_boundary
         self.model: str | None = None
         self.is_whole = False
-
-    def feed(self, data: bytes, at: int = 0) -> int:
-        """Read of `data` from `at` on what one pass may cost; answer where the next one begins.
-
-        Raises:
-            RequestError: 400 INVALID_BODY for a form that readers could disagree about, or a
-                `model` that is a file or not UTF-8.
-        """
-        limit = self.work + WORK_PER_PASS
-        while at < len(data) and self.work < limit and not self.is_whole:
-            at = self._feed_slice(data, at, limit)
-        return len(data) if self.is_whole else at
-
-    def _feed_slice(self, data: bytes, at: int, limit: int) -> int:
-        stop = min(at + SLICE_BYTES, len(data))
-        part, num_carried = self._carry + data[at:stop], len(self._carry)
-        self._carry = b""
-        pos, end = 0, len(part)
-        while pos < end:
-            if self.work >= limit and pos > num_carried:
-                return stop - (end - pos)
-            pos = self._read(self, part, pos)
-        self.work += 1 + (stop - at) // TEXT_BYTES_PER_UNIT
-        return stop
 
     def result(self) -> str:
         """The field `model` of a form that has come to its end.
@@ -116,7 +90,7 @@ class FormReader:
             raise _invalid("text follows a boundary on its line")
         self._end_part()
         if ending == b"--":
-            self.is_whole = True
+            self.is_whole, self._read = True, FormReader._epilogue
             return len(part)
         self._num_parts += 1
         self.work += _UNITS_PER_PART
@@ -124,6 +98,9 @@ class FormReader:
             raise _invalid(f"it has more than {MAX_PARTS} parts")
         self._read = FormReader._headers
         return pos  # the line end before the first header may be that of no header
+
+    def _epilogue(self, part: bytes, _pos: int) -> int:
+        return len(part)
 
     def _end_part(self) -> None:
         content, self._content = self._content, None
@@ -164,13 +141,6 @@ class FormReader:
             return self._wait(part, end)
         self._read = FormReader._boundary_end
         return found + len(self._delimiter)
-
-    def _wait(self, part: bytes, pos: int) -> int:
-        self._carry = part[pos:]
-        return len(part)
-
-
-_State = Callable[[FormReader, bytes, int], int]
 
 
 def _disposition(headers: bytes) -> Mapping[str, str]:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from extproc.core import jsonmodel
 from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import MAX_MEMBERS, SLICE_BYTES, SMALL_BYTES, WORK_PER_PASS, JsonReader
+from extproc.core.jsonmodel import MAX_MEMBERS, SMALL_BYTES, JsonReader
 from extproc.core.openai import MAX_MODEL_BYTES
+from extproc.core.slices import SLICE_BYTES, WORK_PER_PASS
 from extproc.core.types import Reason
 from tests.core.json_documents import documents, requests
 

@@ -13,13 +13,13 @@ from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import SLICE_BYTES, WORK_PER_PASS
 from extproc.core.multipart import (
     MAX_BOUNDARY_BYTES,
     MAX_PART_HEADERS_BYTES,
     MAX_PARTS,
     FormReader,
 )
+from extproc.core.slices import SLICE_BYTES, WORK_PER_PASS
 from extproc.core.types import Reason
 
 patient = settings(deadline=None)  # a busy machine is no failure

@@ -11,7 +11,7 @@ from hypothesis import event as note
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.core import jsonmodel
+from extproc.core import jsonmodel, slices
 from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
 from extproc.core.messages import BodyMode
@@ -202,8 +202,11 @@ def test_every_event_is_answered_once_in_order_and_the_end_comes_last(
     exchange = begin(result, **configured)
     exchange.dispatcher.num_waits = num_waits
     observer = Observer(exchange)
-    slow = {"SMALL_BYTES": 0, "SLICE_BYTES": 7, "WORK_PER_PASS": 1}
-    with patch.dict(vars(jsonmodel), slow if is_read_slowly else {}):
+    whole, slow = {"SMALL_BYTES": 0}, {"SLICE_BYTES": 7, "WORK_PER_PASS": 1}
+    with (
+        patch.dict(vars(jsonmodel), whole if is_read_slowly else {}),
+        patch.dict(vars(slices), slow if is_read_slowly else {}),
+    ):
         try:
             for event in events:
                 observer.tell(event)
