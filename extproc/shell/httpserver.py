@@ -95,6 +95,7 @@ class HttpListener:
         runner = web.AppRunner(
             app,
             access_log=None,
+            handler_cancellation=True,  # nothing is made for those who have left
             keepalive_timeout=limits.idle_s,
             lingering_time=limits.body_s,
             shutdown_timeout=limits.stop_s,

@@ -53,7 +53,7 @@ class Admin:
     def __init__(self, host: str = "127.0.0.1", limits: HttpLimits = DEFAULT_HTTP_LIMITS) -> None:
         self.dropped: collections.Counter[HttpLimit] = collections.Counter()
         self.reasons: list[str] = []
-        self.most_describing = self._num_describing = 0
+        self.num_described = self.most_describing = self._num_describing = 0
         self.registry = registry = CollectorRegistry()
         Counter("extproc_things", "Things", registry=registry).inc(3)
         self.server = AdminServer(
@@ -70,6 +70,7 @@ class Admin:
 
     def _decisions(self, limit: int) -> Iterator[Mapping[str, Any]]:
         self._num_describing += 1
+        self.num_described += 1
         self.most_describing = max(self.most_describing, self._num_describing)
         yield from [{"sequence": each} for each in (9, 8, 7)][:limit]
         self._num_describing -= 1
@@ -351,3 +352,24 @@ async def test_decisions_are_described_for_one_at_a_time() -> None:
         await asyncio.gather(*(admin.get("/debug/decisions") for _ in range(NUM_ASKING)))
 
     assert admin.most_describing == 1
+
+
+async def test_nothing_is_made_for_those_who_have_left() -> None:
+    async with serving() as admin:
+        listener = admin.server._listener
+        assert listener is not None
+        async with admin.server._debugging._lock:  # somebody's page is being made
+            writers = []
+            for _ in range(NUM_ASKING):
+                _, writer = await asyncio.open_connection("127.0.0.1", admin.server.port)
+                writer.write(b"GET /debug/decisions HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                writers.append(writer)
+            while admin.num_asked < NUM_ASKING:
+                await asyncio.sleep(0.01)
+            for writer in writers:
+                writer.transport.abort()
+            while listener.guards:
+                await asyncio.sleep(0.01)
+        await admin.get("/debug/decisions")
+
+    assert admin.num_described == 1
