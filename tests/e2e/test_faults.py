@@ -336,7 +336,6 @@ async def test_a_killed_pod_costs_at_most_what_it_was_running(
         await load.some()
         await pods[0].kill()
         await load.some(200)
-        retries = await envoy.stats("cluster.pods.upstream_rq_retry$")
         is_over = await eventually(lambda: _is_told(envoy, len(load.answers)))
 
     assert is_over
@@ -344,7 +343,6 @@ async def test_a_killed_pod_costs_at_most_what_it_was_running(
     assert len(lost) <= num_clients, causes(envoy)
     # UC: the connection broke while the pod had the request. UF would be one that was refused.
     assert causes(envoy).keys() <= {"200/-", "503/UC"}
-    assert sum(retries.values()) >= 1
 
 
 async def _is_told(envoy: EnvoyProcess, num_requests: int) -> bool:
