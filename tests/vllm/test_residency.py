@@ -211,6 +211,10 @@ async def test_what_other_routers_send_is_told_by_the_log(
     await assert_equals_engine(router)
 
 
+def _under_way(report: LoadReport) -> int:
+    return report.num_running + report.num_waiting
+
+
 async def test_requests_that_wait_for_a_slot_have_loaded_nothing(router: Router) -> None:
     """Three adapters in flight over two slots: the two that came first hold them."""
     first, second, third, *rest = STARTED_WITH
@@ -218,10 +222,10 @@ async def test_requests_that_wait_for_a_slot_have_loaded_nothing(router: Router)
         await router.send(adapter, 4)
 
     async with asyncio.TaskGroup() as group:
-        for adapter in (first, second, third):
+        for num_sent, adapter in enumerate((first, second, third), start=1):
             group.create_task(router.send(adapter, 400))
-            await asyncio.sleep(0.1)
-        report = await router.scrape()
+            while _under_way(report := await router.scrape()) < num_sent:
+                await asyncio.sleep(0.02)
         caches = await router.client.caches()
         inferred = router.residency.gpu_adapters
 
