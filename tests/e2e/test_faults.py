@@ -407,10 +407,11 @@ async def test_the_whole_body_goes_to_an_alternate_however_it_came(
     ):
         client = Client(envoy.url, http)
         await pods[0].kill()
-        answers = [await client.chat("base", padding_bytes=300_000) for _ in range(12)]
+        # Each goes to one of three by chance: one in ten million runs spares the dead one.
+        answers = [await client.chat("base", padding_bytes=300_000) for _ in range(40)]
         refused = await envoy.stats("cluster.pods.upstream_cx_connect_fail$")
 
-    assert Counter(map(outcome, answers)) == {"served": 12}
+    assert Counter(map(outcome, answers)) == {"served": 40}
     assert sum(refused.values()) >= 1
 
 
