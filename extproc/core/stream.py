@@ -6,7 +6,8 @@ Rules:
 3. Every delivered event is answered once, in order. Nothing is ever answered unasked.
 4. `End` comes right after the last needed answer and never before one: Envoy takes an RPC that
    ends with OK unanswered for "carry on without me".
-5. With the response phases in use, the pick is finished here, once, when the stream ends.
+5. With the response phases in use, the pick is finished here, once, when the stream ends; without
+   them only where the request is refused after it was routed.
 
 States: HEADERS (nothing seen) -> BODY (the model is not known yet) -> READING (more came than is
 read in one pass: the rest after others had their turn) -> WAITING (only where the rule holds the
@@ -140,7 +141,7 @@ class Stream:
     @property
     def is_whole(self) -> bool:
         """Nothing more will be kept of the body."""
-        return self.state in (State.READING, State.WAITING)
+        return self.state is State.WAITING or (self.state is State.READING and self._is_over())
 
     def abandon(self, *, now: float) -> None:
         """The answer could not be given: the request will not reach the pick's endpoint."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from extproc.core import body as body_module
+from extproc.core import jsonmodel, slices
 from extproc.core import messages as m
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.errors import ProtocolError
@@ -822,6 +825,23 @@ def test_without_memory_an_unfinished_request_gets_429_and_keeps_nothing(
     assert exchange.stream.held_bytes == 0
     assert [reason.reason for reason in exchange.dispatcher.rejections] == [Reason.MEMORY]
     assert exchange.tell(m.RequestBody(BODY[9:], True)) == []
+
+
+@pytest.mark.parametrize(("mode", "is_whole"), [({}, True), (STREAMED, False), (DUPLEX, False)])
+def test_a_body_that_is_being_read_is_whole_only_if_no_more_can_come(
+    mode: dict[str, Any], is_whole: bool
+) -> None:
+    """What counts as whole is given up last, and waits for nobody's room."""
+    exchange = begin(early_decision_bytes=1)
+    with (
+        patch.dict(vars(jsonmodel), {"SMALL_BYTES": 0}),
+        patch.dict(vars(slices), {"SLICE_BYTES": 7, "WORK_PER_PASS": 1}),
+        patch.dict(vars(body_module), {"SMALL_BYTES": 0}),
+    ):
+        exchange.tell(request_headers(**mode), m.RequestBody(BODY[:-1]))
+    assert exchange.stream.state is State.READING
+
+    assert exchange.stream.is_whole == is_whole
 
 
 def test_without_memory_for_the_rest_of_a_routed_body_its_pick_is_let_go_once() -> None:
