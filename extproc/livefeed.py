@@ -38,7 +38,8 @@ class LiveFeed:
     Attributes:
         about: What does not change: version and the like, shown as it is.
         snapshot: The pool now.
-        models: Everything registered on any endpoint.
+        registry: Everything registered on any endpoint, by name: another object whenever it is not
+            what it was.
         decisions: Remembers the last decisions.
         telemetry: Has counted.
         attainment: Has judged.
@@ -51,7 +52,7 @@ class LiveFeed:
 
     about: Mapping[str, str | int]
     snapshot: Callable[[], Snapshot]
-    models: Callable[[], Iterable[ModelCard]]
+    registry: Callable[[], Mapping[str, ModelCard]]
     decisions: DecisionsService
     telemetry: Telemetry
     attainment: Attainment
@@ -63,6 +64,7 @@ class LiveFeed:
     _samples: deque[tuple[float, Totals, int]] = field(default_factory=deque)
     _described: dict[int, dict[str, Any]] = field(default_factory=dict)
     _num_shown: int = 0
+    _listed: tuple[Mapping[str, ModelCard], list[str], int] = ({}, [], 0)
 
     def compose(self) -> bytes:
         """One frame: JSON on one line.
@@ -139,10 +141,11 @@ class LiveFeed:
         for view in views:
             active.update(view.pending_by_adapter)
             resident.update(view.gpu_adapters)
-        in_use = sorted({*active, *resident}, key=lambda n: (-active[n], -resident[n], n))
-        idle = {card.id for card in self.models() if card.parent is not None}.difference(in_use)
-        chosen = in_use[:MAX_ADAPTERS]
-        chosen += nsmallest(MAX_ADAPTERS - len(chosen), idle)
+        in_use = {*active, *resident}
+        first_listed, num_listed = self._adapters_listed()
+        chosen = nsmallest(MAX_ADAPTERS, in_use, key=lambda n: (-active[n], -resident[n], n))
+        chosen += [name for name in first_listed if name not in in_use]
+        del chosen[MAX_ADAPTERS:]
         cells = _cells(chosen, shown)
         counts: dict[str, list[tuple[int, int]]] = {name: [] for name in chosen}
         for place, view in enumerate(shown):
@@ -150,7 +153,21 @@ class LiveFeed:
                 if name in counts:
                     counts[name].append((place, count))
         rows = [(shortened(name, _MAX_CHARS), cells[name], counts[name]) for name in chosen]
-        return rows, len(in_use) + len(idle)
+        return rows, num_listed + sum(not self._is_adapter(name) for name in in_use)
+
+    def _adapters_listed(self) -> tuple[list[str], int]:
+        """The first adapters by name, and how many are registered in all."""
+        registry, first, num_listed = self._listed
+        if self.registry() is not registry:
+            registry = self.registry()
+            names = [name for name, card in registry.items() if card.parent is not None]
+            first, num_listed = nsmallest(2 * MAX_ADAPTERS, names), len(names)
+            self._listed = registry, first, num_listed
+        return first, num_listed
+
+    def _is_adapter(self, name: str) -> bool:
+        card = self.registry().get(name)
+        return card is not None and card.parent is not None
 
     def _last_decisions(self) -> tuple[list[dict[str, Any]], int]:
         """The last ones, newest first, and how many more there were since the last frame."""

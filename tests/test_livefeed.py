@@ -30,11 +30,12 @@ class Scene:
         self.decisions = DecisionsService(1000)
         self.telemetry = Telemetry(snapshot=self.snapshot, version="1")
         self.attainment = Attainment(0.5)
-        cards = [ModelCard("base"), *(ModelCard(name, parent="base") for name in adapters)]
+        cards = {name: ModelCard(name, parent="base") for name in adapters}
+        registry = {"base": ModelCard("base"), **cards}
         self.feed = LiveFeed(
             about={"version": "1.2.3", "router": "r1", "started_wall_ms": 5},
             snapshot=self.snapshot,
-            models=lambda: cards,
+            registry=lambda: registry,
             decisions=self.decisions,
             telemetry=self.telemetry,
             attainment=self.attainment,

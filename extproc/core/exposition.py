@@ -29,8 +29,9 @@ from extproc.core.errors import ExpositionError
 from extproc.core.remembered import Remembered
 from extproc.core.types import LoadReport
 
+_MAX_NAME_BYTES = 4096  # of a metric's name; a page may be one line of megabytes
 _FIRST_LINE = re.compile(rb"\s*([^\n]*)")
-_NAME = re.compile(rb"[a-zA-Z_:][\w:]*(?=[{ \t])")
+_NAME = re.compile(rb"[a-zA-Z_:][\w:]*+(?=[{ \t])")
 _OPENING = re.compile(rb"[ \t]*\{[ \t]*")
 _LABEL = re.compile(
     rb'[ \t]*([a-zA-Z_]\w*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(?:,[ \t]*|\Z)'
@@ -94,7 +95,7 @@ def _require_text_format(page: bytes) -> None:
     first_line = _FIRST_LINE.match(page)
     line = first_line[1] if first_line else b""
     if line and not line.startswith(b"#"):
-        name = _NAME.match(line)
+        name = _NAME.match(line, 0, _MAX_NAME_BYTES)
         if name is None:
             raise ExpositionError(f"not a metrics page: it begins with {_quote(line)}")
         _split_line(line[name.end() :])

@@ -24,6 +24,7 @@ class ModelIndex:
 
     def __init__(self) -> None:
         self.by_name: Mapping[str, ModelCard] = {}
+        self._num_lists: dict[str, int] = {}  # how many endpoints list each name
 
     def get(self, name: str) -> ModelCard | None:
         """The card of `name`, None where nobody lists it."""
@@ -34,30 +35,40 @@ class ModelIndex:
         return list(self.by_name.values())
 
     def replace(self, before: Cards, after: Cards, lists: Iterable[Cards | None]) -> None:
-        """Take that an endpoint lists `after` instead of `before`.
+        """Take that an endpoint lists `after` instead of `before`. O(names of both).
 
         Args:
             before: Its last list, empty where there was none.
             after: Its list now, empty where there is none.
-            lists: The lists of all endpoints now, this one's included; None for unknown.
+            lists: The lists of all endpoints now, this one's included; None for unknown. Read
+                only for the names of which several endpoints have something to say.
         """
-        names = [name for name in {**before, **after} if self._may_change(name, before, after)]
-        if names:
-            told, by_name = [each for each in lists if each is not None], dict(self.by_name)
-            for name in names:
-                cards = [each[name] for each in told if name in each]
-                if cards:
-                    by_name[name] = agreed(cards)
-                else:
-                    by_name.pop(name, None)
+        by_name, num_lists = dict(self.by_name), self._num_lists
+        contested, is_changed = [], False
+        for name in before.keys() - after.keys():
+            num_lists[name] -= 1
+            if num_lists[name]:
+                contested.append(name)
+            else:
+                del num_lists[name], by_name[name]
+                is_changed = True
+        for name, card in after.items():
+            old, known = before.get(name), by_name.get(name)
+            if old is None:
+                num_lists[name] = num_lists.get(name, 0) + 1
+            if known is None:
+                by_name[name] = card
+                is_changed = True
+            elif old is not card and (old is not None or _said(known) != _said(card)):
+                # One more of the same mind changes nothing: pods that list the same come in turn.
+                contested.append(name)
+        told = [each for each in lists if each is not None] if contested else []
+        for name in contested:
+            cards = [each[name] for each in told if name in each]
+            if cards:  # else others that list it are leaving too, and will be taken out
+                by_name[name] = agreed(cards)
+        if contested or is_changed:
             self.by_name = by_name
-
-    def _may_change(self, name: str, before: Cards, after: Cards) -> bool:
-        """Not by one more of the same mind, as when pods that list the same come one by one."""
-        old, new, card = before.get(name), after.get(name), self.by_name.get(name)
-        if old == new:
-            return False
-        return old is not None or new is None or card is None or _said(card) != _said(new)
 
 
 def agreed(cards: Sequence[ModelCard]) -> ModelCard:

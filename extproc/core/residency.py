@@ -102,11 +102,12 @@ class Residency:
         """Take the adapters that `/v1/models` lists, all of them, in its order."""
         names = dict.fromkeys(adapters)
         before = self._registered
-        for position, adapter in enumerate(names, start=-len(names)):  # below any wall time
-            if before is None:
-                self._touch(adapter, (-inf, position))
-            elif adapter not in before:
-                self._load(adapter, (now, position))
+        new = [each for each in names if before is None or each not in before]
+        at_s, num_new = -inf if before is None else now, len(new)
+        for place, adapter in enumerate(new, start=-num_new):  # below any wall time
+            # Of more than are remembered, the first have been evicted by the last.
+            if place >= -self._num_remembered or adapter in self._touched:
+                self._load(adapter, (at_s, place))
         self._registered = names
         self._unloaded = self._touched.keys() - names.keys()
         self._trim()
@@ -168,6 +169,10 @@ class Residency:
         slots, cached = self._num_slots, self._max_cpu_loras
         return None if slots is None and cached is None else max(slots or 1, cached or 1)
 
+    @property
+    def _num_remembered(self) -> int:
+        return max(MAX_REMEMBERED, self._max_cpu_loras or 0)
+
     def _touch(self, adapter: str, touch: _Touch) -> None:
         if touch >= self._touched.get(adapter, touch):
             # Taken out first: of equal touches the one noted last counts as the later one.
@@ -197,7 +202,7 @@ class Residency:
 
     def _trim(self) -> None:
         """Drop what was evicted. Only a touch brings it back, so nothing is lost."""
-        most = max(MAX_REMEMBERED, self._max_cpu_loras or 0)
+        most = self._num_remembered
         limit = min(self._num_cached or most, most)
         if len(self._logged_s) > most:
             newest = nlargest(most // 2, self._logged_s.items(), key=_LAST_TOUCH)

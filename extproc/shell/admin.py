@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -188,9 +188,9 @@ class AdminServer(_HttpServer):
         )
 
     async def _get_snapshot(self, request: web.Request) -> web.Response:
-        return web.json_response(text=await self._debugging.take(self._make_snapshot))
+        return web.json_response(body=await self._debugging.take(self._make_snapshot))
 
-    async def _make_snapshot(self) -> str:
+    async def _make_snapshot(self) -> bytes:
         # Megabytes for many pods and adapters. A snapshot is immutable, so requests need not wait.
         return await asyncio.to_thread(_snapshot_as_json, self._snapshot())
 
@@ -199,14 +199,14 @@ class AdminServer(_HttpServer):
         if not (asked.isascii() and asked.isdigit() and len(asked) <= 6):
             raise web.HTTPBadRequest(text="n is the number of decisions wanted, 0 to 999999\n")
         make = partial(self._make_decisions, int(asked))
-        return web.json_response(text=await self._debugging.take(make))
+        return web.json_response(body=await self._debugging.take(make))
 
-    async def _make_decisions(self, limit: int) -> str:
-        described: list[Mapping[str, Any]] = []
+    async def _make_decisions(self, limit: int) -> bytes:
+        described = []
         for each in self._decisions(limit):
-            described.append(each)
+            described.append(msgspec.json.encode(each))
             await asyncio.sleep(0)  # requests come first
-        return await asyncio.to_thread(json.dumps, {"decisions": described})
+        return b'{"decisions": [%b]}' % b", ".join(described)
 
 
 def is_loopback(host: str) -> bool:
@@ -230,8 +230,8 @@ def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
     return {"endpoints": [_describe_view(view, snapshot.now) for view in snapshot.endpoints]}
 
 
-def _snapshot_as_json(snapshot: Snapshot) -> str:
-    return json.dumps(describe_snapshot(snapshot))
+def _snapshot_as_json(snapshot: Snapshot) -> bytes:
+    return msgspec.json.encode(describe_snapshot(snapshot))
 
 
 def _describe_view(view: EndpointView, now: float) -> dict[str, Any]:

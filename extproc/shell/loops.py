@@ -37,9 +37,10 @@ OnFailure = Callable[[str, str, bool], None]
 # A burst of pokes (every answer 404 is one) must not become a burst of visits.
 _MIN_REST_S = 0.05
 
-READING_SHARE = 0.02
+READING_SHARE = 0.005
 """Part of the time that reading one server's answers may take: one whose pages are dear is visited
-less often, as it is when the machine is busy. A page of vLLM takes 0.02 to 0.1 ms."""
+less often, as it is when the machine is busy. A page of vLLM takes 0.02 to 0.1 ms. So small that a
+few dear ones do not decide how long the slowest hundredth of requests waits."""
 
 # Keeps 2**n finite; every sensible limit is reached long before.
 _MAX_DOUBLINGS = 30

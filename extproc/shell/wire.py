@@ -1,12 +1,14 @@
 """Our own gRPC server: sockets and the clock around `extproc.core.wire`.
 
-One pass per read, one write per pass: `data_received` hands the bytes to the core, which calls the
-sessions, and writes what they all answered at once. No task, no future, no await per request.
+Nearly always one pass per read, one write per pass: `data_received` hands the bytes to the core,
+which calls the sessions, and writes what they all answered at once. No task, no future, no await
+per request. What a read brought beyond one pass's work waits until others have had a turn.
 Services may also answer later, from any callback of the same loop; then one write is scheduled for
 everything that was answered until it runs.
 
-Reading is never paused: WINDOW_UPDATE and RST_STREAM come on that same socket. When the socket
-takes no more, the core queues per stream instead, within `Limits.max_queued_bytes`.
+Reading pauses between the passes over one read, but for nothing else: WINDOW_UPDATE and RST_STREAM
+come on that same socket. When the socket takes no more, the core queues per stream instead, within
+`Limits.max_queued_bytes`.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class _Wire(asyncio.Protocol):
         self._tls = TlsBytes(server.ssl_context) if server.ssl_context is not None else None
         self._transport: asyncio.Transport | None = None
         self._is_closing = False
+        self._rest, self._position = b"", 0  # of a read that takes more than one pass
         self.connection: Connection | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -85,12 +88,31 @@ class _Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._tls is not None:
             data = self._decrypt(self._tls, data)
-        connection = self.connection
-        if connection is not None and data:
-            connection.receive(data, now=self._loop.time())
+        if self._rest:
+            self._rest += data  # it had been read before reading was paused
+        else:
+            self._receive(data, 0)
+
+    def _receive(self, data: bytes, position: int) -> None:
+        connection, transport = self.connection, self._transport
+        if connection is not None and position < len(data):
+            position = connection.receive_pass(data, position, now=self._loop.time())
             self.flush()
+            if position < len(data) and transport is not None and not transport.is_closing():
+                transport.pause_reading()
+                self._rest, self._position = data, position
+                self._loop.call_soon(self._go_on)
+                return
         if self._tls is not None and self._tls.is_over:
             self._hang_up()
+
+    def _go_on(self) -> None:
+        """The next pass over what was read."""
+        data, self._rest = self._rest, b""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.resume_reading()
+            self._receive(data, self._position)
 
     def _decrypt(self, tls: TlsBytes, data: bytes) -> bytes:
         if self._transport is None or self._is_closing:

@@ -28,6 +28,11 @@ from extproc.core.wire.streams import Streams
 _ID_MASK: Final = 0x7FFFFFFF
 _RING_MASK: Final = REMEMBERED - 1
 
+# A read of 256 KiB holds some dozens of Envoy's messages, or thousands of frames that somebody
+# chose for their cost: 50 ms and more. A pass takes about 2 ms, then other connections have a turn.
+_PASS_UNITS: Final = 64  # frames, of about 30 us each at most
+_HEADER_BYTES_PER_UNIT: Final = 128  # of a compressed header block, which may hold a field a byte
+
 
 def _nothing() -> None:
     """Nobody flushes late output: whoever drives the connection asks after every step."""
@@ -111,9 +116,21 @@ class Connection:
     # ---- bytes in
 
     def receive(self, data: bytes, *, now: float) -> None:
-        """Handle everything that a read brought. Raises nothing, whatever it is."""
+        """Handle everything that a read brought, in as many passes as it takes."""
+        position = 0
+        while position < len(data):
+            position = self.receive_pass(data, position, now=now)
+
+    def receive_pass(self, data: bytes, position: int, *, now: float) -> int:
+        """Handle what a read brought, from `position` on: all, or `_PASS_UNITS` of work.
+
+        Raises nothing, whatever it is.
+
+        Returns:
+            Where the next pass goes on; the length of `data` when nothing is left.
+        """
         if self.is_failed:
-            return
+            return len(data)
         self.now_s = now
         self.lifetime.last_received_s = now
         if now >= self.floods.end_s:
@@ -121,36 +138,40 @@ class Connection:
         self.outbox.is_in_pass = True
         try:
             if self._preface_left:
-                data = self._read_preface(data)
-            position = self._complete_unread(data) if self._unread else 0
+                position = self._read_preface(data, position)
+            if self._unread:
+                position = self._complete_unread(data, position)
             position = self._read_frames(data, position)
-            self._unread += data[position:]
         except ConnectionFault as fault:
             self.fail(fault)
+            position = len(data)
         if self.budget.is_exceeded:
             self.budget.relieve()
         self.streams.settle()
         self.outbox.is_in_pass = False
+        return position
 
-    def _read_preface(self, data: bytes) -> bytes:
+    def _read_preface(self, data: bytes, position: int) -> int:
         """9113 3.4: an invalid connection preface is a connection error, PROTOCOL_ERROR."""
-        expected = self._preface_left[: len(data)]
-        if not data.startswith(expected):
+        end = position + len(self._preface_left)
+        expected = self._preface_left[: len(data) - position]
+        if not data.startswith(expected, position):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 connection preface")
         self._preface_left = self._preface_left[len(expected) :]
-        return data[len(expected) :]
+        return min(end, len(data))
 
-    def _complete_unread(self, data: bytes) -> int:
-        """Finish the frame that the last read cut; return how much of `data` that took."""
+    def _complete_unread(self, data: bytes, position: int) -> int:
+        """Finish the frame that the last read cut; return where the next one begins."""
         unread = self._unread
-        used = max(0, min(len(data), frames.FRAME_HEADER_BYTES - len(unread)))
-        unread += data[:used]
+        start = position
+        position = min(len(data), start + max(0, frames.FRAME_HEADER_BYTES - len(unread)))
+        unread += data[start:position]
         if len(unread) < frames.FRAME_HEADER_BYTES:
-            return used
+            return position
         length = frames.FRAME_HEADER.unpack_from(unread)[0] >> 8
         size = frames.FRAME_HEADER_BYTES + _checked(length)
-        cut = min(len(data), used + size - len(unread))
-        unread += memoryview(data)[used:cut]
+        cut = min(len(data), position + size - len(unread))
+        unread += memoryview(data)[position:cut]
         if len(unread) == size:
             whole = bytes(unread)
             unread.clear()
@@ -158,13 +179,20 @@ class Connection:
         return cut
 
     def _read_frames(self, data: bytes, position: int) -> int:
-        """Handle every whole frame from `position` on; return where the first cut one begins."""
+        """Handle the whole frames from `position` on, and keep the one that is cut.
+
+        Returns where the next pass goes on; it had enough to do when that is not the end.
+        """
         streams, slots = self.streams, self.streams.closed.slots
         streams_open = streams.open
         read_header, read_u32 = frames.FRAME_HEADER.unpack_from, frames.U32.unpack_from
         quick_bytes = self.limits.max_message_bytes + grpc.PREFIX_BYTES
-        end, taken_bytes = len(data), 0
+        end, taken_bytes, units_left = len(data), 0, _PASS_UNITS
         while end - position >= frames.FRAME_HEADER_BYTES:
+            if units_left <= 0:
+                self.windows.take(taken_bytes)
+                return position
+            units_left -= 1
             word, flags, stream_id = read_header(data, position)
             length, kind = word >> 8, word & 0xFF
             start = position + frames.FRAME_HEADER_BYTES
@@ -202,6 +230,7 @@ class Connection:
                             self.windows.take_for(stream, length)
                     continue
             elif kind == frames.HEADERS:
+                units_left -= length // _HEADER_BYTES_PER_UNIT
                 if (
                     streams.last_id < stream_id <= _ID_MASK
                     and stream_id & 1
@@ -217,7 +246,8 @@ class Connection:
                     continue
             dispatch.handle(self, kind, flags, stream_id & _ID_MASK, data[start:stop])
         self.windows.take(taken_bytes)
-        return position
+        self._unread += data[position:]
+        return end
 
     def open_stream(self, stream_id: int, flags: int, block: bytes) -> None:
         """Begin a request: a header block on an identifier above all before (9113 5.1.1)."""
