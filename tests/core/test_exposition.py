@@ -345,6 +345,7 @@ def test_longer_names_and_comments_are_not_mistaken_for_the_metric() -> None:
         b'vllm:num_requests_running{engine="0} 1\n',
         b"vllm:num_requests_running{engine=0} 1\n",
         b'vllm:num_requests_running{engine="\xff"} 1\n',
+        b"x" * 5000 + b" 1\n",
     ],
 )
 def test_garbage_is_an_error(page: bytes) -> None:

@@ -632,3 +632,24 @@ def test_as_many_are_remembered_as_the_operator_says_there_are() -> None:
     residency.record_registered([str(number) for number in range(num)], now=0.0)
 
     assert len(residency.cpu_adapters) == num
+
+
+def test_of_a_listing_of_thousands_the_last_loaded_are_remembered() -> None:
+    residency = Residency(max_loras=3, max_cpu_loras=None)
+    residency.record_registered(["old", "used"], now=0.0)
+    residency.start("used", now=1.0)
+    residency.finish("used", now=2.0)
+    new = [str(number) for number in range(3 * MAX_REMEMBERED)]
+    residency.record_registered(["used", *new, "old"], now=3.0)
+
+    assert residency.gpu_adapters == (new[-1], new[-2], new[-3])
+
+
+def test_one_that_is_loaded_again_first_of_thousands_is_no_second_one() -> None:
+    residency = Residency(max_loras=3, max_cpu_loras=None)
+    residency.record_registered(["again"], now=0.0)
+    residency.record_registered([], now=1.0)
+    new = [str(number) for number in range(MAX_REMEMBERED)]
+    residency.record_registered(["again", *new], now=2.0)
+
+    assert residency.gpu_adapters == (new[-1], new[-2], new[-3])

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import grpc
 import pytest
 import uvloop
 
-from extproc.core.wire import Abuse, Limits
+from extproc.core.wire import Abuse, Limits, frames
 from extproc.shell.certificates import Certificates
+from extproc.shell.rpc import Method
 from extproc.shell.wire import WireServer, serve
+from tests.core.wire.peer import literals, message, raw, request
 from tests.shell.pki import Pki
 from tests.shell.wire_echo import ECHO, WATCH, grpcio_echo, running, stream, wait_until
 
@@ -263,6 +266,55 @@ async def test_connection_that_says_nothing_is_closed() -> None:
         writer.close()
 
         assert server.counters.abuse[Abuse.HANDSHAKE_TIMEOUT] == 1
+
+
+PING = b"\0\0\x08\x06\0" + bytes(12)
+
+
+def echo_request(stream_id: int) -> bytes:
+    """A call and its message."""
+    block = raw(frames.HEADERS, 4, stream_id, b"\x20" + literals(request(pseudo_path=ECHO)))
+    return block + raw(frames.DATA, 0, stream_id, message(b"x"))
+
+
+class Told:
+    """A session that calls back when it is told of a message."""
+
+    def __init__(self, on_message: Callable[[], object]) -> None:
+        self._on_message = on_message
+
+    def receive(self, message: bytes) -> None:
+        self._on_message()
+
+    def half_close(self) -> None:
+        pass
+
+    def closed(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["to its end", "lost between the passes"])
+async def test_others_have_a_turn_between_the_passes_over_one_read(is_lost: bool) -> None:
+    noted: list[str] = []
+
+    def others() -> None:
+        noted.append("others")
+        for wire in server.wires if is_lost else ():
+            wire.abort()
+
+    def told() -> None:
+        noted.append("told")
+        asyncio.get_running_loop().call_soon(others)
+
+    server = await serve([Method(ECHO, lambda call, metadata: Told(told))])
+    burst = echo_request(1) + PING * 2000 + echo_request(3)
+    _, writer = await raw_client(server, burst)
+    await wait_until(lambda: len(noted) == (2 if is_lost else 4))
+    writer.close()
+    await wait_until(lambda: not server.wires)
+    await server.close()
+
+    assert noted == ["told", "others"] * (1 if is_lost else 2)
 
 
 async def test_peer_that_never_reads_loses_its_connection_and_no_other() -> None:

@@ -339,3 +339,52 @@ def test_any_path_is_judged_by_its_own_block() -> None:
         )
 
     assert [session.is_echo for session in peer.sessions] == [True, False] * 3
+
+
+def passes_over(peer: Peer, data: bytes) -> list[list[hf.Frame]]:
+    """What came out after each pass over one read."""
+    position, came = 0, []
+    while position < len(data):
+        position = peer.connection.receive_pass(data, position, now=peer.now)
+        came.append(peer.take())
+    return came
+
+
+def test_a_read_of_many_frames_takes_many_passes() -> None:
+    came = passes_over(Peer(), hf.PingFrame(0, opaque_data=b"12345678").serialize() * 1000)
+
+    assert len(came) > 10
+    assert max(map(len, came)) <= 100
+    assert sum(map(len, came)) == 1000
+
+
+def test_header_blocks_that_hold_much_take_more_passes() -> None:
+    """The same number of requests; a block that must be decoded costs by its fields."""
+    num_passes = []
+    for num_fields in (1, 300):
+        long = request(**{f"x_{n}": "v" for n in range(num_fields)})
+        blocks = [b"\x20" + literals([*long, ("x-nr", str(n))]) for n in range(20)]
+        requests = [raw(frames.HEADERS, 4, 2 * n + 1, block) for n, block in enumerate(blocks)]
+        peer = Peer()
+        num_passes.append(len(passes_over(peer, b"".join(requests))))
+
+        assert len(peer.sessions) == 20
+    assert num_passes[0] == 1
+    assert num_passes[1] >= 5
+
+
+def test_messages_of_one_read_take_one_pass() -> None:
+    peer = Peer()
+    peer.feed(raw(frames.HEADERS, 4, 1, first_block()))
+    came = passes_over(peer, raw(frames.DATA, 0, 1, message(b"x" * 8000)) * 16)
+
+    assert len(came) == 1
+    assert len(peer.session.messages) == 16
+
+
+def test_a_read_is_over_where_the_connection_fails_in_a_pass() -> None:
+    ping = hf.PingFrame(0, opaque_data=b"12345678").serialize()
+    came = passes_over(Peer(), ping + raw(frames.PING, 0, 0, b"short") + ping * 1000)
+
+    assert len(came) == 1
+    assert [type(frame) for frame in came[0]] == [hf.PingFrame, hf.GoAwayFrame]
