@@ -116,7 +116,7 @@ class Row:
         sent_bytes: Likewise.
         elapsed_s: What the core was told of time: 0 but for time limits.
         cpu_ms: In the core.
-        longest_ms: The longest of its calls, for which everybody else waits.
+        longest_ms: The longest of its passes and ticks, for which everybody else waits.
         peak_bytes: Held at most beyond an open connection.
         ending: How the peer was told.
         asked: How often the bystander asked.
@@ -145,7 +145,7 @@ class Trial:
     Attributes:
         bystander: The other peer.
         cpu_ns: Used in the core for the attacker.
-        longest_ns: Of it, the longest call.
+        longest_ns: Of it, the longest pass or tick.
         num_steps: Taken until the limit was passed.
         ending: How the attacker was told.
     """
@@ -182,17 +182,21 @@ class Trial:
         return self.bystander.refused == refused and not self.bystander.unanswered
 
     def _take(self, step: Step) -> bytes:
+        """A tick, or the passes over a read, with others in between; what was written."""
         connection = self._connections[step.connection]
-        begun_ns = time.process_time_ns()
-        if step.data:
-            connection.receive(step.data, now=step.now_s)
-        else:
-            connection.tick(now=step.now_s)
-        output = connection.data_to_send()
-        used_ns = time.process_time_ns() - begun_ns
-        self.cpu_ns += used_ns
-        self.longest_ns = max(self.longest_ns, used_ns)
-        return output
+        output, position = b"", 0
+        while True:
+            begun_ns = time.process_time_ns()
+            if step.data:
+                position = connection.receive_pass(step.data, position, now=step.now_s)
+            else:
+                connection.tick(now=step.now_s)
+            output += connection.data_to_send()
+            used_ns = time.process_time_ns() - begun_ns
+            self.cpu_ns += used_ns
+            self.longest_ns = max(self.longest_ns, used_ns)
+            if position == len(step.data):
+                return output
 
 
 def read_ending(output: bytes) -> str:

@@ -245,6 +245,8 @@ class Connection:
                     self.outbox.drop_frames(stream_id)
                     continue
             dispatch.handle(self, kind, flags, stream_id & _ID_MASK, data[start:stop])
+            if kind == frames.SETTINGS:
+                units_left = 0  # it may have moved the windows of all open streams
         self.windows.take(taken_bytes)
         self._unread += data[position:]
         return end
