@@ -27,7 +27,7 @@ import uvloop
 import yaml
 
 from bench.figures import by_label, parse_counters, total
-from bench.fuzzattack import Plan, choices
+from bench.fuzzattack import BROKE, Plan, choices
 from bench.fuzzhonest import HonestClients, summarise
 from bench.fuzzreport import Phase, Result, p99_ratios, render
 from bench.fuzzstack import Attack, Target, Watch, attacking, running
@@ -185,6 +185,8 @@ class Run:
         if not faults:
             samples, unsettled = await self._settled()
             faults += unsettled
+        outcomes = {name for each in phases if each.attack for name in each.attack.outcomes}
+        faults += sorted(name for name in outcomes if f": {BROKE}" in name)
         failed = {each.name: each.honest.failures for each in phases if each.honest.failures}
         faults += [f"honest requests failed in {name}: {why}" for name, why in failed.items()]
         return Result(

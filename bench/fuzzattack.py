@@ -33,6 +33,8 @@ SIDES = {"client": CLIENTS, "peer": PEERS, "watcher": WATCHERS}
 _WEIGHTS = {"client": 2, "peer": 1, "watcher": 1}
 _PATIENCE = 4
 """Times `hold_s` after which an attack is broken off, whatever it waits for."""
+BROKE = "broke"
+"""Begins the outcome of an attack that failed by itself: a fault of the fuzz, not the service's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +160,8 @@ class Attackers:
                 outcome = await attack(field)
         except TimeoutError:
             outcome = "broken off"
-        except OSError:
-            outcome = "hung up"
-        except BaseExceptionGroup as group:
-            outcome = "hung up" if group.subgroup(OSError) else "broke"
+        except (Exception, BaseExceptionGroup) as error:
+            outcome = "hung up" if _is_hang_up(error) else f"{BROKE}: {error!r:.100}"
         self._outcomes[f"{name}: {outcome}"] += 1
 
     def tally(self, pods: Sequence[HostilePod]) -> Tally:
@@ -171,6 +171,13 @@ class Attackers:
         return Tally(
             dict(self._begun), self._most_at_once, self._budget.num_bytes, outcomes, visits
         )
+
+
+def _is_hang_up(error: BaseException) -> bool:
+    hang_ups = (OSError, EOFError)  # the latter is asyncio.IncompleteReadError
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(hang_ups) is not None
+    return isinstance(error, hang_ups)
 
 
 async def _run(plan: Plan) -> None:
