@@ -71,7 +71,7 @@ UPKEEP_INTERVAL_S = 1.0
 SWITCH_INTERVAL_S = 0.5e-3
 """How long a thread that reads a large page may keep the interpreter from the event loop, each time
 that this wakes up; Python's own 5 ms would add up to tens of milliseconds a request."""
-GC_THRESHOLDS = 1_000, 5, 100
+GC_THRESHOLDS = 1_000, 5, 40
 """Python's are 700, 10, 10. A full collection goes through all that the pool and the decisions
 hold, 50 to 200 ms with some ten thousand models; what a request leaves behind has no cycles. The
 young ones, of 1,000 and 5,000 objects, take 1 and 5 ms at most."""

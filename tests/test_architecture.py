@@ -45,6 +45,7 @@ SHELL_SHARED = {
 bounded reading of files and of YAML, the HTTP listener, work in turns."""
 SHELL_PAIRS = {
     ("extproc.shell.server", "extproc.shell.codec"),
+    ("extproc.shell.codec", "extproc.shell.cutbody"),
     ("extproc.shell.wire", "extproc.shell.tlsbytes"),
     ("extproc.shell.loops", "extproc.shell.podhttp"),
 }

@@ -79,9 +79,9 @@ class BodyReader:
         self._early_bytes = early_bytes
         self._is_echoed = is_echoed
         self._reader: JsonReader | FormReader | None = None
-        self._unread: list[bytes] = []
+        self._unread: list[bytes | memoryview] = []
         self._at = 0  # how much of the first unread chunk has been read
-        self._kept: list[bytes] = []
+        self._kept: list[bytes | memoryview] = []
         self._num_done = 0
         self._num_joined = 1  # chunks that the first unread one was made of
         self._is_gathering = route.kind is not RouteKind.INFERENCE_FORM
@@ -93,7 +93,7 @@ class BodyReader:
         """Whether all that came has been read."""
         return not self._unread
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: bytes | memoryview) -> None:
         """Take a chunk; `read` reads it.
 
         Raises:
@@ -137,8 +137,9 @@ class BodyReader:
 
     def _may_be_small(self) -> bool:
         """Whether to wait for more; not where what came may be all, with only trailers behind."""
-        may_be_whole = not self._is_echoed and self._unread[-1].rstrip().endswith(b"}")
-        return self.num_bytes < min(SMALL_BYTES, self._early_bytes) and not may_be_whole
+        if self.num_bytes >= min(SMALL_BYTES, self._early_bytes):
+            return False
+        return self._is_echoed or not bytes(self._unread[-1]).rstrip().endswith(b"}")
 
     def _gather(self) -> None:
         """Make one chunk of those that came: the reader reads a small body as a whole."""
@@ -208,7 +209,7 @@ class BodyReader:
         self._kept.clear()
         self._at = self._num_done = self.held_bytes = 0
 
-    def _feed(self, data: bytes) -> int:
+    def _feed(self, data: bytes | memoryview) -> int:
         if self._route.kind is RouteKind.STORED_RESPONSE:
             return len(data)
         reader = self._reader or self._made_reader()

@@ -81,9 +81,9 @@ class JsonReader(SliceReader):
         """See the class."""
         return self._model if isinstance(self._model, str) else None
 
-    def feed(self, data: bytes, at: int = 0) -> int:
+    def feed(self, data: bytes | memoryview, at: int = 0) -> int:
         """As `SliceReader`; a small whole body at once."""
-        if not self._num_read and self._read_small(data):
+        if not self._num_read and len(data) <= SMALL_BYTES and self._read_small(bytes(data)):
             return len(data)
         return super().feed(data, at)
 
@@ -100,7 +100,7 @@ class JsonReader(SliceReader):
         return check_model(self._model)
 
     def _read_small(self, data: bytes) -> bool:
-        if len(data) > SMALL_BYTES or not data.endswith((b"}", b"}\n")):
+        if not data.endswith((b"}", b"}\n")):
             return False
         try:
             members = _decode_members(data)

@@ -54,9 +54,9 @@ class RequestHeaders(Struct, frozen=True):
 
 
 class RequestBody(Struct, frozen=True):
-    """A chunk of the request's body, or all of it, by mode."""
+    """A chunk of the request's body, or all of it, by mode; a view where that saves a copy."""
 
-    data: bytes
+    data: bytes | memoryview
     end_of_stream: bool = False
 
 

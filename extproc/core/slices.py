@@ -30,7 +30,7 @@ class SliceReader:
     _num_read = 0
     _carry = b""
 
-    def feed(self, data: bytes, at: int = 0) -> int:
+    def feed(self, data: bytes | memoryview, at: int = 0) -> int:
         """Read of `data` from `at` on what one pass may cost; answer where the next one begins.
 
         Takes memory of a small multiple of `SLICE_BYTES`.
@@ -44,7 +44,7 @@ class SliceReader:
             self._num_read += at - begin
         return at
 
-    def _feed_slice(self, data: bytes, at: int, limit: int) -> int:
+    def _feed_slice(self, data: bytes | memoryview, at: int, limit: int) -> int:
         stop = min(at + SLICE_BYTES, len(data))
         part, num_carried = self._carry + data[at:stop], len(self._carry)
         self._carry = b""

@@ -19,6 +19,7 @@ from extproc.core.errors import ProtocolError
 from extproc.core.hints import HINT_HEADERS
 from extproc.core.messages import BodyMode
 from extproc.core.types import Pick
+from extproc.shell.cutbody import cut_body
 
 DESTINATION_KEY = "x-gateway-destination-endpoint"
 """Header and metadata key of the chosen endpoint (Endpoint Picker Protocol, proposal 004)."""
@@ -44,6 +45,8 @@ NEEDED_HEADERS = frozenset(
 )
 """Of a request's headers, what the core reads. The others, credentials among them, stay where they
 are."""
+CUT_FROM_BYTES = 256 * 1024
+"""Messages above this are read in place: copies of megabytes take milliseconds each."""
 MAX_TEMPLATES = 4096
 """Encoded answers kept, about 300 bytes each: one per destination and lengths of what differs."""
 
@@ -108,11 +111,14 @@ class Codec:
         Raises:
             ProtocolError: Not a ProcessingRequest, or one without a phase.
         """
+        cut = cut_body(message) if len(message) > CUT_FROM_BYTES else None
         try:
-            request = pb.ProcessingRequest.FromString(message)
+            request = pb.ProcessingRequest.FromString(message if cut is None else cut.rest)
         except Exception as error:  # upb's DecodeError; never let garbage pass as a bug of ours
             raise ProtocolError("not a ProcessingRequest") from error
         kind = request.WhichOneof("request")
+        if cut is not None and kind is None:
+            return m.RequestBody(cut.body, cut.end_of_stream)
         if kind == "request_body":
             return m.RequestBody(request.request_body.body, request.request_body.end_of_stream)
         if kind == "request_headers":
