@@ -186,7 +186,7 @@ class Run:
             samples, unsettled = await self._settled()
             faults += unsettled
         outcomes = {name for each in phases if each.attack for name in each.attack.outcomes}
-        faults += sorted(name for name in outcomes if f": {BROKE}" in name)
+        faults += sorted(name for name in outcomes if f": {BROKE}: " in name)
         failed = {each.name: each.honest.failures for each in phases if each.honest.failures}
         faults += [f"honest requests failed in {name}: {why}" for name, why in failed.items()]
         return Result(

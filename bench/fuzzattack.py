@@ -174,10 +174,11 @@ class Attackers:
 
 
 def _is_hang_up(error: BaseException) -> bool:
-    hang_ups = (OSError, EOFError)  # the latter is asyncio.IncompleteReadError
     if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(hang_ups) is not None
-    return isinstance(error, hang_ups)
+        return error.subgroup(_is_hang_up) is not None
+    # asyncio.IncompleteReadError is an EOFError; the last is uvloop's, for a transport that is gone.
+    is_gone = isinstance(error, RuntimeError) and "closed=True" in str(error)
+    return isinstance(error, (OSError, EOFError)) or is_gone
 
 
 async def _run(plan: Plan) -> None:
