@@ -176,9 +176,9 @@ class Attackers:
 def _is_hang_up(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(_is_hang_up) is not None
-    # asyncio.IncompleteReadError is an EOFError; the last is uvloop's, for a transport that is gone.
-    is_gone = isinstance(error, RuntimeError) and "closed=True" in str(error)
-    return isinstance(error, (OSError, EOFError)) or is_gone
+    # asyncio.IncompleteReadError is an EOFError; a RuntimeError is uvloop's for a closed transport.
+    is_closed = isinstance(error, RuntimeError) and "closed=True" in str(error)
+    return is_closed or isinstance(error, OSError | EOFError)
 
 
 async def _run(plan: Plan) -> None:
