@@ -7,6 +7,15 @@ from extproc.core.types import Reason, Rejection
 RETRY_AFTER_S = 1
 """A pool changes within a scrape or a watch event; a second is enough to see it."""
 
+DROPPED_REASON_HEADER = "x-llm-d-request-dropped-reason"
+"""Response header of llm-d's picker, which its clients and gateways decide by whether to retry."""
+DROPPED_REASONS = {
+    Reason.NO_ENDPOINTS: "rejected-no-endpoints",
+    Reason.SATURATED: "rejected-saturated",
+    Reason.MEMORY: "rejected-saturated",
+}
+"""Its values, of every answer of ours with 503 or 429."""
+
 
 def model_not_found(model: str) -> Rejection:
     """404: no endpoint has the model registered."""
