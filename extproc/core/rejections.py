@@ -7,14 +7,17 @@ from extproc.core.types import Reason, Rejection
 RETRY_AFTER_S = 1
 """A pool changes within a scrape or a watch event; a second is enough to see it."""
 
-DROPPED_REASON_HEADER = "x-llm-d-request-dropped-reason"
-"""Response header of llm-d's picker, which its clients and gateways decide by whether to retry."""
-DROPPED_REASONS = {
+_DROPPED_REASONS = {
     Reason.NO_ENDPOINTS: "rejected-no-endpoints",
     Reason.SATURATED: "rejected-saturated",
     Reason.MEMORY: "rejected-saturated",
 }
-"""Its values, of every answer of ours with 503 or 429."""
+
+
+def dropped(rejection: Rejection) -> dict[str, str]:
+    """The header by which llm-d tells clients why a request was dropped: of all 503 and 429."""
+    reason = _DROPPED_REASONS.get(rejection.reason)
+    return {} if reason is None else {"x-llm-d-request-dropped-reason": reason}
 
 
 def model_not_found(model: str) -> Rejection:

@@ -470,11 +470,9 @@ class Stream:
 
     def _reject(self, rejection: Rejection) -> list[m.Command]:
         self._dispatcher.rejected(rejection, self._headers.headers)
-        headers = {}
+        headers = rejections.dropped(rejection)
         if rejection.retry_after_s is not None:
             headers["retry-after"] = str(rejection.retry_after_s)
-        if rejection.reason in rejections.DROPPED_REASONS:
-            headers[rejections.DROPPED_REASON_HEADER] = rejections.DROPPED_REASONS[rejection.reason]
         return self._reply(rejection.status, error_body(rejection), headers, rejection.reason.value)
 
     def _reply(
