@@ -54,6 +54,7 @@ from extproc.shell.filewatch import FileWatch
 from extproc.shell.health import HealthService
 from extproc.shell.httpserver import HttpLimit
 from extproc.shell.livepage import LivePage
+from extproc.shell.poolmetrics import PoolMetrics
 from extproc.shell.rpc import Method
 from extproc.shell.scraper import Scraper
 from extproc.shell.server import ExternalProcessor
@@ -145,6 +146,9 @@ class App:
             registry=self._registry,
             max_adapter_labels=config.admin.max_adapter_labels,
         )
+        kubernetes = config.discovery.kubernetes
+        if kubernetes is not None and kubernetes.inference_pool is not None:
+            self._registry.register(PoolMetrics(kubernetes.inference_pool, self._snapshot))
         self._observers = Observers()
         self._decisions = DecisionsService(
             config.admin.max_decisions, later=self._tell_later, clock=time.monotonic
@@ -383,6 +387,7 @@ class App:
     def _why_not_ready(self) -> list[str]:
         """Reasons, none when ready."""
         reasons = self._first_look.why_not_over(now=time.monotonic())
+        reasons += self._kubernetes.why_not_ready()
         return ["draining", *reasons] if self._stop.is_set() else reasons
 
     def _update_health(self) -> None:

@@ -78,13 +78,15 @@ class ObservedDispatcher:
         self.observers.tell("decisions", self.decisions.publish, record)
         self.observers.tell("attainment", self._judge_rejection, path, rejection)
 
-    def models_body(self) -> bytes:
+    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
         """The body of `GET /v1/models`."""
-        return self.router.models_body()
+        return self.router.models_body(subset, now=now)
 
-    def model(self, name: str) -> ModelCard | None:
-        """What is registered under `name` on any endpoint."""
-        return self.router.model(name)
+    def model(
+        self, name: str, subset: frozenset[str] | None, *, now: float
+    ) -> ModelCard | Rejection:
+        """What is registered under `name` on an endpoint that a request may get."""
+        return self.router.model(name, subset, now=now)
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         """End a pick that its own stream saw the end of."""

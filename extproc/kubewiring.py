@@ -9,7 +9,10 @@ What is asked for, and so what a Role must grant in the namespace of the pods (`
 | `inference_pool` | inference.networking.k8s.io | inferencepools | list, watch | the pool's name |
 | | "" | pods | list, watch | |
 
-An InferencePool is listed by its name, which is what lets a Role name it.
+An InferencePool is listed by its name, which is what lets a Role name it. When it is there, its
+InferenceObjectives and InferenceModelRewrites are looked for once, to say that they are not read: a
+Role may grant `list` of `inferenceobjectives` and `inferencemodelrewrites` in
+inference.networking.x-k8s.io and llm-d.ai for it.
 
 Who wants to know the endpoints of a Service for another purpose (other replicas of this service, by
 its own Service) takes `Kubernetes.follow_service`, which asks for what `service` asks for.
@@ -37,6 +40,7 @@ from extproc.core.kubernetes.objects import (
     slices_query,
 )
 from extproc.core.types import Endpoint
+from extproc.inferencepool import PoolPresence, tell_unread
 from extproc.shell.discovery.kubernetes import KubernetesClient, MissingLibraryError
 from extproc.shell.discovery.kubewatch import ListWatch, WatchStats, WatchTimes
 from extproc.shell.telemetry import Telemetry
@@ -133,9 +137,14 @@ class Kubernetes:
             ).run()
 
     async def follow_pool(
-        self, name: str, on_endpoints: OnEndpoints, *, namespace: str = "", scheme: str = "http"
+        self,
+        presence: PoolPresence,
+        on_endpoints: OnEndpoints,
+        *,
+        namespace: str = "",
+        scheme: str = "http",
     ) -> None:
-        """The endpoints of an InferencePool: none where it does not exist.
+        """The endpoints of an InferencePool: not known before it exists, none once it was deleted.
 
         When it selects other pods, the ones it selected before stay until those are known.
         """
@@ -146,17 +155,21 @@ class Kubernetes:
 
                 def on_pools(pools: Collection[InferencePool]) -> None:
                     nonlocal chosen, following
-                    before, chosen = chosen, selection(next(iter(pools), None))
+                    pool, was_there = next(iter(pools), None), presence.was_there
+                    presence.told(pool, namespace or self._client.known_namespace)
+                    if presence.was_there and not was_there:
+                        tasks.create_task(tell_unread(self._client, presence.name, namespace))
+                    before, chosen = chosen, selection(pool)
                     if following is not None and chosen != before:
                         following.cancel()
                         following = None
-                    if chosen is None:
+                    if chosen is None and presence.was_there:
                         publisher.publish(tuple)
-                    elif following is None:
+                    elif chosen is not None and following is None:
                         follow = self._follow_pods(*chosen, publisher, namespace, scheme)
                         following = tasks.create_task(follow)
 
-                await self._watch(pool_query(name, namespace=namespace), on_pools).run()
+                await self._watch(pool_query(presence.name, namespace=namespace), on_pools).run()
 
     async def aclose(self) -> None:
         """Close all connections; what follows must have been cancelled."""
@@ -226,12 +239,19 @@ class KubernetesDiscovery:
         self._on_endpoints = on_endpoints
         self._scheme = scheme
         self._kubernetes: Kubernetes | None = None
+        self._pool: PoolPresence | None = None
         if config is not None:
             times = WatchTimes(config.watch_s, config.relist_s)
             try:
                 self._kubernetes = Kubernetes(config.kubeconfig, clock=clock, rng=rng, times=times)
             except MissingLibraryError as error:
                 raise ConfigError(str(error)) from error
+            if config.inference_pool is not None:
+                self._pool = PoolPresence(config.inference_pool)
+
+    def why_not_ready(self) -> list[str]:
+        """Reasons, for people, why no endpoints have been handed on."""
+        return self._pool.why_not_ready() if self._pool is not None else []
 
     async def run(self) -> None:
         """Hand endpoints on until cancelled. At once over where there is nothing to follow."""
@@ -245,10 +265,8 @@ class KubernetesDiscovery:
     async def _follow(self, config: KubernetesConfig, kubernetes: Kubernetes) -> None:
         where, on_endpoints = config.namespace or "", self._on_endpoints
         port, scheme = config.port, self._scheme
-        if config.inference_pool is not None:
-            await kubernetes.follow_pool(
-                config.inference_pool, on_endpoints, namespace=where, scheme=scheme
-            )
+        if self._pool is not None:
+            await kubernetes.follow_pool(self._pool, on_endpoints, namespace=where, scheme=scheme)
         elif config.service is not None and not isinstance(port, tuple):
             await kubernetes.follow_service(
                 config.service, on_endpoints, port=port, namespace=where, scheme=scheme
@@ -261,7 +279,13 @@ class KubernetesDiscovery:
 
     def add_metrics(self, telemetry: Telemetry) -> None:
         """Have the counts read at each scrape of the metrics."""
-        found = self._kubernetes
+        found, pool = self._kubernetes, self._pool
+        telemetry.add_gauges(
+            "inference_pool_found",
+            "Whether the InferencePool exists",
+            "pool",
+            lambda: pool.found() if pool is not None else {},
+        )
         telemetry.add_counters(
             "kubernetes_lists",
             "Complete lists taken from the Kubernetes API",

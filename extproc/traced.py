@@ -89,13 +89,15 @@ class TracedDispatcher:
         """As without tracing."""
         self._dispatcher.served(pick, address, now=now)
 
-    def models_body(self) -> bytes:
+    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
         """As without tracing."""
-        return self._dispatcher.models_body()
+        return self._dispatcher.models_body(subset, now=now)
 
-    def model(self, name: str) -> ModelCard | None:
+    def model(
+        self, name: str, subset: frozenset[str] | None, *, now: float
+    ) -> ModelCard | Rejection:
         """As without tracing."""
-        return self._dispatcher.model(name)
+        return self._dispatcher.model(name, subset, now=now)
 
     def _open(self, now: float) -> None:
         if self._asked_at_s is None:

@@ -26,11 +26,13 @@ class Dispatcher(Protocol):
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Take note of an error that the client of the request with `headers` gets."""
 
-    def models_body(self) -> bytes:
-        """The body of `GET /v1/models`: every model and adapter registered in the pool."""
+    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
+        """The body of `GET /v1/models`: what the endpoints have that a request may get."""
 
-    def model(self, name: str) -> ModelCard | None:
-        """What is registered under `name` anywhere in the pool."""
+    def model(
+        self, name: str, subset: frozenset[str] | None, *, now: float
+    ) -> ModelCard | Rejection:
+        """What is registered under `name` on them."""
 
 
 @dataclass(frozen=True, slots=True)

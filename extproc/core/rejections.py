@@ -7,6 +7,18 @@ from extproc.core.types import Reason, Rejection
 RETRY_AFTER_S = 1
 """A pool changes within a scrape or a watch event; a second is enough to see it."""
 
+_DROPPED_REASONS = {
+    Reason.NO_ENDPOINTS: "rejected-no-endpoints",
+    Reason.SATURATED: "rejected-saturated",
+    Reason.MEMORY: "rejected-saturated",
+}
+
+
+def dropped(rejection: Rejection) -> dict[str, str]:
+    """The header by which llm-d tells clients why a request was dropped: of all 503 and 429."""
+    reason = _DROPPED_REASONS.get(rejection.reason)
+    return {} if reason is None else {"x-llm-d-request-dropped-reason": reason}
+
 
 def model_not_found(model: str) -> Rejection:
     """404: no endpoint has the model registered."""

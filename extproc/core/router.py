@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from extproc.core.listing import ModelListing
 from extproc.core.picker import Picker, is_in_subset
 from extproc.core.pool import Pool
 from extproc.core.rejections import model_not_found, no_endpoints
-from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo, Snapshot, Wait
+from extproc.core.types import (
+    EndpointView,
+    ModelCard,
+    Pick,
+    Rejection,
+    RequestInfo,
+    Snapshot,
+    Wait,
+)
 
 
 @dataclass(slots=True)
@@ -34,8 +43,7 @@ class Router:
         if request.model:
             card = self.pool.model(request.model)
             if card is None:
-                is_sure = _knows_all_models(snapshot) and _allows_a_ready_one(snapshot, request)
-                return model_not_found(request.model) if is_sure else no_endpoints(request.model)
+                return _unknown(request.model, snapshot, request.subset)
             if card.parent is not None:
                 request = _for_adapter(request)
         result = self.picker.pick(snapshot, request)
@@ -43,13 +51,30 @@ class Router:
             self.pool.start(result, now=now)
         return result
 
-    def models_body(self) -> bytes:
-        """The body of `GET /v1/models`: everything registered on any endpoint."""
-        return self._listing.body(self.pool.registry)
+    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
+        """The body of `GET /v1/models`: what is registered on endpoints that a request may get.
 
-    def model(self, name: str) -> ModelCard | None:
-        """What is registered under `name` on any endpoint."""
-        return self.pool.model(name)
+        Where it could get none, or none of them has told its models, the answer of a request.
+        """
+        allowed = _allowed(self.pool.snapshot(now=now), subset)
+        lists = [view.registered for view in allowed if view.registered is not None]
+        return self._listing.body(self.pool.registry, lists) if lists else no_endpoints()
+
+    def model(
+        self, name: str, subset: frozenset[str] | None, *, now: float
+    ) -> ModelCard | Rejection:
+        """What is registered under `name` on an endpoint that a request may get, or its answer."""
+        snapshot, card = self.pool.snapshot(now=now), self.pool.model(name)
+        if card is None:
+            return _unknown(name, snapshot, subset)
+        has_it = any(view.has_registered(name) for view in _allowed(snapshot, subset))
+        return card if has_it else no_endpoints(name)
+
+
+def _unknown(model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:
+    """No endpoint lists the model: 404 if that is sure and the request could go to any at all."""
+    is_sure = _knows_all_models(snapshot) and any(_allowed(snapshot, subset))
+    return model_not_found(model) if is_sure else no_endpoints(model)
 
 
 def _knows_all_models(snapshot: Snapshot) -> bool:
@@ -63,12 +88,11 @@ def _knows_all_models(snapshot: Snapshot) -> bool:
     return has_told and not any(view.is_owing for view in up)
 
 
-def _allows_a_ready_one(snapshot: Snapshot, request: RequestInfo) -> bool:
-    """Whether the subset has an endpoint that is up: a subset without one is 503, whatever else."""
-    subset = request.subset
-    return subset is None or any(
-        view.is_ready and is_in_subset(view.address, subset) for view in snapshot.endpoints
-    )
+def _allowed(snapshot: Snapshot, subset: frozenset[str] | None) -> Iterator[EndpointView]:
+    """The endpoints of the subset that are up: without any it is 503, whatever is asked for."""
+    for view in snapshot.endpoints:
+        if view.is_ready and (subset is None or is_in_subset(view.address, subset)):
+            yield view
 
 
 def _for_adapter(request: RequestInfo) -> RequestInfo:

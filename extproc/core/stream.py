@@ -164,7 +164,7 @@ class Stream:
         if isinstance(route, Rejection):
             return self._reject(route)
         if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
-            return self._answer_models(route)
+            return self._answer_models(route, event.subset, now)
         self._route = route
         self._mode = event.body_mode or self._settings.assumed_body_mode
         self._body = BodyReader(
@@ -222,14 +222,16 @@ class Stream:
             return self._decide("", now, Stream._release_headers)
         return self._await_body(event)
 
-    def _answer_models(self, route: Route) -> list[m.Command]:
+    def _answer_models(
+        self, route: Route, subset: frozenset[str] | None, now: float
+    ) -> list[m.Command]:
         if route.kind is RouteKind.LIST_MODELS:
-            return self._reply(200, self._dispatcher.models_body())
-        card = self._dispatcher.model(route.resource)
-        if card is None:
+            answer = self._dispatcher.models_body(subset, now=now)
+        else:
             name = shortened(route.resource, MAX_MODEL_BYTES)
-            return self._reject(rejections.model_not_found(name))
-        return self._reply(200, model_body(card))
+            card = self._dispatcher.model(name, subset, now=now)
+            answer = card if isinstance(card, Rejection) else model_body(card)
+        return self._reject(answer) if isinstance(answer, Rejection) else self._reply(200, answer)
 
     # --- request body ------------------------------------------------------------------------
 
@@ -468,7 +470,7 @@ class Stream:
 
     def _reject(self, rejection: Rejection) -> list[m.Command]:
         self._dispatcher.rejected(rejection, self._headers.headers)
-        headers = {}
+        headers = rejections.dropped(rejection)
         if rejection.retry_after_s is not None:
             headers["retry-after"] = str(rejection.retry_after_s)
         return self._reply(rejection.status, error_body(rejection), headers, rejection.reason.value)

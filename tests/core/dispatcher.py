@@ -9,6 +9,7 @@ from typing import Any
 from extproc.core import messages as m
 from extproc.core.openai import models_body
 from extproc.core.ports import StreamSettings
+from extproc.core.rejections import model_not_found
 from extproc.core.stream import Stream
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 from tests.builders import pick
@@ -27,6 +28,7 @@ class FakeDispatcher:
     finished: list[tuple[Pick, Outcome, float]] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     moved: list[tuple[Pick, str, float]] = field(default_factory=list)
+    subsets: list[frozenset[str] | None] = field(default_factory=list)
 
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
         self.routed.append(request)
@@ -42,11 +44,15 @@ class FakeDispatcher:
         assert ":path" in headers, "the headers of the request"
         self.rejections.append(rejection)
 
-    def models_body(self) -> bytes:
-        return models_body(self.cards)
+    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
+        self.subsets.append(subset)
+        return self.result if isinstance(self.result, Rejection) else models_body(self.cards)
 
-    def model(self, name: str) -> ModelCard | None:
-        return next((card for card in self.cards if card.id == name), None)
+    def model(
+        self, name: str, subset: frozenset[str] | None, *, now: float
+    ) -> ModelCard | Rejection:
+        self.subsets.append(subset)
+        return next((card for card in self.cards if card.id == name), model_not_found(name))
 
 
 @dataclass

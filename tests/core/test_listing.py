@@ -1,4 +1,4 @@
-"""The answer to `GET /v1/models`, encoded once for each state of the registry."""
+"""The answer to `GET /v1/models`, encoded once for each state of what it lists."""
 
 from __future__ import annotations
 
@@ -17,33 +17,50 @@ def pool() -> Pool:
     return made
 
 
+def body(listing: ModelListing, made: Pool, *numbers: int) -> bytes:
+    """What the endpoints of these numbers list, all of them where there are none."""
+    wanted = {address(number) for number in numbers or (1, 2)}
+    views = [view for view in made.snapshot(now=1.0).endpoints if view.address in wanted]
+    return listing.body(made.registry, [view.registered or frozenset() for view in views])
+
+
 def names(body: bytes) -> list[str]:
     return [each["id"] for each in json.loads(body)["data"]]
 
 
 def test_the_body_is_the_same_bytes_as_long_as_nothing_changes() -> None:
     listing, made = ModelListing(), pool()
-    body = listing.body(made.registry)
+    before = body(listing, made)
     for number in (1, 2):
         made.record_models(address(number), cards("a", "b"), now=1.0)
 
-    assert listing.body(made.registry) is body
-    assert names(body) == [BASE, "a", "b"]
+    assert body(listing, made) is before
+    assert body(listing, made, 2) is before, "another endpoint, with the same models"
+    assert names(before) == [BASE, "a", "b"]
 
 
 def test_a_change_of_any_kind_shows_at_once() -> None:
     listing, made = ModelListing(), pool()
-    seen = [names(listing.body(made.registry))]
+    seen = [names(body(listing, made))]
     for number in (1, 2):
         made.record_models(address(number), cards("a", "b", "c"), now=1.0)
-    seen.append(names(listing.body(made.registry)))
+    seen.append(names(body(listing, made)))
     for number in (1, 2):
         made.record_models(address(number), cards("b", "c"), now=2.0)
-    seen.append(names(listing.body(made.registry)))
+    seen.append(names(body(listing, made)))
     made.set_endpoints([])
-    seen.append(names(listing.body(made.registry)))
+    seen.append(names(body(listing, made)))
 
     assert seen == [[BASE, "a", "b"], [BASE, "a", "b", "c"], [BASE, "b", "c"], []]
+
+
+def test_only_what_the_endpoints_asked_about_have_is_listed() -> None:
+    listing, made = ModelListing(), pool()
+    made.record_models(address(2), cards("b", "c"), now=1.0)
+
+    assert names(body(listing, made, 1)) == [BASE, "a", "b"]
+    assert names(body(listing, made, 2)) == [BASE, "b", "c"]
+    assert names(body(listing, made)) == [BASE, "a", "b", "c"]
 
 
 def test_a_listing_that_says_the_same_again_leaves_what_is_registered_as_it_was() -> None:

@@ -53,6 +53,14 @@ def refused(result: Pick | Rejection | Wait) -> tuple[int, Reason]:
     return result.status, result.reason
 
 
+def listed(made: Router, subset: frozenset[str] | None = None) -> list[str] | int:
+    """Names of `GET /v1/models`, or the status of its error."""
+    answer = made.models_body(subset, now=1.0)
+    if isinstance(answer, Rejection):
+        return answer.status
+    return [each["id"] for each in json.loads(answer)["data"]]
+
+
 def test_a_routed_request_is_counted_where_it_goes_until_it_is_finished() -> None:
     made = router(1)
     pick = routed(made.route(ASKED, now=1.0))
@@ -179,9 +187,68 @@ def test_a_session_moves_on_when_its_endpoint_is_ejected_and_others_serve_the_mo
 def test_models_are_those_of_the_pool() -> None:
     made = router(1, 2)
 
-    assert [each["id"] for each in json.loads(made.models_body())["data"]] == [BASE, "a"]
-    assert made.model("a") == adapter_card("a")
-    assert made.model("nobody") is None
+    assert listed(made) == [BASE, "a"]
+    assert made.model("a", None, now=1.0) == adapter_card("a")
+    nobodys = made.model("nobody", None, now=1.0)
+    assert isinstance(nobodys, Rejection)
+    assert (nobodys.status, nobodys.model) == (404, "nobody")
+
+
+def two_of_their_own() -> Router:
+    """Endpoint 1 has the adapter a as well as mine, endpoint 2 has a as well as yours."""
+    made = router(1, 2)
+    made.pool.record_models(address(1), cards("a", "mine"), now=0.0)
+    made.pool.record_models(address(2), cards("a", "yours"), now=0.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("subset", "names"),
+    [
+        (None, [BASE, "a", "mine", "yours"]),
+        ({address(1), address(2)}, [BASE, "a", "mine", "yours"]),
+        ({address(1), "10.9.9.9:8000"}, [BASE, "a", "mine"]),
+        ({"10.0.0.2"}, [BASE, "a", "yours"]),
+        (set(), 503),
+        ({"10.9.9.9:8000"}, 503),
+    ],
+)
+def test_models_are_those_of_the_subset(subset: set[str] | None, names: object) -> None:
+    made = two_of_their_own()
+    allowed = None if subset is None else frozenset(subset)
+
+    assert listed(made, allowed) == names
+    for model in (BASE, "mine", "yours"):
+        is_listed = isinstance(names, list) and model in names
+        answer = made.model(model, allowed, now=1.0)
+        asked = made.route(request(None, model=model, subset=allowed), now=1.0)
+        if is_listed:
+            assert answer == made.pool.model(model)
+            assert isinstance(asked, Pick)
+        else:
+            assert answer == asked
+            assert refused(asked) == (503, Reason.NO_ENDPOINTS)
+
+
+def test_models_are_those_of_endpoints_that_are_ready() -> None:
+    made = two_of_their_own()
+    made.pool.set_endpoints([endpoint(1), endpoint(2, is_ready=False)])
+    of_one = listed(made)
+    made.pool.set_endpoints([endpoint(1, is_ready=False), endpoint(2, is_ready=False)])
+
+    assert of_one == [BASE, "a", "mine"]
+    assert (listed(made), listed(made, frozenset({address(1)}))) == (503, 503)
+    for model in ("a", "nope"):
+        assert made.model(model, None, now=1.0) == made.route(request(None, model=model), now=1.0)
+
+
+def test_models_are_not_listed_before_an_endpoint_has_told_them() -> None:
+    made = router()
+    made.pool.set_endpoints([endpoint(1), endpoint(2)])
+    before = listed(made)
+    made.pool.record_models(address(2), cards("a"), now=1.0)
+
+    assert (before, listed(made)) == (503, [BASE, "a"])
 
 
 @given(

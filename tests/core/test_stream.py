@@ -14,7 +14,7 @@ from extproc.core import messages as m
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.errors import ProtocolError
 from extproc.core.messages import BodyMode
-from extproc.core.rejections import model_not_found, no_endpoints, saturated
+from extproc.core.rejections import model_not_found, no_endpoints, no_memory, saturated
 from extproc.core.stream import State
 from extproc.core.types import Outcome, Reason, Rejection, Wait
 from tests.builders import adapter_card, base_card, body, request_headers
@@ -516,16 +516,21 @@ def test_a_form_path_takes_forms_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rejection", "status", "retry_after"),
+    ("rejection", "status", "retry_after", "dropped"),
     [
-        (model_not_found("a"), 404, None),
-        (saturated("a", 7), 429, "7"),
-        (no_endpoints("a"), 503, "1"),
+        (model_not_found("a"), 404, None, None),
+        (saturated("a", 7), 429, "7", "rejected-saturated"),
+        (no_memory(), 429, "1", "rejected-saturated"),
+        (no_endpoints("a"), 503, "1", "rejected-no-endpoints"),
     ],
 )
 @pytest.mark.parametrize("fields", [{}, STREAMED, DUPLEX])
 def test_a_request_that_is_not_routed_gets_the_reason_and_when_to_retry(
-    rejection: Rejection, status: int, retry_after: str | None, fields: dict[str, Any]
+    rejection: Rejection,
+    status: int,
+    retry_after: str | None,
+    dropped: str | None,
+    fields: dict[str, Any],
 ) -> None:
     exchange = begin(rejection)
     exchange.tell(request_headers(**{"body_mode": BodyMode.BUFFERED, **fields}))
@@ -534,6 +539,7 @@ def test_a_request_that_is_not_routed_gets_the_reason_and_when_to_retry(
 
     assert isinstance(reply, m.Reply)
     assert (reply.status, reply.headers.get("retry-after")) == (status, retry_after)
+    assert reply.headers.get("x-llm-d-request-dropped-reason") == dropped
     assert exchange.stream.pick is None
 
 
@@ -574,6 +580,23 @@ def test_one_model_is_answered_here() -> None:
 
     assert isinstance(reply, m.Reply)
     assert (reply.status, json.loads(reply.body)["id"]) == (200, "a")
+
+
+def test_where_no_endpoint_can_answer_for_the_list_it_is_an_error() -> None:
+    exchange = begin(no_endpoints())
+    [reply, _] = exchange.tell(request_headers("GET", "/v1/models"))
+
+    assert isinstance(reply, m.Reply)
+    assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+    assert exchange.dispatcher.rejections == [no_endpoints()]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/a"])
+def test_models_are_asked_for_with_the_subset(path: str) -> None:
+    exchange = models_exchange()
+    exchange.tell(request_headers("GET", path, subset=frozenset({"10.0.0.1:1"})))
+
+    assert exchange.dispatcher.subsets == [frozenset({"10.0.0.1:1"})]
 
 
 def test_a_model_that_nobody_lists_is_not_found() -> None:
@@ -821,7 +844,7 @@ def test_without_memory_an_unfinished_request_gets_429_and_keeps_nothing(
     assert isinstance(commands[0], m.Reply)
 
     assert (status, error["code"]) == (429, "memory")
-    assert commands[0].headers == {"retry-after": "1"}
+    assert commands[0].headers["retry-after"] == "1"
     assert exchange.stream.held_bytes == 0
     assert [reason.reason for reason in exchange.dispatcher.rejections] == [Reason.MEMORY]
     assert exchange.tell(m.RequestBody(BODY[9:], True)) == []

@@ -8,13 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from extproc.sim.pod import RunningPod, start_pod
+from tests import clients
 from tests.e2e.charts import Chart, EppProcess, gateway_config
 from tests.e2e.conftest import pod_config
 from tests.e2e.harness import Client, EnvoyProcess, eventually, free_port
 from tests.kubernetes.cluster import Cluster
+
+HEALTH_NAMES = (
+    *("", "liveness", "readiness", "inference-extension"),
+    "envoy.service.ext_proc.v3.ExternalProcessor",
+)
+SERVING, NOT_SERVING = 1, 2
+OLD_GROUP, NEW_GROUP = "inference.networking.x-k8s.io", "llm-d.ai"
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -39,6 +50,29 @@ async def announce(cluster: Cluster, pods: list[RunningPod]) -> int:
         await cluster.create_pod(pod.name, {"app": "vllm"})
         await cluster.set_pod(pod.name, ip=ip, is_ready=True)
     return int(pods[0].address.rpartition(":")[2])
+
+
+async def healths(picker: EppProcess) -> dict[str, int]:
+    """What each health name says; 0 where nobody is there yet."""
+    async with aio.insecure_channel(picker.health_address) as channel:
+        stub, told = health_pb2_grpc.HealthStub(channel), {}
+        for name in HEALTH_NAMES:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=20)
+            told[name] = answer.status
+    return told
+
+
+async def beside(
+    cluster: Cluster, group: str, kind: str, name: str, pool: str, **spec: Any
+) -> None:
+    """Write an object that says something of a pool."""
+    body = {
+        "apiVersion": f"{group}/v1alpha2",
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": {"poolRef": {"name": pool}, **spec},
+    }
+    await cluster.request("POST", f"{group}/v1alpha2//{kind.lower()}s", body)
 
 
 @asynccontextmanager
@@ -80,6 +114,93 @@ async def test_an_inference_pool_is_served_by_the_flags_of_a_chart(
         await eventually(is_refused, within_s=30)
 
     assert served == ["pod-0", "pod-1"]
+
+
+@pytest.mark.usefixtures("crds")
+async def test_a_pool_that_does_not_exist_is_not_served_before_it_does(
+    cluster: Cluster, pods: list[RunningPod], kubeconfig: Path
+) -> None:
+    """A gateway that fails open can do so, and the log says which pool is meant."""
+    port, name = await announce(cluster, pods), f"{cluster.namespace}/pol"
+    config = {"discovery": {"kubernetes": {"kubeconfig": str(kubeconfig)}}}
+    flags = ("--pool-name", "pol", "--pool-namespace", cluster.namespace)
+    picker = EppProcess(config, *flags, "--secure-serving=false")
+    try:
+        with pytest.raises(AssertionError):
+            await picker.start(within_s=0.0)
+
+        async def says_why() -> bool:
+            return f"InferencePool {name} does not exist: not ready" in picker.log
+
+        await eventually(says_why, within_s=60)
+        missing = await healths(picker), await picker.admin("/healthz"), await picker.metrics()
+        with pytest.raises(aio.AioRpcError) as turned_away:
+            async with aio.insecure_channel(picker.address) as channel:
+                await clients.get(channel, "/v1/models")
+        await cluster.put_pool("pol", {"app": "vllm"}, [port])
+
+        async def is_ready() -> bool:
+            return await healths(picker) == dict.fromkeys(HEALTH_NAMES, SERVING)
+
+        await eventually(is_ready, within_s=30)
+        found = await picker.metrics()
+    finally:
+        await picker.close()
+
+    assert missing[0] == dict.fromkeys(HEALTH_NAMES, NOT_SERVING) | {"liveness": SERVING}
+    assert f"InferencePool {name} does not exist" in missing[1]["reasons"]
+    assert f'extproc_inference_pool_found{{pool="{name}"}} 0.0' in missing[2]
+    assert turned_away.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert f'extproc_inference_pool_found{{pool="{name}"}} 1.0' in found
+
+
+@pytest.mark.usefixtures("crds")
+async def test_a_pool_that_is_deleted_leaves_the_picker_ready_to_say_503(
+    cluster: Cluster, pods: list[RunningPod], kubeconfig: Path
+) -> None:
+    """The log and the metric tell that it went, and it is served again when it is back."""
+    port = await announce(cluster, pods)
+    await cluster.put_pool("pool", {"app": "vllm"}, [port])
+    flags = ("--pool-name", "pool", "--pool-namespace", cluster.namespace)
+    async with serving(kubeconfig, *flags) as (picker, client):
+        await served_by(client, "only-0")
+        await cluster.delete_pool("pool")
+
+        async def is_refused() -> bool:
+            return (await client.chat("only-0")).status == 503
+
+        await eventually(is_refused, within_s=30)
+        gone = await healths(picker), await picker.metrics()
+        await cluster.put_pool("pool", {"app": "vllm"}, [port])
+
+        assert await served_by(client, "only-0") == "pod-0"
+        assert gone[0] == dict.fromkeys(HEALTH_NAMES, SERVING)
+        assert f'_pool_found{{pool="{cluster.namespace}/pool"}} 0.0' in gone[1]
+        assert f"InferencePool {cluster.namespace}/pool was deleted" in picker.log
+
+
+@pytest.mark.usefixtures("crds")
+async def test_what_is_beside_the_pool_and_not_read_is_told_in_one_line(
+    cluster: Cluster, pods: list[RunningPod], kubeconfig: Path
+) -> None:
+    port = await announce(cluster, pods)
+    for number, (group, pool) in enumerate(
+        [(OLD_GROUP, "pool"), (NEW_GROUP, "pool"), (NEW_GROUP, "other")]
+    ):
+        await beside(cluster, group, "InferenceObjective", f"o-{number}", pool, priority=-1)
+    rule = {"targets": [{"modelRewrite": "only-0"}]}
+    await beside(cluster, NEW_GROUP, "InferenceModelRewrite", "r", "pool", rules=[rule])
+    await cluster.put_pool("pool", {"app": "vllm"}, [port])
+    flags = ("--pool-name", "pool", "--pool-namespace", cluster.namespace)
+    async with serving(kubeconfig, *flags) as (picker, _):
+
+        async def is_told() -> bool:
+            return "not read" in picker.log
+
+        await eventually(is_told, within_s=30)
+        [line] = [line for line in picker.log.splitlines() if "not read" in line]
+
+    assert "InferencePool pool: 2 inferenceobjectives, 1 inferencemodelrewrites not read" in line
 
 
 async def test_pods_by_a_selector_are_served_without_a_pool(

@@ -6,10 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from extproc.inferencepool import PoolPresence
 from tests.e2e.harness import eventually
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.faultyproxy import HARSH, NONE, FaultyProxy
-from tests.kubernetes.following import following
+from tests.kubernetes.following import PATIENCE_S, Followed, following
+
+
+async def listed_pools(followed: Followed) -> None:
+    """Wait until the API server has told which pools there are."""
+
+    async def is_listed() -> bool:
+        return followed.kubernetes.lists.get("inferencepools", 0) > 0
+
+    await eventually(is_listed, within_s=PATIENCE_S)
 
 
 @pytest.mark.usefixtures("crds")
@@ -28,11 +38,14 @@ async def test_the_pool_decides_which_pods_and_ports(
     def truth(app: str, *ports: int) -> dict[str, bool]:
         return {f"{ip}:{port}": True for ip in ips[app] for port in ports}
 
-    async with following(kubeconfig, lambda it, on: it.follow_pool("pool", on)) as followed:
-        took_s = [await followed.until({})]
+    async with following(
+        kubeconfig, lambda it, on: it.follow_pool(PoolPresence("pool"), on)
+    ) as followed:
+        await listed_pools(followed)
+        assert followed.num_told == 0, "nobody knows before the pool is there"
         await cluster.put_pool("other", {"app": "y"}, [1])
         await cluster.put_pool("pool", {"tier": "gpu", "app": "x"}, [8000, 8001])
-        took_s.append(await followed.until(truth("x", 8000, 8001)))
+        took_s = [await followed.until(truth("x", 8000, 8001))]
         assert {each.name for each in followed.endpoints or ()} == {
             f"x-{pod}:{port}" for pod in (0, 1) for port in (8000, 8001)
         }
@@ -61,7 +74,9 @@ async def test_the_pods_stay_while_the_new_selection_is_not_known(
         await cluster.create_pod(app, {"app": app})
         await cluster.set_pod(app, ip=f"10.2.0.{number}", is_ready=True)
     await cluster.put_pool("pool", {"app": "x"}, [8000])
-    async with following(kubeconfig, lambda it, on: it.follow_pool("pool", on)) as followed:
+    async with following(
+        kubeconfig, lambda it, on: it.follow_pool(PoolPresence("pool"), on)
+    ) as followed:
         await followed.until({"10.2.0.0:8000": True})
         for app, truth in (("y", {"10.2.0.1:8000": True}), ("x", {"10.2.0.0:8000": True})):
             await cluster.put_pool("pool", {"app": app}, [8000])
@@ -92,8 +107,10 @@ async def test_a_role_that_names_the_pool_and_lists_pods_is_enough(
     await cluster.put_pool("pool", {"app": "x"}, [8000])
 
     async with (
-        following(kubeconfig, lambda it, on: it.follow_pool("pool", on)) as followed,
-        following(kubeconfig, lambda it, on: it.follow_pool("another", on)) as refused,
+        following(kubeconfig, lambda it, on: it.follow_pool(PoolPresence("pool"), on)) as followed,
+        following(
+            kubeconfig, lambda it, on: it.follow_pool(PoolPresence("another"), on)
+        ) as refused,
     ):
         await followed.until({"10.2.0.1:8000": True})
         await cluster.put_pool("pool", {"app": "x"}, [8001])

@@ -9,7 +9,7 @@ and gateway-api-inference-extension.sigs.k8s.io/reference/spec (InferencePool v1
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -116,6 +116,24 @@ class InferencePool(KubeObject, frozen=True):
     spec: PoolSpec = PoolSpec()
 
 
+class PoolRef(Struct, frozen=True):
+    """The pool that another object says something of."""
+
+    name: str = ""
+
+
+class BesidePoolSpec(Struct, rename="camel", frozen=True):
+    """Of an object that says something of a pool."""
+
+    pool_ref: PoolRef = PoolRef()
+
+
+class BesidePool(KubeObject, frozen=True):
+    """An InferenceObjective or an InferenceModelRewrite."""
+
+    spec: BesidePoolSpec = BesidePoolSpec()
+
+
 T = TypeVar("T", bound=KubeObject)
 
 
@@ -162,3 +180,10 @@ def pool_query(name: str, *, namespace: str = "") -> Query[InferencePool]:
         namespace,
         {"fieldSelector": f"metadata.name={name}"},
     )
+
+
+def beside_pool_queries(namespace: str = "") -> Iterator[Query[BesidePool]]:
+    """What says something of InferencePools, in the API group of old and in that of today."""
+    for resource in ("inferenceobjectives", "inferencemodelrewrites"):
+        for group in ("inference.networking.x-k8s.io", "llm-d.ai"):
+            yield Query(BesidePool, f"/apis/{group}/v1alpha2", resource, namespace, {})

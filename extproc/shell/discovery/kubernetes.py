@@ -83,6 +83,7 @@ class KubernetesClient:
         self._service_account = service_account
         self._access: _Access | None = None
         self._connecting = asyncio.Lock()
+        self._namespace = ""
 
     async def namespace(self) -> str:
         """Our own: the service account's, or that of the kubeconfig's context.
@@ -91,6 +92,11 @@ class KubernetesClient:
             ApiError: The credentials cannot be read.
         """
         return (await self._connect()).namespace
+
+    @property
+    def known_namespace(self) -> str:
+        """Our own as it was last read; empty before."""
+        return self._namespace
 
     async def get(self, path: str, parameters: Mapping[str, str]) -> bytes:
         """GET a path; answers the body.
@@ -199,6 +205,7 @@ class KubernetesClient:
                     self._access = await self._load()
                 except Exception as error:  # files, plugins and whatever a plugin runs
                     raise ApiError("credentials", f"credentials: {error}") from error
+                self._namespace = self._access.namespace
             return self._access
 
     async def _renew(self, access: _Access | None) -> None:

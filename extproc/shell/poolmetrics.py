@@ -1,0 +1,67 @@
+"""An InferencePool's gauges by the names that dashboards and autoscalers of its pickers read.
+
+Those of the Inference Extension's picker 1.5 (`inference_pool_*`), as far as they say something
+of the pods. What that picker counts by request (`inference_objective_*`) has no counterpart: tokens
+are not read here, and objectives are not resources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from extproc.core.types import EndpointView, Snapshot
+
+_AVERAGES: tuple[tuple[str, str, Callable[[EndpointView], float]], ...] = (
+    ("average_queue_size", "Requests waiting in the engine", lambda view: view.num_waiting),
+    ("average_running_requests", "Requests in the running batch", lambda view: view.num_running),
+    (
+        "average_kv_cache_utilization",
+        "Part of the KV cache in use",
+        lambda view: view.kv_usage_ratio,
+    ),
+)
+
+
+class PoolMetrics:
+    """A collector. Averages and queues are of the pods with a load report that has not expired.
+
+    Args:
+        pool: Name of the InferencePool.
+        snapshot: The endpoints now; called once per scrape of the metrics.
+    """
+
+    def __init__(self, pool: str, snapshot: Callable[[], Snapshot]) -> None:
+        self._pool = pool
+        self._snapshot = snapshot
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the registry need not collect at registration to learn the names."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, for the registry."""
+        views = self._snapshot().endpoints
+        known = [view for view in views if view.is_known]
+        num_ready = sum(view.is_ready for view in views)
+        yield self._gauge("ready_pods", "Endpoints that may get requests", [num_ready])
+        for name, documentation, read in _AVERAGES:
+            values = [sum(map(read, known)) / len(known)] if known else []
+            yield self._gauge(name, f"{documentation}, on average", values)
+        queues = GaugeMetricFamily(
+            "inference_pool_per_pod_queue_size",
+            "Requests waiting in the engine",
+            labels=("name", "model_server_pod"),
+        )
+        for view in known:
+            queues.add_metric((self._pool, view.name), view.num_waiting)
+        yield queues
+
+    def _gauge(self, name: str, documentation: str, values: Sequence[float]) -> Metric:
+        """A family with the pool's name alone as label; none of it where there is no value."""
+        family = GaugeMetricFamily(f"inference_pool_{name}", documentation, labels=("name",))
+        for value in values:
+            family.add_metric((self._pool,), value)
+        return family
