@@ -119,9 +119,8 @@ class Service:
         )  # fmt: skip
         self.feed = LiveFeed(
             about={}, snapshot=self.snapshot, registry=lambda: self.pool.registry,
-            decisions=self.decisions,
-            telemetry=self.telemetry, attainment=self.attainment, knows_times=lambda: True,
-            health=list, policy=lambda: policy, clock=lambda: self.now,
+            decisions=self.decisions, telemetry=self.telemetry, attainment=self.attainment,
+            knows_times=lambda: True, health=list, policy=lambda: policy, clock=lambda: self.now,
             wall_clock=lambda: 1_700_000_000.0,
         )  # fmt: skip
         self.watcher, session = begin(self.decisions.methods(), "Watch")
