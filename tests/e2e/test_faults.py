@@ -286,8 +286,8 @@ FALLBACKS = {
 """What the picker's configuration must say, so that Envoy has other addresses."""
 
 SEES_NO_KILL = {"scrape": {"interval_s": 60}, "policy": {"name": "random"}}
-"""By chance, as the founding rule stays with a pod. That none of forty requests meets the dead one of
-three happens once in millions of runs."""
+"""By chance, as the founding rule stays with a pod. Of forty requests, one run in millions sends
+none to the dead one of three."""
 
 KNOW_OTHERS = pytest.mark.parametrize("mode", list(FALLBACKS), ids=str)
 CAUSE = "cause="
