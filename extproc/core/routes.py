@@ -176,4 +176,4 @@ def _allow(route: Route, method: str, methods: tuple[str, ...]) -> Route | Rejec
     if method in methods:
         return route
     message = f"This path takes {' or '.join(methods)} only."
-    return Rejection(405, Reason.METHOD_NOT_ALLOWED, message)
+    return Rejection(405, Reason.METHOD_NOT_ALLOWED, message, allowed_methods=methods)

@@ -471,6 +471,8 @@ class Stream:
         headers = {}
         if rejection.retry_after_s is not None:
             headers["retry-after"] = str(rejection.retry_after_s)
+        if rejection.allowed_methods:
+            headers["allow"] = ", ".join(rejection.allowed_methods)
         return self._reply(rejection.status, error_body(rejection), headers, rejection.reason.value)
 
     def _reply(

@@ -16,7 +16,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
-from extproc.core.hints import HINT_HEADERS
+from extproc.core.hints import CONTROL_HEADERS
 from extproc.core.messages import BodyMode
 from extproc.core.types import Pick
 
@@ -40,7 +40,7 @@ NEEDED_HEADERS = frozenset(
         *(":method", ":path", "x-request-id"),
         *("content-type", "content-length", "content-encoding"),
     }
-    | HINT_HEADERS
+    | CONTROL_HEADERS
 )
 """Of a request's headers, what the core reads. The others, credentials among them, stay where they
 are."""

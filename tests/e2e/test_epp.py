@@ -57,6 +57,9 @@ HINTS = {
     "x-llm-d-slo-tpot-ms": "20.5",
     "x-gateway-inference-objective": "old",
     "x-gateway-inference-fairness-id": "old",
+    "x-llm-d-model-name-rewrite": "another",
+    "x-gateway-model-name-rewrite": "another",
+    "x-llm-d-video-fps": "24",
 }
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core import messages as m
-from extproc.core.hints import HINT_HEADERS
+from extproc.core.hints import CONTROL_HEADERS
 from extproc.core.types import Hints, Pick
 from extproc.shell.codec import Codec
 from tests.builders import address, pick, request
@@ -38,11 +38,11 @@ def metadata(answer: bytes) -> dict[str, Any]:
 
 
 def test_every_control_header_is_taken() -> None:
-    headers = dict.fromkeys(HINT_HEADERS, "1")
+    headers = dict.fromkeys(CONTROL_HEADERS, "1")
     event = CODEC.decode(ext_proc.request_headers(headers=headers))
 
     assert isinstance(event, m.RequestHeaders)
-    assert set(event.headers) >= HINT_HEADERS
+    assert set(event.headers) >= CONTROL_HEADERS
 
 
 @pytest.mark.parametrize("command", COMMANDS)
