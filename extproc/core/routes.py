@@ -45,6 +45,9 @@ DEFAULT_INFERENCE_PATHS = (
 FORM_PATHS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 """Inference paths whose body is a multipart form; every other listed path takes JSON."""
 
+UNTOLD_PATH = ""
+"""Stands for the path of a request whose data plane does not tell it."""
+
 MODELS_PATH = "/v1/models"
 RESPONSES_PATH = "/v1/responses"
 
@@ -139,6 +142,17 @@ class RouteTable:
             return _UNKNOWN
         route = Route(RouteKind.STORED_RESPONSE, normal, found[1])
         return _allow(route, method, _STORED_METHODS[found[2]])
+
+
+def match_untold(method: str, content_type: str) -> Route | Rejection:
+    """Where a request goes whose path is not told: it is taken for inference, and its body decides.
+
+    Gateways without pseudo-headers ask only about what their own route sends to inference; which
+    paths those are is theirs to say.
+    """
+    is_form = content_type.strip().lower().startswith("multipart/")
+    kind = RouteKind.INFERENCE_FORM if is_form else RouteKind.INFERENCE_JSON
+    return _allow(Route(kind, UNTOLD_PATH), method, ("POST",))
 
 
 def path_label(path: str) -> str:
