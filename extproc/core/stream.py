@@ -85,6 +85,7 @@ class Stream:
         "_route",
         "_settings",
         "_subset",
+        "_tells_modes",
         "pick",
         "state",
     )
@@ -105,6 +106,7 @@ class Stream:
         self._response_status = 0
         self._arrived_at_s = 0.0
         self._is_complete = False
+        self._tells_modes = True
         self._has_trailers = False
         self.state = State.HEADERS
         self.pick: Pick | None = None
@@ -134,6 +136,14 @@ class Stream:
     def awaits_message(self) -> bool:
         """Nothing happens before the data plane says more."""
         return self.state in (State.HEADERS, State.BODY)
+
+    @property
+    def is_wanted_half_closed(self) -> bool:
+        """Whether the data plane wants an answer though it has closed its side.
+
+        Envoy closes it when the client has left; one that tells nothing of modes, when all is sent.
+        """
+        return not self._tells_modes
 
     @property
     def held_bytes(self) -> int:
@@ -168,6 +178,7 @@ class Stream:
         if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
             return self._answer_models(route)
         self._route = route
+        self._tells_modes = event.body_mode is not None
         self._mode = event.body_mode or self._settings.assumed_body_mode
         self._body = BodyReader(
             route,

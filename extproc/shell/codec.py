@@ -1,8 +1,10 @@
 """Between Envoy's ext_proc messages and the core's events and commands. Nothing is decided here.
 
-Header values are read from and written to `raw_value` alone: Envoy leaves `value` empty, and a
-mutation with both set is an error. `append_action` is set because other data planes and later
-Envoys heed it; Envoy itself overwrites by default.
+Header values are written to `raw_value` alone: a mutation with both fields set is an error. They
+are read from `raw_value`, or from `value` where that is empty: Envoy fills the first one alone,
+others the second, or now the one and now the other. Names come in lower case from most, from some
+as Go writes them. `append_action` is set because other data planes and later Envoys heed it; Envoy
+itself overwrites by default.
 """
 
 from __future__ import annotations
@@ -114,7 +116,8 @@ class Codec:
             raise ProtocolError("not a ProcessingRequest") from error
         kind = request.WhichOneof("request")
         if kind == "request_body":
-            return m.RequestBody(request.request_body.body, request.request_body.end_of_stream)
+            body = request.request_body
+            return m.RequestBody(body.body, body.end_of_stream, self._subset(request))
         if kind == "request_headers":
             return self._request_headers(request)
         if kind == "request_trailers":
@@ -196,14 +199,14 @@ class Codec:
             early = config.send_body_without_waiting_for_header_response
         model = subset = None
         if request.HasField("metadata_context"):
-            metadata = request.metadata_context.filter_metadata
-            model = self._model(metadata)
-            subset = _subset(metadata) if self._honours_subset else None
+            model = self._model(request.metadata_context.filter_metadata)
+            subset = self._subset(request)
+        needed = self._headers
         return m.RequestHeaders(
             {
-                h.key: h.raw_value.decode("latin-1")
+                name: (h.raw_value or h.value.encode()).decode("latin-1")
                 for h in http.headers.headers
-                if h.key in self._headers
+                if (name := h.key.lower()) in needed
             },
             http.end_of_stream,
             mode,
@@ -212,6 +215,11 @@ class Codec:
             model,
             subset,
         )
+
+    def _subset(self, request: pb.ProcessingRequest) -> frozenset[str] | None:
+        if not self._honours_subset or not request.HasField("metadata_context"):
+            return None
+        return _subset(request.metadata_context.filter_metadata)
 
     def _model(self, metadata: Any) -> str | None:
         if self._model_namespace not in metadata:
@@ -222,7 +230,7 @@ class Codec:
 
 def _subset(metadata: Any) -> frozenset[str] | None:
     """The subset hint: a list of addresses, or one string with commas. Empty allows nothing."""
-    if SUBSET_NAMESPACE not in metadata:
+    if SUBSET_NAMESPACE not in metadata:  # reading a missing key would create it
         return None
     fields = metadata[SUBSET_NAMESPACE].fields
     if SUBSET_KEY not in fields:
@@ -238,10 +246,10 @@ def _subset(metadata: Any) -> frozenset[str] | None:
 def _response_headers(request: pb.ProcessingRequest) -> m.ResponseHeaders:
     http, status, served = request.response_headers, 0, None
     for header in http.headers.headers:
-        # The count of digits first: int() refuses thousands of them with a ValueError.
-        value = header.raw_value
-        if header.key == ":status" and len(value) == 3 and value.isdigit():
-            status = int(value)
+        if header.key == ":status":
+            # The count of digits first: int() refuses thousands of them with a ValueError.
+            value = header.raw_value or header.value.encode()
+            status = int(value) if len(value) == 3 and value.isdigit() else 0
     metadata = request.metadata_context.filter_metadata
     if DESTINATION_NAMESPACE in metadata:
         fields = metadata[DESTINATION_NAMESPACE].fields

@@ -220,6 +220,17 @@ def test_full_duplex_is_assumed_both_ways_where_the_data_plane_does_not_tell() -
     assert exchange.tell(m.ResponseBody(b"x", True)) == [m.EchoResponseBody(b"x", True)]
 
 
+@pytest.mark.parametrize(("mode", "is_wanted"), [(None, True), (DUPLEX, False)])
+def test_an_answer_is_wanted_half_closed_by_who_tells_no_mode(
+    mode: BodyMode | None, is_wanted: bool
+) -> None:
+    exchange = begin(assumed_body_mode=DUPLEX)
+    assert not exchange.stream.is_wanted_half_closed
+    exchange.tell(request_headers(body_mode=mode))
+
+    assert exchange.stream.is_wanted_half_closed is is_wanted
+
+
 def test_no_other_mode_is_assumed_of_responses() -> None:
     exchange = begin(assumed_body_mode=BodyMode.STREAMED, uses_response_phases=True)
     exchange.tell(m.ResponseHeaders(401))

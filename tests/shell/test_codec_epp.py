@@ -37,12 +37,13 @@ def metadata(answer: bytes) -> dict[str, Any]:
 # --- control headers -------------------------------------------------------------------------
 
 
-def test_every_control_header_is_taken() -> None:
+@pytest.mark.parametrize("spelling", ext_proc.SPELLINGS)
+def test_every_control_header_is_taken(spelling: ext_proc.Spelling) -> None:
     headers = dict.fromkeys(CONTROL_HEADERS, "1")
-    event = CODEC.decode(ext_proc.request_headers(headers=headers))
+    event = CODEC.decode(ext_proc.request_headers(headers=headers, spelling=spelling))
 
     assert isinstance(event, m.RequestHeaders)
-    assert set(event.headers) >= CONTROL_HEADERS
+    assert event.headers.items() >= headers.items()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -61,11 +62,23 @@ def test_the_control_headers_that_came_are_removed_and_no_others(command: Any) -
 
 
 @pytest.mark.parametrize("honours", [True, False])
-def test_a_subset_hint_is_read_unless_it_is_switched_off(honours: bool) -> None:
-    event = Codec(honours_subset=honours).decode(ext_proc.request_headers(metadata=SUBSET))
+@pytest.mark.parametrize(
+    "message",
+    [ext_proc.request_headers(metadata=SUBSET), ext_proc.request_body(b"x", metadata=SUBSET)],
+    ids=["headers", "body"],
+)
+def test_a_subset_hint_is_read_unless_it_is_switched_off(message: bytes, honours: bool) -> None:
+    event = Codec(honours_subset=honours).decode(message)
 
-    assert isinstance(event, m.RequestHeaders)
+    assert isinstance(event, m.RequestHeaders | m.RequestBody)
     assert event.subset == ({address(1)} if honours else None)
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"envoy.lb": {"other": "x"}}])
+def test_a_body_that_comes_without_a_subset_hint_says_nothing_of_it(
+    metadata: dict[str, dict[str, Any]] | None,
+) -> None:
+    assert CODEC.decode(ext_proc.request_body(b"x", metadata=metadata)) == m.RequestBody(b"x", True)
 
 
 def test_without_protocol_config_no_body_mode_is_known_in_either_direction() -> None:
