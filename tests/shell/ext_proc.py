@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 with warnings.catch_warnings():
@@ -18,6 +18,7 @@ STREAMED = modes.ProcessingModeBodySendMode.STREAMED
 FULL_DUPLEX = modes.ProcessingModeBodySendMode.FULL_DUPLEX_STREAMED
 
 
+Metadata = Mapping[str, Mapping[str, Any]]
 Spelling = Callable[[str, str], Any]
 """How a data plane writes one header."""
 
@@ -56,14 +57,35 @@ def request_headers(
     body_mode: Any = BUFFERED,
     response_body_mode: Any = None,
     early: bool = False,
-    metadata: dict[str, dict[str, Any]] | None = None,
+    metadata: Metadata | None = None,
     spelling: Spelling = raw,
 ) -> bytes:
     """The first message of a stream; without protocol_config where `body_mode` is None."""
     all_headers = {":method": method, ":path": path, **(headers or {})}
-    message = ext_proc.ProcessingRequest(
-        request_headers=http_headers(all_headers, end_of_stream, spelling)
+    return message_of_request_headers(
+        [spelling(name, value) for name, value in all_headers.items()],
+        end_of_stream=end_of_stream,
+        body_mode=body_mode,
+        response_body_mode=response_body_mode,
+        early=early,
+        metadata=metadata,
     )
+
+
+def message_of_request_headers(
+    headers: list[Any],
+    *,
+    end_of_stream: bool = False,
+    body_mode: Any = BUFFERED,
+    response_body_mode: Any = None,
+    early: bool = False,
+    metadata: Metadata | None = None,
+) -> bytes:
+    """The same of headers that are made."""
+    made = ext_proc.HttpHeaders(
+        headers=core.HeaderMap(headers=headers), end_of_stream=end_of_stream
+    )
+    message = ext_proc.ProcessingRequest(request_headers=made)
     if body_mode is not None:
         message.protocol_config = ext_proc.ProtocolConfiguration(
             request_body_mode=body_mode,
@@ -73,9 +95,9 @@ def request_headers(
     return _with(metadata, message)
 
 
-def _with(metadata: dict[str, dict[str, Any]] | None, message: Any) -> bytes:
+def _with(metadata: Metadata | None, message: Any) -> bytes:
     if metadata is not None:
-        structs = {name: Struct.from_dict(fields) for name, fields in metadata.items()}
+        structs = {name: Struct.from_dict(dict(fields)) for name, fields in metadata.items()}
         message.metadata_context = core.Metadata(filter_metadata=structs)
     return bytes(message)
 
@@ -83,7 +105,7 @@ def _with(metadata: dict[str, dict[str, Any]] | None, message: Any) -> bytes:
 def request_body(
     data: bytes,
     end_of_stream: bool = True,
-    metadata: dict[str, dict[str, Any]] | None = None,
+    metadata: Metadata | None = None,
 ) -> bytes:
     body = ext_proc.HttpBody(body=data, end_of_stream=end_of_stream)
     return _with(metadata, ext_proc.ProcessingRequest(request_body=body))
@@ -98,7 +120,7 @@ def response_headers(
     *,
     end_of_stream: bool = False,
     response_body_mode: Any = None,
-    metadata: dict[str, dict[str, Any]] | None = None,
+    metadata: Metadata | None = None,
     spelling: Spelling = raw,
 ) -> bytes:
     message = ext_proc.ProcessingRequest(

@@ -76,18 +76,17 @@ def test_headers_are_the_same_however_a_data_plane_spells_them(
     """In `raw_value` or `value`, and under names in any case."""
     utf8 = {name: value.encode().decode("latin-1") for name, value in needed.items()}
     order = data.draw(st.permutations([*utf8.items(), *other.items()]))
-    made = ext_proc.http_headers(dict(order), spelling=spelling)
-    event = CODEC.decode(bytes(ext_proc.ext_proc.ProcessingRequest(request_headers=made)))
+    made = [spelling(name, value) for name, value in order]
+    event = CODEC.decode(ext_proc.message_of_request_headers(made))
 
     assert isinstance(event, m.RequestHeaders)
     assert event.headers == utf8
 
 
 def test_of_two_values_of_one_header_the_bytes_count() -> None:
-    both = ext_proc.core.HeaderValue(key="x-request-id", value="text", raw_value=b"bytes")
-    headers = ext_proc.core.HeaderMap(headers=[both])
-    message = ext_proc.ext_proc.HttpHeaders(headers=headers)
-    event = CODEC.decode(bytes(ext_proc.ext_proc.ProcessingRequest(request_headers=message)))
+    both = ext_proc.raw("x-request-id", "bytes")
+    both.value = "text"
+    event = CODEC.decode(ext_proc.message_of_request_headers([both]))
 
     assert isinstance(event, m.RequestHeaders)
     assert event.headers == {"x-request-id": "bytes"}
