@@ -21,19 +21,19 @@ from extproc.core.errors import ProtocolError
 from extproc.core.hints import CONTROL_HEADERS
 from extproc.core.messages import BodyMode
 from extproc.core.types import Pick
+from extproc.shell.dynamicmetadata import (
+    ALTERNATE_KEYS,
+    ALTERNATES_NAMESPACE,
+    DESTINATION_KEY,
+    DESTINATION_NAMESPACE,
+    PICK_ID_KEY,
+    PICK_NAMESPACE,
+    SCORES_KEY,
+    SERVED_KEY,
+    SUBSET_KEY,
+    SUBSET_NAMESPACE,
+)
 
-DESTINATION_KEY = "x-gateway-destination-endpoint"
-"""Header and metadata key of the chosen endpoint (Endpoint Picker Protocol, proposal 004)."""
-DESTINATION_NAMESPACE = "envoy.lb"
-PICK_ID_KEY = "x-extproc-pick-id"
-"""Metadata key of the pick's id; it comes back in the access log."""
-ALTERNATES_NAMESPACE = "extproc.alternates"
-"""Metadata namespace of the addresses to dial where the destination's one cannot be reached."""
-ALTERNATE_KEYS = ("first", "second")
-SUBSET_NAMESPACE = "envoy.lb.subset_hint"
-SUBSET_KEY = "x-gateway-destination-endpoint-subset"
-SERVED_KEY = "x-gateway-destination-endpoint-served"
-SCORES_KEY = "x-gateway-destination-endpoint-scores"
 ORCA_REQUEST_HEADER = "endpoint-load-metrics-format"
 """vLLM answers it with a load report in a header of its own, on non-streaming responses."""
 
@@ -268,11 +268,12 @@ def _response_body_mode(request: pb.ProcessingRequest) -> BodyMode | None:
 def _set_destination(
     response: pb.ProcessingResponse, common: pb.CommonResponse, destination: str, pick_id: str
 ) -> None:
-    """Set the destination, as header and as metadata, always equal."""
+    """Set the destination, as header and as metadata, always equal; beside it the pick's id."""
     _set_header(common.header_mutation, DESTINATION_KEY, destination.encode())
-    fields = response.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value.fields
+    namespaces = response.dynamic_metadata.fields
+    fields = namespaces[DESTINATION_NAMESPACE].struct_value.fields
     fields[DESTINATION_KEY].string_value = destination
-    fields[PICK_ID_KEY].string_value = pick_id
+    namespaces[PICK_NAMESPACE].struct_value.fields[PICK_ID_KEY].string_value = pick_id
 
 
 def _set_alternates(response: pb.ProcessingResponse, addresses: list[str]) -> None:
@@ -283,7 +284,7 @@ def _set_alternates(response: pb.ProcessingResponse, addresses: list[str]) -> No
 
 def _set_scores(response: pb.ProcessingResponse, endpoints: tuple[str, ...]) -> None:
     """A rule ranks and does not measure: 1 for the first endpoint, in even steps to the last."""
-    fields = response.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value.fields
+    fields = response.dynamic_metadata.fields[PICK_NAMESPACE].struct_value.fields
     scores, number = fields[SCORES_KEY].struct_value.fields, len(endpoints)
     for place, address in enumerate(endpoints):
         scores[address].number_value = (number - place) / number

@@ -177,9 +177,10 @@ def destination(answer: bytes) -> tuple[str, str, str] | None:
     ]
     assert option.header.value == "", "value and raw_value are never both set"
     assert option.append_action.name == "OVERWRITE_IF_EXISTS_OR_ADD"
-    fields = message.dynamic_metadata.to_dict()["envoy.lb"]
+    namespaces = message.dynamic_metadata.to_dict()
+    assert namespaces["envoy.lb"].keys() == {"x-gateway-destination-endpoint"}
     return (
         option.header.raw_value.decode(),
-        fields["x-gateway-destination-endpoint"],
-        fields["x-extproc-pick-id"],
+        namespaces["envoy.lb"]["x-gateway-destination-endpoint"],
+        namespaces["extproc.pick"]["id"],
     )
