@@ -15,7 +15,7 @@ from extproc.epp import DEFAULTS
 from extproc.sim.pod import PodConfig, RunningPod, start_pod
 from tests import clients
 from tests.builders import body
-from tests.shell.gateways import GATEWAYS, OBJECTIVE, Gateway
+from tests.shell.gateways import GATEWAYS, OBJECTIVE, Gateway, Metadata
 from tests.test_app import Service, configuration, eventually, serving
 
 MODELS = ("only-0", "only-1")
@@ -56,11 +56,16 @@ class Exchange:
         self.gateway = gateway
         self.call = service.channel.stream_stream(clients.PROCESS)()
 
-    async def ask(self, data: bytes, extra: Mapping[str, str] | None = None) -> Answered:
+    async def ask(
+        self,
+        data: bytes,
+        extra: Mapping[str, str] | None = None,
+        metadata: Metadata | None = None,
+    ) -> Answered:
         """Send the request, as its gateway does, and read until its destination has come."""
         gateway = self.gateway
         await self.call.write(gateway.headers(extra=extra))
-        await self.call.write(gateway.body(data))
+        await self.call.write(gateway.body(data, metadata=metadata))
         if not gateway.has_responses:
             await self.call.done_writing()
         while isinstance(reply := await self.call.read(), bytes):
@@ -132,6 +137,21 @@ async def test_a_control_header_is_read_and_removed(
         answered = await Exchange(service, gateway).ask(body("only-0"), {OBJECTIVE: "batch"})
 
     assert answered.removed == (OBJECTIVE,)
+
+
+@each_gateway
+async def test_a_subset_that_comes_with_the_body_is_honoured(
+    gateway: Gateway, pods: list[RunningPod]
+) -> None:
+    hints: list[Metadata] = [
+        {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": [pod.address]}}
+        for pod in pods
+    ]
+    async with serving(epp(pods)) as service:
+        inside = await Exchange(service, gateway).ask(body("only-0"), metadata=hints[0])
+        outside = await Exchange(service, gateway).ask(body("only-0"), metadata=hints[1])
+
+    assert (inside.destination, outside.status) == (pods[0].address, 503)
 
 
 @each_gateway
