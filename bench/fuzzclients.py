@@ -19,7 +19,6 @@ _MIB: Final = 2**20
 _STEERING: Final = (
     "x-gateway-destination-endpoint",
     "x-gateway-destination-endpoint-subset",
-    "x-extproc-pick-id",
     "x-envoy-original-dst-host",
     "x-envoy-max-retries",
     "x-envoy-upstream-rq-timeout-ms",

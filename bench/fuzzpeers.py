@@ -10,7 +10,6 @@ import asyncio
 import functools
 from typing import Final
 
-from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc_pb2
 
 from bench.attacks import ATTACKS, Attack
@@ -98,7 +97,9 @@ async def half_uploads_at_grpc(field: Field) -> str:
         await link.send(_HELLO)
         for number in range(num_streams):
             stream_id = 2 * number + 1
-            await link.send(_open(stream_id, _EXT_PROC) + _message(stream_id, _request_headers()))
+            await link.send(
+                _open(stream_id, _EXT_PROC) + _message(stream_id, _request_headers(field))
+            )
             part = _message(stream_id, _body(chat("x", 256 * 1024), is_last=False))
             for _ in range(field.rng.choice((1, 4, 8))):
                 await link.send(part)
@@ -119,7 +120,7 @@ async def bracket_soup_at_grpc(field: Field) -> str:
     """The last part of a body that no JSON reader likes, for one that trusts Envoy's limit."""
     soup = field.rng.choice((b"[", b'{"a":', b'{"a":[{},')) * 200_000
     async with field.link(field.grpc_port) as link:
-        await link.send(_HELLO + _open(1, _EXT_PROC) + _message(1, _request_headers()))
+        await link.send(_HELLO + _open(1, _EXT_PROC) + _message(1, _request_headers(field)))
         await link.send(_message(1, _body(soup, is_last=True)))
         return await link.drain_input(field.hold_s / 4)
 
@@ -245,8 +246,13 @@ def _message(stream_id: int, content: bytes) -> bytes:
     return b"".join(_data(stream_id, whole[at : at + size]) for at in range(0, len(whole), size))
 
 
+def _request_headers(field: Field) -> bytes:
+    return _spelled_headers(field.rng.choice(("raw_value", "value")))
+
+
 @functools.cache
-def _request_headers() -> bytes:
+def _spelled_headers(spelling: str) -> bytes:
+    """Values in the field that Envoy takes, or in that of other gateways."""
     values = {
         ":method": "POST",
         ":path": "/v1/chat/completions",
@@ -255,9 +261,9 @@ def _request_headers() -> bytes:
         "content-type": "application/json",
     }
     message = ext_proc_pb2.ProcessingRequest()
-    message.request_headers.headers.headers.extend(
-        base_pb2.HeaderValue(key=name, raw_value=value.encode()) for name, value in values.items()
-    )
+    for name, value in values.items():
+        header = message.request_headers.headers.headers.add(key=name)
+        setattr(header, spelling, value.encode() if spelling == "raw_value" else value)
     return message.SerializeToString()
 
 

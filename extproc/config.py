@@ -358,7 +358,7 @@ class DestinationConfig(_Section):
     tells_scores: bool = Field(
         False,
         description="Also tell the rank of each address as a score, in the metadata "
-        "`envoy.lb` / `x-gateway-destination-endpoint-scores`.",
+        "`extproc.pick` / `x-gateway-destination-endpoint-scores`.",
     )
 
 

@@ -141,7 +141,7 @@ class ObservedDispatcher:
     def _judge(self, path: str, completion: Completion) -> None:
         if self.knows_times():
             counted = self.attainment.completed(
-                path_label(path),
+                path_label(path or OTHER),
                 completion.outcome,
                 completion.status,
                 completion.first_body_byte_s,

@@ -56,12 +56,13 @@ def read(reply: bytes) -> Routed:
     if message.HasField("immediate_response"):
         immediate = message.immediate_response
         return Routed(status=immediate.status.code, body=json.loads(immediate.body))
-    fields = message.dynamic_metadata.fields["envoy.lb"].struct_value.fields
+    namespaces = message.dynamic_metadata.fields
+    fields = namespaces["envoy.lb"].struct_value.fields
     phase = getattr(message, message.WhichOneof("response"))
     mutation = phase.response.header_mutation
     return Routed(
         destination=fields["x-gateway-destination-endpoint"].string_value,
-        pick_id=fields["x-extproc-pick-id"].string_value,
+        pick_id=namespaces["extproc.pick"].struct_value.fields["id"].string_value,
         headers=tuple((o.header.key, o.header.raw_value) for o in mutation.set_headers),
     )
 
@@ -107,9 +108,7 @@ class AccessLog:
         entry = message.http_logs.log_entry.add()
         common = entry.common_properties
         common.access_log_type = accesslog_pb2.DownstreamEnd
-        common.metadata.filter_metadata["envoy.lb"].fields[
-            "x-extproc-pick-id"
-        ].string_value = pick_id
+        common.metadata.filter_metadata["extproc.pick"].fields["id"].string_value = pick_id
         host, _, port = address.rpartition(":")
         common.upstream_remote_address.socket_address.address = host
         common.upstream_remote_address.socket_address.port_value = int(port)

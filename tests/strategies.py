@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.core import messages as m
 from extproc.core.messages import BodyMode
@@ -120,7 +121,7 @@ ODD_HEADERS: tuple[dict[str, str], ...] = (
 def header_events(draw: st.DrawFn, is_plain: bool) -> m.RequestHeaders:
     """A completion request, or, unless plain, anything that a table of routes can say."""
     method, path = PATHS[0] if is_plain else draw(st.sampled_from(PATHS))
-    return request_headers(
+    event = request_headers(
         method,
         path,
         headers={} if is_plain else draw(st.sampled_from(ODD_HEADERS)),
@@ -130,6 +131,9 @@ def header_events(draw: st.DrawFn, is_plain: bool) -> m.RequestHeaders:
         response_body_mode=draw(st.none() | st.sampled_from(BodyMode)),
         model=draw(st.sampled_from((None, "a") if is_plain else (None, "a", ""))),
     )
+    untold = draw(st.sampled_from((None, None, ":path", ":method")))
+    told = {name: value for name, value in event.headers.items() if name != untold}
+    return replace(event, headers=told)
 
 
 def bodies() -> st.SearchStrategy[bytes]:
@@ -144,8 +148,9 @@ def body_events(draw: st.DrawFn, is_plain: bool) -> list[m.Event]:
     ends = [*cuts, len(data)]
     chunks = [data[start:end] for start, end in zip([0, *cuts], ends, strict=True)]
     is_last = draw(st.booleans())
-    events: list[m.Event] = [m.RequestBody(chunk) for chunk in chunks[:-1]]
-    events.append(m.RequestBody(chunks[-1], is_last))
+    hints = st.none() | subsets()
+    events: list[m.Event] = [m.RequestBody(chunk, subset=draw(hints)) for chunk in chunks[:-1]]
+    events.append(m.RequestBody(chunks[-1], is_last, draw(hints)))
     return events if is_last or draw(st.booleans()) else [*events, m.RequestTrailers()]
 
 

@@ -34,6 +34,7 @@ its functions."""
 
 SHELL_SHARED = {
     "extproc.shell.rpc",
+    "extproc.shell.dynamicmetadata",
     "extproc.shell.loops",
     "extproc.shell.gen",
     "extproc.shell.files",
@@ -41,8 +42,9 @@ SHELL_SHARED = {
     "extproc.shell.httpserver",
     "extproc.shell.turns",
 }
-"""What several shell files share: the transport's contract, the loops over endpoints, messages,
-bounded reading of files and of YAML, the HTTP listener, work in turns."""
+"""What several shell files share: the transport's contract, the names of what passes in Envoy's
+metadata, the loops over endpoints, messages, bounded reading of files and of YAML, the HTTP
+listener, work in turns."""
 SHELL_PAIRS = {
     ("extproc.shell.server", "extproc.shell.codec"),
     ("extproc.shell.codec", "extproc.shell.cutbody"),

@@ -24,7 +24,7 @@ from bench.run import CELLS, LARGE_BYTES, SMALL_BYTES
 from extproc.core.engines import PROFILES
 from extproc.core.exposition import parse_report
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.shell.codec import DESTINATION_KEY
+from extproc.shell.dynamicmetadata import DESTINATION_KEY
 from extproc.shell.vllm import decode_models
 
 PODS = ("127.0.0.1:8001", "127.0.0.1:8002")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.core.hints import HINT_HEADERS
+from extproc.core.hints import CONTROL_HEADERS
 from extproc.eppflags import FLAGS, IGNORED
 
 ROOT = Path(__file__).parents[1]
@@ -68,4 +68,4 @@ def test_every_control_header_is_named() -> None:
         name for cells in rows("Control headers") for name in re.findall("`(x-.*?)`", cells[0])
     }
 
-    assert named == HINT_HEADERS
+    assert named == CONTROL_HEADERS

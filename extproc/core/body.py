@@ -15,7 +15,7 @@ from extproc.core.errors import RequestError
 from extproc.core.jsonmodel import SMALL_BYTES, JsonReader
 from extproc.core.multipart import FormReader
 from extproc.core.openai import check_model
-from extproc.core.routes import RESPONSES_PATH, Route, RouteKind
+from extproc.core.routes import RESPONSES_PATH, UNTOLD_PATH, Route, RouteKind
 
 MAX_ECHO_BYTES = 62_000
 """Envoy refuses streamed chunks over 64 KiB; the Gateway API's pickers use 62,000 bytes."""
@@ -234,7 +234,7 @@ class BodyReader:
         return None if reader.model is None else check_model(reader.model)
 
     def _check_reference(self, reader: JsonReader | FormReader) -> None:
-        refers = self._route.path == RESPONSES_PATH and reader.refers_back
+        refers = self._route.path in (RESPONSES_PATH, UNTOLD_PATH) and reader.refers_back
         if refers and not self._allows_stored:
             raise RequestError(rejections.stored_response())
 

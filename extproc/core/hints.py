@@ -20,6 +20,13 @@ SLO_TTFT_MS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 SLO_TPOT_MS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 HINT_HEADERS = frozenset((*OBJECTIVE, *FAIRNESS_ID, *SLO_TTFT_MS, *SLO_TPOT_MS))
 """Names in lower case, as ext_proc gives them."""
+CONTROL_HEADERS = HINT_HEADERS | {
+    *("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"),
+    *("x-llm-d-video-fps", "x-llm-d-video-duration-seconds", "x-llm-d-video-resolution"),
+    *("x-llm-d-audio-duration-seconds", "x-llm-d-inference-ttl"),
+    *("x-gateway-destination-endpoint-subset", "x-gateway-destination-endpoint-served"),
+}
+"""Those, and what other pickers read or set; nothing here does."""
 
 MAX_NAME_BYTES = 253
 """Of an objective or a fairness id: the longest name of a Kubernetes object."""
@@ -33,14 +40,14 @@ def read_hints(headers: Mapping[str, str]) -> Hints:
     Raises:
         RequestError: 400, a value that cannot be used.
     """
-    if HINT_HEADERS.isdisjoint(headers):
+    if CONTROL_HEADERS.isdisjoint(headers):
         return NO_HINTS
     return Hints(
         _name(headers, OBJECTIVE),
         _name(headers, FAIRNESS_ID),
         _milliseconds(headers, SLO_TTFT_MS),
         _milliseconds(headers, SLO_TPOT_MS),
-        tuple(sorted(HINT_HEADERS.intersection(headers))),
+        tuple(sorted(CONTROL_HEADERS.intersection(headers))),
     )
 
 

@@ -54,10 +54,18 @@ class RequestHeaders(Struct, frozen=True):
 
 
 class RequestBody(Struct, frozen=True):
-    """A chunk of the request's body, or all of it, by mode; a view where that saves a copy."""
+    """A chunk of the request's body, or all of it, by mode.
+
+    Attributes:
+        data: Its bytes; a view of them where that saves a copy.
+        end_of_stream: Nothing of the request follows.
+        subset: Addresses the data plane allows, in place of those it named before; None where this
+            message does not say.
+    """
 
     data: bytes | memoryview
     end_of_stream: bool = False
+    subset: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

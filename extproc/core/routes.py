@@ -45,6 +45,9 @@ DEFAULT_INFERENCE_PATHS = (
 FORM_PATHS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 """Inference paths whose body is a multipart form; every other listed path takes JSON."""
 
+UNTOLD_PATH = ""
+"""Stands for the path of a request whose data plane does not tell it."""
+
 MODELS_PATH = "/v1/models"
 RESPONSES_PATH = "/v1/responses"
 
@@ -141,6 +144,17 @@ class RouteTable:
         return _allow(route, method, _STORED_METHODS[found[2]])
 
 
+def match_untold(method: str, content_type: str) -> Route | Rejection:
+    """Where a request goes whose path is not told: it is taken for inference, and its body decides.
+
+    Gateways without pseudo-headers ask only about what their own route sends to inference; which
+    paths those are is theirs to say.
+    """
+    is_form = content_type.strip().lower().startswith("multipart/")
+    kind = RouteKind.INFERENCE_FORM if is_form else RouteKind.INFERENCE_JSON
+    return _allow(Route(kind, UNTOLD_PATH), method, ("POST",))
+
+
 def path_label(path: str) -> str:
     """`path`, in normal form, with a placeholder for what its client chose: few, for counting.
 
@@ -176,4 +190,4 @@ def _allow(route: Route, method: str, methods: tuple[str, ...]) -> Route | Rejec
     if method in methods:
         return route
     message = f"This path takes {' or '.join(methods)} only."
-    return Rejection(405, Reason.METHOD_NOT_ALLOWED, message)
+    return Rejection(405, Reason.METHOD_NOT_ALLOWED, message, allowed_methods=methods)

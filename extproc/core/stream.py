@@ -37,7 +37,7 @@ from extproc.core.hints import read_hints
 from extproc.core.messages import BodyMode
 from extproc.core.openai import MAX_MODEL_BYTES, check_model, error_body, model_body
 from extproc.core.ports import Dispatcher, StreamSettings
-from extproc.core.routes import Route, RouteKind
+from extproc.core.routes import Route, RouteKind, match_untold
 from extproc.core.types import Hints, Outcome, Pick, Rejection, RequestInfo, Wait
 from extproc.core.words import shortened
 
@@ -84,11 +84,14 @@ class Stream:
         "_response_status",
         "_route",
         "_settings",
+        "_subset",
+        "_tells_modes",
         "pick",
         "state",
     )
 
     _headers: m.RequestHeaders
+    _subset: frozenset[str] | None
     _route: Route
     _body: BodyReader
     _hints: Hints
@@ -103,6 +106,7 @@ class Stream:
         self._response_status = 0
         self._arrived_at_s = 0.0
         self._is_complete = False
+        self._tells_modes = True
         self._has_trailers = False
         self.state = State.HEADERS
         self.pick: Pick | None = None
@@ -134,6 +138,14 @@ class Stream:
         return self.state in (State.HEADERS, State.BODY)
 
     @property
+    def is_wanted_half_closed(self) -> bool:
+        """Whether the data plane wants an answer though it has closed its side.
+
+        Envoy closes it when the client has left; one that tells nothing of modes, when all is sent.
+        """
+        return not self._tells_modes
+
+    @property
     def held_bytes(self) -> int:
         """What is kept of the request's body."""
         return self._body.held_bytes if self.state in _HOLDING else 0
@@ -158,14 +170,15 @@ class Stream:
 
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> list[m.Command]:
         headers = event.headers
-        self._headers, self._arrived_at_s = event, now
+        self._headers, self._subset, self._arrived_at_s = event, event.subset, now
         self._response_body_mode = self._mode_of_response(event.response_body_mode)
-        route = self._settings.routes.match(headers.get(":method", ""), headers.get(":path", ""))
+        route = self._match(event)
         if isinstance(route, Rejection):
             return self._reject(route)
         if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
             return self._answer_models(route, event.subset, now)
         self._route = route
+        self._tells_modes = event.body_mode is not None
         self._mode = event.body_mode or self._settings.assumed_body_mode
         self._body = BodyReader(
             route,
@@ -186,6 +199,16 @@ class Stream:
         if self._mode is BodyMode.NONE and event.model is not None:
             return self._on_metadata(event.model, now)
         return self._await_body(event)
+
+    def _match(self, event: m.RequestHeaders) -> Route | Rejection:
+        """Not every data plane tells the request line: without a method, a body makes it POST."""
+        headers = event.headers
+        method, path = headers.get(":method"), headers.get(":path")
+        if method is None:
+            method = "GET" if event.end_of_stream else "POST"
+        if path is None:
+            return match_untold(method, headers.get("content-type", ""))
+        return self._settings.routes.match(method, path)
 
     def _check_length(self, content_length: str) -> None:
         limit = self._settings.max_body_bytes
@@ -236,9 +259,14 @@ class Stream:
     # --- request body ------------------------------------------------------------------------
 
     def _on_request_body(self, event: m.RequestBody, now: float) -> list[m.Command]:
+        self._take(event)
+        return self._read_on(None, now)
+
+    def _take(self, event: m.RequestBody) -> None:
         self._body.add(event.data)
         self._is_complete = event.end_of_stream
-        return self._read_on(None, now)
+        if event.subset is not None:
+            self._subset = event.subset
 
     def _read_on(self, _event: m.Wakeup | None, now: float) -> list[m.Command]:
         """Read on; decide once all that came is read, and let others have their turn before."""
@@ -280,8 +308,7 @@ class Stream:
     def _on_reading_body(self, event: m.RequestBody, _now: float) -> list[m.Command]:
         comes_in_chunks = self._mode in (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
         self._check_goes_on(is_possible=comes_in_chunks)
-        self._body.add(event.data)
-        self._is_complete = event.end_of_stream
+        self._take(event)
         return []
 
     def _release_headers(self, pick: Pick) -> list[m.Command]:
@@ -315,8 +342,7 @@ class Stream:
         if self._is_complete or self._mode is not BodyMode.STREAMED:
             return [m.ContinueBody()]
         is_reading = not self._body.is_read
-        self._body.add(event.data)
-        self._is_complete = event.end_of_stream
+        self._take(event)
         return [] if is_reading else self._read_rest(None, now)
 
     def _read_rest(self, _event: m.Wakeup | None, now: float) -> list[m.Command]:
@@ -340,7 +366,7 @@ class Stream:
             body_bytes=self._body.num_bytes,
             request_id=headers.headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS],
             session=_digest(self._session()),
-            subset=headers.subset,
+            subset=self._subset,
             arrived_at_s=self._arrived_at_s,
             hints=self._hints,
         )
@@ -382,8 +408,7 @@ class Stream:
     def _on_waiting_body(self, event: m.RequestBody, _now: float) -> list[m.Command]:
         """More of a streamed body whose beginning has told the model: read, and answered later."""
         self._check_goes_on(is_possible=self._mode is BodyMode.STREAMED)
-        self._body.add(event.data)
-        self._is_complete = event.end_of_stream
+        self._take(event)
         self._body.read()
         return []
 
@@ -473,6 +498,8 @@ class Stream:
         headers = rejections.dropped(rejection)
         if rejection.retry_after_s is not None:
             headers["retry-after"] = str(rejection.retry_after_s)
+        if rejection.allowed_methods:
+            headers["allow"] = ", ".join(rejection.allowed_methods)
         return self._reply(rejection.status, error_body(rejection), headers, rejection.reason.value)
 
     def _reply(

@@ -323,6 +323,7 @@ class Rejection:
         param: The offending field in OpenAI's sense, e.g. `model`; None if there is none.
         retry_after_s: Sent as `Retry-After`; None for no such header.
         model: The model asked for, where it is known; for metrics and logs.
+        allowed_methods: Sent as `Allow`, which belongs to a 405; empty for no such header.
     """
 
     status: int
@@ -331,3 +332,4 @@ class Rejection:
     param: str | None = None
     retry_after_s: int | None = None
     model: str = ""
+    allowed_methods: tuple[str, ...] = ()

@@ -1,8 +1,10 @@
 """Between Envoy's ext_proc messages and the core's events and commands. Nothing is decided here.
 
-Header values are read from and written to `raw_value` alone: Envoy leaves `value` empty, and a
-mutation with both set is an error. `append_action` is set because other data planes and later
-Envoys heed it; Envoy itself overwrites by default.
+Header values are written to `raw_value` alone: a mutation with both fields set is an error. They
+are read from `raw_value`, or from `value` where that is empty: Envoy fills the first one alone,
+others the second, or now the one and now the other. Names come in lower case from most, from some
+as Go writes them. `append_action` is set because other data planes and later Envoys heed it; Envoy
+itself overwrites by default.
 """
 
 from __future__ import annotations
@@ -16,23 +18,23 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
-from extproc.core.hints import HINT_HEADERS
+from extproc.core.hints import CONTROL_HEADERS
 from extproc.core.messages import BodyMode
 from extproc.core.types import Pick
 from extproc.shell.cutbody import cut_body
+from extproc.shell.dynamicmetadata import (
+    ALTERNATE_KEYS,
+    ALTERNATES_NAMESPACE,
+    DESTINATION_KEY,
+    DESTINATION_NAMESPACE,
+    PICK_ID_KEY,
+    PICK_NAMESPACE,
+    SCORES_KEY,
+    SERVED_KEY,
+    SUBSET_KEY,
+    SUBSET_NAMESPACE,
+)
 
-DESTINATION_KEY = "x-gateway-destination-endpoint"
-"""Header and metadata key of the chosen endpoint (Endpoint Picker Protocol, proposal 004)."""
-DESTINATION_NAMESPACE = "envoy.lb"
-PICK_ID_KEY = "x-extproc-pick-id"
-"""Metadata key of the pick's id; it comes back in the access log."""
-ALTERNATES_NAMESPACE = "extproc.alternates"
-"""Metadata namespace of the addresses to dial where the destination's one cannot be reached."""
-ALTERNATE_KEYS = ("first", "second")
-SUBSET_NAMESPACE = "envoy.lb.subset_hint"
-SUBSET_KEY = "x-gateway-destination-endpoint-subset"
-SERVED_KEY = "x-gateway-destination-endpoint-served"
-SCORES_KEY = "x-gateway-destination-endpoint-scores"
 ORCA_REQUEST_HEADER = "endpoint-load-metrics-format"
 """vLLM answers it with a load report in a header of its own, on non-streaming responses."""
 
@@ -41,7 +43,7 @@ NEEDED_HEADERS = frozenset(
         *(":method", ":path", "x-request-id"),
         *("content-type", "content-length", "content-encoding"),
     }
-    | HINT_HEADERS
+    | CONTROL_HEADERS
 )
 """Of a request's headers, what the core reads. The others, credentials among them, stay where they
 are."""
@@ -118,9 +120,10 @@ class Codec:
             raise ProtocolError("not a ProcessingRequest") from error
         kind = request.WhichOneof("request")
         if cut is not None and kind is None:
-            return m.RequestBody(cut.body, cut.end_of_stream)
+            return m.RequestBody(cut.body, cut.end_of_stream, self._subset(request))
         if kind == "request_body":
-            return m.RequestBody(request.request_body.body, request.request_body.end_of_stream)
+            body = request.request_body
+            return m.RequestBody(body.body, body.end_of_stream, self._subset(request))
         if kind == "request_headers":
             return self._request_headers(request)
         if kind == "request_trailers":
@@ -202,14 +205,14 @@ class Codec:
             early = config.send_body_without_waiting_for_header_response
         model = subset = None
         if request.HasField("metadata_context"):
-            metadata = request.metadata_context.filter_metadata
-            model = self._model(metadata)
-            subset = _subset(metadata) if self._honours_subset else None
+            model = self._model(request.metadata_context.filter_metadata)
+            subset = self._subset(request)
+        needed = self._headers
         return m.RequestHeaders(
             {
-                h.key: h.raw_value.decode("latin-1")
+                name: (h.raw_value or h.value.encode()).decode("latin-1")
                 for h in http.headers.headers
-                if h.key in self._headers
+                if (name := h.key.lower()) in needed
             },
             http.end_of_stream,
             mode,
@@ -218,6 +221,11 @@ class Codec:
             model,
             subset,
         )
+
+    def _subset(self, request: pb.ProcessingRequest) -> frozenset[str] | None:
+        if not self._honours_subset or not request.HasField("metadata_context"):
+            return None
+        return _subset(request.metadata_context.filter_metadata)
 
     def _model(self, metadata: Any) -> str | None:
         if self._model_namespace not in metadata:
@@ -228,7 +236,7 @@ class Codec:
 
 def _subset(metadata: Any) -> frozenset[str] | None:
     """The subset hint: a list of addresses, or one string with commas. Empty allows nothing."""
-    if SUBSET_NAMESPACE not in metadata:
+    if SUBSET_NAMESPACE not in metadata:  # reading a missing key would create it
         return None
     fields = metadata[SUBSET_NAMESPACE].fields
     if SUBSET_KEY not in fields:
@@ -244,10 +252,10 @@ def _subset(metadata: Any) -> frozenset[str] | None:
 def _response_headers(request: pb.ProcessingRequest) -> m.ResponseHeaders:
     http, status, served = request.response_headers, 0, None
     for header in http.headers.headers:
-        # The count of digits first: int() refuses thousands of them with a ValueError.
-        value = header.raw_value
-        if header.key == ":status" and len(value) == 3 and value.isdigit():
-            status = int(value)
+        if header.key == ":status":
+            # The count of digits first: int() refuses thousands of them with a ValueError.
+            value = header.raw_value or header.value.encode()
+            status = int(value) if len(value) == 3 and value.isdigit() else 0
     metadata = request.metadata_context.filter_metadata
     if DESTINATION_NAMESPACE in metadata:
         fields = metadata[DESTINATION_NAMESPACE].fields
@@ -266,11 +274,12 @@ def _response_body_mode(request: pb.ProcessingRequest) -> BodyMode | None:
 def _set_destination(
     response: pb.ProcessingResponse, common: pb.CommonResponse, destination: str, pick_id: str
 ) -> None:
-    """Set the destination, as header and as metadata, always equal."""
+    """Set the destination, as header and as metadata, always equal; beside it the pick's id."""
     _set_header(common.header_mutation, DESTINATION_KEY, destination.encode())
-    fields = response.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value.fields
+    namespaces = response.dynamic_metadata.fields
+    fields = namespaces[DESTINATION_NAMESPACE].struct_value.fields
     fields[DESTINATION_KEY].string_value = destination
-    fields[PICK_ID_KEY].string_value = pick_id
+    namespaces[PICK_NAMESPACE].struct_value.fields[PICK_ID_KEY].string_value = pick_id
 
 
 def _set_alternates(response: pb.ProcessingResponse, addresses: list[str]) -> None:
@@ -281,7 +290,7 @@ def _set_alternates(response: pb.ProcessingResponse, addresses: list[str]) -> No
 
 def _set_scores(response: pb.ProcessingResponse, endpoints: tuple[str, ...]) -> None:
     """A rule ranks and does not measure: 1 for the first endpoint, in even steps to the last."""
-    fields = response.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value.fields
+    fields = response.dynamic_metadata.fields[PICK_NAMESPACE].struct_value.fields
     scores, number = fields[SCORES_KEY].struct_value.fields, len(endpoints)
     for place, address in enumerate(endpoints):
         scores[address].number_value = (number - place) / number

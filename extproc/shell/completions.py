@@ -33,11 +33,10 @@ from extproc.core.bounds import (
 )
 from extproc.core.outliers import Verdict
 from extproc.core.types import Outcome
+from extproc.shell.dynamicmetadata import PICK_ID_KEY, PICK_NAMESPACE
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 
 METHOD = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
-METADATA_NAMESPACE = "envoy.lb"
-PICK_ID_KEY = "x-extproc-pick-id"
 ORCA_HEADER = "endpoint-load-metrics"
 FIRST_BODY_BYTE_TAG = "extproc-first-body-byte"
 """Custom tag of an entry: `N us` from the request's arrival to the first byte of the answer's body,
@@ -273,9 +272,9 @@ def _first_body_byte_s(common: Any, first_byte_s: float | None) -> float | None:
 
 def _pick_id(common: Any) -> str:
     namespaces = common.metadata.filter_metadata
-    if METADATA_NAMESPACE not in namespaces:  # reading a missing key would create it
+    if PICK_NAMESPACE not in namespaces:  # reading a missing key would create it
         return ""
-    fields = namespaces[METADATA_NAMESPACE].fields
+    fields = namespaces[PICK_NAMESPACE].fields
     return str(fields[PICK_ID_KEY].string_value) if PICK_ID_KEY in fields else ""
 
 

@@ -122,7 +122,10 @@ class _TurnedAway:
 
 
 class _Session:
-    __slots__ = ("_call", "_is_holding", "_service", "_timer", "heard_s", "stream")
+    __slots__ = (
+        *("_call", "_is_half_closed", "_is_holding", "_service", "_timer"),
+        *("heard_s", "stream"),
+    )
 
     def __init__(self, service: ExternalProcessor, call: Call, metadata: Metadata) -> None:
         self._service = service
@@ -130,7 +133,7 @@ class _Session:
         self.stream = service.new_stream(metadata)
         self.heard_s = service.clock()
         self._timer: TimerHandle | None = None
-        self._is_holding = False
+        self._is_holding = self._is_half_closed = False
 
     def receive(self, message: bytes) -> None:
         self._handle(message)
@@ -158,6 +161,7 @@ class _Session:
             if self._is_holding or stream.held_bytes:
                 self._is_holding = stream.held_bytes > 0
                 call.hold(stream.held_bytes, is_whole=stream.is_whole)
+            self._end_if_half_closed()
         except ProtocolError as error:
             service.broke(PROTOCOL, f"the data plane broke the ext_proc protocol: {error}")
             self.fail(Code.INVALID_ARGUMENT, str(error))
@@ -173,9 +177,16 @@ class _Session:
             self._call.end(code, details)
 
     def half_close(self) -> None:
+        """The end, or an answer first, where the body is still being read or a rule holds it."""
+        self._is_half_closed = True
+        self._end_if_half_closed()
+
+    def _end_if_half_closed(self) -> None:
+        if not self._is_half_closed:
+            return
         if self.stream.is_answered:
             self._call.end()
-        else:
+        elif self.stream.awaits_message or not self.stream.is_wanted_half_closed:
             self._call.end(Code.CANCELLED, "closed before the request was answered")
 
     def closed(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.errors import RequestError
-from extproc.core.hints import HINT_HEADERS, MAX_NAME_BYTES, read_hints
+from extproc.core.hints import CONTROL_HEADERS, HINT_HEADERS, MAX_NAME_BYTES, read_hints
 from extproc.core.types import NO_HINTS, Hints, Reason
 
 NAMES = {
@@ -50,6 +50,21 @@ def test_an_empty_header_is_none_and_is_removed_all_the_same(
     assert getattr(read_hints({name: "", older: "7"}), field) in ("7", 7.0)
 
 
+@pytest.mark.parametrize("name", sorted(CONTROL_HEADERS - HINT_HEADERS))
+@pytest.mark.parametrize("value", ["", "anything", "x" * 1000])
+def test_a_control_header_that_nothing_here_reads_is_removed_whatever_it_says(
+    name: str, value: str
+) -> None:
+    assert read_hints({name: value}) == Hints(header_names=(name,))
+
+
+def test_control_headers_of_all_kinds_are_removed_together() -> None:
+    headers = dict.fromkeys(CONTROL_HEADERS, "1")
+
+    assert set(read_hints(headers).header_names) == CONTROL_HEADERS
+    assert "x-llm-d-model-name-rewrite" in CONTROL_HEADERS
+
+
 @pytest.mark.parametrize("name", [name for names in NUMBERS.values() for name in names])
 @pytest.mark.parametrize(
     "value", ["fast", "-1", "0", "0.0", "1e3", "nan", "inf", "1,5", "0x10", "٣", "1" * 13, "1 2"]
@@ -78,7 +93,7 @@ def test_a_name_longer_than_any_object_s_is_refused(name: str) -> None:
     assert caught.value.rejection.param == name
 
 
-@given(st.dictionaries(st.sampled_from(sorted(HINT_HEADERS)), st.text(max_size=300)))
+@given(st.dictionaries(st.sampled_from(sorted(CONTROL_HEADERS)), st.text(max_size=300)))
 def test_whatever_they_say_they_are_refused_or_all_named(headers: dict[str, str]) -> None:
     with suppress(RequestError):
         assert set(read_hints(headers).header_names) == set(headers)

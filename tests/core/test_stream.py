@@ -449,6 +449,24 @@ def test_what_the_headers_tell_is_refused_before_the_body(
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/completions", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("POST", "/v1/responses/r1", "GET, HEAD, DELETE"),
+    ],
+)
+def test_a_method_that_is_not_taken_is_told_those_that_are(
+    method: str, path: str, allowed: str
+) -> None:
+    """RFC 9110 wants `Allow` in every 405."""
+    [reply, _] = begin().tell(request_headers(method, path))
+
+    assert isinstance(reply, m.Reply)
+    assert (reply.status, reply.headers) == (405, {"allow": allowed})
+
+
+@pytest.mark.parametrize(
     "headers",
     [{"content-encoding": "Identity"}, {"content-length": "100"}, {"content-length": "-1"}],
 )

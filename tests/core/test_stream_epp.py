@@ -71,6 +71,43 @@ def test_a_request_without_a_body_has_its_subset_too(subset: frozenset[str] | No
     assert routed.subset == subset
 
 
+@pytest.mark.parametrize("mode", [mode for mode in BodyMode if mode is not BodyMode.NONE])
+@pytest.mark.parametrize("told", [None, EMPTY, frozenset({address(1)})])
+def test_a_subset_that_comes_with_the_body_counts(
+    mode: BodyMode, told: frozenset[str] | None
+) -> None:
+    exchange = begin()
+    event = request_headers(body_mode=mode, sends_body_early=True, subset=told)
+    exchange.tell(event, m.RequestBody(body(), True, frozenset({address(2)})))
+
+    [routed] = exchange.dispatcher.routed
+    assert routed.subset == frozenset({address(2)})
+
+
+@pytest.mark.parametrize("size", [7, 300_000], ids=["small", "read-in-passes"])
+def test_of_several_subsets_the_last_counts_and_none_takes_nothing_back(size: int) -> None:
+    exchange = begin()
+    data = body(prompt=size * "p")
+    exchange.tell(request_headers(body_mode=DUPLEX, subset=frozenset({address(1)})))
+    exchange.tell(m.RequestBody(data[:-5], subset=frozenset({address(2)})))
+    exchange.tell(m.RequestBody(data[-5:-1], subset=EMPTY), m.RequestBody(data[-1:], True))
+    while not exchange.dispatcher.routed:
+        exchange.tell(m.Wakeup())
+
+    [routed] = exchange.dispatcher.routed
+    assert routed.subset == EMPTY
+
+
+def test_a_subset_that_comes_after_the_decision_changes_nothing() -> None:
+    exchange = begin(early_decision_bytes=1)
+    event = request_headers(body_mode=BodyMode.STREAMED, sends_body_early=True)
+    exchange.tell(event, m.RequestBody(b'{"model": "a", '))
+    exchange.tell(m.RequestBody(b'"n": 1}', True, EMPTY))
+
+    [routed] = exchange.dispatcher.routed
+    assert routed.subset is None
+
+
 # --- who served ------------------------------------------------------------------------------
 
 
@@ -99,6 +136,75 @@ def test_without_a_pick_nobody_is_told() -> None:
     assert exchange.dispatcher.moved == []
 
 
+# --- data planes that do not tell the request line --------------------------------------------
+
+
+def untold(*names: str, **fields: Any) -> m.RequestHeaders:
+    """Headers of a completion request without `names`."""
+    event = request_headers(body_mode=DUPLEX, **fields)
+    kept = {name: value for name, value in event.headers.items() if name not in names}
+    return m.RequestHeaders(kept, event.end_of_stream, event.body_mode)
+
+
+@pytest.mark.parametrize("names", [(":path",), (":method",), (":path", ":method")])
+def test_an_inference_request_is_known_by_its_body(names: tuple[str, ...]) -> None:
+    exchange = begin()
+    commands = exchange.tell(untold(*names), m.RequestBody(body("a"), True))
+
+    assert commands[0] == m.ContinueHeaders(PICK)
+    [routed] = exchange.dispatcher.routed
+    assert (routed.model, routed.path) == ("a", "" if ":path" in names else "/v1/completions")
+
+
+def test_a_form_whose_path_is_not_told_is_read_as_a_form() -> None:
+    exchange = begin()
+    form = (
+        b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nwhisper\r\n'
+        b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\nab\r\n--x--\r\n'
+    )
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    exchange.tell(untold(":path", headers=headers), m.RequestBody(form, True))
+
+    [routed] = exchange.dispatcher.routed
+    assert routed.model == "whisper"
+
+
+def test_without_a_method_and_a_body_it_is_read_as_a_get() -> None:
+    exchange = begin()
+    [reply, _] = exchange.tell(untold(":method", path="/v1/models", end_of_stream=True))
+
+    assert isinstance(reply, m.Reply)
+    assert (reply.status, json.loads(reply.body)["object"]) == (200, "list")
+
+
+def test_with_neither_method_nor_path_nor_body_it_is_refused() -> None:
+    [reply, _] = begin().tell(untold(":path", ":method", end_of_stream=True))
+
+    assert isinstance(reply, m.Reply)
+    assert (reply.status, reply.headers) == (405, {"allow": "POST"})
+
+
+@pytest.mark.parametrize("path", ["", "/", "*"])
+def test_a_path_that_is_told_has_to_be_listed(path: str) -> None:
+    [reply, _] = begin().tell(request_headers(path=path))
+
+    assert isinstance(reply, m.Reply)
+    assert reply.status == 404
+
+
+@pytest.mark.parametrize("session_header", [None, "x-session"])
+def test_an_earlier_response_needs_a_session_where_the_path_is_not_told(
+    session_header: str | None,
+) -> None:
+    """It may be `/v1/responses`, where the request would be lost on any other endpoint."""
+    exchange = begin(session_header=session_header)
+    exchange.tell(untold(":path", headers={"x-session": "s"}))
+    [first, *_] = exchange.tell(m.RequestBody(body(previous_response_id="r"), True))
+
+    is_routed = first == m.ContinueHeaders(PICK)
+    assert is_routed is (session_header is not None)
+
+
 # --- data planes that do not tell their modes ------------------------------------------------
 
 
@@ -112,6 +218,17 @@ def test_full_duplex_is_assumed_both_ways_where_the_data_plane_does_not_tell() -
     ]
     assert exchange.tell(m.ResponseHeaders(200)) == [m.ContinueResponseHeaders()]
     assert exchange.tell(m.ResponseBody(b"x", True)) == [m.EchoResponseBody(b"x", True)]
+
+
+@pytest.mark.parametrize(("mode", "is_wanted"), [(None, True), (DUPLEX, False)])
+def test_an_answer_is_wanted_half_closed_by_who_tells_no_mode(
+    mode: BodyMode | None, is_wanted: bool
+) -> None:
+    exchange = begin(assumed_body_mode=DUPLEX)
+    assert not exchange.stream.is_wanted_half_closed
+    exchange.tell(request_headers(body_mode=mode))
+
+    assert exchange.stream.is_wanted_half_closed is is_wanted
 
 
 def test_no_other_mode_is_assumed_of_responses() -> None:

@@ -71,6 +71,7 @@ def test_nobody_is_held_longer_than_the_limit() -> None:
     assert isinstance(reply, m.Reply)
     assert (reply.status, reply.headers["retry-after"]) == (429, "1")
     assert [rejection.reason for rejection in exchange.dispatcher.rejections] == [Reason.SATURATED]
+    assert [":path" in headers for headers in exchange.dispatcher.rejected_headers] == [True]
     assert end == m.End()
 
 

@@ -1,9 +1,9 @@
 """Gateways as charts configure them, and the picker as charts start it.
 
 Bodies go through the picker both ways in full duplex, trailers too, over TLS that trusts any
-certificate; nothing is stripped at the door and there is no access log. Two ways to the pods:
-an original-destination cluster that reads the header, and a cluster that knows the pods and reads
-the metadata.
+certificate; nothing is stripped at the door and there is no access log. Three ways to the pods:
+an original-destination cluster that reads the header, a cluster that knows the pods and reads the
+metadata, and one whose subsets are single pods (kgateway's).
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ class Chart(StrEnum):
     ORIGINAL_DST = "original-dst"  # by the header; metadata are not taken from the picker
     ORIGINAL_DST_METADATA = "original-dst-and-metadata"
     OVERRIDE_HOST = "override-host"  # by the metadata; falls back along the list
+    SUBSET_OR_NONE = "subset-or-none"  # by the metadata, as the criterion of a subset of one
+    SUBSET_OR_ANY = "subset-or-any"  # the same, and any pod where none fits
+
+
+PLAIN_CHARTS = (Chart.ORIGINAL_DST, Chart.ORIGINAL_DST_METADATA, Chart.OVERRIDE_HOST)
+_SUBSET_FALLBACKS = {Chart.SUBSET_OR_NONE: "NO_FALLBACK", Chart.SUBSET_OR_ANY: "ANY_ENDPOINT"}
 
 
 def subset(*addresses: str) -> dict[str, str]:
@@ -50,7 +56,7 @@ def subset(*addresses: str) -> dict[str, str]:
 def gateway_config(
     chart: Chart, picker: str, *, pods: Sequence[str] = (), ca_file: Path | None = None
 ) -> str:
-    """An Envoy bootstrap; `pods` are known to it with OVERRIDE_HOST only."""
+    """An Envoy bootstrap; `pods` are known to it where it does not dial what the picker says."""
     http_filters = [_ext_proc(chart), _router()]
     if chart is not Chart.ORIGINAL_DST:
         http_filters.insert(0, _subset_from_headers())
@@ -100,7 +106,7 @@ def _ext_proc(chart: Chart) -> dict[str, Any]:
     if chart is not Chart.ORIGINAL_DST:
         config["metadata_options"] = {
             "forwarding_namespaces": {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]},
-            "receiving_namespaces": {"untyped": ["envoy.lb"]},
+            "receiving_namespaces": {"untyped": ["envoy.lb", "extproc.pick"]},
         }
     return {"name": "envoy.filters.http.ext_proc", "typed_config": config}
 
@@ -131,7 +137,7 @@ def _virtual_host(chart: Chart) -> dict[str, Any]:
         route["retry_policy"] = {"retry_on": retry_on, "num_retries": 2}
     told = {
         TOLD_HEADER: f"%DYNAMIC_METADATA(envoy.lb:{DESTINATION})%",
-        SCORES_HEADER: f"%DYNAMIC_METADATA(envoy.lb:{DESTINATION}-scores)%",
+        SCORES_HEADER: f"%DYNAMIC_METADATA(extproc.pick:{DESTINATION}-scores)%",
     }
     return {
         "name": "pool",
@@ -145,6 +151,16 @@ def _virtual_host(chart: Chart) -> dict[str, Any]:
 
 def _pods_cluster(chart: Chart, pods: Sequence[str]) -> dict[str, Any]:
     cluster: dict[str, Any] = {"name": "pods", "connect_timeout": "2s"}
+    if chart in _SUBSET_FALLBACKS:
+        return cluster | {
+            "type": "STATIC",
+            "lb_policy": "ROUND_ROBIN",
+            "lb_subset_config": {
+                "subset_selectors": [{"keys": [DESTINATION]}],
+                "fallback_policy": _SUBSET_FALLBACKS[chart],
+            },
+            "load_assignment": _labelled(_assigned("pods", pods)),
+        }
     if chart is not Chart.OVERRIDE_HOST:
         by_header = {"use_http_header": True, "http_header_name": DESTINATION}
         return cluster | {
@@ -172,6 +188,15 @@ def _pods_cluster(chart: Chart, pods: Sequence[str]) -> dict[str, Any]:
         "load_assignment": _assigned("pods", pods),
         "load_balancing_policy": {"policies": [{"typed_extension_config": policy}]},
     }
+
+
+def _labelled(assignment: dict[str, Any]) -> dict[str, Any]:
+    """With each endpoint's own address as the value that chooses it."""
+    for place in assignment["endpoints"][0]["lb_endpoints"]:
+        socket = place["endpoint"]["address"]["socket_address"]
+        own = f"{socket['address']}:{socket['port_value']}"
+        place["metadata"] = {"filter_metadata": {"envoy.lb": {DESTINATION: own}}}
+    return assignment
 
 
 def _picker_cluster(picker: str, ca_file: Path | None) -> dict[str, Any]:

@@ -162,6 +162,7 @@ async def test_an_inference_path_without_a_body_is_an_error_at_once(gateway: Gat
     posted = await gateway.client.request("POST", "/v1/chat/completions")
 
     assert (got.status, got.error_code) == (405, "method_not_allowed")
+    assert got.headers["allow"] == "POST"
     assert (posted.status, posted.error_code) == (400, "invalid_json")
 
 

@@ -24,6 +24,7 @@ from extproc.sim.pod import RunningPod, start_pod
 from extproc.sim.profiles import INSTANT
 from tests.e2e.charts import (
     DESTINATION,
+    PLAIN_CHARTS,
     SCORES_HEADER,
     SUBSET_TEXT_HEADER,
     TOLD_HEADER,
@@ -57,6 +58,9 @@ HINTS = {
     "x-llm-d-slo-tpot-ms": "20.5",
     "x-gateway-inference-objective": "old",
     "x-gateway-inference-fairness-id": "old",
+    "x-llm-d-model-name-rewrite": "another",
+    "x-gateway-model-name-rewrite": "another",
+    "x-llm-d-video-fps": "24",
 }
 
 
@@ -128,7 +132,7 @@ async def gateway_of(
         yield Gateway(chart, envoy, Client(envoy.url, http), picker)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=list(Chart), ids=str)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=PLAIN_CHARTS, ids=str)
 async def gateway(
     request: pytest.FixtureRequest,
     pods: list[RunningPod],
@@ -323,6 +327,28 @@ async def test_the_destination_is_set_as_header_and_as_metadata_alike(
         told = answer.headers[TOLD_HEADER]
         assert told == seen_by(pod)[DESTINATION]
         assert told.split(",")[0] == pod.address
+
+
+@pytest.mark.parametrize("chart", [Chart.SUBSET_OR_NONE, Chart.SUBSET_OR_ANY], ids=str)
+@pytest.mark.parametrize("flags", [[], ["--emit-endpoint-scores"]], ids=["plain", "scores"])
+async def test_a_subset_load_balancer_finds_the_chosen_pod_every_time(
+    pods: list[RunningPod], http: aiohttp.ClientSession, chart: Chart, flags: list[str]
+) -> None:
+    """It takes every key of `envoy.lb` for a criterion."""
+    async with (
+        EppProcess(picker_config(pods, policy={"name": "random"}), *flags) as picker,
+        running(chart, picker, pods) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        answers = [await client.chat("shared") for _ in range(24)]
+
+    names = {pod.address: pod.name for pod in pods}
+    assert {answer.status for answer in answers} == {200}
+    assert [answer.served_by for answer in answers] == [
+        names[answer.headers[TOLD_HEADER]] for answer in answers
+    ]
+    assert {answer.served_by for answer in answers} == set(SERVERS)
+    assert all((SCORES_HEADER in answer.headers) == bool(flags) for answer in answers)
 
 
 async def test_fallbacks_follow_in_order_and_none_is_named_twice(

@@ -33,7 +33,6 @@ STEERING_HEADERS = (
     "x-gateway-destination-endpoint-served",
     "x-envoy-original-dst-host",
     "x-envoy-original-url",
-    "x-extproc-pick-id",
     "x-extproc-dial",
     "x-extproc-dial-next",
     "x-forwarded-host",

@@ -41,7 +41,6 @@ from tests.kubernetes.replayrows import (
     SELECTION,
     SPELLINGS,
     SUBSETS,
-    UNREAD,
     VALUE,
     Row,
 )
@@ -113,11 +112,9 @@ async def exchange(fleet: Fleet) -> AsyncIterator[Exchange]:
 
 
 def parameters() -> list[Any]:
-    """All rows by their names; those that do not hold yet are told."""
-    return [
-        pytest.param(row, id=row.name, marks=[pytest.mark.xfail(reason=row.why)] if row.why else [])
-        for row in (*SELECTION, *SUBSETS, *REFUSALS, *SPELLINGS)
-    ]
+    """All rows by their names."""
+    rows = (*SELECTION, *SUBSETS, *REFUSALS, *SPELLINGS)
+    return [pytest.param(row, id=row.name) for row in rows]
 
 
 @pytest.mark.parametrize("row", parameters())
@@ -308,7 +305,7 @@ async def test_a_long_chunk_of_a_response_is_echoed_in_parts(
     "spelling",
     [
         pytest.param(ENVOY, id="raw-value"),
-        pytest.param(Spelling(VALUE), id="value", marks=pytest.mark.xfail(reason=UNREAD)),
+        pytest.param(Spelling(VALUE), id="value"),
     ],
 )
 async def test_who_served_is_who_is_busy_and_a_status_ends_it(

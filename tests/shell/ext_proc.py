@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 with warnings.catch_warnings():
@@ -17,12 +18,33 @@ STREAMED = modes.ProcessingModeBodySendMode.STREAMED
 FULL_DUPLEX = modes.ProcessingModeBodySendMode.FULL_DUPLEX_STREAMED
 
 
-def http_headers(headers: dict[str, str], end_of_stream: bool = False) -> Any:
-    """Headers as Envoy sends them: values in `raw_value` alone."""
-    made = [
-        core.HeaderValue(key=key, raw_value=value.encode("latin-1"))
-        for key, value in headers.items()
-    ]
+Metadata = Mapping[str, Mapping[str, Any]]
+Spelling = Callable[[str, str], Any]
+"""How a data plane writes one header."""
+
+
+def raw(name: str, value: str) -> Any:
+    """As Envoy does: bytes, in `raw_value` alone."""
+    return core.HeaderValue(key=name, raw_value=value.encode("latin-1"))
+
+
+def text(name: str, value: str) -> Any:
+    """As text, in `value` alone; of what is no UTF-8 such a data plane can send nothing."""
+    return core.HeaderValue(key=name, value=value.encode("latin-1").decode(errors="replace"))
+
+
+def canonical(name: str, value: str) -> Any:
+    """As text, under the name that Go's HTTP server gives it."""
+    return text(name if name.startswith(":") else name.title(), value)
+
+
+SPELLINGS: tuple[Spelling, ...] = (raw, text, canonical)
+
+
+def http_headers(
+    headers: dict[str, str], end_of_stream: bool = False, spelling: Spelling = raw
+) -> Any:
+    made = [spelling(name, value) for name, value in headers.items()]
     return ext_proc.HttpHeaders(headers=core.HeaderMap(headers=made), end_of_stream=end_of_stream)
 
 
@@ -35,26 +57,58 @@ def request_headers(
     body_mode: Any = BUFFERED,
     response_body_mode: Any = None,
     early: bool = False,
-    metadata: dict[str, dict[str, Any]] | None = None,
+    metadata: Metadata | None = None,
+    spelling: Spelling = raw,
 ) -> bytes:
     """The first message of a stream; without protocol_config where `body_mode` is None."""
     all_headers = {":method": method, ":path": path, **(headers or {})}
-    message = ext_proc.ProcessingRequest(request_headers=http_headers(all_headers, end_of_stream))
+    return message_of_request_headers(
+        [spelling(name, value) for name, value in all_headers.items()],
+        end_of_stream=end_of_stream,
+        body_mode=body_mode,
+        response_body_mode=response_body_mode,
+        early=early,
+        metadata=metadata,
+    )
+
+
+def message_of_request_headers(
+    headers: list[Any],
+    *,
+    end_of_stream: bool = False,
+    body_mode: Any = BUFFERED,
+    response_body_mode: Any = None,
+    early: bool = False,
+    metadata: Metadata | None = None,
+) -> bytes:
+    """The same of headers that are made."""
+    made = ext_proc.HttpHeaders(
+        headers=core.HeaderMap(headers=headers), end_of_stream=end_of_stream
+    )
+    message = ext_proc.ProcessingRequest(request_headers=made)
     if body_mode is not None:
         message.protocol_config = ext_proc.ProtocolConfiguration(
             request_body_mode=body_mode,
             response_body_mode=response_body_mode or modes.ProcessingModeBodySendMode.NONE,
             send_body_without_waiting_for_header_response=early,
         )
+    return _with(metadata, message)
+
+
+def _with(metadata: Metadata | None, message: Any) -> bytes:
     if metadata is not None:
-        structs = {name: Struct.from_dict(fields) for name, fields in metadata.items()}
+        structs = {name: Struct.from_dict(dict(fields)) for name, fields in metadata.items()}
         message.metadata_context = core.Metadata(filter_metadata=structs)
     return bytes(message)
 
 
-def request_body(data: bytes, end_of_stream: bool = True) -> bytes:
+def request_body(
+    data: bytes,
+    end_of_stream: bool = True,
+    metadata: Metadata | None = None,
+) -> bytes:
     body = ext_proc.HttpBody(body=data, end_of_stream=end_of_stream)
-    return bytes(ext_proc.ProcessingRequest(request_body=body))
+    return _with(metadata, ext_proc.ProcessingRequest(request_body=body))
 
 
 def request_trailers() -> bytes:
@@ -66,17 +120,17 @@ def response_headers(
     *,
     end_of_stream: bool = False,
     response_body_mode: Any = None,
-    metadata: dict[str, dict[str, Any]] | None = None,
+    metadata: Metadata | None = None,
+    spelling: Spelling = raw,
 ) -> bytes:
-    message = ext_proc.ProcessingRequest(response_headers=http_headers(headers, end_of_stream))
+    message = ext_proc.ProcessingRequest(
+        response_headers=http_headers(headers, end_of_stream, spelling)
+    )
     if response_body_mode is not None:
         message.protocol_config = ext_proc.ProtocolConfiguration(
             response_body_mode=response_body_mode
         )
-    if metadata is not None:
-        structs = {name: Struct.from_dict(fields) for name, fields in metadata.items()}
-        message.metadata_context = core.Metadata(filter_metadata=structs)
-    return bytes(message)
+    return _with(metadata, message)
 
 
 def response_body(data: bytes, end_of_stream: bool = True) -> bytes:
@@ -123,9 +177,10 @@ def destination(answer: bytes) -> tuple[str, str, str] | None:
     ]
     assert option.header.value == "", "value and raw_value are never both set"
     assert option.append_action.name == "OVERWRITE_IF_EXISTS_OR_ADD"
-    fields = message.dynamic_metadata.to_dict()["envoy.lb"]
+    namespaces = message.dynamic_metadata.to_dict()
+    assert namespaces["envoy.lb"].keys() == {"x-gateway-destination-endpoint"}
     return (
         option.header.raw_value.decode(),
-        fields["x-gateway-destination-endpoint"],
-        fields["x-extproc-pick-id"],
+        namespaces["envoy.lb"]["x-gateway-destination-endpoint"],
+        namespaces["extproc.pick"]["id"],
     )

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
 from extproc.core.messages import BodyMode
-from extproc.shell.codec import Codec
+from extproc.shell.codec import NEEDED_HEADERS, Codec
 from tests.builders import address, pick
 from tests.shell import ext_proc
-from tests.shell.ext_proc import destination, phase, read
+from tests.shell.ext_proc import SPELLINGS, destination, phase, read
 
 CODEC = Codec()
 PICK = pick("id-7", endpoints=(address(1), address(2)))
@@ -57,6 +57,39 @@ def test_headers_that_nobody_reads_are_not_taken() -> None:
     assert isinstance(keeping, m.RequestHeaders)
     assert set(taken.headers) == {":method", ":path", "x-request-id"}
     assert set(keeping.headers) - set(taken.headers) == {"x-session"}
+
+
+needed_names = st.sampled_from(sorted(NEEDED_HEADERS))
+other_names = st.sampled_from(("authorization", "cookie", "x-request", "X-Other", ":scheme"))
+texts = st.text(st.characters(max_codepoint=255, exclude_categories=["Cc"]), max_size=20)
+
+
+@given(
+    needed=st.dictionaries(needed_names, texts),
+    other=st.dictionaries(other_names, texts),
+    spelling=st.sampled_from((*SPELLINGS, lambda name, value: ext_proc.raw(name.upper(), value))),
+    data=st.data(),
+)
+def test_headers_are_the_same_however_a_data_plane_spells_them(
+    needed: dict[str, str], other: dict[str, str], spelling: ext_proc.Spelling, data: st.DataObject
+) -> None:
+    """In `raw_value` or `value`, and under names in any case."""
+    utf8 = {name: value.encode().decode("latin-1") for name, value in needed.items()}
+    order = data.draw(st.permutations([*utf8.items(), *other.items()]))
+    made = [spelling(name, value) for name, value in order]
+    event = CODEC.decode(ext_proc.message_of_request_headers(made))
+
+    assert isinstance(event, m.RequestHeaders)
+    assert event.headers == utf8
+
+
+def test_of_two_values_of_one_header_the_bytes_count() -> None:
+    both = ext_proc.raw("x-request-id", "bytes")
+    both.value = "text"
+    event = CODEC.decode(ext_proc.message_of_request_headers([both]))
+
+    assert isinstance(event, m.RequestHeaders)
+    assert event.headers == {"x-request-id": "bytes"}
 
 
 def test_without_protocol_config_the_body_mode_is_not_known() -> None:
@@ -128,11 +161,15 @@ def test_bodies_and_trailers_are_told_apart_by_direction() -> None:
         assert CODEC.decode(message) == event
 
 
+@pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize(
     ("status", "read_as"), [("200", 200), ("503", 503), ("", 0), ("2x0", 0), (9999 * "9", 0)]
 )
-def test_a_response_tells_its_status_or_none(status: str, read_as: int) -> None:
-    event = CODEC.decode(ext_proc.response_headers({":status": status}, end_of_stream=True))
+def test_a_response_tells_its_status_or_none(
+    status: str, read_as: int, spelling: ext_proc.Spelling
+) -> None:
+    message = ext_proc.response_headers({":status": status}, end_of_stream=True, spelling=spelling)
+    event = CODEC.decode(message)
 
     assert event == m.ResponseHeaders(read_as, end_of_stream=True)
 
@@ -159,9 +196,12 @@ def test_any_bytes_are_an_event_or_a_broken_protocol(data: bytes) -> None:
     assert isinstance(event, m.EVENT_TYPES)
 
 
-@given(st.data())
-def test_a_damaged_message_is_an_event_or_a_broken_protocol(data: st.DataObject) -> None:
-    message = bytearray(ext_proc.request_headers(metadata={"extproc.request": {"model": "a"}}))
+@given(st.sampled_from(SPELLINGS), st.data())
+def test_a_damaged_message_is_an_event_or_a_broken_protocol(
+    spelling: ext_proc.Spelling, data: st.DataObject
+) -> None:
+    metadata = {"extproc.request": {"model": "a"}}
+    message = bytearray(ext_proc.request_headers(metadata=metadata, spelling=spelling))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(message) - 1))
         message[at] = data.draw(st.integers(0, 255))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core import messages as m
-from extproc.core.hints import HINT_HEADERS
+from extproc.core.hints import CONTROL_HEADERS
 from extproc.core.types import Hints, Pick
 from extproc.shell.codec import Codec
 from tests.builders import address, pick, request
@@ -29,20 +29,21 @@ def removed(answer: bytes) -> list[str]:
 
 
 def metadata(answer: bytes) -> dict[str, Any]:
-    """What the answer puts into the namespace `envoy.lb`."""
-    found: dict[str, Any] = read(answer).dynamic_metadata.to_dict()["envoy.lb"]
+    """What the answer says of the pick, beside the destination."""
+    found: dict[str, Any] = read(answer).dynamic_metadata.to_dict()["extproc.pick"]
     return found
 
 
 # --- control headers -------------------------------------------------------------------------
 
 
-def test_every_control_header_is_taken() -> None:
-    headers = dict.fromkeys(HINT_HEADERS, "1")
-    event = CODEC.decode(ext_proc.request_headers(headers=headers))
+@pytest.mark.parametrize("spelling", ext_proc.SPELLINGS)
+def test_every_control_header_is_taken(spelling: ext_proc.Spelling) -> None:
+    headers = dict.fromkeys(CONTROL_HEADERS, "1")
+    event = CODEC.decode(ext_proc.request_headers(headers=headers, spelling=spelling))
 
     assert isinstance(event, m.RequestHeaders)
-    assert set(event.headers) >= HINT_HEADERS
+    assert event.headers.items() >= headers.items()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -61,11 +62,23 @@ def test_the_control_headers_that_came_are_removed_and_no_others(command: Any) -
 
 
 @pytest.mark.parametrize("honours", [True, False])
-def test_a_subset_hint_is_read_unless_it_is_switched_off(honours: bool) -> None:
-    event = Codec(honours_subset=honours).decode(ext_proc.request_headers(metadata=SUBSET))
+@pytest.mark.parametrize(
+    "message",
+    [ext_proc.request_headers(metadata=SUBSET), ext_proc.request_body(b"x", metadata=SUBSET)],
+    ids=["headers", "body"],
+)
+def test_a_subset_hint_is_read_unless_it_is_switched_off(message: bytes, honours: bool) -> None:
+    event = Codec(honours_subset=honours).decode(message)
 
-    assert isinstance(event, m.RequestHeaders)
+    assert isinstance(event, m.RequestHeaders | m.RequestBody)
     assert event.subset == ({address(1)} if honours else None)
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"envoy.lb": {"other": "x"}}])
+def test_a_body_that_comes_without_a_subset_hint_says_nothing_of_it(
+    metadata: dict[str, dict[str, Any]] | None,
+) -> None:
+    assert CODEC.decode(ext_proc.request_body(b"x", metadata=metadata)) == m.RequestBody(b"x", True)
 
 
 def test_without_protocol_config_no_body_mode_is_known_in_either_direction() -> None:
@@ -108,7 +121,7 @@ def test_scores_and_ids_do_not_get_into_each_other_s_way(numbers: list[int], pic
 def test_no_scores_are_told_unless_asked_for() -> None:
     answer = CODEC.encode(m.ContinueBody(pick(endpoints=ENDPOINTS)))
 
-    assert metadata(answer).keys() == {"x-gateway-destination-endpoint", "x-extproc-pick-id"}
+    assert metadata(answer).keys() == {"id"}
 
 
 # --- alternates ------------------------------------------------------------------------------

@@ -45,9 +45,9 @@ def entry(
         socket_address = common.upstream_remote_address.socket_address
         socket_address.address, socket_address.port_value = address, 8000
     if pick_id is not None:
-        fields = common.metadata.filter_metadata["envoy.lb"].fields
-        fields["x-gateway-destination-endpoint"].string_value = "10.0.0.1:8000"
-        fields["x-extproc-pick-id"].string_value = pick_id
+        namespaces = common.metadata.filter_metadata
+        namespaces["envoy.lb"].fields["x-gateway-destination-endpoint"].string_value = "10.0.0.1:1"
+        namespaces["extproc.pick"].fields["id"].string_value = pick_id
     made.request.request_id = "request-1"
     if status is not None:
         made.response.response_code.value = status
@@ -242,7 +242,9 @@ def test_entries_without_a_pick_are_handed_on_too() -> None:
 
 def test_the_namespace_without_our_key_names_no_pick() -> None:
     logged = entry(pick_id=None)
-    logged.common_properties.metadata.filter_metadata["envoy.lb"].fields["other"].bool_value = True
+    logged.common_properties.metadata.filter_metadata["extproc.pick"].fields[
+        "other"
+    ].bool_value = True
 
     assert completions(logged)[0].pick_id == ""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from extproc.core.messages import BodyMode
 from extproc.core.ports import StreamSettings
 from extproc.core.stream import Stream
 from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
@@ -254,6 +255,41 @@ def test_a_half_close_after_the_answer_is_ok() -> None:
     session.half_close()
 
     assert call.code is Code.OK
+
+
+DUPLEX = StreamSettings(
+    assumed_body_mode=BodyMode.FULL_DUPLEX_STREAMED, uses_response_phases=True, max_hold_s=10.0
+)
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000], ids=["a rule holds it", "and it is read"])
+def test_a_data_plane_that_has_said_all_is_answered_before_the_end(size: int) -> None:
+    """It tells nothing of modes, sends headers and body, half-closes, and reads what comes."""
+    service = Service(settings=DUPLEX)
+    service.dispatcher.result = Wait(service.now + 2.0)
+    call, session = service.open()
+    session.receive(request_headers(body_mode=None))
+    session.receive(request_body(body(prompt=size * "p")))
+    session.half_close()
+    assert (call.sent, call.code) == ([], None)
+    service.dispatcher.result = PICK
+    while call.code is None:
+        service.timers[-1].callback()
+
+    assert destination(call.sent[0]) == (address(1), address(1), "pick-1")
+    assert call.code is Code.OK
+
+
+def test_a_body_that_was_cut_off_is_no_ok_once_it_is_read() -> None:
+    service = Service(settings=DUPLEX)
+    call, session = service.open()
+    session.receive(request_headers(body_mode=None))
+    session.receive(request_body(body(prompt=1_000_000 * "p"), end_of_stream=False))
+    session.half_close()
+    while call.code is None:
+        service.timers[-1].callback()
+
+    assert (call.sent, call.code) == ([], Code.CANCELLED)
 
 
 def test_the_end_of_the_rpc_finishes_the_pick_where_the_response_is_seen() -> None:
