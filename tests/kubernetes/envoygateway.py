@@ -16,7 +16,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 
@@ -155,10 +155,6 @@ class Proxy(ChildProcess):
         self._controller = controller
         self._namespace = namespace
         self.arguments: list[str] = []
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
 
     async def start(self) -> None:
         """Return once it is ready; then it has all that the controller sent."""

@@ -149,7 +149,9 @@ async def installed(
             return await asyncio.to_thread(controller.write_infrastructure, namespace, PROXY)
 
         await eventually(is_there, within_s=WITHIN_S, every_s=0.5)
-        proxy = await stack.enter_async_context(Proxy(controller, namespace))
+        proxy = Proxy(controller, namespace)
+        stack.push_async_callback(proxy.close)
+        await proxy.start()
         http = await stack.enter_async_context(aiohttp.ClientSession())
         client = Client(f"http://{PROXY}:{LISTENER_PORT}", http)
         yield Installed(namespace, controller, cluster, pods, pickers, proxy, client)
