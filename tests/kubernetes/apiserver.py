@@ -151,6 +151,7 @@ class ApiServer:
             f"--etcd-servers={self._etcd_url}",
             f"--secure-port={self._port}",
             "--bind-address=127.0.0.1",
+            "--advertise-address=192.0.2.1",  # nobody asks there; without a route it finds none
             f"--cert-dir={self.dir}/certificates",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={keys}",

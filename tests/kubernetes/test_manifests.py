@@ -289,7 +289,7 @@ def test_what_selects_pickers_selects_them(overlay: str) -> None:
     labels = template["metadata"]["labels"].items()
     selectors = [
         only(text, "Deployment", "extproc")["spec"]["selector"]["matchLabels"],
-        only(text, "Service", "extproc")["spec"]["selector"],
+        *(each["spec"]["selector"] for each in objects(text) if each["kind"] == "Service"),
         only(text, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
         only(text, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
         *(
@@ -322,6 +322,45 @@ def test_what_the_picker_opens_is_what_the_container_and_the_policy_name(overlay
         for port in rule["ports"]
     }
     assert allowed == {ports["grpc"], ports["metrics"]}
+
+
+@pytest.mark.parametrize("overlay", [each for each in OVERLAYS if each.startswith("envoy-gateway")])
+def test_only_proxies_of_this_namespace_s_gateway_are_let_in(overlay: str, tmp_path: Path) -> None:
+    """Not those of a Gateway with the same name elsewhere, whose proxies run beside ours."""
+    text = build(copied(tmp_path, "elsewhere") / "overlays" / overlay)
+    let_in = [
+        peer["podSelector"]["matchLabels"]
+        for rule in only(text, "NetworkPolicy")["spec"]["ingress"]
+        for peer in rule["from"]
+        if "podSelector" in peer and "namespaceSelector" in peer
+    ]
+    assert let_in == [
+        {
+            "gateway.envoyproxy.io/owning-gateway-name": "llm",
+            "gateway.envoyproxy.io/owning-gateway-namespace": "elsewhere",
+        }
+    ]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_one_slow_answer_to_a_probe_takes_no_picker_out(overlay: str) -> None:
+    probe = container(build(MANIFESTS / "overlays" / overlay))["readinessProbe"]
+    assert probe["failureThreshold"] > 1
+
+
+def test_istio_is_told_to_take_the_picker_s_own_certificate(tmp_path: Path) -> None:
+    """By one line that is ready to be put in; its definition is not in every cluster."""
+    folder = copied(tmp_path, "elsewhere") / "overlays" / "inference-pool"
+    kustomization = folder / "kustomization.yaml"
+    line = "- ../../components/istio"
+    assert f"# {line}" in kustomization.read_text()
+    kustomization.write_text(kustomization.read_text().replace(f"# {line}", line))
+    text = build(folder)
+
+    rule = only(text, "DestinationRule")
+    assert rule["metadata"]["namespace"] == "elsewhere"
+    assert rule["spec"]["host"] == only(text, "Service", "extproc")["metadata"]["name"]
+    assert rule["spec"]["trafficPolicy"]["tls"] == {"mode": "SIMPLE", "insecureSkipVerify": True}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -99,7 +99,9 @@ def outside_kubernetes(config: dict[str, Any], pods: list[RunningPod]) -> dict[s
 
 
 def translated(text: str, pods: list[RunningPod], picker: PickerProcess) -> Translated:
-    services = {"extproc": [picker.address], "vllm": [pod.address for pod in pods]}
+    pickers = [picker.address]
+    services = {"extproc": pickers, "extproc-log": pickers}
+    services["vllm"] = [pod.address for pod in pods]
     found = translate(text, services)
     assert found.refusals == ()
     return found
@@ -228,22 +230,24 @@ async def test_without_the_picker_envoy_chooses_among_the_pods_that_it_knows(
     assert answer.served_by.startswith("pod-")
 
 
-async def test_a_picker_that_hangs_is_a_clear_504(tmp_path: Path) -> None:
+async def test_a_picker_that_hangs_is_a_clear_503(tmp_path: Path) -> None:
     async with running(ORIGINAL, tmp_path) as gateway:
         gateway.picker.send(signal.SIGSTOP)
         answer = await gateway.client.chat("shared")
         gateway.picker.send(signal.SIGCONT)
 
-    assert (answer.status, answer.error_code) == (504, "picker_timeout")
+    assert (answer.status, answer.error_code) == (503, "endpoint_unavailable")
+    assert (answer.served_by, answer.headers["retry-after"]) == ("", "1")
 
 
-async def test_without_the_picker_nobody_is_dialled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("header", [DESTINATION, "x-envoy-original-dst-host"])
+async def test_without_the_picker_nobody_is_dialled(tmp_path: Path, header: str) -> None:
     async with running(ORIGINAL, tmp_path) as gateway:
         await gateway.picker.kill()
         victim = gateway.pods[1].address
-        answer = await gateway.client.chat("shared", headers={DESTINATION: victim})
+        answer = await gateway.client.chat("shared", headers={header: victim})
 
-    assert (answer.status, answer.error_code) == (503, "picker_unavailable")
+    assert (answer.status, answer.error_code) == (503, "endpoint_unavailable")
     assert (answer.served_by, answer.headers["retry-after"]) == ("", "1")
 
 
@@ -255,7 +259,8 @@ async def test_while_no_picker_is_ready_envoy_gateway_says_so(overlay: str) -> N
     """A headless Service without endpoints: what manifests/README.md warns of."""
     text = build(MANIFESTS / "overlays" / overlay)
     nobody = f"127.0.0.1:{free_port()}"
-    services = {"extproc": [nobody], "vllm": [nobody]}
+    services = {name: [nobody] for name in ("extproc", "extproc-log", "vllm")}
     found = await asyncio.to_thread(translate, text, services, headless=["extproc"])
 
-    assert any("no ready endpoints" in refusal for refusal in found.refusals)
+    (refusal,) = found.refusals
+    assert refusal.startswith("envoyExtensionPolicies/llm: Invalid: ExtProc: no ready endpoints")

@@ -1,0 +1,247 @@
+"""Envoy Gateway's own controller on a real API server, and the Envoy that it configures.
+
+The controller makes a Deployment for each Gateway; its Envoy container is run here as a process,
+with its own arguments. What kubelet, the controllers of Kubernetes and kube-proxy would do is
+done by the test: endpoints, the state of Deployments, the addresses of Services.
+
+For use inside `own_network`: the ports of the controller and of its Envoys are fixed. The API
+server is on loopback there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from tests.e2e.harness import ChildProcess, envoy_binary, eventually
+from tests.kubernetes.apiserver import ApiServer, find_program, missing_programs
+
+SYSTEM = "envoy-gateway-system"
+CONTROLLER_NAME = "gateway.envoyproxy.io/gatewayclass-controller"
+WITHIN_S = 40.0
+_KINDS = (
+    "gatewayclass",
+    "gateway",
+    "envoyproxy",
+    "httproute",
+    "envoyextensionpolicy",
+    "backendtrafficpolicy",
+    "clienttrafficpolicy",
+)
+_CONFIG = f"""
+apiVersion: gateway.envoyproxy.io/v1alpha1
+kind: EnvoyGateway
+gateway: {{controllerName: {CONTROLLER_NAME}}}
+provider:
+  type: Kubernetes
+  kubernetes:
+    leaderElection: {{disable: true}}
+    rateLimitDeployment: {{container: {{image: "ratelimit:none"}}}}
+# 19000 and 19001 are those of its Envoys, too, which have a network of their own elsewhere.
+admin: {{address: {{host: 127.0.0.1, port: 19100}}}}
+telemetry: {{metrics: {{prometheus: {{disable: true}}}}}}
+"""
+# The controller reads its certificate from /certs and nowhere else: it gets a root of its own, in
+# which all else is what it is outside.
+_WITH_CERTS = """
+set -e
+root=$1 certs=$2; shift 2
+mount -t tmpfs none "$root"
+for each in /*; do
+    if [ -L "$each" ]; then cp -P "$each" "$root/"
+    elif [ -d "$each" ] && [ "$each" != /certs ]; then
+        mkdir "$root$each"
+        mount --rbind "$each" "$root$each"
+    fi
+done
+mkdir "$root/certs"
+cp "$certs"/* "$root/certs/"
+exec chroot "$root" "$@"
+"""
+
+
+class Controller(ChildProcess):
+    """`envoy-gateway server` with the Kubernetes provider, as an administrator."""
+
+    def __init__(self, server: ApiServer) -> None:
+        super().__init__("envoy-gateway")
+        self.server = server
+
+    async def start(self) -> None:
+        """Make the certificates that an installation makes, and start."""
+        program = find_program("envoy-gateway")
+        assert program is not None, missing_programs("envoy-gateway")
+        config, certs, root = (self.dir / each for each in ("config.yaml", "certs", "root"))
+        config.write_text(_CONFIG)
+        env = {"KUBECONFIG": str(self.server.kubeconfig), "ENVOY_GATEWAY_NAMESPACE": SYSTEM}
+        self.spawn([program, "certgen", "--disable-topology-injector"], env)
+        assert await self.wait(WITHIN_S) == 0, self.log
+        certs.mkdir()
+        for name, content in self.secret("envoy-gateway").items():
+            (certs / name).write_bytes(content)
+        root.mkdir()
+        serve = [program, "server", "--config-path", str(config)]
+        shell = ["sh", "-c", _WITH_CERTS, "sh", str(root), str(certs), *serve]
+        self.spawn(["unshare", "--mount", *shell], env)
+
+    def secret(self, name: str) -> dict[str, bytes]:
+        found = self.get("secret", name, SYSTEM)["data"]
+        return {key: base64.b64decode(value) for key, value in found.items()}
+
+    def get(self, kind: str, name: str, namespace: str) -> Any:
+        return json.loads(self.server.kubectl("get", kind, name, "-n", namespace, "-o", "json"))
+
+    def made_for(self, kind: str, namespace: str) -> list[dict[str, Any]]:
+        """Objects of a kind that the controller made for the Gateway of this namespace."""
+        label = f"gateway.envoyproxy.io/owning-gateway-namespace={namespace}"
+        found = self.server.kubectl("get", kind, "-n", SYSTEM, "-l", label, "-o", "json")
+        items: list[dict[str, Any]] = json.loads(found)["items"]
+        return items
+
+    def conditions(self, namespace: str) -> dict[str, str]:
+        """All that it says of a namespace's objects: `True`, or why not."""
+        command = ("get", ",".join(_KINDS), "-n", namespace, "-o", "json")
+        found = json.loads(self.server.kubectl(*command))["items"]
+        return dict(row for each in found for row in _conditions_of(each))
+
+    def write_infrastructure(self, namespace: str, address: str) -> bool:
+        """Do as kubelet and a load balancer would; whether there was what they need."""
+        deployments = self.made_for("deployment", namespace)
+        services = self.made_for("service", namespace)
+        for each in deployments:
+            counts = ("replicas", "readyReplicas", "availableReplicas", "updatedReplicas")
+            self._set_status("deployment", each, dict.fromkeys(counts, each["spec"]["replicas"]))
+        for each in services:
+            self._set_status("service", each, {"loadBalancer": {"ingress": [{"ip": address}]}})
+        return bool(deployments and services)
+
+    def _set_status(self, kind: str, about: Mapping[str, Any], status: object) -> None:
+        patch = json.dumps({"status": status})
+        name = about["metadata"]["name"]
+        command = ("patch", kind, name, "-n", SYSTEM, "--subresource=status", "--type=merge")
+        self.server.kubectl(*command, "-p", patch)
+
+
+def _conditions_of(each: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    status = each.get("status", {})
+    about = each["kind"]
+    yield from _rows(about, status)
+    for listener in status.get("listeners", ()):
+        yield from _rows(f"{about} listener {listener['name']}", listener)
+        yield f"{about} listener {listener['name']} routes", str(listener["attachedRoutes"])
+    for told in [*status.get("parents", ()), *status.get("ancestors", ())]:
+        yield from _rows(about, told)
+
+
+def _rows(about: str, told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for each in told.get("conditions", ()):
+        is_true = each["status"] == "True"
+        why = "True" if is_true else f"{each['status']}: {each['reason']}: {each['message']}"
+        yield f"{about} {each['type']}", why
+
+
+class Proxy(ChildProcess):
+    """The Envoy of a Gateway, by the arguments that the controller gave its container."""
+
+    def __init__(self, controller: Controller, namespace: str) -> None:
+        super().__init__("proxy")
+        self._controller = controller
+        self._namespace = namespace
+        self.arguments: list[str] = []
+
+    async def start(self) -> None:
+        """Return once it is ready; then it has all that the controller sent."""
+        self.arguments = await asyncio.to_thread(self._arguments)
+        more = ("--disable-hot-restart", "--concurrency", "1")
+        self.spawn([envoy_binary(), *self.arguments, *more])
+        try:
+            await eventually(self._is_ready, within_s=WITHIN_S, every_s=0.2)
+        except AssertionError as error:
+            raise AssertionError(f"Envoy did not start: {self.log[-4000:]}") from error
+
+    async def admin(self, path: str) -> str:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"http://127.0.0.1:19000{path}") as response,
+        ):
+            return await response.text()
+
+    async def _is_ready(self) -> bool:
+        assert self.returncode is None, "it has ended"
+        try:
+            return (await self.admin("/ready")).strip() == "LIVE"
+        except aiohttp.ClientError:
+            return False
+
+    def _arguments(self) -> list[str]:
+        """With the container's files in a folder, and without the cluster's DNS."""
+        (deployment,) = self._controller.made_for("deployment", self._namespace)
+        (settings,) = self._controller.made_for("configmap", self._namespace)
+        for name, content in self._controller.secret("envoy").items():
+            (self.dir / name).write_bytes(content)
+        for name, content in settings["data"].items():
+            (self.dir / name).write_text(self._in_folder(content))
+        containers = deployment["spec"]["template"]["spec"]["containers"]
+        (envoy,) = (each for each in containers if each["name"] == "envoy")
+        known = {each["name"]: each.get("value", "") for each in envoy["env"]}
+        known |= {"ENVOY_POD_NAME": "envoy-1", "ENVOY_POD_NAMESPACE": SYSTEM}
+        filled = (_fill(each, known) for each in envoy["args"])
+        return [self._in_folder(each) for each in filled]
+
+    def _in_folder(self, text: str) -> str:
+        text = re.sub(r"/(certs|sds)/", f"{self.dir}/", text)
+        return re.sub(r"address: envoy-gateway\.\S+", "address: 127.0.0.1", text)
+
+
+def _fill(argument: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], found[0]), argument)
+
+
+class ServiceAddress:
+    """The virtual address of a Service, as kube-proxy makes it: each connection goes to some pod.
+
+    Args:
+        address: `ip:port` to listen on.
+        pods: The ready ones, `ip:port`; may be changed in place. Without one it hangs up.
+    """
+
+    def __init__(self, address: str, pods: Sequence[str]) -> None:
+        self._address = address
+        self._pods = pods
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def start(self) -> None:
+        host, _, port = self._address.rpartition(":")
+        self._server = await asyncio.start_server(self._serve, host, int(port))
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, IndexError):
+            host, _, port = self._pods[0].rpartition(":")
+            there, onward = await asyncio.open_connection(host, int(port))
+            self._writers.update((writer, onward))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_pump(reader, onward))
+                group.create_task(_pump(there, writer))
+        writer.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()

@@ -1,0 +1,108 @@
+"""An Envoy Gateway overlay that runs, in a network of its own: its pods, pickers and Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from extproc.sim.pod import RunningPod
+from tests.e2e.harness import Client, PickerProcess, eventually
+from tests.kubernetes.apiserver import ApiServer
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.envoygateway import WITHIN_S, Controller, Proxy
+from tests.kubernetes.manifests import MANIFESTS, build, picker_config
+from tests.kubernetes.network import add_address
+
+OVERRIDE, ORIGINAL = "envoy-gateway", "envoy-gateway-original-dst"
+PODS = ("10.244.0.11", "10.244.0.12", "10.244.0.13")
+PICKERS = ("10.244.0.21", "10.244.0.22")
+PROXY = "10.244.0.31"
+LISTENER_PORT = 10080
+"""Envoy Gateway's for port 80: its proxies have no right to ports below 1024."""
+
+
+class Picker(PickerProcess):
+    """A picker of the overlay's, at the address of one of its pods."""
+
+    def __init__(self, server: ApiServer, namespace: str, text: str, ip: str) -> None:
+        super().__init__(at_address(picker_config(text), ip), address=f"{ip}:9002")
+        self.admin_url = f"http://{ip}:9901"
+        token = server.token(namespace, "extproc")
+        self._kubeconfig = server.kubeconfig_for(token, namespace=namespace)
+
+    def spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        super().spawn(command, {**(env or {}), "KUBECONFIG": str(self._kubeconfig)})
+
+
+def at_address(config: dict[str, Any], ip: str) -> dict[str, Any]:
+    """The overlay's configuration, where all pods are in one network."""
+    server = {**config["server"], "address": f"{ip}:9002", "health_address": f"{ip}:9003"}
+    admin = {"address": f"{ip}:9901", "metrics_address": f"{ip}:9090"}
+    return {**config, "server": server, "admin": admin}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An overlay that runs."""
+
+    namespace: str
+    controller: Controller
+    cluster: Cluster
+    pods: list[RunningPod]
+    pickers: list[Picker]
+    proxy: Proxy
+    client: Client
+
+    async def conditions(self) -> dict[str, str]:
+        return await asyncio.to_thread(self.controller.conditions, self.namespace)
+
+    async def conditions_become(self, expected: Mapping[str, str]) -> None:
+        found: dict[str, str] = {}
+
+        async def check() -> bool:
+            found.clear()
+            found.update(await self.conditions())
+            return found == expected
+
+        try:
+            await eventually(check, within_s=WITHIN_S, every_s=0.5)
+        except AssertionError:
+            assert found == expected
+
+
+def apply(server: ApiServer, namespace: str, folder: Path) -> str:
+    """The overlay and the pods' Service, as a user applies them; what the overlay is."""
+    server.kubectl("create", "namespace", namespace)
+    server.kubectl("apply", "--server-side", "--validate=strict", "-k", str(folder))
+    service = str(MANIFESTS / "vllm" / "base" / "service.yaml")
+    server.kubectl("apply", "--server-side", "-n", namespace, "-f", service)
+    return build(folder)
+
+
+async def address_of(cluster: Cluster, service: str) -> str:
+    """The virtual address of a Service, which is an address of this network from then on."""
+    found = await cluster.request("GET", f"services/{service}")
+    ip = found["spec"]["clusterIP"]
+    await asyncio.to_thread(add_address, ip)
+    return f"{ip}:{found['spec']['ports'][0]['port']}"
+
+
+async def put_pods(cluster: Cluster) -> None:
+    """What kubelet and the controllers of Kubernetes write of the pods."""
+    for number, ip in enumerate(PODS):
+        await cluster.create_pod(f"vllm-{number}", {"app": "vllm"})
+        await cluster.set_pod(f"vllm-{number}", ip=ip, is_ready=True)
+    endpoints = [{"addresses": [ip], "conditions": {"ready": True}} for ip in PODS]
+    await cluster.put_slice("vllm-1", "vllm", endpoints)
+
+
+async def put_pickers(cluster: Cluster, ips: Sequence[str]) -> None:
+    """The same of the pickers, behind both of their Services."""
+    grpc = {"name": "grpc", "port": 9002, "appProtocol": "kubernetes.io/h2c"}
+    ports = [grpc, {"name": "metrics", "port": 9090}]
+    endpoints = [{"addresses": [ip], "conditions": {"ready": True}} for ip in ips]
+    await cluster.put_slice("extproc-1", "extproc", endpoints, ports=ports)
+    await cluster.put_slice("extproc-log-1", "extproc-log", endpoints, ports=[grpc])

@@ -1,0 +1,280 @@
+"""The Envoy Gateway overlays under Envoy Gateway's own controller.
+
+What it says of every object, and traffic through the Envoy that it configures, with two pickers of
+the overlay's own configuration, as the overlay's ServiceAccount, and three fake pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from extproc.sim.pod import PodConfig, RunningPod, start_pod
+from tests.e2e.harness import Client, eventually
+from tests.kubernetes.apiserver import PROGRAMS, ApiServer, find_crds, missing_programs
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.envoygateway import (
+    CONTROLLER_NAME,
+    SYSTEM,
+    WITHIN_S,
+    Controller,
+    Proxy,
+    ServiceAddress,
+)
+from tests.kubernetes.installed import (
+    LISTENER_PORT,
+    ORIGINAL,
+    OVERRIDE,
+    PICKERS,
+    PODS,
+    PROXY,
+    Installed,
+    Picker,
+    address_of,
+    apply,
+    put_pickers,
+    put_pods,
+)
+from tests.kubernetes.manifests import copied
+from tests.kubernetes.network import missing_rights, own_network
+
+CONDITIONS = {
+    "GatewayClass Accepted": "True",
+    "EnvoyProxy Accepted": "True",
+    "Gateway Accepted": "True",
+    "Gateway Programmed": "True",
+    "Gateway listener http Programmed": "True",
+    "Gateway listener http Accepted": "True",
+    "Gateway listener http ResolvedRefs": "True",
+    "Gateway listener http routes": "1",
+    "HTTPRoute Accepted": "True",
+    "HTTPRoute ResolvedRefs": "True",
+    "EnvoyExtensionPolicy Accepted": "True",
+    "BackendTrafficPolicy Accepted": "True",
+    "ClientTrafficPolicy Accepted": "True",
+}
+_PROGRAMS = (*PROGRAMS, "envoy-gateway")
+
+
+def why_not() -> str:
+    """Why these tests cannot run here, as a sentence; empty where they can."""
+    if why := missing_programs(*_PROGRAMS) or missing_rights():
+        return why
+    return "" if find_crds() else "no custom resource definitions: name a folder by EXTPROC_CRDS"
+
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.kubernetes,
+    pytest.mark.timeout(300),  # the first waits for all programs, on a machine with other work
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ApiServer]:
+    """An API server of these tests' own, in their network."""
+    crds = find_crds()
+    assert crds is not None
+    with own_network(*PODS, *PICKERS, PROXY), ApiServer() as server:
+        server.kubectl("apply", "--server-side", "-f", str(crds))
+        server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
+        server.kubectl("create", "namespace", SYSTEM)
+        metadata = {"name": "eg"}
+        gateway_class = {
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": "GatewayClass",
+            "metadata": metadata,
+            "spec": {"controllerName": CONTROLLER_NAME},
+        }
+        server.kubectl("create", "-f", "-", input=json.dumps(gateway_class))
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def controller(server: ApiServer) -> AsyncIterator[Controller]:
+    controller = Controller(server)
+    try:
+        await controller.start()
+        yield controller
+    finally:
+        await controller.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pods(server: ApiServer) -> AsyncIterator[list[RunningPod]]:
+    """Pod N has an adapter of its own, `only-N`, and `shared`."""
+    async with AsyncExitStack() as stack:
+        running = []
+        for number, ip in enumerate(PODS):
+            config = PodConfig(name=f"pod-{number}", adapters=[f"only-{number}", "shared"])
+            running.append(await start_pod(config, ip, 8000))
+            stack.push_async_callback(running[-1].stop)
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[OVERRIDE, ORIGINAL])
+async def installed(
+    request: pytest.FixtureRequest,
+    server: ApiServer,
+    controller: Controller,
+    pods: list[RunningPod],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Installed]:
+    namespace = f"of-{request.param}"
+    folder = copied(tmp_path_factory.mktemp("overlay"), namespace) / "overlays" / request.param
+    text = await asyncio.to_thread(apply, server, namespace, folder)
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(Cluster(server, namespace))
+        await put_pods(cluster)
+        await put_pickers(cluster, PICKERS)
+        ready = [f"{ip}:9002" for ip in PICKERS]
+        log_address = ServiceAddress(await address_of(cluster, "extproc-log"), ready)
+        stack.callback(log_address.close)
+        await log_address.start()
+        pickers = [Picker(server, namespace, text, ip) for ip in PICKERS]
+        for picker in pickers:
+            stack.push_async_callback(picker.close)
+        await asyncio.gather(*(picker.start() for picker in pickers))
+
+        async def is_there() -> bool:
+            return await asyncio.to_thread(controller.write_infrastructure, namespace, PROXY)
+
+        await eventually(is_there, within_s=WITHIN_S, every_s=0.5)
+        proxy = Proxy(controller, namespace)
+        stack.push_async_callback(proxy.close)
+        await proxy.start()
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        client = Client(f"http://{PROXY}:{LISTENER_PORT}", http)
+        yield Installed(namespace, controller, cluster, pods, pickers, proxy, client)
+
+
+# --- what the controller says ----------------------------------------------------------------
+
+
+async def test_the_controller_finds_nothing_wrong(installed: Installed) -> None:
+    await installed.conditions_become(CONDITIONS)
+
+
+async def test_answers_that_run_outlast_a_change_of_the_listener(installed: Installed) -> None:
+    """For the longest generation: so long the Envoy of the controller drains."""
+    arguments = installed.proxy.arguments
+    assert arguments[arguments.index("--drain-time-s") + 1] == "600"
+
+
+# --- traffic ---------------------------------------------------------------------------------
+
+
+async def test_requests_go_to_the_pod_that_has_the_adapter(installed: Installed) -> None:
+    for number in (2, 0, 1, 2):
+        answer = await installed.client.chat(f"only-{number}")
+        assert (answer.status, answer.served_by) == (200, f"pod-{number}")
+
+
+async def test_a_prompt_of_15_mb_passes_and_one_of_17_does_not(installed: Installed) -> None:
+    passes = await installed.client.chat("only-1", padding_bytes=15_000_000)
+    refused = await installed.client.chat("only-1", padding_bytes=17_000_000)
+
+    assert (passes.status, passes.served_by) == (200, "pod-1")
+    assert (refused.status, refused.error_code) == (413, "body_too_large")
+
+
+async def test_an_answer_is_streamed_to_its_end(installed: Installed) -> None:
+    answer = await installed.client.chat("only-1", stream=True, max_tokens=50)
+    assert (answer.status, answer.served_by) == (200, "pod-1")
+    assert answer.body.strip().endswith(b"data: [DONE]")
+
+
+async def test_models_are_listed_and_one_that_nobody_has_is_404(installed: Installed) -> None:
+    models = await installed.client.request("GET", "/v1/models")
+    unknown = await installed.client.chat("nobody")
+
+    assert {"base", "shared", "only-0", "only-2"} <= {card["id"] for card in models.json["data"]}
+    assert (unknown.status, unknown.error_code) == (404, "model_not_found")
+
+
+async def test_a_client_does_not_steer(installed: Installed) -> None:
+    for name in ("x-gateway-destination-endpoint", "x-envoy-original-dst-host"):
+        answer = await installed.client.chat("only-2", headers={name: f"{PODS[0]}:8000"})
+        assert (answer.status, answer.served_by) == (200, "pod-2")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/load_lora_adapter", 404), ("/v1%2Fload_lora_adapter", 400)]
+)
+async def test_errors_of_envoy_s_own_for_paths_have_no_shape(
+    installed: Installed, path: str, status: int
+) -> None:
+    """As manifests/README.md says: these are answered before any route's policy."""
+    answer = await installed.client.request("POST", path, b"{}")
+    assert (answer.status, answer.served_by) == (status, "")
+    assert "application/json" not in answer.headers.get("content-type", "")
+
+
+async def test_the_pickers_hear_of_the_end_of_each_request(installed: Installed) -> None:
+    """By the access log, over the address of a Service; the one that has it tells the other."""
+
+    async def log_entries() -> float:
+        name = "extproc_access_log_lag_seconds_count"
+        return sum([await picker.counter(name) for picker in installed.pickers])
+
+    before = await log_entries()
+    for number in (0, 1, 2, 0, 1, 2):
+        assert (await installed.client.chat(f"only-{number}")).status == 200
+
+    async def all_told() -> bool:
+        return await log_entries() >= before + 6
+
+    await eventually(all_told, within_s=25.0)
+    for picker in installed.pickers:
+        await eventually(picker.has_none_in_flight, within_s=25.0)
+
+
+async def test_a_picker_that_is_killed_costs_no_request(installed: Installed) -> None:
+    """Before any EndpointSlice says that it is gone."""
+    await installed.pickers[0].kill()
+    statuses = [(await installed.client.chat("shared")).status for _ in range(40)]
+    await installed.pickers[0].start()
+
+    assert set(statuses) == {200}
+
+
+async def test_while_no_picker_is_there_the_gateway_stays_accepted(installed: Installed) -> None:
+    """On a first install as well: the address of the log's Service is there all the same."""
+    reason = f"ExtProc: no ready endpoints for the related Service {installed.namespace}/extproc."
+    without = {**CONDITIONS, "EnvoyExtensionPolicy Accepted": f"False: Invalid: {reason}"}
+    await put_pickers(installed.cluster, ())
+    await installed.conditions_become(without)
+    try:
+        await eventually(lambda: goes_on_without_pickers(installed), within_s=WITHIN_S)
+        await eventually(lambda: is_logged(installed, "left-alone"), within_s=WITHIN_S)
+    finally:
+        await put_pickers(installed.cluster, PICKERS)
+    await installed.conditions_become(CONDITIONS)
+
+
+async def goes_on_without_pickers(installed: Installed) -> bool:
+    """Whether Envoy has heard of it; then by its own choice, or with an error that says when."""
+    steers = {"x-gateway-destination-endpoint": f"{PODS[0]}:8000"}
+    answer = await installed.client.request("GET", "/v1/models?left-alone", headers=steers)
+    if installed.namespace.endswith(ORIGINAL):
+        if answer.status == HTTPStatus.OK:  # a picker's own
+            return False
+        assert (answer.status, answer.error_code) == (503, "endpoint_unavailable")
+        assert answer.headers["retry-after"] == "1"
+        return True
+    return answer.served_by != ""
+
+
+async def is_logged(installed: Installed, path: str) -> bool:
+    """Whether Envoy's log for people tells of a request: its listener has kept it."""
+    lines = [line for line in installed.proxy.log.splitlines() if line.startswith("{")]
+    return any(path in json.loads(line)["path"] for line in lines)
