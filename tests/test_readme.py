@@ -7,6 +7,7 @@ import runpy
 import shlex
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from random import Random
 
 import aiohttp
 import pytest
@@ -16,6 +17,8 @@ from typer.testing import CliRunner
 from extproc.bootstrap import BootstrapOptions, Mode, RequestBody, render
 from extproc.cli import app
 from extproc.configfile import parse_config
+from extproc.core.policies import Founding
+from extproc.core.types import EndpointView, RequestInfo, Snapshot
 from extproc.sim.pod import PodConfig, start_pod
 from tests.e2e import test_body_modes as body_modes
 from tests.e2e.conftest import running_envoy
@@ -92,6 +95,30 @@ def test_the_test_of_a_rule_in_the_policy_page_passes(
     (tmp_path / "example.py").write_text(example)
 
     runpy.run_path(str(tmp_path / "example.py"))
+
+
+def test_the_founding_rule_decides_as_the_tables_of_the_policy_page_say() -> None:
+    page = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| \| pending of `sql` .*\n\|.*\n((?:\|.*\n)+)", page, flags=re.M)
+    assert len(tables) == 2
+    for table in tables:
+        rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()]
+        pods = tuple(_pod(name, *map(int, counts)) for name, *counts, _ in rows)
+        (said,) = (name for name, *_, words in rows if "**chosen**" in words)
+
+        asked = RequestInfo(model="sql", adapter="sql")
+        for seed in range(20):
+            choice = Founding(16).choose(Snapshot(pods), asked, rng=Random(seed))
+            assert [pod.address for pod in choice.endpoints] == [said]
+
+
+def _pod(name: str, num_sql: int, num_adapters: int, num_pending: int) -> EndpointView:
+    """One that holds the adapter, with requests for it and for others."""
+    counts = {"sql": num_sql} if num_sql else {}
+    counts |= {f"other-{n}": 1 for n in range(num_adapters - len(counts))}
+    return EndpointView(
+        name, gpu_adapters=("sql",), pending_by_adapter=counts, num_pending=num_pending
+    )
 
 
 # --- configuration ---------------------------------------------------------------------------

@@ -21,7 +21,6 @@ MAX_SENTENCE_CHARS = 2000
 """Of the whole sentence."""
 _MAX_NAMED = 3
 """Alternatives that are named; the rest are a number."""
-_FEWEST_ACTIVE = "this pod has the fewest active adapters"
 
 
 def explain(decision: Pick | Rejection) -> str:
@@ -63,11 +62,11 @@ def _why(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> st
             return _affinity(adapter, chosen, others)
         case "founding", "cold" if adapter is not None:
             none = f"none of the {1 + len(others)} pods has {_short(adapter)} loaded"
-            return f"{none}, and {_FEWEST_ACTIVE} ({_active(chosen, others)})"
+            return f"{none}, and {_emptiest(chosen, others)}"
         case "founding", "spill" if adapter is not None:
             return _spill(adapter, chosen, others)
         case ("founding", "base") | ("least_pending", "least-pending"):
-            return f"it has the fewest requests pending ({_pending(chosen, others)})"
+            return _least_pending(chosen, others)
         case "round_robin", "turn":
             return f"it was its turn among {1 + len(others)} pods ({_pending(chosen, others)})"
         case "random", "random":
@@ -81,14 +80,41 @@ def _affinity(adapter: str, chosen: EndpointView, others: Sequence[EndpointView]
     also = [view for view in others if view.has_loaded(adapter)]
     if not also:
         return f"{here}, and none of the other {len(others)} pods has it loaded"
+    as_many = [view for view in also if view.pending(adapter) == chosen.pending(adapter)]
     most = "and no other pod below the rule's threshold has more"
+    if as_many:
+        most = f"{most}; of the {1 + len(as_many)} with as many {_emptiest(chosen, as_many)}"
     return f"{here}, {most}; also loaded on {_listed(also, adapter)}"
+
+
+def _least_pending(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
+    fewest = f"it has the fewest requests pending ({_pending(chosen, others)})"
+    equal = [view for view in others if view.num_pending == chosen.num_pending]
+    return f"{fewest}, {_lot(equal)}" if equal else fewest
 
 
 def _spill(adapter: str, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
     loaded = [view for view in (chosen, *others) if view.has_loaded(adapter)]
     full = f"where {_short(adapter)} is loaded, the rule's threshold is reached"
-    return f"{full} ({_listed(loaded, adapter)}), and {_FEWEST_ACTIVE} ({_active(chosen, others)})"
+    return f"{full} ({_listed(loaded, adapter)}), and {_emptiest(chosen, others)}"
+
+
+def _emptiest(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
+    """What sets it apart from `others` in the rule's second order, and what is left to chance."""
+    as_few = [v for v in others if v.num_active_adapters == chosen.num_active_adapters]
+    equal = [view for view in as_few if view.num_pending == chosen.num_pending]
+    if len(equal) == len(others):
+        of_each = f"{chosen.num_active_adapters} active, {chosen.num_pending} pending"
+        return f"this pod was {_lot(equal)} ({of_each})"
+    fewest = f"this pod has the fewest active adapters ({_active(chosen, others)})"
+    if len(equal) < len(as_few):
+        least = f"of {1 + len(as_few)} with as few the least pending"
+        fewest = f"{fewest}, {least} ({_pending(chosen, as_few)})"
+    return f"{fewest}, {_lot(equal)}" if equal else fewest
+
+
+def _lot(equal: Sequence[EndpointView]) -> str:
+    return f"drawn by lot from {1 + len(equal)} equals"
 
 
 def _further(pick: Pick, chosen: EndpointView) -> str:

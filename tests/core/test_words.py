@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.rejections import model_not_found, no_endpoints, saturated
-from extproc.core.types import EndpointView, Pick, Reason, Rejection
+from extproc.core.types import EndpointView, Pick, Reason, Rejection, Snapshot
 from extproc.core.words import MAX_MESSAGE_CHARS, explain, shortened
 from tests.builders import endpoint_view, pick, request
-from tests.strategies import requests, snapshots
+from tests.strategies import ADAPTERS, requests, snapshots
 
 LONGEST = 1000
 
@@ -59,6 +59,57 @@ def test_affinity_says_where_the_adapter_is(fields: dict[str, Any], where: str) 
     assert sentence == f"pod-1: a is {where}, and none of the other 2 pods has it loaded."
 
 
+IN_SLOT: Mapping[str, Any] = {"gpu_adapters": ("a",)}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "others", "why"),
+    [
+        (
+            view(1, {"b": 1}, **IN_SLOT),
+            [view(2, {"b": 1, "c": 1}, **IN_SLOT), view(3, {"a": 16}, **IN_SLOT), view(4)],
+            "of the 2 with as many this pod has the fewest active adapters "
+            "(1 active, 2 elsewhere); also loaded on pod-3 with 16, pod-2 with 0.",
+        ),
+        (
+            view(1, {"b": 1}, **IN_SLOT),
+            [view(n, {"b": n}, **IN_SLOT) for n in (2, 3)] + [view(4, {"b": 1, "c": 1}, **IN_SLOT)],
+            "of the 4 with as many this pod has the fewest active adapters "
+            "(1 active, 1 to 2 elsewhere), of 3 with as few the least pending "
+            "(1 pending, 2 to 3 elsewhere); also loaded on pod-2 with 0, pod-3 with 0, "
+            "pod-4 with 0.",
+        ),
+        (
+            view(1, {"b": 1}, **IN_SLOT),
+            [view(2, {"b": 1}, **IN_SLOT), view(3, {"b": 2}, **IN_SLOT)],
+            "of the 3 with as many this pod has the fewest active adapters "
+            "(1 active, 1 elsewhere), of 3 with as few the least pending "
+            "(1 pending, 1 to 2 elsewhere), drawn by lot from 2 equals; also loaded on "
+            "pod-2 with 0, pod-3 with 0.",
+        ),
+        (
+            view(1, {"b": 1}, **IN_SLOT),
+            [view(2, {"b": 1}, **IN_SLOT), view(3, {"b": 2, "c": 1}, **IN_SLOT)],
+            "of the 3 with as many this pod has the fewest active adapters "
+            "(1 active, 1 to 2 elsewhere), drawn by lot from 2 equals; also loaded on "
+            "pod-2 with 0, pod-3 with 0.",
+        ),
+        (
+            view(1, **IN_SLOT),
+            [view(2, **IN_SLOT), view(3, **IN_SLOT)],
+            "of the 3 with as many this pod was drawn by lot from 3 equals "
+            "(0 active, 0 pending); also loaded on pod-2 with 0, pod-3 with 0.",
+        ),
+    ],
+)
+def test_affinity_says_what_decided_among_those_with_as_many_requests(
+    chosen: EndpointView, others: list[EndpointView], why: str
+) -> None:
+    sentence = said("founding", "affinity", chosen, *others)
+
+    assert sentence.endswith(f"and no other pod below the rule's threshold has more; {why}")
+
+
 def test_cold_says_that_nobody_has_the_adapter_and_who_is_emptiest() -> None:
     busy = [view(2, {"b": 1, "c": 1}), view(3, {"b": 4})]
 
@@ -92,6 +143,18 @@ def test_each_rule_of_ours_is_put_into_words(policy: str, reason: str, why: str)
     candidates = view(1, {"b": 1}), view(2, {"b": 2})
 
     assert said(policy, reason, *candidates, adapter=None).startswith(f"pod-1: {why}")
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"), [("founding", "base"), ("least_pending", "least-pending")]
+)
+def test_of_pods_with_as_little_pending_one_is_drawn(policy: str, reason: str) -> None:
+    candidates = view(1, {"b": 1}), view(2, {"c": 1}), view(3, {"b": 2})
+
+    assert said(policy, reason, *candidates, adapter=None) == (
+        "pod-1: it has the fewest requests pending (1 pending, 1 to 2 elsewhere), "
+        "drawn by lot from 2 equals."
+    )
 
 
 def test_another_rules_slug_is_not_given_a_meaning() -> None:
@@ -179,3 +242,26 @@ def test_every_pick_of_every_rule_is_one_bounded_sentence_that_names_its_pod(
     assert sentence.startswith(shortened(chosen.name or chosen.address, 80))
     assert sentence.endswith(".")
     assert len(sentence) < LONGEST
+
+
+@given(snapshots(), st.none() | st.sampled_from(ADAPTERS), st.integers(0, 99))
+def test_the_founding_rules_lot_is_told_with_those_it_was_drawn_from_and_no_other(
+    pool: Snapshot, adapter: str | None, seed: int
+) -> None:
+    picker = Picker(BUILT_IN["founding"](), "founding", rng=random.Random(seed), next_id=str)
+    decision = picker.pick(pool, request(adapter))
+    if not isinstance(decision, Pick):
+        return
+
+    def measures(view: EndpointView) -> tuple[Any, ...]:
+        if adapter is None:
+            return (view.num_pending,)
+        its = (view.has_loaded(adapter), view.pending(adapter))
+        own = its if decision.reason == "affinity" else ()
+        return (*own, view.num_active_adapters, view.num_pending)
+
+    chosen = next(each for each in decision.candidates if each.address == decision.address)
+    num_equal = sum(measures(view) == measures(chosen) for view in decision.candidates)
+    sentence = explain(decision)
+    assert (f"drawn by lot from {num_equal} equals" in sentence) == (num_equal > 1)
+    assert ("drawn by lot" in sentence) == (num_equal > 1)

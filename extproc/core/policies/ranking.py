@@ -17,7 +17,21 @@ def least(
     Raises:
         ValueError: `endpoints` is empty.
     """
-    keys = [key(view) for view in endpoints]
+    return one_of(lowest(endpoints, [key(view) for view in endpoints]), rng)
+
+
+def lowest(endpoints: Sequence[EndpointView], keys: list[Any]) -> Sequence[EndpointView]:
+    """The endpoints whose key, at the same place in `keys`, is the lowest.
+
+    Raises:
+        ValueError: `endpoints` is empty.
+    """
     best = min(keys)
-    ties = [view for view, own in zip(endpoints, keys, strict=True) if own == best]
+    if keys.count(best) == len(keys):  # an idle fleet: all are equal, and counting them is quick
+        return endpoints
+    return [view for view, own in zip(endpoints, keys, strict=True) if own == best]
+
+
+def one_of(ties: Sequence[EndpointView], rng: random.Random) -> EndpointView:
+    """One of `ties`, uniformly; a single one takes nothing from `rng`."""
     return ties[0] if len(ties) == 1 else rng.choice(ties)

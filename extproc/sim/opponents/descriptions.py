@@ -15,8 +15,9 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "bounded_loads": "the server that the name hashes to, or the next one that is not "
         "above 1.25 times the mean load",
         "dedicated_pods": "adapters dealt out to servers like cards",
-        "founding": "where the adapter is and up to 16 requests wait for it; else the server with "
-        "the fewest adapters in use (the default of this project)",
+        "founding": "where the adapter is and the most requests wait for it, up to 16; else, and "
+        "where as many wait, the server with the fewest adapters in use (the default of this "
+        "project)",
         "founding_as_shipped": "`founding`, never leaving a server for its load (the first proof "
         "of concept)",
         "filter_tree_v01": "the decision tree of the Gateway API Inference Extension's first "
