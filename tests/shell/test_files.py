@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,24 +33,6 @@ def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
 
     assert read_text(tmp_path / "link") == "text"
-
-
-@pytest.fixture
-def unreadable() -> Iterator[Path]:
-    """A file that we may not read. Root may read everything, so it steps down."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        path = Path(folder) / "file"
-        path.write_text("text")
-        path.chmod(0)
-        is_root = os.geteuid() == 0
-        if is_root:
-            os.seteuid(65534)
-        try:
-            yield path
-        finally:
-            if is_root:
-                os.seteuid(0)
 
 
 def test_of_a_file_that_may_not_be_read_one_learns_whose_it_is(unreadable: Path) -> None:
