@@ -1,5 +1,3 @@
-# syntax=docker/dockerfile:1
-#
 # The picker (and, as `python -m extproc.sim.pod`, the fake pod):
 #
 #   docker build -t extproc --build-arg VERSION=0.1.0 --build-arg REVISION=$(git rev-parse HEAD) .
@@ -16,17 +14,22 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 # Without pip: what runs needs none.
 RUN python -m venv --without-pip /venv
 WORKDIR /src
+# Without `kubernetes` 60 MB less: for a picker that finds its pods by DNS or file.
+ARG EXTRAS=kubernetes,otel
 # First what changes seldom, so that a change of ours does not install everything again.
-COPY constraints.txt ./
-RUN pip --python /venv/bin/python install --requirement constraints.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY constraints.txt pyproject.toml ./
+RUN python -c 'import sys, tomllib; found = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+        parts = [found["optional-dependencies"][extra] for extra in sys.argv[1].split(",") if extra]; \
+        print(*sum(parts, found["dependencies"]), sep="\n")' "${EXTRAS}" > /tmp/requirements.txt \
+ && pip --python /venv/bin/python install --constraint constraints.txt --requirement /tmp/requirements.txt
+COPY README.md LICENSE ./
 COPY envoy envoy
 COPY loadtest/scenarios loadtest/scenarios
 COPY loadtest/data loadtest/data
 COPY loadtest/locustfile.py loadtest/
 COPY loadtest/results/expectation.json loadtest/results/expectation.json
 COPY extproc extproc
-RUN pip --python /venv/bin/python install --constraint constraints.txt '.[kubernetes,otel]'
+RUN pip --python /venv/bin/python install --constraint constraints.txt ".[${EXTRAS}]"
 
 # locust with the load tests, for docker-compose.yml: docker build --target loadtest .
 # Of what it needs only locust has a fixed version.
@@ -57,6 +60,6 @@ USER 65532:65532
 EXPOSE 9002 9003 9090
 ENTRYPOINT ["extproc"]
 CMD ["serve", "--config", "/etc/extproc/extproc.yaml"]
-# The admin port's default address; Kubernetes has probes instead.
+# The admin port's default address; Kubernetes has probes instead. A Python costs 60 ms of CPU each time.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9090/healthz', timeout=2)"]
+    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9090 && printf 'GET /healthz HTTP/1.1\\r\\nhost: localhost\\r\\nconnection: close\\r\\n\\r\\n' >&3 && grep -q '^HTTP/1.1 200' <&3"]

@@ -5,11 +5,12 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak fuzz-service loadtest loadtest-ci
+.PHONY: help demo test test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak fuzz-service loadtest loadtest-ci
 
 help:
 	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: in a minute (ARGS=--keep)'
-	@echo 'make test       all tests but those with a real vLLM'
+	@echo 'make test       all tests but those with a real vLLM or a Docker engine'
+	@echo 'make test-docker  docker-compose.yml on a real Docker engine (5 minutes)'
 	@echo 'make test-litellm  the tests with a real LiteLLM proxy in front (0.5 GB, Python 3.11)'
 	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
 	@echo 'make test-vllm-times  predicts how long it takes; a quiet machine, ten minutes'
@@ -32,7 +33,11 @@ demo: $(DEMO)
 	$(BIN)/extproc demo $(ARGS)
 
 test: $(DEV)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'not vllm'
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'not vllm and not docker'
+
+# Where no engine runs, EXTPROC_DOCKER_START may name a command that starts one.
+test-docker: $(DEV)
+	$(BIN)/python -m pytest -m docker tests/docker
 
 test-litellm: $(DEV)
 	scripts/install-litellm

@@ -18,8 +18,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+# Not `readable`: reading it says more of why it cannot be read.
 ConfigOption = Annotated[
-    Path, typer.Option("--config", "-c", help="Configuration file (docs/configuration.md).")
+    Path,
+    typer.Option(
+        "--config", "-c", readable=False, help="Configuration file (docs/configuration.md)."
+    ),
 ]
 
 _Enum = TypeVar("_Enum", bound=StrEnum)

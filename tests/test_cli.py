@@ -319,3 +319,13 @@ def test_the_laboratory_explains_itself() -> None:
     assert result.exit_code == 0, result.stderr
     assert "report" in result.stdout
     assert "SUITE" in invoke("lab", "run", "--help").stdout.upper()
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config"])
+def test_of_a_configuration_that_may_not_be_read_one_learns_whose_it_is(
+    command: str, unreadable: Path
+) -> None:
+    result = CliRunner().invoke(app, [command, "--config", str(unreadable)])
+
+    assert result.exit_code == 2
+    assert f"{unreadable}: cannot be read: Permission denied: its mode is 0000" in result.stderr

@@ -35,8 +35,12 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         OSError: It cannot be opened or read; `FileError` if it is not a regular file, or larger
             than `max_bytes`.
     """
-    _check(path, os.stat(path), max_bytes)  # opening can do something to a device
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    status = os.stat(path)
+    _check(path, status, max_bytes)  # opening can do something to a device
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except PermissionError as error:
+        raise FileError(path, _whose(error, status)) from error
     try:
         _check(path, os.fstat(descriptor), max_bytes)
         content = bytearray()
@@ -96,6 +100,13 @@ def _check(path: Path, status: os.stat_result, max_bytes: int) -> None:
         raise FileError(path, "not a regular file")
     if status.st_size > max_bytes:
         raise _too_large(path, max_bytes)
+
+
+def _whose(error: PermissionError, status: os.stat_result) -> str:
+    """Why it is not read: a container's user is seldom the owner of what is mounted."""
+    mode = stat.S_IMODE(status.st_mode)
+    owner = f"its mode is {mode:04o}, its owner user {status.st_uid}"
+    return f"{error.strerror}: {owner}, and this process is user {os.geteuid()}"
 
 
 def _too_large(path: Path, max_bytes: int) -> FileError:

@@ -63,6 +63,10 @@ class Api(Protocol):
         """The body of an answer that is not streamed."""
         ...
 
+    def start(self, reply: Reply) -> bytes:
+        """The events that go out before the first token is there."""
+        ...
+
     def token(self, reply: Reply, index: int) -> bytes:
         """The events of the token at `index`."""
         ...
@@ -86,6 +90,10 @@ class CompletionApi:
             "prompt_logprobs": None,
         }
         return {**self._head(reply), "choices": [choice], "usage": reply.usage}
+
+    def start(self, reply: Reply) -> bytes:
+        """See `Api`."""
+        return b""
 
     def token(self, reply: Reply, index: int) -> bytes:
         """See `Api`."""
@@ -126,6 +134,10 @@ class ChatApi:
         head = self._head(reply, "chat.completion")
         return {**head, "choices": [choice], "usage": reply.usage}
 
+    def start(self, reply: Reply) -> bytes:
+        """See `Api`."""
+        return b""
+
     def token(self, reply: Reply, index: int) -> bytes:
         """See `Api`. The role goes out with the first token."""
         content = self._chunk(reply, {"content": reply.token(index)}, reply.finish_reason(index))
@@ -163,18 +175,22 @@ class MessagesApi:
             "usage": self._usage(reply, reply.output_tokens),
         }
 
+    def start(self, reply: Reply) -> bytes:
+        """See `Api`."""
+        return b""
+
     def token(self, reply: Reply, index: int) -> bytes:
         """See `Api`. The message and its text block start with the first token."""
         delta = {"type": "text_delta", "text": reply.token(index)}
-        events = _named({"type": "content_block_delta", "index": 0, "delta": delta})
+        events = named({"type": "content_block_delta", "index": 0, "delta": delta})
         if index:
             return events
         message = {**self._head(reply), "content": [], "stop_reason": None, "stop_sequence": None}
         message["usage"] = self._usage(reply, 0)
         block = {"type": "text", "text": ""}
         return (
-            _named({"type": "message_start", "message": message})
-            + _named({"type": "content_block_start", "index": 0, "content_block": block})
+            named({"type": "message_start", "message": message})
+            + named({"type": "content_block_start", "index": 0, "content_block": block})
             + events
         )
 
@@ -183,9 +199,9 @@ class MessagesApi:
         delta = {"stop_reason": "max_tokens", "stop_sequence": None}
         usage = self._usage(reply, reply.output_tokens)
         return (
-            _named({"type": "content_block_stop", "index": 0})
-            + _named({"type": "message_delta", "delta": delta, "usage": usage})
-            + _named({"type": "message_stop"})
+            named({"type": "content_block_stop", "index": 0})
+            + named({"type": "message_delta", "delta": delta, "usage": usage})
+            + named({"type": "message_stop"})
         )
 
     def _head(self, reply: Reply) -> Json:
@@ -264,7 +280,8 @@ def _event(body: Json) -> bytes:
     return b"data: " + encode(body) + b"\n\n"
 
 
-def _named(body: Json) -> bytes:
+def named(body: Json) -> bytes:
+    """An event with its type as the name."""
     return f"event: {body['type']}\n".encode() + _event(body)
 
 

@@ -37,7 +37,7 @@ _WALL: Callable[[], float] = time.time  # noqa: TID251
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # vLLM: serve/middleware/authenticate.py
 _UNRECORDED = ("/metrics", "/health", "/ping", "/version", "/debug", "/v1/models")
 _UNCOUNTED = ("/metrics", "/health", "/ping", "/version", "/debug")
-_SHUTDOWN_S = 0.2  # grace for running requests when a pod stops
+_SHUTDOWN_S = 0.2  # grace for running requests when a pod stops, where `drain_s` is not longer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -157,6 +157,11 @@ class RunningPod:
         """Base URL without a trailing slash."""
         return f"http://{self.address}"
 
+    async def drain(self) -> None:
+        """Serve on for `drain_s`, and have whoever watches go elsewhere. `stop` comes next."""
+        self.pod.is_draining = True
+        await asyncio.sleep(self.pod.config.drain_s)
+
     async def stop(self) -> None:
         """Stop listening and end what runs: no new requests, running ones are cut after a moment.
 
@@ -189,7 +194,10 @@ async def start_pod(
     """
     app = build_app(config, wall=wall)
     runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
+        app,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=max(_SHUTDOWN_S, config.drain_s),
     )
     await runner.setup()
     try:
@@ -222,6 +230,7 @@ def _config(options: argparse.Namespace) -> PodConfig:
         time_scale=options.time_scale,
         runtime_updating=not options.no_runtime_updating,
         api_key=options.api_key,
+        drain_s=options.drain_s,
     )
 
 
@@ -234,6 +243,7 @@ async def _serve(config: PodConfig, host: str, port: int) -> None:
     sys.stdout.write(f"{pod.name} listens on {pod.address}\n")
     sys.stdout.flush()
     await stopped.wait()
+    await pod.drain()
     await pod.stop()
 
 
@@ -257,6 +267,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--time-scale", type=float, default=1.0)
     parser.add_argument("--no-runtime-updating", action="store_true")
     parser.add_argument("--api-key", default=None)
+    parser.add_argument(
+        "--drain-s",
+        type=float,
+        default=0.0,
+        help="seconds to serve on at SIGTERM, told by a 503 of /health and /metrics",
+    )
     return parser
 
 

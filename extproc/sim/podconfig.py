@@ -28,6 +28,9 @@ class PodConfig:
         api_key: Asked for on paths under `/v1` where it is set.
         default_output_tokens: Length of an answer whose request does not say.
         max_body_bytes: Longest request body.
+        drain_s: Seconds for which a process that is told to end still serves, while `/health` and
+            `/metrics` answer 503 so that whoever watches goes elsewhere; then what runs has as long
+            again. 0 ends at once, as vLLM does.
     """
 
     name: str = "pod-1"
@@ -43,6 +46,7 @@ class PodConfig:
     api_key: str | None = None
     default_output_tokens: int = 16
     max_body_bytes: int = 64 * 1024 * 1024
+    drain_s: float = 0.0
 
     @property
     def adapter_paths(self) -> dict[str, str]:

@@ -26,6 +26,7 @@ from extproc.sim.podconfig import PodConfig
 from extproc.sim.prompts import chat_tokens, prompt_tokens, tokens_of
 from extproc.sim.records import EngineCounters, EngineRequest
 from extproc.sim.registry import AdapterRegistry
+from extproc.sim.responses import ResponsesApi
 from extproc.sim.runner import EngineDeadError, EngineRunner, Generation
 from extproc.sim.vllmpage import CONTENT_TYPE, VllmPage
 
@@ -54,6 +55,7 @@ class Pod:
         self.config = config
         self.registry = AdapterRegistry(config.base_model, config.ranks_by_path)
         self.last_requests: deque[Json] = deque(maxlen=_KEPT_REQUESTS)
+        self.is_draining = False
         self._wall = wall
         self._num_requests = 0
         engine = Engine(
@@ -83,6 +85,7 @@ class Pod:
         routes = [
             web.post("/v1/completions", self.completions),
             web.post("/v1/chat/completions", self.chat),
+            web.post("/v1/responses", self.responses),
             web.post("/v1/messages", self.messages),
             web.post("/v1/embeddings", self.embeddings),
             web.post("/v1/audio/transcriptions", self.transcriptions),
@@ -116,6 +119,16 @@ class Pod:
         if not isinstance(body.get("messages"), list):
             raise missing_field("messages", body)
         return await self._generate(request, body, answers.ChatApi(), chat_tokens(body["messages"]))
+
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/responses`: a text, or messages. Nothing is stored."""
+        body = await _json_body(request)
+        given = body.get("input")
+        if given is None:
+            raise missing_field("input", body)
+        length = chat_tokens(given if isinstance(given, list) else [{"content": given}])
+        body["max_tokens"] = body.get("max_output_tokens")
+        return await self._generate(request, body, ResponsesApi(), length)
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/messages`, whose errors have Anthropic's shape."""
@@ -189,10 +202,12 @@ class Pod:
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """`GET /metrics`: always the whole page."""
+        self._refuse_if_draining()
         return web.Response(body=self.page.render(), headers={"content-type": CONTENT_TYPE})
 
     async def filtered_metrics(self, request: web.Request) -> web.StreamResponse:
         """`GET /metrics/`: only the metrics in `name[]` if it is given, compressed on request."""
+        self._refuse_if_draining()
         encoder, content_type = choose_encoder(request.headers.get("accept", ""))
         body = encoder(self.page.select(request.query.getall("name[]", [])))
         response = web.Response(body=body, headers={"content-type": content_type})
@@ -201,8 +216,8 @@ class Pod:
         return response
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        """`GET /health`, `/ping`: 503 once the engine is dead."""
-        return web.Response(status=503 if self.runner.is_dead else 200)
+        """`GET /health`, `/ping`: 503 once the engine is dead, and before the pod ends."""
+        return web.Response(status=503 if self.runner.is_dead or self.is_draining else 200)
 
     async def version(self, request: web.Request) -> web.StreamResponse:
         """`GET /version`."""
@@ -229,6 +244,11 @@ class Pod:
     async def debug_last_requests(self, request: web.Request) -> web.StreamResponse:
         """`GET /debug/last-requests`: what the pod was sent, newest last. No vLLM has this."""
         return web.json_response(list(self.last_requests))
+
+    def _refuse_if_draining(self) -> None:
+        """A load report is an invitation: one that will end soon gives none."""
+        if self.is_draining:
+            raise ApiError(503, "The pod is about to end.", "ServiceUnavailableError")
 
     async def _generate(
         self, request: web.Request, body: Json, api: Api, length: int
@@ -264,6 +284,7 @@ class Pod:
             # Sent before the first token, as vLLM does: a gateway sees the headers of a request
             # that still waits in the engine.
             await response.prepare(request)
+            await response.write(api.start(reply))
             while sent < reply.output_tokens:
                 ready = await generation.more(sent)
                 await response.write(b"".join(api.token(reply, i) for i in range(sent, ready)))

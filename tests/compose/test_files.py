@@ -65,10 +65,17 @@ def test_only_gateway_grafana_and_locust_have_a_port_on_the_host_and_that_on_loo
     assert published == {name: [f"127.0.0.1:{port}:{port}"] for name, port in ON_THE_HOST.items()}
 
 
+def test_each_port_on_the_host_can_be_chosen_and_the_page_says_how() -> None:
+    text = COMPOSE.read_text(encoding="utf-8")
+    chosen = {name: int(port) for name, port in re.findall(r"\$\{(\w+_PORT):-(\d+)\}", text)}
+
+    assert chosen == {f"{name.upper()}_PORT": port for name, port in ON_THE_HOST.items()}
+
+
 def test_images_are_of_one_version(service: dict[str, Any]) -> None:
     image = service["image"]
 
-    ours = ("extproc:local", "extproc-loadtest:local")
+    ours = ("extproc-compose:local", "extproc-loadtest:local")
     assert image in ours or re.search(r":v?\d+\.\d+\.\d+$", image), image
 
 
@@ -85,10 +92,10 @@ def test_root_file_systems_are_read_only_where_nothing_is_written(name: str) -> 
 
 
 def test_what_is_mounted_is_in_the_repository_and_read_only(service: dict[str, Any]) -> None:
+    """What does not exist the engine would make, as root's."""
     for inside, outside in mounts(service).items():
-        if inside != "/adapters":  # the user's own
-            assert outside.exists()
-            assert f":{inside}:ro" in " ".join(service["volumes"])
+        assert outside.exists()
+        assert f":{inside}:ro" in " ".join(service["volumes"])
 
 
 def test_what_starts_first_exists_and_has_no_profile(service: dict[str, Any]) -> None:
@@ -115,6 +122,15 @@ def test_the_picker_is_told_of_the_cache_that_its_pods_have() -> None:
         words = shlex.split(services()[name]["command"][0].replace("$", ""))
         places = int(words[words.index("--max-cpu-loras") + 1])
         assert picker_config().pods.max_cpu_loras == places
+
+
+def test_pods_that_leave_are_avoided_before_they_end_and_have_time_for_what_runs() -> None:
+    pods = services()["pods"]
+    words = shlex.split(pods["command"][0].replace("$", ""))
+    drain_s = float(words[words.index("--drain-s") + 1])
+
+    assert drain_s > picker_config().scrape.expiry_s
+    assert float(pods["stop_grace_period"].removesuffix("s")) > 2 * drain_s
 
 
 def test_the_picker_is_given_the_time_that_it_takes_to_drain() -> None:
@@ -158,6 +174,13 @@ def test_grafana_is_provisioned_with_what_is_mounted() -> None:
     assert source["url"] == "http://prometheus:9090"
     scraped = yaml.safe_load((FILES / "prometheus.yml").read_text())["global"]["scrape_interval"]
     assert source["jsonData"]["timeInterval"] == scraped
+
+
+def test_a_real_vllm_starts_without_adapters_on_a_fresh_clone() -> None:
+    service = services()["vllm"]
+
+    assert not service["environment"]["LORA_MODULES"]
+    assert (mounts(service)["/adapters"] / "README.md").is_file()
 
 
 @pytest.mark.parametrize("page", ["README.md", "manifests/compose/README.md"])

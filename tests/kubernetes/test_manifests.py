@@ -163,7 +163,8 @@ async def test_the_service_does_all_that_it_does_by_what_it_is_granted(
         assert await picker.stop(within_s=WITHIN_S) == 0
 
     asked = applied.api_server.requests_of(applied.namespace, "extproc")
-    refused = [each["requestURI"] for each in asked if each["responseStatus"]["code"] >= 400]
+    # A kind that this cluster has no definition of is 404, and granted nonetheless.
+    refused = [each["requestURI"] for each in asked if each["responseStatus"]["code"] in (401, 403)]
     assert refused == []
     assert {what_was_asked(event) for event in asked} == set(what_is_granted(applied.text))
 

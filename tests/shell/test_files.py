@@ -35,6 +35,16 @@ def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
     assert read_text(tmp_path / "link") == "text"
 
 
+def test_of_a_file_that_may_not_be_read_one_learns_whose_it_is(unreadable: Path) -> None:
+    owner = unreadable.stat().st_uid
+
+    with pytest.raises(OSError, match="Permission denied: its mode is 0000") as caught:
+        read_text(unreadable)
+
+    assert f"owner user {owner}, and this process is user {os.geteuid()}" in str(caught.value)
+    assert str(unreadable) in str(caught.value)
+
+
 def special(folder: Path, kind: str) -> Path:
     path = folder / "special"
     if kind == "fifo":

@@ -198,6 +198,58 @@ async def test_anthropic_messages_stream_and_answer_in_their_own_shape() -> None
         assert (status, error["type"], error["error"]["type"]) == (404, "error", "NotFoundError")
 
 
+async def test_responses_are_read_by_the_official_client_whole_and_streamed() -> None:
+    asked: Any = {"model": "b", "input": "Hello", "max_output_tokens": 2}
+    async with (
+        _pod() as (pod, _),
+        openai.AsyncOpenAI(base_url=f"{pod.url}/v1", api_key="none") as client,
+    ):
+        whole = await client.responses.create(**asked)
+        messages: Any = [{"role": "user", "content": "Hello"}]
+        of_messages = await client.responses.create(**asked | {"input": messages})
+        async with client.responses.stream(**asked) as stream:
+            events = [event async for event in stream]
+            streamed = await stream.get_final_response()
+
+        assert whole.output_text == of_messages.output_text == "pod-1 says b: 1"
+        assert (whole.model, whole.status) == ("b", "incomplete")
+        assert whole.usage == of_messages.usage
+        assert whole.usage is not None
+        assert whole.usage.output_tokens == 2
+        assert streamed.output_text == whole.output_text
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+async def test_a_stream_of_responses_begins_before_the_engine_does() -> None:
+    config = PodConfig(adapters=["a"], profile=replace(INSTANT, step_s=0.05))
+    async with _pod(config) as (_, session):
+        body = {"model": "a", "input": "Hello", "max_output_tokens": 2, "stream": True}
+        _, text, _ = await _post(session, "/v1/responses", body)
+
+        assert [line[7:] for line in text.splitlines() if line.startswith("event: ")] == [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_text.delta",
+            "response.output_text.delta",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.completed",
+        ]
+        assert "[DONE]" not in text
+
+
+async def test_responses_without_input_or_a_known_model_are_errors_in_openais_shape() -> None:
+    async with _pod() as (_, session):
+        status, answer, _ = await _post(session, "/v1/responses", {"model": "a"})
+        assert (status, answer["error"]["param"]) == (400, "body.input")
+
+        status, answer, _ = await _post(session, "/v1/responses", {"model": "no", "input": "x"})
+        assert (status, answer["error"]["type"]) == (404, "NotFoundError")
+
+
 async def test_tokenize_counts_without_the_engine() -> None:
     async with _pod() as (pod, session):
         _, body, headers = await _post(session, "/tokenize", {"model": "a", "prompt": "12345678"})
@@ -495,6 +547,39 @@ async def test_a_pod_runs_as_a_process_and_ends_on_sigterm() -> None:
         await process.stdout.read()
 
     assert await process.wait() == 0
+
+
+async def test_a_pod_that_drains_says_so_and_serves_what_comes_and_what_runs() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "extproc.sim.pod", "--profile", "a100-8b", "--drain-s", "2"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        address = (await process.stdout.readline()).decode().split()[-1]
+        async with aiohttp.ClientSession(f"http://{address}") as session:
+            running = _completion(None, max_tokens=200, stream=True)  # longer than the drain
+            async with session.post("/v1/completions", json=running) as response:
+                await response.content.readline()
+                process.send_signal(signal.SIGTERM)
+                while (await _status(session, "/health")) == 200:
+                    await asyncio.sleep(0.01)
+                assert await _status(session, "/metrics") == 503
+                assert await _status(session, "/metrics/?name[]=vllm:num_requests_running") == 503
+                status, _, _ = await _post(session, "/v1/completions", _completion(None))
+                assert status == 200
+                assert (await response.text()).endswith("data: [DONE]\n\n")
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        await process.stdout.read()
+
+    assert await process.wait() == 0
+
+
+async def _status(session: aiohttp.ClientSession, path: str) -> int:
+    async with session.get(path) as response:
+        return response.status
 
 
 async def test_a_pod_as_a_process_takes_its_whole_configuration_from_a_file(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
+from pathlib import Path
+
+import pytest
 
 from tests.compose.files import services, unescape
 from tests.vllm.server import PYTHON
@@ -15,28 +17,47 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 found = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[2:])
 assert importlib.util.find_spec(sys.argv[1])
-modules = {each.name: each.path for each in found.lora_modules}
+modules = {each.name: each.path for each in found.lora_modules or ()}
 print(json.dumps([found.host, found.port, found.model, found.enable_lora, modules]))
 """
 
 
-def test_vllm_takes_the_options_and_has_the_module_that_is_started() -> None:
-    service = services()["vllm"]
-    environment = {
-        **service["environment"],
-        "LORA_MODULES": "one=/adapters/one two=some/repository",
-    }
-    # As the shell would: the words of one variable, each for itself.
-    line = re.sub(
-        r'"?\$(\w+)"?', lambda name: environment[name[1]], unescape(service["command"][0])
-    )
-    words = line.split()
-    module = words[words.index("-m") + 1]
+STUB = """#!/bin/sh
+printf '%s\\n' "$@"
+"""
 
-    command = [str(PYTHON), "-c", PARSE, module, *words[words.index(module) + 1 :]]
+
+@pytest.mark.parametrize(
+    ("given", "modules"),
+    [
+        ("", {}),
+        (
+            "one=/adapters/one two=some/repository",
+            {"one": "/adapters/one", "two": "some/repository"},
+        ),
+    ],
+)
+def test_vllm_takes_the_options_and_has_the_module_that_is_started(
+    tmp_path: Path, given: str, modules: dict[str, str]
+) -> None:
+    service = services()["vllm"]
+    (tmp_path / "python3").write_text(STUB)
+    (tmp_path / "python3").chmod(0o755)
+    words = subprocess.run(
+        [*service["entrypoint"], unescape(service["command"][0])],
+        env={
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            **{name: value or "" for name, value in service["environment"].items()},
+            "LORA_MODULES": given,
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+
+    command = [str(PYTHON), "-c", PARSE, *words[words.index("-m") + 1 :]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
 
     assert done.returncode == 0, done.stderr[-2000:]
-    modules = {"one": "/adapters/one", "two": "some/repository"}
     model = service["environment"]["MODEL"]
     assert json.loads(done.stdout.splitlines()[-1]) == ["0.0.0.0", 8000, model, True, modules]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+import aiohttp
 
 from extproc.core.engines import PROFILES
 from extproc.core.exposition import parse_report
+from extproc.sim.pod import PodConfig, start_pod
 from tests.vllm.server import ADAPTERS, BASE_MODEL, MAX_LORAS, VllmClient
 
 PROFILE = PROFILES["vllm"]
@@ -64,6 +68,36 @@ async def test_loads_and_unloads_answer_with_the_statuses_we_know(vllm_client: V
     assert (await vllm_client.unload(LOADED_LATER))[0] == 200
     assert (await vllm_client.unload(LOADED_LATER))[0] == 404
     assert await vllm_client.adapters() == list(STARTED_WITH)
+
+
+async def test_a_stream_of_responses_has_the_events_of_the_fake_pod_s(
+    vllm_client: VllmClient,
+) -> None:
+    asked = {"input": "the fox", "max_output_tokens": 4, "temperature": 0, "stream": True}
+    pod = await start_pod(PodConfig(base_model=BASE_MODEL))
+    try:
+        real = await _events(vllm_client.server.url, asked | {"model": BASE_MODEL})
+        fake = await _events(pod.url, asked | {"model": BASE_MODEL})
+    finally:
+        await pod.stop()
+
+    kinds = {event["type"]: sorted(event) for event in fake}
+    assert kinds.items() <= {event["type"]: sorted(event) for event in real}.items()
+    assert list(kinds) == list(dict.fromkeys(event["type"] for event in real))
+    assert [event["sequence_number"] for event in real] == list(range(len(real)))
+    assert real[-1]["response"]["status"] == fake[-1]["response"]["status"] == "incomplete"
+    assert fake[-1]["response"].keys() <= real[-1]["response"].keys()
+    assert fake[-1]["response"]["usage"].keys() == real[-1]["response"]["usage"].keys()
+
+
+async def _events(url: str, body: dict[str, object]) -> list[dict[str, Any]]:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}/v1/responses", json=body) as answer,
+    ):
+        assert answer.status == 200
+        lines = (await answer.text()).splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
 
 async def test_every_adapter_answers_in_its_own_way(vllm_client: VllmClient) -> None:
