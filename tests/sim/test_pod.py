@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -569,12 +570,12 @@ async def test_a_pod_that_drains_says_so_and_serves_what_comes_and_what_runs() -
                 status, _, _ = await _post(session, "/v1/completions", _completion(None))
                 assert status == 200
                 assert (await response.text()).endswith("data: [DONE]\n\n")
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
         await process.stdout.read()
 
-    assert await process.wait() == 0
+        assert await process.wait() == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
 
 async def _status(session: aiohttp.ClientSession, path: str) -> int:
