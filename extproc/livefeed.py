@@ -156,7 +156,7 @@ class LiveFeed:
         return rows, num_listed + sum(not self._is_adapter(name) for name in in_use)
 
     def _adapters_listed(self) -> tuple[list[str], int]:
-        """The first adapters by name, and how many are registered in all."""
+        """The first adapters by name, enough if some are in use, and how many there are."""
         registry, first, num_listed = self._listed
         if self.registry() is not registry:
             registry = self.registry()

@@ -30,10 +30,6 @@ class ModelIndex:
         """The card of `name`, None where nobody lists it."""
         return self.by_name.get(name)
 
-    def cards(self) -> list[ModelCard]:
-        """All of them."""
-        return list(self.by_name.values())
-
     def replace(self, before: Cards, after: Cards, lists: Iterable[Cards | None]) -> None:
         """Take that an endpoint lists `after` instead of `before`. O(names of both).
 

@@ -283,13 +283,10 @@ class Pool:
         """What is registered under `name` on any endpoint."""
         return self._models.get(name)
 
-    def models(self) -> list[ModelCard]:
-        """Everything registered on any endpoint, each name once."""
-        return self._models.cards()
-
     @property
     def registry(self) -> Mapping[str, ModelCard]:
-        """The same by name: another object whenever it is not what it was, never changed itself."""
+        """Everything registered on any endpoint, by name: another object whenever it is not what it
+        was, never changed itself."""
         return self._models.by_name
 
     def snapshot(self, *, now: float) -> Snapshot:

@@ -103,10 +103,10 @@ class Residency:
         names = dict.fromkeys(adapters)
         before = self._registered
         new = [each for each in names if before is None or each not in before]
-        at_s, num_new = -inf if before is None else now, len(new)
-        for place, adapter in enumerate(new, start=-num_new):  # below any wall time
+        at_s, first = -inf if before is None else now, -self._num_remembered
+        for place, adapter in enumerate(new, start=-len(new)):  # below any wall time
             # Of more than are remembered, the first have been evicted by the last.
-            if place >= -self._num_remembered or adapter in self._touched:
+            if place >= first or adapter in self._touched:
                 self._load(adapter, (at_s, place))
         self._registered = names
         self._unloaded = self._touched.keys() - names.keys()

@@ -118,9 +118,9 @@ class Codec:
             request = pb.ProcessingRequest.FromString(message if cut is None else cut.rest)
         except Exception as error:  # upb's DecodeError; never let garbage pass as a bug of ours
             raise ProtocolError("not a ProcessingRequest") from error
-        kind = request.WhichOneof("request")
-        if cut is not None and kind is None:
+        if cut is not None:
             return m.RequestBody(cut.body, cut.end_of_stream, self._subset(request))
+        kind = request.WhichOneof("request")
         if kind == "request_body":
             body = request.request_body
             return m.RequestBody(body.body, body.end_of_stream, self._subset(request))

@@ -6,10 +6,12 @@ protobuf.dev/programming-guides/encoding.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_REQUEST_BODY: Final = 4 << 3 | _BYTES  # of ProcessingRequest
+_PHASES: Final = range(2, 8)  # numbers of ProcessingRequest's fields of which one is set
+_REQUEST_BODY: Final = 4 << 3 | _BYTES
 _BODY: Final = 1 << 3 | _BYTES  # of HttpBody
 _END_OF_STREAM: Final = 2 << 3 | _VARINT
 _MAX_VARINT_BYTES: Final = 10
@@ -38,30 +40,36 @@ def cut_body(message: bytes) -> Cut | None:
 
 
 def _cut(message: bytes) -> Cut | None:
-    at, found = 0, None
-    while at < len(message):
+    phases = [field for field in _fields(message, 0, len(message)) if field.tag >> 3 in _PHASES]
+    if [field.tag for field in phases] != [_REQUEST_BODY]:
+        return None  # another phase, or several of which the last counts, or bodies to be merged
+    found, body, ends = phases[0], memoryview(b""), False
+    for field in _fields(message, found.start, found.end):
+        if field.tag == _BODY:
+            body = memoryview(message)[field.start : field.end]
+        elif field.tag == _END_OF_STREAM:
+            ends = bool(_varint(message, field.start)[0])
+        else:
+            return None
+    return Cut(body, ends, message[: found.begin] + message[found.end :])
+
+
+class _Field(NamedTuple):
+    tag: int
+    begin: int  # of the tag
+    start: int  # of the content
+    end: int
+
+
+def _fields(message: bytes, at: int, end: int) -> Iterator[_Field]:
+    """The fields from `at` to `end`, where the last one has to end."""
+    while at < end:
         begin = at
         tag, at = _varint(message, at)
         start, at = _content(message, at, tag & 7)
-        if tag == _REQUEST_BODY:
-            if found is not None:
-                return None  # two are one, merged
-            found = begin, start, at
-    if found is None:
-        return None
-    begin, start, end = found
-    body, ends = memoryview(b""), False
-    at = start
-    while at < end:
-        tag, at = _varint(message, at)
-        first, at = _content(message, at, tag & 7)
-        if tag == _BODY:
-            body = memoryview(message)[first:at]
-        elif tag == _END_OF_STREAM:
-            ends = bool(_varint(message, first)[0])
-        else:
-            return None
-    return Cut(body, ends, message[:begin] + message[end:]) if at == end else None
+        if at > end:
+            raise ValueError("cut off")
+        yield _Field(tag, begin, start, at)
 
 
 def _content(message: bytes, at: int, wire_type: int) -> tuple[int, int]:
@@ -75,8 +83,6 @@ def _content(message: bytes, at: int, wire_type: int) -> tuple[int, int]:
         end = at + (4 if wire_type == _FIXED32 else 8)
     else:
         raise ValueError("a group")
-    if end > len(message):
-        raise ValueError("cut off")
     return at, end
 
 

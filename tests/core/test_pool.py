@@ -109,7 +109,7 @@ def test_what_is_told_of_a_strange_endpoint_is_ignored() -> None:
 
     assert made.record_report(strange, report(), taken_at_s=0.0) is False
     assert made.reconcile(strange, now=0.0, grace_s=0.0) == []
-    assert made.models() == []
+    assert made.registry == {}
     with pytest.raises(KeyError):
         made.start(pick(number=9), now=0.0)
 
@@ -220,7 +220,7 @@ def test_models_are_registered_where_they_are_listed_and_known_to_the_pool() -> 
     assert second.registered == frozenset({BASE, "b"})
     assert (first.has_registered("b"), second.has_registered("b")) == (False, True)
     assert not view(pool()).has_registered("b")  # never asked
-    assert sorted(card.id for card in made.models()) == ["a", "b", BASE]
+    assert sorted(card.id for card in made.registry.values()) == ["a", "b", BASE]
     assert made.model("b") == adapter_card("b")
     assert made.model("nope") is None
 
@@ -795,7 +795,7 @@ class PoolMachine(RuleBasedStateMachine):
         listed: set[str] = set()
         for life in self.life.values():
             listed |= self.models.get(life, set())
-        assert {card.id for card in self.pool.models()} == listed
+        assert {card.id for card in self.pool.registry.values()} == listed
 
     def teardown(self) -> None:
         for id in list(self.flights):

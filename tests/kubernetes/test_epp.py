@@ -97,6 +97,10 @@ async def served_by(client: Client, model: str) -> str:
     return name
 
 
+async def is_refused(client: Client) -> bool:
+    return (await client.chat("only-0")).status == 503
+
+
 @pytest.mark.usefixtures("crds")
 async def test_an_inference_pool_is_served_by_the_flags_of_a_chart(
     cluster: Cluster, pods: list[RunningPod], kubeconfig: Path
@@ -107,11 +111,7 @@ async def test_an_inference_pool_is_served_by_the_flags_of_a_chart(
     async with serving(kubeconfig, *flags) as (_, client):
         served = [await served_by(client, f"only-{number}") for number in range(2)]
         await cluster.delete_pool("pool")
-
-        async def is_refused() -> bool:
-            return (await client.chat("only-0")).status == 503
-
-        await eventually(is_refused, within_s=30)
+        await eventually(lambda: is_refused(client), within_s=30)
 
     assert served == ["pod-0", "pod-1"]
 
@@ -165,11 +165,7 @@ async def test_a_pool_that_is_deleted_leaves_the_picker_ready_to_say_503(
     async with serving(kubeconfig, *flags) as (picker, client):
         await served_by(client, "only-0")
         await cluster.delete_pool("pool")
-
-        async def is_refused() -> bool:
-            return (await client.chat("only-0")).status == 503
-
-        await eventually(is_refused, within_s=30)
+        await eventually(lambda: is_refused(client), within_s=30)
         gone = await healths(picker), await picker.metrics()
         await cluster.put_pool("pool", {"app": "vllm"}, [port])
 

@@ -67,11 +67,11 @@ def test_after_any_damage_it_is_what_protobuf_reads_or_left_to_it(
         with pytest.raises(DecodeError):  # the rest alone is refused where the whole is
             pb.ProcessingRequest.FromString(cut.rest)
         return
-    if rest.WhichOneof("request") is None:
-        assert (read.request_body.body, read.request_body.end_of_stream) == (
-            cut.body,
-            cut.end_of_stream,
-        )
+    assert rest.WhichOneof("request") is None
+    assert (read.request_body.body, read.request_body.end_of_stream) == (
+        cut.body,
+        cut.end_of_stream,
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,5 +114,7 @@ def test_a_large_message_of_another_kind_or_none_is_as_any() -> None:
     headers = pb.ProcessingRequest(request_headers=pb.HttpHeaders(end_of_stream=True))
     last_wins = Codec().decode(both + headers.SerializeToString())
     assert isinstance(last_wins, m.RequestHeaders)
+    last_wins = Codec().decode(headers.SerializeToString() + both)
+    assert last_wins == m.RequestBody(BODY)
     with pytest.raises(ProtocolError):
         Codec().decode(both + b"\xff")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
 import sys
@@ -531,51 +530,48 @@ async def test_a_taken_port_is_an_error() -> None:
             await start_pod(PodConfig(), port=int(pod.address.split(":")[1]))
 
 
-async def test_a_pod_runs_as_a_process_and_ends_on_sigterm() -> None:
+@asynccontextmanager
+async def pod_process(*options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A pod as a process, and the line that it prints; ended by SIGTERM if it has not ended yet."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "extproc.sim.pod", "--name", "pod-9", "--adapters", "x,y"),
-        stdout=asyncio.subprocess.PIPE,
+        *(sys.executable, "-m", "extproc.sim.pod", *options), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     try:
-        line = (await process.stdout.readline()).decode()
-        assert line.startswith("pod-9 listens on 127.0.0.1:")
-        async with aiohttp.ClientSession(f"http://{line.split()[-1]}") as session:
-            _, body, _ = await _post(session, "/v1/completions", _completion("y", max_tokens=1))
-            assert body["choices"][0]["text"] == "pod-9 says y:"
+        yield process, (await process.stdout.readline()).decode()
     finally:
-        process.send_signal(signal.SIGTERM)
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
         await process.stdout.read()
 
     assert await process.wait() == 0
 
 
-async def test_a_pod_that_drains_says_so_and_serves_what_comes_and_what_runs() -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "extproc.sim.pod", "--profile", "a100-8b", "--drain-s", "2"),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    try:
-        address = (await process.stdout.readline()).decode().split()[-1]
-        async with aiohttp.ClientSession(f"http://{address}") as session:
-            running = _completion(None, max_tokens=200, stream=True)  # longer than the drain
-            async with session.post("/v1/completions", json=running) as response:
-                await response.content.readline()
-                process.send_signal(signal.SIGTERM)
-                while (await _status(session, "/health")) == 200:
-                    await asyncio.sleep(0.01)
-                assert await _status(session, "/metrics") == 503
-                assert await _status(session, "/metrics/?name[]=vllm:num_requests_running") == 503
-                status, _, _ = await _post(session, "/v1/completions", _completion(None))
-                assert status == 200
-                assert (await response.text()).endswith("data: [DONE]\n\n")
-        await process.stdout.read()
+async def test_a_pod_runs_as_a_process_and_ends_on_sigterm() -> None:
+    async with pod_process("--name", "pod-9", "--adapters", "x,y") as (_, line):
+        assert line.startswith("pod-9 listens on 127.0.0.1:")
+        async with aiohttp.ClientSession(f"http://{line.split()[-1]}") as session:
+            _, body, _ = await _post(session, "/v1/completions", _completion("y", max_tokens=1))
+            assert body["choices"][0]["text"] == "pod-9 says y:"
 
+
+async def test_a_pod_that_drains_says_so_and_serves_what_comes_and_what_runs() -> None:
+    async with (
+        pod_process("--profile", "a100-8b", "--drain-s", "2") as (process, line),
+        aiohttp.ClientSession(f"http://{line.split()[-1]}") as session,
+    ):
+        running = _completion(None, max_tokens=200, stream=True)  # longer than the drain
+        async with session.post("/v1/completions", json=running) as response:
+            await response.content.readline()
+            process.send_signal(signal.SIGTERM)
+            while (await _status(session, "/health")) == 200:
+                await asyncio.sleep(0.01)
+            assert await _status(session, "/metrics") == 503
+            assert await _status(session, "/metrics/?name[]=vllm:num_requests_running") == 503
+            status, _, _ = await _post(session, "/v1/completions", _completion(None))
+            assert status == 200
+            assert (await response.text()).endswith("data: [DONE]\n\n")
         assert await process.wait() == 0
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
 
 
 async def _status(session: aiohttp.ClientSession, path: str) -> int:
@@ -588,23 +584,15 @@ async def test_a_pod_as_a_process_takes_its_whole_configuration_from_a_file(tmp_
     config = PodConfig("pod-8", adapters={"a": "/a"}, ranks_by_path={"/a": 8}, profile=profile)
     path = tmp_path / "pod.json"
     path.write_bytes(msgspec.json.encode(config))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "extproc.sim.pod", "--config", str(path)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    try:
-        address = (await process.stdout.readline()).decode().split()[-1]
-        async with aiohttp.ClientSession(f"http://{address}") as session:
-            engine = await _get(session, "/debug/engine")
-            models = await _get(session, "/v1/models")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        await process.stdout.read()
+    async with (
+        pod_process("--config", str(path)) as (_, line),
+        aiohttp.ClientSession(f"http://{line.split()[-1]}") as session,
+    ):
+        engine = await _get(session, "/debug/engine")
+        models = await _get(session, "/v1/models")
 
     assert (engine["pod"], engine["profile"]) == ("pod-8", "made up")
     assert [(card["id"], card["root"]) for card in models["data"]][1:] == [("a", "/a")]
-    assert await process.wait() == 0
 
 
 class _BrokenEngine(Engine):

@@ -1,9 +1,9 @@
 """One HTTP/2 connection, server side: bytes in, sessions called, bytes out.
 
-`receive` reads frame by frame in place. Three kinds of frame make up nearly all traffic and are
-handled where they are found: a HEADERS frame that opens a stream, a DATA frame that holds exactly
-one message, the late RST_STREAM of a stream that we have answered. Everything else, and everything
-odd about these, goes through `dispatch` and the table in `states`.
+`receive_pass` reads frame by frame in place. Three kinds of frame make up nearly all traffic and
+are handled where they are found: a HEADERS frame that opens a stream, a DATA frame that holds
+exactly one message, the late RST_STREAM of a stream that we have answered. Everything else, and
+everything odd about these, goes through `dispatch` and the table in `states`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _ignore(error: Exception, path: str) -> None:
 class Connection:
     """The protocol of one connection; owned by whoever owns its socket.
 
-    After each `receive`, `tick`, `start_drain` and `on_output_ready`: write `data_to_send()`, then
-    close the socket if `is_over`. When the socket is gone: `lose()`.
+    After each `receive_pass` (or `receive`), `tick`, `start_drain` and `on_output_ready`: write
+    `data_to_send()`, then close the socket if `is_over`. When the socket is gone: `lose()`.
 
     Args:
         methods: What is served, by path.
@@ -153,25 +153,23 @@ class Connection:
 
     def _read_preface(self, data: bytes, position: int) -> int:
         """9113 3.4: an invalid connection preface is a connection error, PROTOCOL_ERROR."""
-        end = position + len(self._preface_left)
         expected = self._preface_left[: len(data) - position]
         if not data.startswith(expected, position):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 connection preface")
         self._preface_left = self._preface_left[len(expected) :]
-        return min(end, len(data))
+        return position + len(expected)
 
     def _complete_unread(self, data: bytes, position: int) -> int:
         """Finish the frame that the last read cut; return where the next one begins."""
         unread = self._unread
-        start = position
-        position = min(len(data), start + max(0, frames.FRAME_HEADER_BYTES - len(unread)))
-        unread += data[start:position]
+        start = min(len(data), position + max(0, frames.FRAME_HEADER_BYTES - len(unread)))
+        unread += data[position:start]
         if len(unread) < frames.FRAME_HEADER_BYTES:
-            return position
+            return start
         length = frames.FRAME_HEADER.unpack_from(unread)[0] >> 8
         size = frames.FRAME_HEADER_BYTES + _checked(length)
-        cut = min(len(data), position + size - len(unread))
-        unread += memoryview(data)[position:cut]
+        cut = min(len(data), start + size - len(unread))
+        unread += memoryview(data)[start:cut]
         if len(unread) == size:
             whole = bytes(unread)
             unread.clear()
@@ -188,10 +186,7 @@ class Connection:
         read_header, read_u32 = frames.FRAME_HEADER.unpack_from, frames.U32.unpack_from
         quick_bytes = self.limits.max_message_bytes + grpc.PREFIX_BYTES
         end, taken_bytes, units_left = len(data), 0, _PASS_UNITS
-        while end - position >= frames.FRAME_HEADER_BYTES:
-            if units_left <= 0:
-                self.windows.take(taken_bytes)
-                return position
+        while units_left > 0 and end - position >= frames.FRAME_HEADER_BYTES:
             units_left -= 1
             word, flags, stream_id = read_header(data, position)
             length, kind = word >> 8, word & 0xFF
@@ -248,6 +243,8 @@ class Connection:
             if kind == frames.SETTINGS:
                 units_left = 0  # it may have moved the windows of all open streams
         self.windows.take(taken_bytes)
+        if units_left <= 0:
+            return position
         self._unread += data[position:]
         return end
 
