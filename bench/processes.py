@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,13 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from extproc.demo.processes import bound_to_us
+
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-_LIBC = ctypes.CDLL(None)
 _POLL_S = 0.05
 _LOG_CHARS = 3000
 
@@ -47,13 +45,12 @@ class Program:
         self.log_path = log_path
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                command,
+                bound_to_us(command),
                 cwd=cwd,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_parent,
             )
 
     @property
@@ -107,10 +104,6 @@ class Program:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def raise_file_limit() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import errno
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -15,8 +16,19 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
 _POLL_S = 0.05
 _LOG_CHARS = 2000
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+# prctl(2): the kernel ends this process when its parent is gone. Linux only: elsewhere a parent
+# that is killed with SIGKILL leaves its processes behind. A program of its own and no
+# `preexec_fn`: that would fork the parent, gRPC's threads and their fork handlers with it.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+parent, command = int(sys.argv[1]), sys.argv[2:]
+if sys.platform == "linux":
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # gone before the kernel was asked
+        os._exit(1)
+os.execvp(command[0], command)
+"""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _T = TypeVar("_T")
 
@@ -119,35 +131,35 @@ class Program:
             await self._process.wait()
 
 
+def bound_to_us(command: Sequence[str]) -> list[str]:
+    """The same command, as one that ends with this process.
+
+    Raises:
+        FileNotFoundError: There is no such program.
+    """
+    if shutil.which(command[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return [sys.executable, "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+
+
 async def spawn(command: Sequence[str], log_path: Path) -> Program:
     """Start a program.
 
     Raises:
         DemoError: It cannot be started.
     """
-    parent = os.getpid()
     with log_path.open("wb") as log:
         try:
             process = await asyncio.create_subprocess_exec(
-                *command,
+                *bound_to_us(command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=lambda: _become_child(parent),
+                # A group of its own: a Ctrl-C is for the parent, which then ends its children in
+                # order. Not a session: Linux would give each its own share of the CPU
+                # (sched_autogroup).
+                process_group=0,
             )
         except OSError as error:
             raise DemoError(f"{command[0]}: {error}") from error
     return Program(process, log_path)
-
-
-def _become_child(parent: int) -> None:
-    """Let the kernel end this process when its parent is gone. Linux only: elsewhere a parent that
-    is killed with SIGKILL leaves its processes behind."""
-    # A group of its own: a Ctrl-C is for the parent, which then ends its children in order. Not a
-    # session: Linux would give each its own share of the CPU (sched_autogroup).
-    os.setpgid(0, 0)
-    if _LIBC is None:
-        return
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # gone before the kernel was asked
-        os._exit(1)

@@ -31,9 +31,9 @@ import yaml
 from multidict import CIMultiDict
 from yarl import URL
 
+from extproc.demo.processes import bound_to_us
+
 _running: set[subprocess.Popen[bytes]] = set()
-
-
 _given_ports: set[int] = set()
 
 
@@ -61,16 +61,6 @@ async def eventually(
         if loop.time() > deadline:
             raise AssertionError(f"{check} still gives {result!r} after {within_s} s")
         await asyncio.sleep(every_s)
-
-
-# A program of its own and not a `preexec_fn`: that forks this process, gRPC's threads and all.
-_DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
 
 
 @atexit.register
@@ -113,7 +103,7 @@ class ChildProcess:
     def spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-S", "-c", _DIE_WITH_PARENT, *command],
+                bound_to_us(command),
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

@@ -40,7 +40,7 @@ async def test_a_path_that_is_rewritten_behind_the_picker_is_listed_as_it_comes(
             answer = await Client(envoy.url, http).request("POST", PATH, chat("only-1"))
 
     if is_listed:
-        assert (answer.status, answer.served_by) == (200, "pod-1")
+        assert (answer.status, answer.served_by) == (200, "pod-1"), answer.body
         assert pods[1].pod.last_requests[-1]["path"] == "/v1/chat/completions"
     else:
         assert (answer.status, answer.error_code) == (404, "unknown_path")
