@@ -18,7 +18,7 @@ help:
 	@echo 'make coverage   the core, branch by branch, by its own tests'
 	@echo 'make format     formatting and the fixes that ruff knows'
 	@echo 'make proto      extproc/shell/gen from protos/'
-	@echo 'make docs       docs/configuration.md from extproc/config.py'
+	@echo 'make docs       docs/configuration.md from extproc/config/'
 	@echo 'make bench      what a request costs, beside an empty grpc.aio server (docs/performance.md)'
 	@echo 'make bench-hold 10,000 requests held for 15 s; 1,000 connections'
 	@echo 'make bench-abuse what an abuse of the wire costs until its limit ends it (docs/wire.md)'

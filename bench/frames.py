@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from extproc.app.livefeed import LiveFeed
 from extproc.core.attainment import Attainment
 from extproc.core.types import EndpointView, ModelCard, Outcome, Pick, RequestInfo, Snapshot
-from extproc.livefeed import LiveFeed
 from extproc.shell.decisions import DecisionRecord, DecisionsService
 from extproc.shell.telemetry import Telemetry
 

@@ -34,7 +34,7 @@ from bench.fuzzstack import Attack, Target, Watch, attacking, running
 from bench.machine import describe
 from bench.processes import BenchError, get, raise_file_limit
 from bench.report import default_path, write_json
-from extproc.bootstrap import BootstrapOptions, Mode, RequestBody
+from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody
 
 MAX_RSS_BYTES: Final = 256 * 2**20
 MAX_P99_RATIO: Final = 2.0

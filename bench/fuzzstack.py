@@ -27,8 +27,8 @@ from bench.processes import (
     memory,
     waited_s,
 )
-from extproc.bootstrap import BootstrapOptions, Mode, render
-from extproc.settings import BODY_SHARE_OF_MEMORY
+from extproc.app.settings import BODY_SHARE_OF_MEMORY
+from extproc.envoyconfig import BootstrapOptions, Mode, render
 
 NUM_PODS: Final = 3
 _PARTS: Final = ("envoy", "router", "pods")
@@ -175,7 +175,7 @@ def _envoy(folder: Path, config: str) -> Program:
 def _pod(folder: Path, number: int, port: int) -> Program:
     options = ["--name", f"pod-{number}", "--port", str(port), "--max-loras", "16"]
     adapters = ["--adapters", ",".join((*HONEST, *SHAKY))]
-    command = [sys.executable, "-m", "extproc.sim.pod", *options, *adapters]
+    command = [sys.executable, "-m", "extproc.sim.fakepod.pod", *options, *adapters]
     return Program(command, folder / f"pod-{number}.log")
 
 

@@ -26,9 +26,9 @@ import uvloop
 from bench.machine import describe
 from bench.processes import BenchError
 from extproc.loadtest.measures import Percentiles
+from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S, ReplaySettings, replay
 from extproc.loadtest.workloads import make
-from extproc.sim.exchange import RequestRecord, load_records, save_records
-from extproc.sim.replay import MAX_MEDIAN_DELAY_S, ReplaySettings, replay
+from extproc.workload.exchange import RequestRecord, load_records, save_records
 
 ROOT = Path(__file__).parents[1]
 GENERATORS = ("locust", "replay")

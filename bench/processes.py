@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from extproc.demo.processes import bound_to_us
+from extproc.stack.processes import bound_to_us
 
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S = 30.0

@@ -1,6 +1,6 @@
 """`python -m extproc`: the same as the command `extproc`."""
 
-from extproc.cli import main
+from extproc.commands.main import main
 
 if __name__ == "__main__":
     main()

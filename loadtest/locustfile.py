@@ -11,7 +11,7 @@ import time
 
 from locust import User, constant, events, task
 
-from extproc.loadtest.locustrun import LoadTest
+from extproc.loadtest.locust.run import LoadTest
 
 LOAD_TEST = LoadTest(events, clock=time.monotonic, wall_clock=time.time)
 

@@ -12,8 +12,8 @@ import pytest
 from bench.generator import Held, held, highest
 from bench.sseserver import NUM_ADAPTERS, NUM_PIECES
 from extproc.loadtest.measures import Percentiles
-from extproc.sim.exchange import RequestRecord
-from extproc.sim.replay import ReplaySettings, replay
+from extproc.loadtest.replay import ReplaySettings, replay
+from extproc.workload.exchange import RequestRecord
 from tests.loadtest.loads import records
 from tests.sim.lab import poisson
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.configfile import parse_config
-from extproc.epp import plan
+from extproc.commands.epp import plan
+from extproc.config.file import parse_config
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "ecosystem.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from extproc.commands.eppflags import FLAGS, IGNORED
 from extproc.core.hints import CONTROL_HEADERS
-from extproc.eppflags import FLAGS, IGNORED
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "epp.md").read_text(encoding="utf-8")

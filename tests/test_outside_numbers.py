@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from extproc.app.dispatch import ObservedDispatcher
+from extproc.app.livefeed import LiveFeed
+from extproc.app.observers import NAMES, Observers
 from extproc.core.admission import AdmissionSettings
 from extproc.core.attainment import Attainment
 from extproc.core.bounds import MAX_COUNT
@@ -28,9 +31,6 @@ from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
 from extproc.core.router import Router
 from extproc.core.types import Hints, Outcome, Pick, Rejection
-from extproc.dispatch import ObservedDispatcher
-from extproc.livefeed import LiveFeed
-from extproc.observers import NAMES, Observers
 from extproc.shell.admin import describe_snapshot
 from extproc.shell.decisions import DecisionsService, describe, encode
 from extproc.shell.gen import decisions_pb2

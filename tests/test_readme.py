@@ -14,12 +14,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from extproc.bootstrap import BootstrapOptions, Mode, RequestBody, render
-from extproc.cli import app
-from extproc.configfile import parse_config
+from extproc.commands.main import app
+from extproc.config.file import parse_config
 from extproc.core.policies import Founding
 from extproc.core.types import EndpointView, RequestInfo, Snapshot
-from extproc.sim.pod import PodConfig, start_pod
+from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, render
+from extproc.sim.fakepod.pod import PodConfig, start_pod
 from tests.e2e import test_body_modes as body_modes
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Client, PickerProcess

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.sim.pod import PodConfig, start_pod
+from extproc.sim.fakepod.pod import PodConfig, start_pod
 from tests.e2e.harness import PickerProcess
 
 ROOT = Path(__file__).parents[1]

@@ -12,9 +12,9 @@ from itertools import groupby
 from math import inf
 from typing import TypeVar
 
-from extproc.sim.fleetsettings import FleetSettings
-from extproc.sim.judge import Slo
-from extproc.sim.workload import Workload
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.workload.judge import Slo
+from extproc.workload.requests import Workload
 
 WARM_UP = 0.15
 """Part of a workload's slice that does not count, as in suites that say nothing else."""

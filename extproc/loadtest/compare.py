@@ -16,7 +16,7 @@ from extproc.loadtest.blocks import Block, PlanError, by_fleet, rotated
 from extproc.loadtest.runs import BlockRun, run_block
 from extproc.loadtest.targets import Target, TargetSpec, listed_models, running_targets
 from extproc.loadtest.workloads import WorkloadError, renamed
-from extproc.sim.intervals import Interval, interval, paired_ratio
+from extproc.workload.intervals import Interval, interval, paired_ratio
 
 Round = Sequence[BlockRun]
 """What came of one block, one run per target that was still there."""

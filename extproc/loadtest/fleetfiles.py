@@ -12,12 +12,12 @@ from typing import Any
 
 import yaml
 
-from extproc.bootstrap import BootstrapOptions, render
 from extproc.core.policies import BUILT_IN
-from extproc.demo.stack import ANY_PORT
-from extproc.sim.fleetsettings import FleetSettings
+from extproc.envoyconfig import BootstrapOptions, render
+from extproc.sim.fakepod.config import PodConfig
+from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.opponents import OPPONENTS, opponent
-from extproc.sim.podconfig import PodConfig
+from extproc.stack.services import ANY_PORT
 
 BALANCERS: Mapping[str, str] = {"round_robin": "ROUND_ROBIN", "least_request": "LEAST_REQUEST"}
 """Envoy's own rules that a target can have, and their names in `lb_policy`."""

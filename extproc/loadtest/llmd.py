@@ -22,7 +22,7 @@ import msgspec
 
 from extproc.loadtest.measures import LoadSummary, Percentiles
 from extproc.loadtest.results import LoadResult, RunResult
-from extproc.sim.suites import ScenarioSpec
+from extproc.sim.trials.suites import ScenarioSpec
 
 VERSION = "0.2.1"
 _TOOL_VERSION = version("lora-extproc")

@@ -12,11 +12,10 @@ import yaml
 
 from extproc.loadtest.blocks import WARM_UP, Block, PlanError
 from extproc.loadtest.workloads import WorkloadError, make
-from extproc.sim import suites
-from extproc.sim.fleetsettings import FleetSettings
-from extproc.sim.judge import Slo
-from extproc.sim.profiles import PROFILES
-from extproc.sim.suites import (
+from extproc.sim.engine.profiles import PROFILES
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.trials import suites
+from extproc.sim.trials.suites import (
     ScenarioSpec,
     Suite,
     SuiteError,
@@ -25,6 +24,7 @@ from extproc.sim.suites import (
     parse_suite,
     slo_of,
 )
+from extproc.workload.judge import Slo
 
 
 class Load(Protocol):

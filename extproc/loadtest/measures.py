@@ -1,6 +1,6 @@
 """What a load test says: the laboratory's measures over the records of real requests.
 
-Attainment, satisfaction, throughput and time per token are `extproc.sim.judge`'s own, over the
+Attainment, satisfaction, throughput and time per token are `extproc.workload.judge`'s own, over the
 records in the form of a run in virtual time. So a real run and a virtual one differ in nothing but
 where their times come from. What came before the warm-up's end counts nowhere; what was offered
 after it counts everywhere, answered or not.
@@ -15,11 +15,11 @@ from statistics import fmean
 
 import msgspec
 
-from extproc.sim.exchange import RequestRecord, as_fleet_result
-from extproc.sim.flights import FleetResult, Flight, PodTotals
-from extproc.sim.judge import Slo, measure, percentile, satisfaction
-from extproc.sim.replay import MAX_MEDIAN_DELAY_S
-from extproc.sim.workload import Arrival
+from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S
+from extproc.workload.exchange import RequestRecord, as_fleet_result
+from extproc.workload.flights import FleetResult, Flight, PodTotals
+from extproc.workload.judge import Slo, measure, percentile, satisfaction
+from extproc.workload.requests import Arrival
 
 BASE = "(base model)"
 """The group of the requests for no adapter."""

@@ -15,9 +15,9 @@ from extproc.loadtest.compare import fitted
 from extproc.loadtest.loads import Load
 from extproc.loadtest.runs import BlockRun, attainment_at_most, run_block
 from extproc.loadtest.targets import Target, TargetError, TargetSpec, running_targets
-from extproc.sim.exchange import RequestRecord
-from extproc.sim.search import CapacitySearch, bracket, capacity
-from extproc.sim.trials import HOPELESS
+from extproc.sim.trials.search import CapacitySearch, bracket, capacity
+from extproc.sim.trials.trials import HOPELESS
+from extproc.workload.exchange import RequestRecord
 
 MIN_REQUESTS = 20
 """Of a step, however short and slow: one that missed would else be too much of the whole."""

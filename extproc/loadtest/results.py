@@ -1,7 +1,7 @@
 """The file that a load test leaves behind: what was measured, of whom, when and on what.
 
-It holds no single requests (`extproc.sim.exchange.save_records` keeps those), so that it can be
-committed and read back years later. Real runs and their virtual twins lie side by side in it.
+It holds no single requests (`extproc.workload.exchange.save_records` keeps those), so that it can
+be committed and read back years later. Real runs and their virtual twins lie side by side in it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Literal
 import msgspec
 
 from extproc.loadtest.measures import GroupSummary, LoadSummary, fleet_result_of, summarize_records
-from extproc.sim.exchange import RequestRecord
-from extproc.sim.flights import PodTotals
-from extproc.sim.judge import Metrics, Slo, measure
-from extproc.sim.suites import SloSpec, Suite
+from extproc.sim.trials.suites import SloSpec, Suite
+from extproc.workload.exchange import RequestRecord
+from extproc.workload.flights import PodTotals
+from extproc.workload.judge import Metrics, Slo, measure
 
 FORMAT = "extproc-loadtest-1"
 NUM_DIGITS = 5

@@ -13,14 +13,14 @@ import aiohttp
 import msgspec
 
 from extproc.loadtest.blocks import Block
+from extproc.loadtest.replay import replay
+from extproc.loadtest.report.words import delay_words, error_words
 from extproc.loadtest.results import RunResult, real_run
-from extproc.loadtest.summarywords import delay_words, error_words
 from extproc.loadtest.targets import Target
-from extproc.sim.exchange import RequestRecord
-from extproc.sim.flights import PodTotals
-from extproc.sim.judge import BLINDNESS_S, Slo
-from extproc.sim.replay import replay
-from extproc.sim.workload import Arrival
+from extproc.workload.exchange import RequestRecord
+from extproc.workload.flights import PodTotals
+from extproc.workload.judge import BLINDNESS_S, Slo
+from extproc.workload.requests import Arrival
 
 LOOK_S = 0.25
 """Between two looks at whether a run can still reach anything."""

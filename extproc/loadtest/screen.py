@@ -21,9 +21,9 @@ from extproc.loadtest.compare import (
     pairs_of,
     ratio_of,
 )
+from extproc.loadtest.report.words import error_words
 from extproc.loadtest.runs import BlockRun, added_words
-from extproc.loadtest.summarywords import error_words
-from extproc.sim.intervals import Interval
+from extproc.workload.intervals import Interval
 
 MAX_ADDED_S = 0.03
 """Gateway, network and client on a quiet machine add a third of that."""

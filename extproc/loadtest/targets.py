@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
-from extproc.demo.processes import DemoError, Program
-from extproc.demo.stack import Stack
 from extproc.loadtest.fleetfiles import (
     BALANCERS,
     balancer_bootstrap,
@@ -30,12 +28,14 @@ from extproc.loadtest.fleetfiles import (
     policy_section,
 )
 from extproc.loadtest.listing import Listing
+from extproc.loadtest.replay import ReplaySettings, replay, tally
 from extproc.plugins import PolicyError, load_policy
-from extproc.sim.exchange import RequestForm, RequestRecord
-from extproc.sim.fleet import BASE_MODEL
-from extproc.sim.fleetsettings import FleetSettings
-from extproc.sim.replay import ReplaySettings, replay, tally
-from extproc.sim.workload import Arrival, Workload
+from extproc.sim.fleet.fleet import BASE_MODEL
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.stack.processes import DemoError, Program
+from extproc.stack.services import Stack
+from extproc.workload.exchange import RequestForm, RequestRecord
+from extproc.workload.requests import Arrival, Workload
 
 KINDS = ("rule", "envoy", "url")
 LISTING_TIMEOUT_S = 10.0

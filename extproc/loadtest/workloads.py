@@ -14,8 +14,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from extproc.sim.clientele import WorkloadSpec, make_workload
-from extproc.sim.suites import (
+from extproc.sim.trials.suites import (
     SCENARIOS_DIR,
     ScenarioSpec,
     Suite,
@@ -23,8 +22,9 @@ from extproc.sim.suites import (
     make_trial_parts,
     read_suite,
 )
-from extproc.sim.workload import Workload
-from extproc.sim.workloads.slora import MODELS, SETTINGS
+from extproc.workload.clientele import WorkloadSpec, make_workload
+from extproc.workload.requests import Workload
+from extproc.workload.slora import MODELS, SETTINGS
 
 
 class WorkloadError(Exception):
@@ -83,7 +83,7 @@ def names() -> Sequence[str]:
     """What `make` knows without a file, the suites' scenarios included.
 
     - `slora-...`: S-LoRA's Table 2 and two more, as its code generates (its published figures come
-      from that); `slora-paper-...`: as its paper states. `extproc.sim.workloads.slora` has both.
+      from that); `slora-paper-...`: as its paper states. `extproc.workload.slora` has both.
     - `arena`, `azure`: recorded; the latter names no adapters and gets Zipf's.
     - `drift`, `bursts`: clients whose rates drift, and whose requests come in bursts.
     - `zipf`: independent requests.

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.sim.pod import PodConfig, start_pod
+from extproc.sim.fakepod.pod import PodConfig, start_pod
 from tests.compose.files import DASHBOARD, FILES, ROOT
 from tests.compose.promql import metrics_in, with_variables
 from tests.compose.test_files import needs, run

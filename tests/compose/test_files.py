@@ -13,9 +13,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from extproc.cli import app
+from extproc.commands.main import app
 from extproc.config import Config
-from extproc.configfile import load_config
+from extproc.config.file import load_config
 from tests.compose.files import COMPOSE, FILES, PROFILES, ROOT, mounts, services
 
 pytestmark = pytest.mark.timeout(180)

@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest_asyncio
 
-from extproc.bootstrap import BootstrapOptions, Mode, render
-from extproc.sim.pod import PodConfig, RunningPod, start_pod
+from extproc.envoyconfig import BootstrapOptions, Mode, render
+from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests.e2e.harness import EnvoyProcess, PickerProcess, eventually
 
 NUM_PODS = 3

@@ -31,7 +31,7 @@ import yaml
 from multidict import CIMultiDict
 from yarl import URL
 
-from extproc.demo.processes import bound_to_us
+from extproc.stack.processes import bound_to_us
 
 _running: set[subprocess.Popen[bytes]] = set()
 _given_ports: set[int] = set()

@@ -13,19 +13,19 @@ from dataclasses import astuple, dataclass, replace
 from random import Random
 from statistics import fmean, stdev
 
-from extproc.bootstrap import Mode
 from extproc.core.policies import Founding, LeastPending, Policy, RoundRobin
+from extproc.envoyconfig import Mode
 from extproc.loadtest.fleetfiles import pod_configs
-from extproc.sim.exchange import RequestRecord, as_fleet_result
-from extproc.sim.fleet import BASE_MODEL, Fleet
-from extproc.sim.fleetsettings import FleetSettings
-from extproc.sim.flights import FleetResult, PodTotals
-from extproc.sim.judge import Slo, measure, percentile
-from extproc.sim.pod import RunningPod, start_pod
-from extproc.sim.profiles import H100_8B
-from extproc.sim.replay import ReplaySettings, replay, tally
-from extproc.sim.workload import Workload
-from extproc.sim.workloads.synthetic import zipf
+from extproc.loadtest.replay import ReplaySettings, replay, tally
+from extproc.sim.engine.profiles import H100_8B
+from extproc.sim.fakepod.pod import RunningPod, start_pod
+from extproc.sim.fleet.fleet import BASE_MODEL, Fleet
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.workload.exchange import RequestRecord, as_fleet_result
+from extproc.workload.flights import FleetResult, PodTotals
+from extproc.workload.judge import Slo, measure, percentile
+from extproc.workload.requests import Workload
+from extproc.workload.synthetic import zipf
 from tests.e2e.conftest import picker_config, running_envoy
 from tests.e2e.harness import PickerProcess
 

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.bootstrap import Mode, RequestBody
-from extproc.sim.pod import RunningPod
+from extproc.envoyconfig import Mode, RequestBody
+from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import NUM_PODS, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat, h2_request, raw_request
 

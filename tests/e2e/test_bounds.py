@@ -15,9 +15,9 @@ import h2.exceptions
 import pytest
 import pytest_asyncio
 
-from extproc.bootstrap import Mode
-from extproc.sim.pod import RunningPod, start_pod
-from extproc.sim.profiles import INSTANT
+from extproc.envoyconfig import Mode
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import RunningPod, start_pod
 from tests.e2e.conftest import picker_config, pod_config, running_envoy
 from tests.e2e.harness import Answer, Client, EnvoyProcess, PickerProcess, chat, eventually
 

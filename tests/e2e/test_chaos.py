@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.bootstrap import Mode
+from extproc.envoyconfig import Mode
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import (
     Answer,
@@ -61,7 +61,7 @@ class PodProcess(ChildProcess):
         port = self.address.rpartition(":")[2]
         options = ["--name", "chaos", "--port", port, "--adapters", ",".join(ADAPTERS)]
         options += ["--profile", self._profile]
-        self.spawn([sys.executable, "-m", "extproc.sim.pod", *options])
+        self.spawn([sys.executable, "-m", "extproc.sim.fakepod.pod", *options])
         await eventually(self._is_up, within_s=45)
 
     async def _is_up(self) -> bool:

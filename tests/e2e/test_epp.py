@@ -20,8 +20,8 @@ import pytest_asyncio
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from extproc.sim.pod import RunningPod, start_pod
-from extproc.sim.profiles import INSTANT
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import RunningPod, start_pod
 from tests.e2e.charts import (
     DESTINATION,
     PLAIN_CHARTS,

@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.bootstrap import BootstrapOptions, Mode, RequestBody, render
-from extproc.sim.pod import RunningPod, start_pod
-from extproc.sim.profiles import INSTANT
+from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, render
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import RunningPod, start_pod
 from tests.e2e.conftest import (
     MAX_BODY_BYTES,
     NUM_PODS,

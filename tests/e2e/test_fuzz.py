@@ -10,7 +10,7 @@ import pytest
 from bench.fuzz_service import Options, run
 from bench.fuzzattack import choices
 from bench.fuzzreport import render
-from extproc.bootstrap import Mode
+from extproc.envoyconfig import Mode
 
 pytestmark = pytest.mark.e2e
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.bootstrap import Mode
+from extproc.envoyconfig import Mode
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import PickerProcess, chat, eventually, raw_request
 

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.bootstrap import Mode, RequestBody
-from extproc.sim.pod import RunningPod
+from extproc.envoyconfig import Mode, RequestBody
+from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import picker_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, eventually
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from extproc.bootstrap import Mode, RequestBody
+from extproc.envoyconfig import Mode, RequestBody
 from tests.e2e.conftest import MAX_BODY_BYTES, running_envoy
 from tests.e2e.harness import Answer, Client, PickerProcess, chat, h2_request
 

@@ -14,8 +14,8 @@ import pytest_asyncio
 import yaml
 from openai import AsyncOpenAI, NotFoundError
 
-from extproc.bootstrap import Mode
-from extproc.sim.pod import RunningPod, start_pod
+from extproc.envoyconfig import Mode
+from extproc.sim.fakepod.pod import RunningPod, start_pod
 from tests.e2e.conftest import picker_config, pod_config, running_envoy
 from tests.e2e.harness import (
     Answer,

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from extproc.bootstrap import Mode
+from extproc.envoyconfig import Mode
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Answer, free_port, raw_request
 

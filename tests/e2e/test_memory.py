@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from extproc.bootstrap import Mode, RequestBody
-from extproc.sim.pod import RunningPod
+from extproc.envoyconfig import Mode, RequestBody
+from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import picker_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat, eventually
 

@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.bootstrap import Mode, TlsFiles
-from extproc.sim.pod import RunningPod, start_pod
-from extproc.sim.profiles import INSTANT
+from extproc.envoyconfig import Mode, TlsFiles
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import RunningPod, start_pod
 from tests.e2e.conftest import NUM_PODS, knows_pods, picker_config, pod_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat, eventually
 from tests.shell.pki import Pki

@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.bootstrap import Mode
 from extproc.core.outliers import NUM_TRIALS
-from extproc.sim.pod import PodConfig, RunningPod, build_app, start_pod
-from extproc.sim.profiles import INSTANT
+from extproc.envoyconfig import Mode
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import PodConfig, RunningPod, build_app, start_pod
 from tests.e2e.conftest import picker_config, pod_config, running_envoy
 from tests.e2e.harness import Answer, Client, PickerProcess, eventually
 

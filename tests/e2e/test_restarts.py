@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.bootstrap import BootstrapOptions, Mode, render
-from extproc.sim.pod import RunningPod
+from extproc.envoyconfig import BootstrapOptions, Mode, render
+from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import MAX_BODY_BYTES, picker_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, eventually
 from tests.e2e.test_faults import Load, is_served, is_unready, outcome

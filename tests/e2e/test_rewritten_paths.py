@@ -6,9 +6,9 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.bootstrap import BootstrapOptions, Mode, render
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
-from extproc.sim.pod import RunningPod
+from extproc.envoyconfig import BootstrapOptions, Mode, render
+from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import picker_config
 from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat
 

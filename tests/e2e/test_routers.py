@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from extproc.bootstrap import Mode, TlsFiles
-from extproc.sim.pod import start_pod
-from extproc.sim.profiles import INSTANT
+from extproc.envoyconfig import Mode, TlsFiles
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import start_pod
 from tests.e2e.conftest import NUM_PODS, picker_config, pod_config, running_envoy
 from tests.e2e.harness import (
     Answer,

@@ -15,10 +15,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.bootstrap import Mode, RequestBody
+from extproc.envoyconfig import Mode, RequestBody
 from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
 from extproc.shell.rpc import Call, Metadata, Method, Session
-from extproc.sim.pod import RunningPod
+from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Answer, Client, EnvoyProcess, PickerProcess, chat, raw_request
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from extproc.bootstrap import Mode
-from extproc.sim.pod import start_pod
-from extproc.sim.profiles import INSTANT
+from extproc.envoyconfig import Mode
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import start_pod
 from tests.e2e.conftest import picker_config, pod_config, running_envoy
 from tests.e2e.harness import PickerProcess, chat, eventually
 

@@ -13,8 +13,8 @@ import pytest_asyncio
 import yaml
 from aiohttp import web
 
-from extproc.bootstrap import BootstrapOptions, Mode, render
-from extproc.sim.pod import RunningPod
+from extproc.envoyconfig import BootstrapOptions, Mode, render
+from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import picker_config
 from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat, eventually, free_port
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from extproc.sim.fleetsettings import FleetSettings
+from extproc.sim.fleet.settings import FleetSettings
 from tests.e2e.realfleet import (
     PROFILE,
     RULES,

@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from extproc.app.kubernetes import Kubernetes
 from extproc.core.types import Endpoint
-from extproc.kubewiring import Kubernetes
 from extproc.shell.discovery.kubewatch import WatchTimes
 from tests.e2e.harness import eventually
 

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.sim.pod import PodConfig, RunningPod, start_pod
+from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests.e2e.harness import Client, eventually
 from tests.kubernetes.apiserver import PROGRAMS, ApiServer, find_crds, missing_programs
 from tests.kubernetes.cluster import Cluster

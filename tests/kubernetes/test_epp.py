@@ -13,7 +13,7 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from extproc.sim.pod import RunningPod, start_pod
+from extproc.sim.fakepod.pod import RunningPod, start_pod
 from tests import clients
 from tests.e2e.charts import Chart, EppProcess, gateway_config
 from tests.e2e.conftest import pod_config

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from extproc.bootstrap import BootstrapOptions, render
+from extproc.envoyconfig import BootstrapOptions, render
 from tests.e2e.harness import PickerProcess, eventually, free_port
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.manifests import (

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.sim.pod import PodConfig, RunningPod, start_pod
+from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests.e2e.harness import (
     Client,
     EnvoyProcess,

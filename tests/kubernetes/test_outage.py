@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from extproc.sim.pod import PodConfig, RunningPod, start_pod
+from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests import clients
 from tests.e2e.harness import PickerProcess, eventually, free_port
 from tests.kubernetes.apiserver import ApiServer

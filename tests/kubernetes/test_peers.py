@@ -9,9 +9,9 @@ import asyncio
 import random
 import time
 
+from extproc.app.observers import Observers
+from extproc.app.peering import Peering
 from extproc.config import Config
-from extproc.observers import Observers
-from extproc.peering import Peering
 from tests.e2e.harness import eventually
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster

@@ -17,7 +17,7 @@ import pytest_asyncio
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from extproc.sim.pod import start_pod
+from extproc.sim.fakepod.pod import start_pod
 from tests.e2e.charts import EppProcess
 from tests.e2e.conftest import pod_config
 from tests.e2e.harness import eventually, free_port

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from extproc.loadtest.blocks import Block
 from extproc.loadtest.results import real_run
 from extproc.loadtest.runs import BlockRun
-from extproc.sim.exchange import RequestRecord
-from extproc.sim.fleetsettings import FleetSettings
-from extproc.sim.flights import PodTotals
-from extproc.sim.judge import Slo
-from extproc.sim.workload import Arrival, Workload
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.workload.exchange import RequestRecord
+from extproc.workload.flights import PodTotals
+from extproc.workload.judge import Slo
+from extproc.workload.requests import Arrival, Workload
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.05, target=0.9)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 
 from extproc.loadtest.results import LoadResult, RunResult, real_run
-from extproc.sim.exchange import RequestRecord
-from extproc.sim.flights import PodTotals
-from extproc.sim.judge import Slo
-from extproc.sim.suites import Suite, parse_suite
+from extproc.sim.trials.suites import Suite, parse_suite
+from extproc.workload.exchange import RequestRecord
+from extproc.workload.flights import PodTotals
+from extproc.workload.judge import Slo
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.05)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from extproc.sim.exchange import RequestRecord, load_records
+from extproc.workload.exchange import RequestRecord, load_records
 from tests.e2e.harness import ChildProcess, eventually, free_port
 
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"

@@ -26,9 +26,9 @@ from extproc.loadtest.compare import (
 from extproc.loadtest.runs import BlockRun, attainment_at_most
 from extproc.loadtest.screen import line_of, print_comparison, ratio_words, remarks
 from extproc.loadtest.targets import Target, TargetSpec
-from extproc.sim.exchange import RequestRecord
-from extproc.sim.intervals import Interval
-from extproc.sim.pod import PodConfig, start_pod
+from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.workload.exchange import RequestRecord
+from extproc.workload.intervals import Interval
 from tests.loadtest.builders import SLO, block, record, run
 
 TTFT = FIGURES["ttft_mean_s"]

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from extproc.loadtest import guardcommand
-from extproc.loadtest.cli import loadtest_app
+from extproc.commands import guard as guardcommand
+from extproc.commands.guard import EXPECTATION
+from extproc.commands.loadtest import loadtest_app
+from extproc.commands.twins import virtual_run
 from extproc.loadtest.compare import Round
 from extproc.loadtest.guard import (
     FIGURE_NAMES,
@@ -31,10 +33,8 @@ from extproc.loadtest.guard import (
     save_expectation,
     verdict_of,
 )
-from extproc.loadtest.guardcommand import EXPECTATION
 from extproc.loadtest.loads import plan_suite, read_suite
 from extproc.loadtest.runs import BlockRun
-from extproc.loadtest.twins import virtual_run
 from tests.loadtest.builders import block, run
 
 PAIR = ("founding", "least_pending")

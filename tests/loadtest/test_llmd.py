@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from llmd_benchmark_report import load_benchmark_report
 
+from extproc.commands.twins import virtual_run
 from extproc.loadtest.llmd import VERSION, as_benchmark_report, save_benchmark_reports
 from extproc.loadtest.results import single_run
-from extproc.loadtest.twins import virtual_run
 from tests.loadtest.loads import SLO, records, result, run, suite
 
 

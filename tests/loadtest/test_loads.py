@@ -18,7 +18,7 @@ from extproc.loadtest.loads import (
     scenarios_of,
     workload_load,
 )
-from extproc.sim.workload import Workload
+from extproc.workload.requests import Workload
 
 TWO_SCENARIOS = """
 name: two

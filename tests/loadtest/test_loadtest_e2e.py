@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from extproc.commands.loadtest import loadtest_app
 from extproc.loadtest.blocks import Block, sliced
-from extproc.loadtest.cli import loadtest_app
 from extproc.loadtest.compare import Round, Watch, run_rounds
 from extproc.loadtest.guard import Expectation, Line, save_expectation
 from extproc.loadtest.loads import SuiteLoad
 from extproc.loadtest.results import load
 from extproc.loadtest.runs import run_block
 from extproc.loadtest.targets import TargetError, parse_targets, running_targets
-from extproc.sim.pod import PodConfig, start_pod
-from extproc.sim.suites import parse_suite
+from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.sim.trials.suites import parse_suite
 from tests.commands import Command, commands
 
 FLEET = ["num_pods=2", "max_loras=2", "drain_s=30", "scrape_interval_s=0.2"]
@@ -125,7 +125,7 @@ async def test_a_run_that_is_given_up_leaves_its_fleet_idle() -> None:
 
 @pytest.mark.e2e
 async def test_a_target_without_a_program_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("extproc.demo.stack.find_envoy", lambda: "/nosuch/envoy")
+    monkeypatch.setattr("extproc.stack.services.find_envoy", lambda: "/nosuch/envoy")
     block = small_block()
 
     with pytest.raises(TargetError, match="round_robin: /nosuch/envoy: .*No such file"):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from extproc.loadtest import results
-from extproc.sim.exchange import RequestRecord, load_records
-from extproc.sim.pod import PodConfig, RunningPod, start_pod
-from extproc.sim.profiles import H100_8B, INSTANT
+from extproc.sim.engine.profiles import H100_8B, INSTANT
+from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.workload.exchange import RequestRecord, load_records
 from tests.e2e.harness import eventually, free_port
 from tests.loadtest.locusts import PATIENCE_S, headless, locust, run, totals, with_workers
 

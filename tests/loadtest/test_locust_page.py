@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.sim.pod import PodConfig, RunningPod, start_pod
-from extproc.sim.profiles import INSTANT
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests.browser import Browser, Page, Scheme, running_browser
 from tests.e2e.harness import eventually, free_port
 from tests.loadtest.locusts import PATIENCE_S, Ui, locust, with_workers

@@ -12,14 +12,14 @@ import gevent
 from aiohttp import web
 from gevent.pool import Group
 
-from extproc.loadtest.closedloop import ClosedLoop
-from extproc.loadtest.geventhttp import Server
-from extproc.loadtest.openloop import OpenLoop
-from extproc.loadtest.sending import STOPPED, Sender
-from extproc.sim.exchange import RequestForm, RequestRecord
-from extproc.sim.pod import PodConfig
-from extproc.sim.profiles import INSTANT
-from extproc.sim.workload import Arrival
+from extproc.loadtest.locust.closedloop import ClosedLoop
+from extproc.loadtest.locust.http import Server
+from extproc.loadtest.locust.openloop import OpenLoop
+from extproc.loadtest.locust.sending import STOPPED, Sender
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import PodConfig
+from extproc.workload.exchange import RequestForm, RequestRecord
+from extproc.workload.requests import Arrival
 from tests.loadtest.threads import handled, pod, served
 
 PATIENCE_S = 30.0

@@ -20,9 +20,9 @@ from extproc.loadtest.measures import (
     fleet_result_of,
     summarize_records,
 )
-from extproc.loadtest.summarywords import print_summary
-from extproc.sim.exchange import RequestRecord, as_fleet_result
-from extproc.sim.judge import Slo, measure, percentile, satisfaction
+from extproc.loadtest.report.words import print_summary
+from extproc.workload.exchange import RequestRecord, as_fleet_result
+from extproc.workload.judge import Slo, measure, percentile, satisfaction
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.05)
 TIMES_S = st.floats(0.0, 30.0)

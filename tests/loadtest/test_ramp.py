@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.commands.ramp import conclusion, step_words
 from extproc.loadtest.blocks import Block
 from extproc.loadtest.loads import Load, Overrides, find_load, workload_load
 from extproc.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, next_rate, run_ramp
-from extproc.loadtest.rampcommand import conclusion, step_words
 from extproc.loadtest.runs import BlockRun
 from extproc.loadtest.targets import TargetError, TargetSpec
-from extproc.sim.pod import PodConfig, start_pod
-from extproc.sim.profiles import INSTANT
-from extproc.sim.search import CapacitySearch
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.sim.trials.search import CapacitySearch
 from tests.loadtest.builders import run
 
 

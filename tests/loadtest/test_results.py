@@ -19,7 +19,7 @@ from extproc.loadtest.results import (
     single_run,
     trimmed,
 )
-from extproc.sim.flights import PodTotals
+from extproc.workload.flights import PodTotals
 from tests.loadtest.loads import SLO, records, result, run, suite
 
 

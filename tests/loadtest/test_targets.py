@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import yaml
 
-from extproc.bootstrap import BootstrapOptions
-from extproc.configfile import parse_config
+from extproc.config.file import parse_config
+from extproc.envoyconfig import BootstrapOptions
 from extproc.loadtest.fleetfiles import (
     balancer_bootstrap,
     gateway_bootstrap,
@@ -26,9 +26,9 @@ from extproc.loadtest.targets import (
     parse_targets,
 )
 from extproc.plugins import load_policy
-from extproc.sim.fleetsettings import FleetSettings
+from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.opponents import OPPONENTS, opponent
-from extproc.sim.pod import PodConfig, start_pod
 
 SETTINGS = FleetSettings(
     num_pods=3,

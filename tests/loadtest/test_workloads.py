@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from extproc.loadtest.workloads import NAMES, WorkloadError, make, names, renamed
-from extproc.sim.suites import find_suite, make_trial_parts, parse_suite
-from extproc.sim.workload import Arrival, Workload
-from extproc.sim.workloads.slora import SETTINGS
+from extproc.sim.trials.suites import find_suite, make_trial_parts, parse_suite
+from extproc.workload.requests import Arrival, Workload
+from extproc.workload.slora import SETTINGS
 
 
 def small(name: str, **changes: int | float | None) -> Workload:

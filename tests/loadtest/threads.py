@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from extproc.sim.pod import PodConfig, build_app
+from extproc.sim.fakepod.pod import PodConfig, build_app
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from extproc.core.policies import LeastPending, Policy
-from extproc.sim.events import FleetEvent
-from extproc.sim.fleet import Fleet
-from extproc.sim.fleetsettings import FleetSettings
-from extproc.sim.flights import FleetResult
-from extproc.sim.workload import Arrival, Workload
+from extproc.sim.fleet.events import FleetEvent
+from extproc.sim.fleet.fleet import Fleet
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.workload.flights import FleetResult
+from extproc.workload.requests import Arrival, Workload
 
 
 def arrival(at_s: float, adapter: str | None = "a", **fields: Any) -> Arrival:

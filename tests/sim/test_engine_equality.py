@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.sim.engine import Engine
-from extproc.sim.profiles import A100_8B, EngineProfile
-from extproc.sim.records import EngineRequest, EngineStats, Step, Timeline
+from extproc.sim.engine.engine import Engine
+from extproc.sim.engine.profiles import A100_8B, EngineProfile
+from extproc.sim.engine.records import EngineRequest, EngineStats, Step, Timeline
 from tests.sim.plain_engine import PlainEngine
 
 SMALL = replace(

@@ -16,12 +16,12 @@ import pytest
 from extproc.core.policies import LeastPending, Policy
 from extproc.core.policies.ranking import least
 from extproc.core.types import Choice, RequestInfo, Snapshot
-from extproc.sim.fleet import Fleet
-from extproc.sim.fleetsettings import FleetSettings
-from extproc.sim.judge import Slo, measure
-from extproc.sim.profiles import H100_8B
-from extproc.sim.workload import Arrival, Workload
-from extproc.sim.workloads.synthetic import uniform
+from extproc.sim.engine.profiles import H100_8B
+from extproc.sim.fleet.fleet import Fleet
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.workload.judge import Slo, measure
+from extproc.workload.requests import Arrival, Workload
+from extproc.workload.synthetic import uniform
 from tests.sim.lab import run
 
 Key = TypeVar("Key", int, float)

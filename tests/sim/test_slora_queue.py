@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import pytest
 
 from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
-from extproc.sim.fleet import Fleet
-from extproc.sim.fleetsettings import FleetSettings
-from extproc.sim.flights import Fate, FleetResult
-from extproc.sim.judge import Slo, measure
+from extproc.sim.fleet.fleet import Fleet
+from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.opponents.slora import Order, SloraQueue
-from extproc.sim.suites import find_suite, make_trial_parts, parse_suite
+from extproc.sim.trials.suites import find_suite, make_trial_parts, parse_suite
+from extproc.workload.flights import Fate, FleetResult
+from extproc.workload.judge import Slo, measure
 from tests.builders import endpoint_view, snapshot
 from tests.sim.lab import arrival, workload
 

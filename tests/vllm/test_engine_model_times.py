@@ -20,12 +20,12 @@ from time import monotonic
 import aiohttp
 import pytest
 
-from extproc.calibration import CalibrationSettings, calibrate
-from extproc.sim.engine import Engine
-from extproc.sim.live import LiveServer
-from extproc.sim.profiles import INSTANT, EngineProfile
-from extproc.sim.records import EngineStats, Timeline
-from extproc.sim.workload import Arrival
+from extproc.commands.calibrate import CalibrationSettings, calibrate
+from extproc.sim.calibration.live import LiveServer
+from extproc.sim.engine.engine import Engine
+from extproc.sim.engine.profiles import INSTANT, EngineProfile
+from extproc.sim.engine.records import EngineStats, Timeline
+from extproc.workload.requests import Arrival
 from tests.vllm.enginetrace import (
     TRACE,
     Event,

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from extproc.loadtest.measures import LoadSummary, summarize_records
-from extproc.loadtest.report import render
+from extproc.loadtest.replay import ReplaySettings, replay
+from extproc.loadtest.report.page import render
 from extproc.loadtest.results import load, single_run
-from extproc.sim.exchange import RequestForm, RequestRecord, load_records
-from extproc.sim.judge import Slo
-from extproc.sim.replay import ReplaySettings, replay
-from extproc.sim.workload import Workload
-from extproc.sim.workloads.synthetic import zipf
+from extproc.workload.exchange import RequestForm, RequestRecord, load_records
+from extproc.workload.judge import Slo
+from extproc.workload.requests import Workload
+from extproc.workload.synthetic import zipf
 from tests.vllm.server import ADAPTERS, BASE_MODEL, ROOT, VllmServer
 
 NUM_ADAPTERS = 4

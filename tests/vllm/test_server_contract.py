@@ -9,7 +9,7 @@ import aiohttp
 
 from extproc.core.engines import PROFILES
 from extproc.core.exposition import parse_report
-from extproc.sim.pod import PodConfig, start_pod
+from extproc.sim.fakepod.pod import PodConfig, start_pod
 from tests.vllm.server import ADAPTERS, BASE_MODEL, MAX_LORAS, VllmClient
 
 PROFILE = PROFILES["vllm"]

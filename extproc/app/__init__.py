@@ -1,0 +1,1 @@
+"""Composition: the only room of the service with a clock and randomness."""

@@ -1,0 +1,107 @@
+"""What the parts know of themselves, as metrics. Part of `app`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from extproc.app.observers import Observers
+from extproc.core.budget import Budget
+from extproc.core.pool import Pool
+from extproc.core.wire.limits import Counters
+from extproc.shell.completions import CompletionService
+from extproc.shell.decisions import DecisionsService
+from extproc.shell.eds import EdsService
+from extproc.shell.httpserver import HttpLimit
+from extproc.shell.server import ExternalProcessor
+from extproc.shell.telemetry import Telemetry
+
+
+def add_gauges(
+    telemetry: Telemetry,
+    *,
+    processor: ExternalProcessor,
+    pool: Pool,
+    completions: CompletionService,
+    eds: EdsService,
+    wire: Counters,
+    decisions: DecisionsService,
+    observers: Observers,
+    http_dropped: Counter[HttpLimit],
+    budget: Budget,
+    clock: Callable[[], float],
+    num_config_failures: Callable[[], int],
+    num_left_out: Callable[[], int],
+    is_ready: Callable[[], bool],
+) -> None:
+    """Have the parts' own counts read at each scrape of the metrics."""
+    add = telemetry.add_gauge
+    add("ready", "Takes requests: synced, and not draining", is_ready)
+    add("streams_active", "Open ext_proc streams", lambda: processor.num_open)
+    add("picks_in_flight", "Picks that have not ended", lambda: pool.num_in_flight)
+    telemetry.add_gauges(
+        "endpoint_oldest_in_flight_seconds",
+        "Age of the oldest pick that has not ended",
+        "endpoint",
+        lambda: pool.oldest_in_flight_s(now=clock()),
+    )
+    telemetry.add_counters(
+        "ejections",
+        "Endpoints ejected for failing where others do not",
+        "reason",
+        lambda: {str(cause): count for cause, count in pool.outliers.num_ejections.items()},
+    )
+    add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
+    add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)
+    add(
+        "config_failures",
+        "Changes of the configuration file that were not taken over",
+        num_config_failures,
+    )
+    add("endpoints_left_out", "Endpoints beyond the most that are used", num_left_out)
+    add("wire_connections", "Open connections of the wire", lambda: wire.connections_open)
+    add("body_bytes", "Bytes of bodies and unsent answers in memory", lambda: budget.used_bytes)
+    add("body_bytes_limit", "Most bytes of them in memory", lambda: budget.max_bytes)
+    add("uploads_given_up", "Uploads given up for want of memory", lambda: budget.num_given_up)
+    telemetry.add_counters(
+        "observer_errors",
+        "Failures of what looks on; no request is touched",
+        "observer",
+        lambda: observers.num_errors,
+    )
+    telemetry.add_counters(
+        "streams_broken",
+        "Calls that ended with an error of the protocol or of ours, or in silence",
+        "cause",
+        lambda: processor.num_broken,
+    )
+    add(
+        "decisions_dropped",
+        "Decisions that watchers were too slow for",
+        lambda: decisions.num_dropped,
+    )
+    telemetry.add_counters(
+        "wire_streams", "Streams of the wire by how they ended", "end", lambda: _ends(wire)
+    )
+    telemetry.add_counters(
+        "wire_abuse",
+        "Limits of the wire that peers ran into",
+        "limit",
+        lambda: {str(limit): count for limit, count in wire.abuse.items()},
+    )
+    telemetry.add_counters(
+        "http_dropped",
+        "Connections of the HTTP ports that were dropped, by the limit they ran into",
+        "limit",
+        lambda: {str(limit): http_dropped[limit] for limit in HttpLimit},
+    )
+
+
+def _ends(wire: Counters) -> Mapping[str, float]:
+    return {
+        "answered": wire.streams_answered,
+        "reset_by_peer": wire.streams_reset_by_peer,
+        "reset_by_us": wire.streams_reset_by_us,
+        "lost": wire.streams_lost,
+        "refused": wire.streams_refused,
+    }

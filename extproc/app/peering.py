@@ -1,0 +1,250 @@
+"""The other replicas of this router: who they are, and what is passed on to them. Part of `app`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from extproc.app.kubernetes import Kubernetes
+from extproc.app.observers import Observers
+from extproc.config import Config
+from extproc.config.file import ConfigError
+from extproc.config.peers import PeersConfig
+from extproc.core.relay import Relay, RelaySettings, count_routers
+from extproc.core.types import Endpoint
+from extproc.shell.completions import Completion
+from extproc.shell.discovery.kubernetes import MissingLibraryError
+from extproc.shell.peers import METHOD, PeersService
+from extproc.shell.rpc import Method
+from extproc.shell.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from extproc.shell.peerdial import PeerDialler
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.5
+"""Between two looks for links that have died and entries that nobody fetches."""
+FLUSH_S = 1.0
+"""Longest wait, at the end, for peers to take what was still to be passed on."""
+FLUSH_LOOKS = 100
+"""During that wait."""
+
+
+class Peering:
+    """Nothing but an empty relay where no peers are configured.
+
+    Args:
+        config: The whole configuration.
+        router_id: Ours: the first part of our picks' ids.
+        on_entries: Called with access log entries that a peer passed on.
+        on_num_routers: Called with the number of routers, ourselves included, when it changes.
+        on_garbage: Called once per message of a peer that cannot be read.
+        clock: Monotonic seconds.
+        rng: For the rests between attempts.
+        observers: Calls the relay: no request and no access log depends on peers.
+
+    Raises:
+        ConfigError: Nothing says on which port the peers listen, or the extra `kubernetes` is
+            needed and not installed.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        router_id: str,
+        on_entries: Callable[[Sequence[bytes]], None],
+        on_num_routers: Callable[[int], None],
+        on_garbage: Callable[[], None],
+        clock: Callable[[], float],
+        rng: random.Random,
+        observers: Observers,
+    ) -> None:
+        self._config = config
+        self._observers = observers
+        self._peers = config.peers
+        self._router_id = router_id
+        self._on_num_routers = on_num_routers
+        self._clock = clock
+        self._rng = rng
+        self._relay = Relay(_relay_settings(config.peers))
+        self._service = PeersService(
+            self._relay, router_id, on_entries=on_entries, clock=clock, on_garbage=on_garbage
+        )
+        self._dialler: PeerDialler | None = None
+        self.num_routers = 1
+        is_listed = self._peers is None or self._peers.static is not None
+        if not is_listed and self._port() is None:
+            raise ConfigError("peers.port: must be given where server.address has no fixed port")
+        self._kubernetes: Kubernetes | None = None
+        if self._peers is not None and self._peers.service is not None:
+            self._kubernetes = self._connect(self._peers)
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether a peer passes an access log on to us: as good as one of our own."""
+        return self._relay.is_fed
+
+    def methods(self) -> tuple[Method, ...]:
+        """What peers call."""
+        return () if self._peers is None else self._service.methods()
+
+    def pass_on(self, completion: Completion, entry: bytes) -> None:
+        """Take a finished request that is not about a pick of ours.
+
+        One without a pick's id may be anybody's: a request whose metadata was lost is found by
+        its request id.
+        """
+        if self._peers is not None:
+            self._observers.tell("relay", self._offer, completion, entry)
+
+    def _offer(self, completion: Completion, entry: bytes) -> None:
+        router_id, _, _ = completion.pick_id.rpartition("-")
+        if router_id:
+            self._relay.offer(router_id, entry, now=self._clock())
+        elif not completion.pick_id:
+            self._relay.offer_to_all(entry, now=self._clock())
+
+    def flush(self) -> None:
+        """Send what was taken."""
+        self._observers.tell("relay", self._relay.flush, now=self._clock())
+
+    async def run(self) -> None:
+        """Follow the peers until cancelled."""
+        if self._peers is None:
+            return
+        # Imported where it is used: most routers are alone.
+        from extproc.shell.peerdial import PeerDialler
+
+        self._dialler = PeerDialler(
+            METHOD,
+            self._router_id,
+            self._service.dialled,
+            rng=self._rng,
+            tls=self.tls,
+            tls_name=self._peers.tls_name,
+            on_change=self._recount,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tick())
+            if self._kubernetes is not None:
+                tasks.create_task(self._follow_service(self._kubernetes, self._peers))
+            elif self._peers.dns is not None:
+                tasks.create_task(self._follow_dns(self._peers.dns, self._peers))
+            self._dialler.set_addresses(self._peers.static or ())
+
+    async def drain(self) -> None:
+        """Wait until peers have taken what they still get, but not for long."""
+        for _ in range(FLUSH_LOOKS):
+            if not self._relay.has_work:
+                return
+            await asyncio.sleep(FLUSH_S / FLUSH_LOOKS)
+        log.warning("peers have not taken all access log entries")
+
+    async def aclose(self) -> None:
+        """End all links that we have opened."""
+        if self._dialler is not None:
+            await self._dialler.aclose()
+
+    def add_metrics(self, telemetry: Telemetry) -> None:
+        """Have our own counts read at each scrape of the metrics."""
+        relay, service = self._relay, self._service
+        telemetry.add_gauge("routers", "Routers, this one included", lambda: self.num_routers)
+        telemetry.add_gauge(
+            "peers_connected", "Other routers with a link", lambda: len(relay.linked_routers())
+        )
+        telemetry.add_counters(
+            "peer_entries",
+            "Access log entries passed on between routers",
+            "direction",
+            lambda: {"in": service.num_received, "out": relay.num_sent},
+        )
+        telemetry.add_counters(
+            "peer_entries_dropped",
+            "Access log entries that no other router took",
+            "reason",
+            lambda: dict(relay.num_dropped),
+        )
+
+    def _connect(self, peers: PeersConfig) -> Kubernetes:
+        try:
+            return Kubernetes(peers.kubeconfig, clock=self._clock, rng=self._rng)
+        except MissingLibraryError as error:
+            raise ConfigError(str(error)) from error
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._observers.tell("relay", self._service.tick)
+
+    async def _follow_service(self, kubernetes: Kubernetes, peers: PeersConfig) -> None:
+        try:
+            await kubernetes.follow_service(
+                peers.service or "",
+                self._on_endpoints,
+                port=self._port(),
+                namespace=peers.namespace or "",
+            )
+        finally:
+            await kubernetes.aclose()
+
+    async def _follow_dns(self, name: str, peers: PeersConfig) -> None:
+        from extproc.shell.discovery.dns import DnsDiscovery
+
+        await DnsDiscovery(
+            name,
+            port=self._port(),
+            on_endpoints=self._on_endpoints,
+            on_failure=lambda trouble: log.error("peers: %s", trouble),
+            clock=self._clock,
+            interval_s=peers.interval_s,
+            nameservers=peers.nameservers,
+        ).run()
+
+    def _port(self) -> int | None:
+        """Of the replicas' gRPC services; None if nothing says it."""
+        assert self._peers is not None
+        port = self._config.server.address.rpartition(":")[2]
+        return self._peers.port or (int(port) if port.isdecimal() else 0) or None
+
+    def _on_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        assert self._dialler is not None
+        self._dialler.set_addresses(each.address for each in endpoints if each.is_ready)
+
+    def _recount(self) -> None:
+        assert self._dialler is not None
+        num_routers = count_routers(self._router_id, self._dialler.routers)
+        if num_routers != self.num_routers:
+            self.num_routers = num_routers
+            log.info("routers: %d", num_routers)
+            self._on_num_routers(num_routers)
+
+    def tls(self) -> ssl.SSLContext | None:
+        """For the links that we open, from the files as they are now; None without `server.tls`.
+
+        Raises:
+            OSError: A file cannot be read, or is not what it should be (`ssl.SSLError`).
+        """
+        from extproc.shell.peerdial import tls_context
+
+        peers, files = self._peers, self._config.server.tls
+        if peers is None or files is None:
+            return None
+        return tls_context(
+            ca_file=peers.ca_file or files.client_ca_file or files.cert_file,
+            cert_file=files.cert_file,
+            key_file=files.key_file,
+            verify=peers.tls_verify,
+            checks_name=peers.tls_name is not None,
+        )
+
+
+def _relay_settings(peers: PeersConfig | None) -> RelaySettings:
+    if peers is None:
+        return RelaySettings()
+    return RelaySettings(max_queued_bytes=peers.max_queued_bytes, hold_s=peers.hold_s)

@@ -1,0 +1,254 @@
+"""The command `extproc lab calibrate`: a profile of the engine model from a running vLLM server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Annotated, NoReturn
+
+import aiohttp
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from extproc.sim.calibration.calibrate import Sample
+from extproc.sim.calibration.fitting import Fit, errors_of, fit
+from extproc.sim.calibration.live import CalibrationError, LiveServer, LoadTimes
+from extproc.sim.calibration.phases import Phase, phases
+from extproc.sim.engine.profiles import PROFILES, EngineProfile
+
+_WARM_UP_TOKENS = 8
+_COSTS = (
+    "step_s",
+    "step_per_decode_s",
+    "step_per_kv_token_s",
+    "step_per_prefill_token_s",
+    "lora_ratio",
+    "lora_per_adapter_ratio",
+    "disk_load_s",
+    "disk_load_per_rank_s",
+    "gpu_load_s",
+    "gpu_load_per_rank_s",
+)
+"""Fields of a profile that are measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSettings:
+    """How long and how hard a server is measured.
+
+    Attributes:
+        max_requests: The largest batch.
+        window_s: Length of one sample, seconds.
+        num_windows: Samples of each phase.
+        max_cpu_loras: Places in the server's CPU cache, which it does not tell; None for as many
+            as slots, vLLM's default.
+        api_key: Sent with every request; None for none.
+        seed: For prompts and lengths.
+    """
+
+    max_requests: int = 32
+    window_s: float = 2.0
+    num_windows: int = 3
+    max_cpu_loras: int | None = None
+    api_key: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured.
+
+    Attributes:
+        profile: The costs, over the profile that was given.
+        fit: How well they tell the samples.
+        samples: From which they are, with the phase that each was taken in.
+        loads: Adapter loads.
+        around_s: What a first token takes beside its step: HTTP, tokenizer, processes.
+        max_loras: Adapter slots; None without any.
+    """
+
+    profile: EngineProfile
+    fit: Fit
+    samples: tuple[tuple[Phase, Sample], ...]
+    loads: LoadTimes | None
+    around_s: float
+    max_loras: int | None
+
+
+async def calibrate(
+    url: str,
+    *,
+    adapters: Sequence[str],
+    profile: EngineProfile,
+    settings: CalibrationSettings,
+    on_phase: Callable[[Phase, int, int], None] = lambda phase, number, count: None,
+    clock: Callable[[], float] = perf_counter,
+) -> Calibration:
+    """Measure the server at `url`, which nobody else may use meanwhile.
+
+    Args:
+        url: Base URL.
+        adapters: To ask for; none leaves out what adapters cost.
+        profile: For everything that cannot be measured.
+        settings: How.
+        on_phase: Called before each phase with its number and how many there are.
+        clock: Seconds; the engine's own where it does not get a machine for itself.
+
+    Raises:
+        CalibrationError: The server cannot be measured.
+        ValueError: The samples do not tell the costs.
+        aiohttp.ClientError: It does not answer.
+    """
+    headers = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None),
+        headers=headers,
+    ) as session:
+        rng = Random(settings.seed)
+        server = LiveServer(session, url.rstrip("/"), clock=clock, rng=rng)
+        await server.connect()
+        missing = [adapter for adapter in adapters if adapter not in server.adapters]
+        if missing:
+            raise CalibrationError(f"not listed by the server: {', '.join(missing)}")
+        for model in (*adapters, server.base_model):
+            await server.complete(model, _WARM_UP_TOKENS, _WARM_UP_TOKENS)
+        await server.read()
+        return await _measure(server, adapters, profile, settings, on_phase)
+
+
+async def _measure(
+    server: LiveServer,
+    adapters: Sequence[str],
+    profile: EngineProfile,
+    settings: CalibrationSettings,
+    on_phase: Callable[[Phase, int, int], None],
+) -> Calibration:
+    plan = phases(
+        adapters,
+        max_loras=server.max_loras,
+        max_model_len=server.max_model_len,
+        max_requests=settings.max_requests,
+    )
+    # What disturbs the machine for a while should not fall on loads of one kind.
+    Random(settings.seed).shuffle(plan)
+    samples: list[tuple[Phase, Sample]] = []
+    for number, phase in enumerate(plan):
+        on_phase(phase, number, len(plan))
+        taken = await server.measure(
+            phase, window_s=settings.window_s, num_windows=settings.num_windows
+        )
+        samples += [(phase, sample) for sample in taken]
+    found = fit(sample for _, sample in samples)
+    fitted = found.applied(profile, where=server.base_model)
+    loads = await server.measure_loads(adapters, settings.max_cpu_loras) if adapters else None
+    if loads is not None:
+        fitted = _with_loads(fitted, loads)
+        hot_s = loads.hot_s
+    else:
+        hot_s = await server.first_token_s()
+    step_s = fitted.forward_s(
+        num_decoding=0,
+        kv_tokens=_WARM_UP_TOKENS,
+        prefill_tokens=_WARM_UP_TOKENS,
+        num_adapters=1 if adapters else 0,
+    )
+    around_s = max(0.0, hot_s - step_s)
+    return Calibration(fitted, found, tuple(samples), loads, around_s, server.max_loras)
+
+
+def _with_loads(profile: EngineProfile, loads: LoadTimes) -> EngineProfile:
+    """Loads as measured, at whatever rank the adapters have."""
+    if loads.disk_load_s is not None:
+        profile = replace(profile, disk_load_s=loads.disk_load_s, disk_load_per_rank_s=0.0)
+    if loads.disk_load_s is not None or loads.gpu_load_s is not None:
+        # Where only the sum could be told it is in the other part.
+        profile = replace(profile, gpu_load_s=loads.gpu_load_s or 0.0, gpu_load_per_rank_s=0.0)
+    return profile
+
+
+def as_yaml(calibration: Calibration, *, url: str) -> str:
+    """A `profile:` for a scenario of a suite, with where it is from in a comment."""
+    costs = {name: float(f"{getattr(calibration.profile, name):.6g}") for name in _COSTS}
+    head = (
+        f"# extproc lab calibrate {url}\n"
+        f"# {calibration.profile.provenance}\n"
+        f"# A first token takes {calibration.around_s * 1000:.1f} ms beside its step.\n"
+    )
+    return head + yaml.safe_dump({"profile": costs}, sort_keys=False)
+
+
+def show(calibration: Calibration, console: Console) -> None:
+    """Print costs, and how far they are from each phase's samples."""
+    table = Table(title="steps, ms", box=None, padding=(0, 1))
+    for head in ("requests", "adapters", "prompt", "answer", "measured", "fitted", "error"):
+        table.add_column(head, justify="right")
+    for phase, sample in calibration.samples:
+        (error,) = errors_of(calibration.profile, [sample])
+        table.add_row(
+            str(phase.num_requests),
+            str(len(phase.adapters)),
+            str(phase.prompt_tokens),
+            str(phase.output_tokens),
+            f"{sample.step_s * 1000:.2f}",
+            f"{sample.step_s * (1 + error) * 1000:.2f}",
+            f"{error:+.1%}",
+        )
+    console.print(table)
+    for name in _COSTS:
+        console.print(f"{name}: {getattr(calibration.profile, name):.6g}", markup=False)
+    console.print(calibration.profile.provenance, markup=False)
+
+
+def calibrate_command(
+    url: Annotated[str, typer.Argument(help="A vLLM server that nobody else uses meanwhile.")],
+    adapters: Annotated[str, typer.Option(help="Adapters to ask for, with commas between.")] = "",
+    out: Annotated[Path | None, typer.Option(help="YAML file for the profile.")] = None,
+    profile: Annotated[
+        str, typer.Option(help="Where what cannot be measured is taken from.")
+    ] = "h100-8b",
+    max_requests: Annotated[int, typer.Option(min=2, help="The largest batch.")] = 32,
+    window_s: Annotated[float, typer.Option(min=0.2, help="Seconds of one sample.")] = 2.0,
+    windows: Annotated[int, typer.Option(min=1, help="Samples of each load.")] = 3,
+    max_cpu_loras: Annotated[
+        int | None, typer.Option(help="The server's --max-cpu-loras, which it does not tell.")
+    ] = None,
+    api_key: Annotated[str, typer.Option(envvar="VLLM_API_KEY", help="Where it wants one.")] = "",
+) -> None:
+    """Measure a running vLLM server and fit the engine model's costs to it."""
+    console = Console()
+    names = [name for name in adapters.split(",") if name]
+    settings = CalibrationSettings(max_requests, window_s, windows, max_cpu_loras, api_key or None)
+
+    def tell(phase: Phase, number: int, count: int) -> None:
+        console.print(
+            f"{number + 1} of {count}: {phase.num_requests} requests, {len(phase.adapters)} "
+            f"adapters, {phase.prompt_tokens} + {phase.output_tokens} tokens",
+            markup=False,
+        )
+
+    try:
+        result = asyncio.run(
+            calibrate(
+                url, adapters=names, profile=PROFILES[profile], settings=settings, on_phase=tell
+            )
+        )
+        show(result, console)
+        if out is not None:
+            out.write_text(as_yaml(result, url=url), encoding="utf-8")
+            console.print(f"{out}: for `profile:` of a scenario", markup=False)
+    except KeyError:
+        _fail(f"no profile is called {profile}: there are {', '.join(PROFILES)}")
+    except (CalibrationError, ValueError, OSError, aiohttp.ClientError, TimeoutError) as error:
+        _fail(str(error) or type(error).__name__)
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True).print(f"extproc: {message}", style="red", markup=False)
+    raise typer.Exit(1)

@@ -1,0 +1,144 @@
+"""The demo's course: two runs over the same requests, then what they show."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from rich.console import Console, Group
+from rich.live import Live
+
+from extproc.commands.demo import screen
+from extproc.commands.demo.traffic import Arrival, Results, make_schedule, send_all
+from extproc.stack.processes import DemoError, SignalledError, until_signalled
+from extproc.stack.services import ADAPTERS, NUM_PODS, Stack, start_stack
+
+SEED = 7
+POLICIES = ("round_robin", "founding")
+SCREEN_INTERVAL_S = 0.5
+PIPE_INTERVAL_S = 5.0
+_MAX_DECISIONS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One rule's run.
+
+    Attributes:
+        policy: The rule.
+        results: What the clients saw.
+        pods: What each pod says of its engine, by name.
+        decisions: The last decisions, newest first, as the admin port tells them.
+    """
+
+    policy: str
+    results: Results
+    pods: dict[str, dict[str, Any]]
+    decisions: list[dict[str, Any]]
+
+
+def run(*, keep: bool, seconds: float, rate: float, slots: int) -> int:
+    """Run the demo; the exit status of the command."""
+    console = Console(highlight=False)
+    schedule = make_schedule(seconds, rate, SEED)
+    if not schedule:
+        console.print("[red]no request falls into this time: more --seconds or --rate[/red]")
+        return 2
+    console.print(screen.introduction(slots, rate, seconds))
+    try:
+        return asyncio.run(until_signalled(_Demo(console, schedule, slots).run(keep=keep)))
+    except SignalledError as error:
+        return 128 + error.number
+    except DemoError as error:
+        console.print(f"[red]{error}[/red]")
+        return 1
+
+
+class _Demo:
+    """The demo, once."""
+
+    def __init__(self, console: Console, schedule: list[Arrival], slots: int) -> None:
+        self._console = console
+        self._schedule = schedule
+        self._slots = slots
+
+    async def run(self, *, keep: bool) -> int:
+        runs: list[Run] = []
+        for policy in POLICIES:
+            self._console.print(f"\n[bold]{policy}[/bold] on {NUM_PODS} fresh pods")
+            stack = await start_stack(policy, self._slots)
+            try:
+                runs.append(await self._run_policy(stack, policy))
+                if policy == POLICIES[-1]:
+                    self._conclude(runs)
+                    if keep:
+                        await self._stay(stack)
+            finally:
+                await stack.close()
+        return 1 if any(run.results.errors for run in runs) else 0
+
+    async def _run_policy(self, stack: Stack, policy: str) -> Run:
+        results = Results()
+        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
+            traffic = tasks.create_task(send_all(stack.gateway, self._schedule, results))
+            await self._show(session, stack, traffic, results)
+            pods = {
+                name: await _get(session, f"http://{address}/debug/engine")
+                for name, address in stack.pods.items()
+            }
+            decisions = await _decisions(session, stack)
+        return Run(policy, results, pods, decisions)
+
+    async def _show(
+        self,
+        session: aiohttp.ClientSession,
+        stack: Stack,
+        traffic: asyncio.Task[None],
+        results: Results,
+    ) -> None:
+        """Show the pods until the traffic has ended: in place on a terminal, else now and then."""
+        is_live = self._console.is_terminal
+        interval_s = SCREEN_INTERVAL_S if is_live else PIPE_INTERVAL_S
+        with Live(console=self._console, auto_refresh=False, transient=not is_live) as live:
+            while not traffic.done():
+                await asyncio.wait([traffic], timeout=interval_s)
+                look = await self._look(session, stack, results)
+                if is_live:
+                    live.update(look, refresh=True)
+                else:
+                    self._console.print(look)
+
+    async def _look(self, session: aiohttp.ClientSession, stack: Stack, results: Results) -> Group:
+        snapshot = await _get(session, f"http://{stack.admin}/debug/snapshot")
+        decisions = await _decisions(session, stack)
+        return screen.pods_table(snapshot["endpoints"], decisions, results, len(self._schedule))
+
+    def _conclude(self, runs: list[Run]) -> None:
+        columns = [screen.column(run.policy, run.results, run.pods, run.decisions) for run in runs]
+        self._console.print()
+        self._console.print(screen.summary(columns))
+        self._console.print(screen.remarks(self._slots))
+        for part in screen.explanation(runs[-1].decisions):
+            self._console.print(part)
+
+    async def _stay(self, stack: Stack) -> None:
+        # Without a wrap: the lines are there to be copied.
+        text = screen.invitation(stack.gateway, stack.admin, stack.grpc[0], ADAPTERS[0])
+        self._console.print(text, soft_wrap=True, markup=False)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:  # Ctrl-C is how it ends: nothing went wrong
+            self._console.print("stopping")
+
+
+async def _decisions(session: aiohttp.ClientSession, stack: Stack) -> list[dict[str, Any]]:
+    answer = await _get(session, f"http://{stack.admin}/debug/decisions?n={_MAX_DECISIONS}")
+    found: list[dict[str, Any]] = answer["decisions"]
+    return found
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> Any:
+    async with session.get(url) as response:
+        return await response.json()

@@ -1,0 +1,124 @@
+"""The flags of `extproc epp`, under the names that inference gateways' charts pass.
+
+What each means to us, and what a chart may pass that means nothing here. The names are those of the
+endpoint picker of the Gateway API Inference Extension and of its successor llm-d-router.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from extproc.commands.goflags import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag that is understood.
+
+    Attributes:
+        kind: What its value is.
+        help: What it does here.
+    """
+
+    kind: Kind
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A flag that charts pass and that changes nothing here.
+
+    Attributes:
+        kind: What its value is.
+        why: Said in the warning.
+        fits: The values that ask for nothing but what is done anyway; they are not worth a warning.
+    """
+
+    kind: Kind
+    why: str
+    fits: tuple[str, ...] = ()
+
+
+FLAGS = {
+    "pool-name": Flag(Kind.TEXT, "InferencePool to serve; or --endpoint-selector"),
+    "pool-namespace": Flag(Kind.TEXT, "its namespace; else $NAMESPACE, else our own"),
+    "pool-group": Flag(Kind.TEXT, "its API group: inference.networking.k8s.io only"),
+    "endpoint-selector": Flag(Kind.TEXT, "label selector of the pods, instead of a pool"),
+    "endpoint-target-ports": Flag(Kind.TEXT, "with it: ports of each pod, comma-separated"),
+    "grpc-port": Flag(Kind.NUMBER, "port of ext_proc (default 9002)"),
+    "grpc-health-port": Flag(Kind.NUMBER, "port of gRPC health, without TLS (default 9003)"),
+    "metrics-port": Flag(Kind.NUMBER, "port of /metrics (default 9090)"),
+    "grpc-max-recv-msg-size": Flag(Kind.SIZE, "raises request.max_body_bytes to hold as much"),
+    "drain-timeout": Flag(Kind.DURATION, "server.drain_timeout_s (default 120s)"),
+    "secure-serving": Flag(Kind.SWITCH, "TLS on the ext_proc port (default true)"),
+    "cert-path": Flag(Kind.TEXT, "folder with tls.crt and tls.key; else self-signed"),
+    "refresh-metrics-interval": Flag(Kind.DURATION, "scrape.interval_s (default 50ms)"),
+    "metrics-staleness-threshold": Flag(Kind.DURATION, "scrape.expiry_s (default 2s)"),
+    "disable-endpoint-subset-filter": Flag(Kind.SWITCH, "do not honour subset hints"),
+    "emit-endpoint-scores": Flag(Kind.SWITCH, "destination.tells_scores"),
+    "tracing": Flag(Kind.SWITCH, "tracing.is_on; needs the extra `otel` (default false)"),
+    "config-file": Flag(Kind.TEXT, "our configuration file; flags win over it"),
+    "config-text": Flag(Kind.TEXT, "the same as text"),
+    "v": Flag(Kind.NUMBER, "log level: 4 and above is debug"),
+    "zap-log-level": Flag(Kind.TEXT, "log level: debug, info, error or a number as for -v"),
+    "zap-encoder": Flag(Kind.TEXT, "json (default) or console"),
+    "zap-devel": Flag(Kind.SWITCH, "plain log lines instead of JSON"),
+}
+
+_PROFILE = "the engine's profile says which metrics are read (pods.engine)"
+_PODS = "pods are read where they serve, as the section pods says"
+_METRICS = "/metrics is plain HTTP without authentication; protect it by a NetworkPolicy"
+
+IGNORED = {
+    "health-checking": Ignored(
+        Kind.SWITCH, "gRPC health is always on the ext_proc port too", ("true",)
+    ),
+    "enable-cert-reload": Ignored(Kind.SWITCH, "certificates are always reloaded", ("true",)),
+    "ha-enable-leader-election": Ignored(
+        Kind.SWITCH, "every replica serves, none is a follower", ("false",)
+    ),
+    "metrics-endpoint-auth": Ignored(Kind.SWITCH, _METRICS, ("false",)),
+    "metrics-client-ca-file": Ignored(Kind.TEXT, _METRICS),
+    "metrics-cert-dir": Ignored(Kind.TEXT, _METRICS),
+    "enable-pprof": Ignored(Kind.SWITCH, "there is no pprof in Python", ("false",)),
+    "enable-grpc-stream-metrics": Ignored(Kind.SWITCH, "stream metrics are always on", ("true",)),
+    "refresh-prometheus-metrics-interval": Ignored(Kind.DURATION, "metrics are always current"),
+    "allow-experimental-plugins": Ignored(Kind.SWITCH, "there are no such plugins", ("false",)),
+    "grpc-max-send-msg-size": Ignored(Kind.SIZE, "what we send has no limit"),
+    "tls-min-version": Ignored(Kind.TEXT, "TLS 1.2 is the least", ("VersionTLS12", "1.2")),
+    "tls-cipher-suites": Ignored(Kind.TEXT, "OpenSSL's defaults hold"),
+    "zap-stacktrace-level": Ignored(Kind.TEXT, "an exception always has its trace"),
+    "zap-time-encoding": Ignored(Kind.TEXT, "times are ISO 8601", ("iso8601", "rfc3339")),
+    "total-queued-requests-metric": Ignored(Kind.TEXT, _PROFILE),
+    "total-running-requests-metric": Ignored(Kind.TEXT, _PROFILE),
+    "kv-cache-usage-percentage-metric": Ignored(Kind.TEXT, _PROFILE),
+    "lora-info-metric": Ignored(Kind.TEXT, _PROFILE),
+    "cache-info-metric": Ignored(Kind.TEXT, _PROFILE),
+    "model-server-metrics-port": Ignored(Kind.NUMBER, _PODS, ("0",)),
+    "model-server-metrics-path": Ignored(Kind.TEXT, _PODS, ("/metrics",)),
+    "model-server-metrics-scheme": Ignored(Kind.TEXT, _PODS, ("http",)),
+    "model-server-metrics-https-insecure-skip-verify": Ignored(Kind.SWITCH, _PODS),
+}
+
+KINDS = {name: flag.kind for name, flag in FLAGS.items()} | {
+    name: flag.kind for name, flag in IGNORED.items()
+}
+
+
+def help_text() -> str:
+    """Every flag with what it does here."""
+    rows = [f"  --{name:<32} {flag.help}" for name, flag in FLAGS.items()]
+    ignored = [f"  --{name:<32} {flag.why}" for name, flag in IGNORED.items()]
+    return "\n".join(
+        (
+            "Usage: extproc epp FLAGS",
+            "",
+            "Serve a gateway as its endpoint picker (Endpoint Picker Protocol, docs/epp.md), with",
+            "the flags that gateways' charts pass.",
+            "",
+            *rows,
+            "",
+            "Accepted and without effect:",
+            *ignored,
+        )
+    )

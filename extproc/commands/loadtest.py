@@ -1,0 +1,203 @@
+"""The command `extproc loadtest` (docs/loadtest.md).
+
+It exits with 0 if all went well, 1 if something did not, 2 if it was asked for something that
+cannot be, 3 if the machine was too busy to measure, and 128 and its number if a signal ended it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from extproc.commands.guard import guard_command
+from extproc.commands.ramp import ramp_command
+from extproc.commands.session import (
+    FAILED,
+    FleetOption,
+    KeyOption,
+    ProfileOption,
+    TpotOption,
+    TtftOption,
+    fault,
+    key_headers,
+    measured,
+    refusing,
+    status_of,
+)
+from extproc.commands.twins import twins_of
+from extproc.loadtest.blocks import Block, sliced
+from extproc.loadtest.compare import Round, counted
+from extproc.loadtest.loads import (
+    Overrides,
+    is_suite,
+    plan_suite,
+    read_suite,
+    scenarios_of,
+    workload_load,
+)
+from extproc.loadtest.report.page import render
+from extproc.loadtest.results import LoadResult, RunResult, describe_machine, save
+from extproc.loadtest.screen import print_comparison, remarks
+from extproc.loadtest.targets import parse_targets
+from extproc.sim.trials.suites import SloSpec
+
+DEFAULT_OUT = Path("loadtest/out/real")
+NUM_RATES_BETWEEN = 2
+"""Rates between two of the real ones at which virtual runs draw the report's lines."""
+
+loadtest_app = typer.Typer(
+    name="loadtest",
+    help="Real requests against rules, balancers and endpoints (docs/loadtest.md).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RatesOption = Annotated[
+    list[float] | None, typer.Option("--rate", help="Requests a second; may repeat.")
+]
+SeedsOption = Annotated[list[int] | None, typer.Option("--seed", help="May repeat.")]
+ScenariosOption = Annotated[
+    list[str] | None, typer.Option("--scenario", help="Only this one of the suite's; may repeat.")
+]
+
+
+@loadtest_app.command("run")
+def run_command(
+    suite: Annotated[str, typer.Argument(help="In loadtest/scenarios, or a file.")],
+    rules: Annotated[
+        list[str] | None, typer.Option("--rule", help="Instead of the suite's; may repeat.")
+    ] = None,
+    rates: RatesOption = None,
+    seeds: SeedsOption = None,
+    scenarios: ScenariosOption = None,
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = DEFAULT_OUT,
+) -> None:
+    """A whole suite for real, its virtual twins beside it, as JSON and as a page."""
+    with refusing():
+        found = read_suite(suite)
+        specs = parse_targets([f"rule:{rule}" for rule in rules or found.rules])
+        chosen = scenarios_of(found, scenarios or ())
+        blocks = plan_suite(found, chosen, rates_rps=rates or (), seeds=seeds or ())
+    console, began = Console(), _now()
+    labels = [spec.label for spec in specs]
+    rounds = measured(specs, blocks, console, headers={})
+    print_comparison(console, labels, rounds)
+    if counted(rounds):
+        real = _results(rounds)
+        result = LoadResult(
+            name=found.name,
+            about=found.about,
+            date=began,
+            machine=describe_machine(),
+            slo=found.slo,
+            runs=[*real, *twins_of(found, real, more_rates=NUM_RATES_BETWEEN)],
+            suite=found,
+            note="; ".join(remarks(labels, rounds)),
+        )
+        _write(result, out / f"{found.name}.json", console)
+    raise typer.Exit(status_of(rounds))
+
+
+def _results(rounds: Sequence[Round]) -> list[RunResult]:
+    """What counts."""
+    return [run.result for round_ in counted(rounds) for run in round_ if run.result]
+
+
+def _write(result: LoadResult, path: Path, console: Console) -> None:
+    """Write a load test as JSON, and a page beside it.
+
+    Raises:
+        typer.Exit: They cannot be written.
+    """
+    page = path.with_suffix(".html")
+    try:
+        save(result, path)
+        page.write_text(render(result, link=path.name), encoding="utf-8")
+    except OSError as error:
+        raise fault(error, FAILED) from error
+    console.print(f"results: {path}", soft_wrap=True)
+    console.print(f"page:    {page}", soft_wrap=True)
+
+
+@loadtest_app.command("compare")
+def compare_command(
+    load: Annotated[str, typer.Argument(help="A suite, a workload's name, or its file.")],
+    targets: Annotated[
+        list[str],
+        typer.Option(
+            "--target",
+            help="rule:NAME[?ARG=N], envoy:round_robin, envoy:least_request or "
+            "url:http://HOST:PORT[=LABEL]; may repeat.",
+        ),
+    ],
+    rates: RatesOption = None,
+    seeds: SeedsOption = None,
+    scenarios: ScenariosOption = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests of a workload.")] = None,
+    slices: Annotated[int, typer.Option(min=1, help="Blocks that a workload is cut into.")] = 4,
+    fleet: FleetOption = None,
+    profile: ProfileOption = "",
+    ttft_s: TtftOption = None,
+    tpot_s: TpotOption = None,
+    api_key: KeyOption = "",
+    out: Annotated[
+        Path | None, typer.Option(help="JSON to write, and a page beside it; else none.")
+    ] = None,
+) -> None:
+    """The same requests through every target, interleaved; ratios, paired block by block."""
+    overrides = Overrides(fleet or (), profile, (ttft_s, tpot_s, None))
+    with refusing():
+        specs = parse_targets(targets)
+        if is_suite(load):
+            suite = read_suite(load, overrides)
+            chosen = scenarios_of(suite, scenarios or ())
+            blocks = plan_suite(suite, chosen, rates_rps=rates or (), seeds=seeds or ())
+        else:
+            blocks = _slices(load, overrides, rates, seeds or (1,), requests, slices)
+    console, began = Console(), _now()
+    labels = [spec.label for spec in specs]
+    rounds = measured(specs, blocks, console, headers=key_headers(api_key))
+    print_comparison(console, labels, rounds)
+    if out is not None and counted(rounds):
+        slo = blocks[0].slo
+        result = LoadResult(
+            name=load,
+            date=began,
+            machine=describe_machine(),
+            slo=SloSpec(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s, target=slo.target),
+            runs=_results(rounds),
+            note="; ".join(remarks(labels, rounds)),
+        )
+        _write(result, out, console)
+    raise typer.Exit(status_of(rounds))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _slices(
+    name: str,
+    overrides: Overrides,
+    rates: Sequence[float] | None,
+    seeds: Sequence[int],
+    num_requests: int | None,
+    num_slices: int,
+) -> list[Block]:
+    load = workload_load(name, overrides)
+    wholes = (
+        load.block(rate_rps=rate_rps, num_requests=num_requests, seed=seed)
+        for seed in seeds
+        for rate_rps in rates or (None,)
+    )
+    return [part for whole in wholes for part in sliced(whole, num_slices)]
+
+
+loadtest_app.command("ramp")(ramp_command)
+loadtest_app.command("guard")(guard_command)

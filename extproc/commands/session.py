@@ -1,0 +1,117 @@
+"""What the commands of `extproc loadtest` share: options, exit statuses, and the way they end."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import inf
+from typing import Annotated, Any, TypeVar
+
+import typer
+import uvloop
+from rich.console import Console
+
+from extproc.loadtest.blocks import Block, PlanError
+from extproc.loadtest.compare import Round, counted, fitted, run_rounds
+from extproc.loadtest.guard import GuardError
+from extproc.loadtest.screen import print_comparison, watching
+from extproc.loadtest.targets import TargetError, TargetSpec
+from extproc.stack.processes import SignalledError, until_signalled
+
+FAILED, UNUSABLE, NOT_MEASURED = 1, 2, 3
+"""Exit statuses: something went wrong, was asked for in vain, or the machine was too busy."""
+_T = TypeVar("_T")
+
+FleetOption = Annotated[
+    list[str] | None, typer.Option("--fleet", help="KEY=VALUE of the fleet; may repeat.")
+]
+ProfileOption = Annotated[str, typer.Option(help="Engine profile of fake pods.")]
+TtftOption = Annotated[float | None, typer.Option(help="Objective: first token, seconds.")]
+TpotOption = Annotated[float | None, typer.Option(help="Objective: each further token, seconds.")]
+KeyOption = Annotated[
+    str, typer.Option(envvar="LOADTEST_API_KEY", help="Sent to `url:` targets.", show_default=False)
+]
+
+
+def key_headers(api_key: str) -> Mapping[str, str]:
+    """What an API key is sent in."""
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def measured(
+    specs: Sequence[TargetSpec],
+    blocks: Sequence[Block],
+    console: Console,
+    *,
+    headers: Mapping[str, str],
+    num_repeats: int = 0,
+    max_added_s: float = inf,
+) -> list[Round]:
+    """All rounds; if a signal ends it, those so far are shown first.
+
+    Raises:
+        typer.Exit: A signal ended it, or a target cannot be used.
+    """
+    rounds: list[Round] = []
+
+    async def measure() -> None:
+        with watching(console, len(specs) * len(blocks)) as watch:
+            fit = await fitted(blocks, specs, headers)
+            await run_rounds(
+                specs,
+                fit,
+                rounds,
+                headers=headers,
+                watch=watch,
+                num_repeats=num_repeats,
+                max_added_s=max_added_s,
+            )
+
+    try:
+        with refusing():
+            run_until_signalled(measure())
+    except SignalledError as error:
+        if counted(rounds):
+            print_comparison(console, [spec.label for spec in specs], rounds)
+        console.print(f"{error}: {len(rounds)} of {len(blocks)} blocks were measured")
+        raise typer.Exit(128 + error.number) from error
+    return rounds
+
+
+def run_until_signalled(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run it to its end or to a signal.
+
+    Raises:
+        SignalledError: There was a signal.
+        typer.Exit: A target did not come up, or is gone.
+    """
+    try:
+        return uvloop.run(until_signalled(work))
+    except TargetError as error:
+        raise fault(error, FAILED) from error
+
+
+def status_of(rounds: Sequence[Round]) -> int:
+    """The exit status after these."""
+    if any(run.is_gone for round_ in rounds for run in round_):
+        return FAILED
+    return 0 if counted(rounds) else NOT_MEASURED
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Says in one line what is wrong with what was asked for.
+
+    Raises:
+        typer.Exit: Something is.
+    """
+    try:
+        yield
+    except (PlanError, TargetError, GuardError) as error:
+        raise fault(error, UNUSABLE) from error
+
+
+def fault(error: Exception, status: int) -> typer.Exit:
+    """Say what is wrong; the exit to raise."""
+    Console(stderr=True).print(f"extproc: {error}", style="red", markup=False, soft_wrap=True)
+    return typer.Exit(status)

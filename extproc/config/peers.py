@@ -1,0 +1,78 @@
+"""The section `peers`. Part of `extproc.config`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from extproc.config.base import Address, Section
+from extproc.core.address import MAX_PORT
+
+
+class PeersConfig(Section):
+    """The other replicas of this router: exactly one of the sources; we may be among them."""
+
+    service: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9.-]{1,253}$",
+        description="Our own Kubernetes Service: its ready endpoints are the replicas.",
+    )
+    namespace: str | None = Field(
+        None, description="Namespace of `service`; none means our own, as for `discovery`."
+    )
+    kubeconfig: Path | None = Field(
+        None, description="As in `discovery.kubernetes`, for `service` alone."
+    )
+    dns: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.-]{1,253}$",
+        description="Name whose A and AAAA records are the replicas.",
+    )
+    static: tuple[Address, ...] | None = Field(
+        None, description="The replicas' `ip:port`, written down."
+    )
+    port: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_PORT,
+        description="Port of the replicas' gRPC services, with `service` and `dns`; none means "
+        "that of our own `server.address`.",
+    )
+    interval_s: float = Field(
+        5.0, ge=0.1, le=3600, description="Seconds between two lookups of `dns`."
+    )
+    nameservers: tuple[Address, ...] = Field(
+        (), description="`ip:port` of the servers to ask for `dns`; none means /etc/resolv.conf."
+    )
+    ca_file: Path | None = Field(
+        None,
+        description="PEM file that replicas' certificates are signed by, where `server.tls` is "
+        "set; none means its `client_ca_file`, or its own certificate where there is none.",
+    )
+    tls_name: str | None = Field(
+        None, description="Name that replicas' certificates must have; none accepts any."
+    )
+    tls_verify: bool = Field(
+        True,
+        description="Check the replicas' certificates. Off where each makes its own at its start.",
+    )
+    max_queued_bytes: int = Field(
+        16 * 1024 * 1024,
+        ge=1024,
+        le=2**30,
+        description="Bytes of access log entries kept for replicas that do not take them.",
+    )
+    hold_s: float = Field(
+        10.0,
+        ge=0,
+        le=600,
+        description="Seconds that entries are kept for a replica that is not linked yet.",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PeersConfig:
+        sources = {"service": self.service, "dns": self.dns, "static": self.static}
+        if sum(source is not None for source in sources.values()) != 1:
+            raise ValueError(f"give exactly one of: {', '.join(sources)}")
+        return self

@@ -1,0 +1,313 @@
+"""Print a complete Envoy bootstrap for given options.
+
+The three files in `envoy/` are the source: each runs as it stands. Options change values in them
+and nothing else, so what is tested is what is printed. With no option set, the file is printed
+with its comments.
+
+It knows Envoy's configuration and no other part of this package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from extproc.envoyconfig.sockets import (
+    TYPE_PREFIX,
+    TlsFiles,
+    endpoints,
+    is_name,
+    set_address,
+    tls_socket,
+)
+
+__all__ = [
+    "MODEL_KEY",
+    "MODEL_NAMESPACE",
+    "BootstrapOptions",
+    "Mode",
+    "RequestBody",
+    "TlsFiles",
+    "render",
+]
+
+MODEL_NAMESPACE = "extproc.request"
+"""Dynamic metadata namespace in which Envoy's `json_to_metadata` filter leaves the model."""
+MODEL_KEY = "model"
+"""The key in `MODEL_NAMESPACE`; an empty string where the body has no `model`."""
+
+_EXT_PROC = "envoy.filters.http.ext_proc"
+_HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+
+class Mode(StrEnum):
+    """How Envoy reaches the pods: the name of a file in `envoy/`."""
+
+    ORIGINAL_DST = "original-dst"
+    OVERRIDE_HOST = "override-host"
+    FULL_DUPLEX = "full-duplex"
+
+
+class RequestBody(StrEnum):
+    """How the picker learns the request's body."""
+
+    BUFFERED = "buffered"
+    BUFFERED_PARTIAL = "buffered-partial"
+    STREAMED = "streamed"  # before the answer to the headers
+    STREAMED_STRICT = "streamed-strict"  # only after it: routes late bodies by mode override alone
+    FULL_DUPLEX = "full-duplex"
+    HEADERS_ONLY = "headers-only"  # Envoy reads `model` itself, the body is not sent
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapOptions:
+    """What a bootstrap can be asked for. None keeps what the mode's file says.
+
+    Attributes:
+        mode: Which file to start from.
+        request_body: How bodies are sent to the picker.
+        response_phases: Whether the response's headers and trailers (and, in full duplex, its
+            body) are sent to the picker. A picker that dies then cuts running responses, unless
+            `failure_mode_allow`.
+        listen: `host:port` for clients.
+        admin: `host:port` of Envoy's admin interface. It has no password: keep it on loopback.
+        pickers: `host:port` or `unix:PATH` of each picker. Names are resolved by DNS. Name each of
+            several pickers, so that all of them hear of finished requests (but see
+            `shared_access_log`).
+        picker_tls: TLS to the picker; None for plain text.
+        pod_tls: TLS to the pods; None for plain text.
+        static_pods: `ip:port` of each pod, instead of endpoint discovery; `override-host` only.
+        inference_paths: The paths that go on to the pods, beside those that the picker answers
+            itself; None for the file's. The picker's `request.paths`.
+        max_body_bytes: Largest request body; more is a 413. The picker's `max_body_bytes`.
+        max_heap_bytes: Envoy's memory. From 60 % on it turns uploads away, at 95 % every request.
+        max_connections: Clients' connections; one more is closed at once.
+        request_timeout_s: Time for a whole request to arrive, else a 408; not for its answer.
+        picker_ping_s: Pause between pings to a picker, and time for the answer to one. In full
+            duplex nothing else ends a request to a picker that hangs: after six of them, as it is
+            tried three times.
+        message_timeout_s: Time for one answer of the picker.
+        max_message_timeout_s: Longest time for which the picker may ask to hold a request.
+        access_log: Whether finished requests are told to the picker.
+        shared_access_log: Whether several pickers share one access log, because they pass its
+            entries on to each other (their section `peers`); else each gets a log of its own.
+        access_log_flush_interval_s: Longest delay of that.
+        failure_mode_allow: Whether requests go on without the picker.
+        allow_mode_override: Whether the picker may ask for the body.
+    """
+
+    mode: Mode = Mode.ORIGINAL_DST
+    request_body: RequestBody | None = None
+    response_phases: bool | None = None
+    listen: str = "127.0.0.1:8080"
+    admin: str = "127.0.0.1:9901"
+    pickers: tuple[str, ...] = ("127.0.0.1:9002",)
+    picker_tls: TlsFiles | None = None
+    pod_tls: TlsFiles | None = None
+    static_pods: tuple[str, ...] = ()
+    inference_paths: tuple[str, ...] | None = None
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_heap_bytes: int = 1024 * 1024 * 1024
+    max_connections: int = 50_000
+    request_timeout_s: float = 60.0
+    picker_ping_s: float = 5.0
+    message_timeout_s: float = 10.0
+    max_message_timeout_s: float = 120.0
+    access_log: bool = True
+    shared_access_log: bool = False
+    access_log_flush_interval_s: float = 0.05
+    failure_mode_allow: bool | None = None
+    allow_mode_override: bool = False
+
+
+def render(options: BootstrapOptions) -> str:
+    """Give the bootstrap as YAML.
+
+    Raises:
+        ValueError: An address is not as described, or `static_pods` is given for a mode in which
+            Envoy does not know the pods.
+    """
+    text = (_folder() / f"{options.mode}.yaml").read_text(encoding="utf-8")
+    document = yaml.safe_load(text)
+    _patch(document, options)
+    if document == yaml.safe_load(text):
+        return text
+    dumped: str = yaml.dump(document, Dumper=_PlainDumper, sort_keys=False, width=120)
+    return f"# envoy/{options.mode}.yaml with other options; the comments are there.\n{dumped}"
+
+
+def _folder() -> Traversable:
+    """The configurations: package data in a wheel, the repository's folder beside the sources."""
+    packaged = resources.files("extproc") / "data" / "envoy"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "envoy"
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Writes shared parts out instead of referring to them."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
+    static = document["static_resources"]
+    listener = static["listeners"][0]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    clusters = {cluster["name"]: cluster for cluster in static["clusters"]}
+
+    set_address(document["admin"]["address"], options.admin)
+    set_address(listener["address"], options.listen)
+    # Envoy takes the larger of this and the route's limit for the largest body.
+    listener["per_connection_buffer_limit_bytes"] = min(
+        listener["per_connection_buffer_limit_bytes"], options.max_body_bytes
+    )
+    manager["request_timeout"] = _seconds(options.request_timeout_s)
+    _set_overload(document["overload_manager"], options)
+    _set_routes(manager["route_config"]["virtual_hosts"][0], options)
+    _set_ext_proc(manager, options)
+    _set_pickers(clusters["picker"], options)
+    static["clusters"] += _set_access_log(manager, clusters["picker"], options)
+    if options.pod_tls is not None:
+        clusters["pods"]["transport_socket"] = tls_socket(options.pod_tls, "http/1.1")
+    if options.static_pods:
+        _set_static_pods(clusters["pods"], options)
+
+
+def _set_routes(host: dict[str, Any], options: BootstrapOptions) -> None:
+    host["request_body_buffer_limit"] = options.max_body_bytes
+    if options.inference_paths is None:
+        return
+    listed = [route for route in host["routes"] if "path" in route["match"]]
+    others = [route for route in host["routes"] if "path" not in route["match"]]
+    to_pods = listed[0]["route"]
+    posted = listed[0]["match"]
+    paths = [
+        {"match": {**posted, "path": path}, "route": to_pods} for path in options.inference_paths
+    ]
+    host["routes"] = paths + others
+
+
+def _set_overload(overload: dict[str, Any], options: BootstrapOptions) -> None:
+    heap, connections = (each["typed_config"] for each in overload["resource_monitors"])
+    heap["max_heap_size_bytes"] = options.max_heap_bytes
+    connections["max_active_downstream_connections"] = options.max_connections
+
+
+def _seconds(duration_s: float) -> str:
+    return f"{duration_s:g}s"
+
+
+def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:
+    filters = manager["http_filters"]
+    config = next(f for f in filters if f["name"] == _EXT_PROC)["typed_config"]
+    config["message_timeout"] = _seconds(options.message_timeout_s)
+    config["max_message_timeout"] = _seconds(options.max_message_timeout_s)
+    if options.failure_mode_allow is not None:
+        config["failure_mode_allow"] = options.failure_mode_allow
+    if options.allow_mode_override:
+        config["allow_mode_override"] = True
+
+    mode = config["processing_mode"]
+    if options.request_body is not None:
+        _set_request_body(config, options.request_body)
+    if options.response_phases is not None:
+        phase = "SEND" if options.response_phases else "SKIP"
+        mode.update(response_header_mode=phase, response_trailer_mode=phase)
+    is_duplex = mode["request_body_mode"] == "FULL_DUPLEX_STREAMED"
+    sends_responses = mode["response_header_mode"] == "SEND"
+    mode["response_body_mode"] = "FULL_DUPLEX_STREAMED" if is_duplex and sends_responses else "NONE"
+    if options.request_body is RequestBody.HEADERS_ONLY:
+        filters.insert(0, _model_to_metadata())
+
+
+def _set_request_body(config: dict[str, Any], body: RequestBody) -> None:
+    config["processing_mode"]["request_body_mode"] = {
+        RequestBody.BUFFERED: "BUFFERED",
+        RequestBody.BUFFERED_PARTIAL: "BUFFERED_PARTIAL",
+        RequestBody.STREAMED: "STREAMED",
+        RequestBody.STREAMED_STRICT: "STREAMED",
+        RequestBody.FULL_DUPLEX: "FULL_DUPLEX_STREAMED",
+        RequestBody.HEADERS_ONLY: "NONE",
+    }[body]
+    if body is RequestBody.STREAMED:
+        config["send_body_without_waiting_for_header_response"] = True
+    if body is RequestBody.HEADERS_ONLY:
+        config["metadata_options"]["forwarding_namespaces"]["untyped"].append(MODEL_NAMESPACE)
+
+
+def _model_to_metadata() -> dict[str, Any]:
+    found = {"metadata_namespace": MODEL_NAMESPACE, "key": MODEL_KEY}
+    missing = {**found, "value": ""}
+    rule = {
+        "selectors": [{"key": "model"}],
+        "on_present": found,
+        "on_missing": missing,
+        "on_error": missing,
+    }
+    # By default Envoy reads `application/json` alone, not `application/json; charset=utf-8`.
+    types = {"regex": r"(?i)application/json\s*(;.*)?"}
+    return {
+        "name": "envoy.filters.http.json_to_metadata",
+        "typed_config": {
+            "@type": TYPE_PREFIX + "extensions.filters.http.json_to_metadata.v3.JsonToMetadata",
+            "request_rules": {"rules": [rule], "allow_content_types_regex": types},
+        },
+    }
+
+
+def _set_pickers(cluster: dict[str, Any], options: BootstrapOptions) -> None:
+    cluster["load_assignment"] = endpoints(cluster["name"], options.pickers)
+    if any(is_name(address) for address in options.pickers):
+        cluster["type"] = "STRICT_DNS"
+    http2 = cluster["typed_extension_protocol_options"][_HTTP]["explicit_http_config"]
+    ping = {"interval": _seconds(options.picker_ping_s), "timeout": _seconds(options.picker_ping_s)}
+    http2["http2_protocol_options"]["connection_keepalive"] = ping
+    if options.picker_tls is not None:
+        cluster["transport_socket"] = tls_socket(options.picker_tls, "h2")
+
+
+def _set_access_log(
+    manager: dict[str, Any], picker: dict[str, Any], options: BootstrapOptions
+) -> list[dict[str, Any]]:
+    """Set the access logs; gives the clusters that they need beside the picker's.
+
+    Envoy sends one log stream to one endpoint of a cluster, whichever picker chose. So each of
+    several pickers gets a log, and a cluster, of its own, unless they pass entries on themselves.
+    """
+    log = manager.pop("access_log")[0]
+    if not options.access_log:
+        return []
+    log["typed_config"]["common_config"]["buffer_flush_interval"] = _seconds(
+        options.access_log_flush_interval_s
+    )
+    if len(options.pickers) == 1 or options.shared_access_log:
+        manager["access_log"] = [log]
+        return []
+    clusters = [_only(picker, number, address) for number, address in enumerate(options.pickers)]
+    manager["access_log"] = [_log_to(log, cluster["name"]) for cluster in clusters]
+    return clusters
+
+
+def _only(picker: dict[str, Any], number: int, address: str) -> dict[str, Any]:
+    name = f"picker-log-{number}"
+    return {**picker, "name": name, "load_assignment": endpoints(name, (address,))}
+
+
+def _log_to(log: dict[str, Any], cluster: str) -> dict[str, Any]:
+    typed = log["typed_config"]
+    common = {**typed["common_config"], "grpc_service": {"envoy_grpc": {"cluster_name": cluster}}}
+    return {**log, "typed_config": {**typed, "common_config": common}}
+
+
+def _set_static_pods(cluster: dict[str, Any], options: BootstrapOptions) -> None:
+    if options.mode is not Mode.OVERRIDE_HOST:
+        raise ValueError(f"static_pods: in {options.mode} mode Envoy does not know the pods")
+    del cluster["eds_cluster_config"]
+    cluster["type"] = "STATIC"
+    cluster["load_assignment"] = endpoints("pods", options.static_pods)

@@ -1,0 +1,109 @@
+"""The records of a whole test, from however many processes, and which of them are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from extproc.loadtest.locust.livefigures import LiveFigures
+from extproc.loadtest.locust.plan import Plan
+from extproc.loadtest.locust.sending import STOPPED
+from extproc.workload.exchange import RequestRecord
+
+
+class News(msgspec.Struct, array_like=True):
+    """What one process says, as often as it does.
+
+    Attributes:
+        records: Of the requests that are over since the last time.
+        begun_s: When requests were sent since the last time; times as in records.
+        firsts_s: When requests were sent and when they had their first text, since the last time.
+        is_final: There is no more to come.
+    """
+
+    records: list[RequestRecord]
+    begun_s: list[float]
+    firsts_s: list[tuple[float, float]]
+    is_final: bool
+
+
+@dataclass(slots=True)
+class _Share:
+    worker: str
+    num_requests: int
+    num_records: int = 0
+    is_final: bool = False
+
+
+class Collecting:
+    """What has come of a test so far.
+
+    Args:
+        plan: The test.
+        sizes: How many requests each of its processes sends.
+
+    Attributes:
+        plan: The same.
+        records: In the order in which they came.
+        figures: The same records, for the page.
+    """
+
+    def __init__(self, plan: Plan, sizes: Sequence[int]) -> None:
+        self.plan = plan
+        self.records: list[RequestRecord] = []
+        self.figures = LiveFigures(plan.slo)
+        self._shares = [_Share(*pair) for pair in zip(plan.workers, sizes, strict=True)]
+
+    def take(self, worker: str, news: News) -> None:
+        """Take what one process says."""
+        share = next((each for each in self._shares if each.worker == worker), None)
+        if share is None or share.is_final:
+            return
+        for at_s in news.begun_s:
+            self.figures.begin(at_s)
+        for sent_s, first_s in news.firsts_s:
+            self.figures.take_first(sent_s, first_s)
+        for record in news.records:
+            share.num_records += 1
+            self.records.append(record)
+            self.figures.take(record)
+        share.is_final = news.is_final
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of the whole workload."""
+        return sum(share.num_requests for share in self._shares)
+
+    def missing(self, alive: Collection[str]) -> list[str]:
+        """Processes that are gone and have not said what became of all their requests."""
+        return [s.worker for s in self._shares if not s.is_final and s.worker not in alive]
+
+    def unfinished(self, alive: Collection[str]) -> list[str]:
+        """Processes from which more is to come."""
+        return [s.worker for s in self._shares if not s.is_final and s.worker in alive]
+
+    def words(self) -> list[str]:
+        """What does not add up to a whole test, a line for each reason."""
+        lines = []
+        num_cut = sum(record.error == STOPPED for record in self.records)
+        num_unsent = sum(s.num_requests - s.num_records for s in self._shares if s.is_final)
+        if num_cut or num_unsent:
+            lines.append(
+                f"stopped in the middle: {num_cut} requests under way were cut, "
+                f"{num_unsent} were never sent"
+            )
+        for share in self._shares:
+            num_lost = share.num_requests - share.num_records
+            if not share.is_final:
+                lines.append(
+                    f"worker {share.worker} was lost: {num_lost} of its {share.num_requests} "
+                    "requests were never accounted for"
+                )
+        return lines
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every process said what became of its requests."""
+        return all(share.is_final for share in self._shares)

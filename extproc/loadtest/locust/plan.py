@@ -1,0 +1,238 @@
+"""What a load test with locust sends, and how it is divided: options in, a plan out.
+
+Whoever begins a test makes the plan (locust's master, or its only process), and looks once at what
+the endpoint lists. Workers get the plan and make the same workload from it, so that nothing but
+the plan goes over the network. A workload in a file has to be on every machine, under one path.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from extproc.loadtest.listing import Listing
+from extproc.loadtest.locust.http import FetchError, Server, UrlError, fetch_json
+from extproc.loadtest.workloads import NAMES, WorkloadError, make, renamed
+from extproc.workload.exchange import CHAT, COMPLETIONS, RequestForm
+from extproc.workload.judge import Slo
+from extproc.workload.requests import Arrival, Workload
+
+if TYPE_CHECKING:  # locust replaces half of the standard library when it is imported
+    from locust.argument_parser import LocustArgumentParser
+    from locust.env import Environment
+
+MODELS_TIMEOUT_S = 10.0
+By = Literal["adapter", "tenant", "none"]
+
+
+class PlanError(Exception):
+    """A test cannot begin like this; the message is one line."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One test.
+
+    Attributes:
+        url: Base URL of the endpoint.
+        api_key: Bearer token, "" for none.
+        workload: Name or path.
+        rate_rps: Requests per second; 0 for the workload's own.
+        num_requests: About how many; 0 for the workload's own.
+        seed: For everything random.
+        num_adapters: 0 for the workload's own.
+        listed: What stands for the workload's adapters; None to leave their names.
+        base_model: What requests without an adapter ask for.
+        api: `completions` or `chat`.
+        ignore_eos: Ask for answers as long as the workload says.
+        timeout_s: Longest time for a whole answer.
+        patience_s: Longest time for the first text; 0 for as long as the whole.
+        mode: Open loop or closed loop.
+        think_s: Of the closed loop's users, mean.
+        by: What has rows of its own in locust's table.
+        slo_ttft_s: Longest time to the first token.
+        slo_tpot_s: Longest mean time per token after it.
+        workers: Ids of the processes that send, each with its share.
+        starts_at_s: Wall clock's time at which the workload begins, seconds of the epoch.
+        run: Tells this test from others.
+    """
+
+    url: str
+    api_key: str
+    workload: str
+    rate_rps: float
+    num_requests: int
+    seed: int
+    num_adapters: int
+    listed: tuple[str, ...] | None
+    base_model: str
+    api: Literal["completions", "chat"]
+    ignore_eos: bool
+    timeout_s: float
+    patience_s: float
+    mode: Literal["open", "closed"]
+    think_s: float
+    by: By
+    slo_ttft_s: float
+    slo_tpot_s: float
+    workers: tuple[str, ...]
+    starts_at_s: float
+    run: str
+
+    @property
+    def slo(self) -> Slo:
+        """What a request must meet."""
+        return Slo(self.slo_ttft_s, self.slo_tpot_s)
+
+    @property
+    def server(self) -> Server:
+        """Where requests go.
+
+        Raises:
+            UrlError: Nowhere.
+        """
+        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return Server.of(self.url, key)
+
+    @property
+    def form(self) -> RequestForm:
+        """How requests are written."""
+        extra = (("ignore_eos", True),) if self.ignore_eos else ()
+        return RequestForm(CHAT if self.api == "chat" else COMPLETIONS, self.base_model, extra)
+
+    def make_workload(self) -> Workload:
+        """The whole workload.
+
+        Raises:
+            PlanError: There is no such workload.
+        """
+        try:
+            made = make(
+                self.workload,
+                rate_rps=self.rate_rps or None,
+                num_requests=self.num_requests or None,
+                seed=self.seed,
+                num_adapters=self.num_adapters or None,
+            )
+            return made if self.listed is None else renamed(made, self.listed)
+        except WorkloadError as error:
+            raise PlanError(str(error)) from error
+
+    def share(self, workload: Workload, place: int) -> Iterator[tuple[int, Arrival]]:
+        """What the process at this place in `workers` sends: every so manyth request."""
+        step, arrivals = len(self.workers), workload.arrivals
+        return ((index, arrivals[index]) for index in range(place, len(arrivals), step))
+
+    def share_sizes(self, workload: Workload) -> list[int]:
+        """How many requests each process sends."""
+        num = len(workload.arrivals)
+        return [len(range(place, num, len(self.workers))) for place in range(len(self.workers))]
+
+
+def add_options(parser: LocustArgumentParser) -> None:
+    """Add a test's options to locust's, which also shows them in its web UI.
+
+    Defaults are of the option's type, because the web UI converts by it.
+    """
+    add = parser.add_argument
+    text = f"{', '.join(NAMES)}, SUITE/SCENARIO, or a saved workload's path"
+    add("--workload", default="zipf", help=text)
+    add("--rate", type=float, default=0.0, help="requests per second; 0: the workload's own")
+    add("--requests", type=int, default=0, help="about how many; 0: the workload's own")
+    add("--seed", type=int, default=1, help="another seed, other requests")
+    add("--adapters", type=int, default=0, help="number of adapters; 0: the workload's own")
+    text = "map adapters by popularity onto those in /v1/models, or leave their names"
+    add("--adapter-names", choices=("listed", "as-is"), default="listed", help=text)
+    add("--api", choices=("completions", "chat"), default="completions", help="which API")
+    add("--model", default="", help="for requests without an adapter; empty: the base listed first")
+    add("--ignore-eos", action="store_true", help="answers as long as the workload says (vLLM)")
+    add("--api-key", default="", env_var="LOADTEST_API_KEY", is_secret=True, help="bearer token")
+    add("--patience", type=float, default=0.0, help="s to wait for the first token; 0: --timeout")
+    add("--timeout", type=float, default=120.0, help="s to wait for a whole answer")
+    add("--mode", choices=("open", "closed"), default="open", help="open or closed loop")
+    add("--think-s", type=float, default=1.0, help="closed loop: mean s between two questions")
+    add("--by", choices=("adapter", "tenant", "none"), default="none", help="rows in the table")
+    add("--slo-ttft", type=float, default=0.5, help="longest s to the first token")
+    add("--slo-tpot", type=float, default=0.05, help="longest mean s per token after it")
+    add("--picker-admin", default="", help="URL of the picker's admin port, for the heatmap")
+    add("--records", default="", help="write a JSON line per request to this file")
+    add("--result", default="", help="write the result to this JSON file")
+    text = "write the result as llm-d-benchmark's report into this folder"
+    add("--llmd-reports", default="", help=text)
+    add("--fail-on-lag", action="store_true", help="exit 3 if the generator lagged")
+
+
+def options_of(environment: Environment) -> Namespace:
+    """Locust's options and ours; from a locustfile there always are some."""
+    options: Namespace | None = environment.parsed_options
+    assert options is not None
+    return options
+
+
+def make_plan(options: Namespace, url: str, *, workers: Sequence[str], run: str) -> Plan:
+    """The plan of a test that has not begun; `starts_at_s` is 0.
+
+    Raises:
+        PlanError: It cannot begin; the message says why.
+    """
+    plan = _plan_of(options, url, workers, run)
+    try:
+        server = plan.server
+    except UrlError as error:
+        raise PlanError(f"--host: {error}") from error
+    for name, value in (("--timeout", plan.timeout_s), ("--slo-ttft", plan.slo_ttft_s)):
+        if value <= 0:
+            raise PlanError(f"{name} {value:g} is not positive")
+    if plan.rate_rps < 0 or plan.num_requests < 0 or plan.num_adapters < 0:
+        raise PlanError("--rate, --requests and --adapters cannot be negative")
+    if options.adapter_names == "as-is" and options.model:
+        return plan
+    listing = _listed(server)
+    base = options.model or listing.base
+    listed = None if options.adapter_names == "as-is" else listing.adapters
+    return msgspec.structs.replace(plan, base_model=base, listed=listed)
+
+
+def _plan_of(options: Namespace, url: str, workers: Sequence[str], run: str) -> Plan:
+    given: dict[str, Any] = {
+        "url": url,
+        "api_key": options.api_key,
+        "workload": options.workload,
+        "rate_rps": options.rate,
+        "num_requests": options.requests,
+        "seed": options.seed,
+        "num_adapters": options.adapters,
+        "listed": None,
+        "base_model": options.model,
+        "api": options.api,
+        "ignore_eos": options.ignore_eos,
+        "timeout_s": options.timeout,
+        "patience_s": options.patience,
+        "mode": options.mode,
+        "think_s": options.think_s,
+        "by": options.by,
+        "slo_ttft_s": options.slo_ttft,
+        "slo_tpot_s": options.slo_tpot,
+        "workers": workers,
+        "starts_at_s": 0.0,
+        "run": run,
+    }
+    try:
+        return msgspec.convert(given, type=Plan)
+    except msgspec.ValidationError as error:
+        raise PlanError(f"an option cannot be used: {error}") from error
+
+
+def _listed(server: Server) -> Listing:
+    try:
+        answer = fetch_json(server, "/v1/models", timeout_s=MODELS_TIMEOUT_S)
+        listing = msgspec.convert(answer, type=Listing)
+    except FetchError as error:
+        raise PlanError(f"the endpoint does not list its models: {error}") from error
+    except msgspec.ValidationError as error:
+        raise PlanError(f"{server.authority}/v1/models is not a list of models: {error}") from error
+    if not listing.data:
+        raise PlanError(f"{server.authority} lists no models")
+    return listing

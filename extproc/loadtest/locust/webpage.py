@@ -1,0 +1,99 @@
+"""Our page of locust's web UI: `/extproc`, and `/extproc/data` with what it shows.
+
+The page holds everything that it needs; nothing comes from elsewhere. The picker's admin port is
+asked from here, because a browser may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from flask import Response, request
+
+from extproc.loadtest.locust.http import FetchError, Server, UrlError, fetch_json
+from extproc.loadtest.locust.plan import options_of
+
+if TYPE_CHECKING:
+    from locust.env import Environment
+
+PICKER_TIMEOUT_S = 1.0
+PICKER_AGE_S = 0.5
+"""What the picker said is shown for so long, however many pages are open."""
+_LINK = (
+    '<a href="extproc" style="position:fixed;right:1rem;bottom:3.5rem;z-index:9999;'
+    "padding:.5rem 1rem;"
+    "border-radius:2rem;background:#15803d;color:#fff;font:600 14px system-ui,sans-serif;"
+    'text-decoration:none;box-shadow:0 2px 8px #0006">Tokens and adapters</a>'
+)
+
+
+def add_page(
+    web_ui: Any,
+    environment: Environment,
+    describe: Callable[[], dict[str, Any]],
+    clock: Callable[[], float],
+) -> None:
+    """Add the page, and a link to it on locust's own.
+
+    Args:
+        web_ui: Locust's `WebUI`, not started yet.
+        environment: Locust's.
+        describe: The test as it is now, as plain values.
+        clock: Monotonic seconds.
+    """
+    base = (options_of(environment).web_base_path or "").rstrip("/")
+    html = files("extproc.loadtest.locust").joinpath("page.html").read_text(encoding="utf-8")
+    picker = _Picker(environment, clock)
+
+    def page() -> Response:
+        return Response(html, mimetype="text/html")
+
+    def data() -> Response:
+        content = msgspec.json.encode({**describe(), "picker": picker.describe()})
+        return Response(content, mimetype="application/json", headers={"cache-control": "no-store"})
+
+    def add_link(response: Response) -> Response:
+        if request.path == f"{base}/" and response.mimetype == "text/html":
+            response.set_data(response.get_data(as_text=True).replace("</body>", f"{_LINK}</body>"))
+        return response
+
+    app, guarded = web_ui.app, web_ui.auth_required_if_enabled
+    app.add_url_rule(f"{base}/extproc", "extproc", guarded(page))
+    app.add_url_rule(f"{base}/extproc/data", "extproc_data", guarded(data))
+    app.after_request(add_link)
+
+
+class _Picker:
+    """What the picker's admin port says of its endpoints."""
+
+    def __init__(self, environment: Environment, clock: Callable[[], float]) -> None:
+        self._environment = environment
+        self._clock = clock
+        self._told: dict[str, Any] | None = None
+        self._told_s = 0.0
+        self._url = ""
+
+    def describe(self) -> dict[str, Any] | None:
+        """`{"endpoints": [...]}` as in `/debug/snapshot`, `{"problem": why not}`, None unasked."""
+        url = str(options_of(self._environment).picker_admin)
+        if not url:
+            return None
+        now = self._clock()
+        if self._told is None or url != self._url or now - self._told_s > PICKER_AGE_S:
+            self._url, self._told_s = url, now
+            self._told = _ask(url)
+        return self._told
+
+
+def _ask(url: str) -> dict[str, Any]:
+    try:
+        server = Server.of(url)
+        told = fetch_json(server, "/debug/snapshot", timeout_s=PICKER_TIMEOUT_S)
+    except (FetchError, UrlError) as error:
+        return {"problem": f"--picker-admin: {error}"}
+    if not isinstance(told, dict) or not isinstance(told.get("endpoints"), list):
+        return {"problem": f"--picker-admin: {url} has no snapshot"}
+    return {"endpoints": told["endpoints"]}

@@ -1,0 +1,1 @@
+"""From the measurements of a running vLLM to a profile of the engine model."""

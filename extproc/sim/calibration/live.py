@@ -1,0 +1,245 @@
+"""Measures a running vLLM server: what `extproc.sim.calibration.calibrate` fits a profile to.
+
+The server is loaded phase by phase, each with a fixed number of requests in flight, and its
+metrics page is read all the while; nothing is asked of it but completions and pages. Nobody else
+may use it meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import median
+
+import aiohttp
+import msgspec
+
+from extproc.sim.calibration.calibrate import SERIES, Reading, Sample, read_page, sample_over
+from extproc.sim.calibration.phases import Phase
+
+_TOKEN_IDS = range(16, 240)
+"""For random prompts: ids that any vocabulary has, behind the special ones."""
+_SCRAPE_S = 0.1
+_FILL_TIMEOUT_S = 60.0
+"""For all of a phase's requests to run at once."""
+_LOAD_ROUNDS = 4
+"""How often each adapter is asked for; the first time does not count."""
+_SHOWN_TOKENS = 2
+"""An answer of one token never shows in vLLM's metrics."""
+
+
+class CalibrationError(Exception):
+    """The server cannot be measured; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTimes:
+    """What the first token of a request waits for its adapter, seconds, and for all else.
+
+    Attributes:
+        hot_s: Time to the first token where the adapter is in its slot.
+        gpu_load_s: From the CPU cache into a slot; None if it could not be told.
+        disk_load_s: From disk into the CPU cache; None if it could not be told.
+    """
+
+    hot_s: float
+    gpu_load_s: float | None = None
+    disk_load_s: float | None = None
+
+
+class LiveServer:
+    """A vLLM server.
+
+    Args:
+        session: For all requests; without a timeout of its own, and without connections that are
+            used again, which servers close when they think them idle.
+        url: Base URL without a trailing slash.
+        clock: Seconds.
+        rng: For prompts, which must never be alike, and for lengths.
+
+    Attributes:
+        base_model: Name of its base model.
+        max_model_len: Longest prompt plus answer, tokens.
+        adapters: Adapters that it lists.
+        max_loras: Its adapter slots; None until an adapter was asked for.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        *,
+        clock: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self.base_model = ""
+        self.max_model_len = 0
+        self.adapters: tuple[str, ...] = ()
+        self.max_loras: int | None = None
+        self._session = session
+        self._url = url
+        self._clock = clock
+        self._rng = rng
+
+    async def connect(self) -> None:
+        """Ask for its models.
+
+        Raises:
+            CalibrationError: It is no vLLM server.
+            aiohttp.ClientError: It does not answer.
+        """
+        async with self._session.get(f"{self._url}/v1/models") as response:
+            cards = msgspec.json.decode(await response.read(), type=_Cards).data
+        bases = [card for card in cards if not card.parent]
+        if not bases or not bases[0].max_model_len:
+            raise CalibrationError("the server lists no base model with a max_model_len")
+        self.base_model, self.max_model_len = bases[0].id, bases[0].max_model_len
+        self.adapters = tuple(card.id for card in cards if card.parent)
+        await self.read()
+
+    async def read(self) -> Reading:
+        """Its metrics page now.
+
+        Raises:
+            CalibrationError: A figure is missing.
+        """
+        query = "&".join(f"name[]={series}" for series in SERIES)
+        async with self._session.get(f"{self._url}/metrics/?{query}") as response:
+            page = await response.text()
+        try:
+            reading = read_page(page, at_s=self._clock())
+        except (ValueError, KeyError) as error:
+            raise CalibrationError(str(error)) from error
+        self.max_loras = reading.max_loras or self.max_loras
+        return reading
+
+    async def complete(self, model: str, prompt_tokens: int, output_tokens: int) -> float:
+        """Ask for an answer of just so many tokens; seconds to the first of them.
+
+        Raises:
+            CalibrationError: The server refuses.
+        """
+        body = {
+            "model": model,
+            "prompt": self._rng.choices(_TOKEN_IDS, k=prompt_tokens),
+            "max_tokens": output_tokens,
+            "min_tokens": output_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+        asked_s = self._clock()
+        async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
+            if response.status != 200:
+                text = (await response.text())[:200]
+                raise CalibrationError(f"HTTP {response.status} for {model}: {text}")
+            times_s = [
+                self._clock() async for line in response.content if line.startswith(b"data: {")
+            ]
+        if not times_s:
+            raise CalibrationError(f"{model} answered nothing")
+        return times_s[0] - asked_s
+
+    async def measure(self, phase: Phase, *, window_s: float, num_windows: int) -> list[Sample]:
+        """Load it, and take one sample of each of `num_windows` windows of `window_s`.
+
+        Raises:
+            CalibrationError: The server refuses, or does not do what it is asked.
+            aiohttp.ClientError: It does not answer.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._repeat(phase, number))
+                    for number in range(phase.num_requests)
+                ]
+                await self._fill(phase)
+                samples = [await self._sample(phase, window_s) for _ in range(num_windows)]
+                for task in tasks:
+                    task.cancel()
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        await self._drain()
+        return [sample for sample in samples if sample is not None]
+
+    async def measure_loads(self, adapters: Sequence[str], max_cpu_loras: int | None) -> LoadTimes:
+        """Ask for adapters one after the other, so that each has just lost its place.
+
+        Args:
+            adapters: Such that can be asked for.
+            max_cpu_loras: Places in the server's CPU cache, which it does not tell; None for as
+                many as slots, vLLM's default.
+        """
+        hot_s = await self.first_token_s(adapters[0])
+        slots = self.max_loras
+        if not slots or len(adapters) <= slots:
+            return LoadTimes(hot_s)
+        places = max_cpu_loras or slots
+        missing_slot_s = await self._cycle(adapters[: slots + 1])
+        if places <= slots:  # each came from disk, and nothing tells the two parts apart
+            return LoadTimes(hot_s, disk_load_s=max(0.0, missing_slot_s - hot_s))
+        gpu_load_s = max(0.0, missing_slot_s - hot_s)
+        if len(adapters) <= places:
+            return LoadTimes(hot_s, gpu_load_s)
+        missing_s = await self._cycle(adapters[: places + 1])
+        return LoadTimes(hot_s, gpu_load_s, max(0.0, missing_s - hot_s - gpu_load_s))
+
+    async def first_token_s(self, model: str = "") -> float:
+        """Median time to the first token of a lone short request, for the base model by default."""
+        return await self._cycle((model or self.base_model,))
+
+    async def _cycle(self, adapters: Sequence[str]) -> float:
+        """Median time to the first token, the adapters asked for in turn."""
+        times_s = [
+            [await self.complete(adapter, 8, _SHOWN_TOKENS) for adapter in adapters]
+            for _ in range(_LOAD_ROUNDS * 4 if len(adapters) == 1 else _LOAD_ROUNDS)
+        ]
+        return median(time_s for round_s in times_s[1:] for time_s in round_s)
+
+    async def _repeat(self, phase: Phase, number: int) -> None:
+        count = len(phase.adapters)
+        model = phase.adapters[number % count] if count else self.base_model
+        while True:
+            output_tokens = round(phase.output_tokens * self._rng.uniform(0.5, 1.5))
+            await self.complete(model, phase.prompt_tokens, max(_SHOWN_TOKENS, output_tokens))
+
+    async def _fill(self, phase: Phase) -> None:
+        """Wait until the phase's requests run, and the first of them have ended."""
+        started = await self.read()
+        try:
+            async with asyncio.timeout(_FILL_TIMEOUT_S):
+                while True:
+                    reading = await self.read()
+                    has_begun = reading.first_tokens - started.first_tokens > phase.num_requests
+                    if has_begun and reading.num_running:
+                        return
+                    await asyncio.sleep(_SCRAPE_S)
+        except TimeoutError as error:
+            raise CalibrationError(f"{phase} did not get going") from error
+
+    async def _sample(self, phase: Phase, window_s: float) -> Sample | None:
+        readings = [await self.read()]
+        while readings[-1].at_s - readings[0].at_s < window_s:
+            await asyncio.sleep(_SCRAPE_S)
+            readings.append(await self.read())
+        return sample_over(readings, num_adapters=len(phase.adapters))
+
+    async def _drain(self) -> None:
+        """Wait until the server is idle: it notices that clients have left."""
+        async with asyncio.timeout(_FILL_TIMEOUT_S):
+            reading = await self.read()
+            while reading.num_running or reading.num_waiting:
+                await asyncio.sleep(_SCRAPE_S)
+                reading = await self.read()
+
+
+class _Card(msgspec.Struct):
+    id: str
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]

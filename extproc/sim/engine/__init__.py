@@ -1,0 +1,1 @@
+"""A model of one vLLM engine, step by step, without a clock."""

@@ -1,0 +1,316 @@
+"""A model of one vLLM engine, step by step, without a clock.
+
+The caller owns time. In real time it submits and aborts requests between steps, calls
+`step(now=...)`, and lets `Step.duration_s` pass before it uses what the step answered. In virtual
+time it calls `advance(now=..., until=...)`, which takes the same steps, many at once. The rules are
+those of vLLM 0.32 (`v1/core/sched/scheduler.py`):
+
+1. A step first serves the running requests in their order, then admits waiting ones, until the
+   token budget, the number of sequences or the KV cache ends it. Prefills are cut to the budget.
+2. A running request that finds no free KV block preempts the last running one, which loses its KV
+   and goes to the head of the queue. A step that preempted admits nothing.
+3. At most `max_loras` distinct adapters run at once. A waiting request whose adapter does not fit
+   is skipped, not blocking those behind it; the base model is never held back. What is resident
+   plays no part in this.
+4. A waiting request is admitted only if its whole sequence so far fits into the free blocks.
+5. The adapters of the batch are brought onto the GPU before the forward pass; the batch waits.
+
+6. KV of a shared beginning is found again under the same adapter, and what a preempted request
+   lost by itself as far as nobody has allocated it (`extproc.sim.engine.blocks`).
+
+One simplification: the adapters of a batch are placed in the batch's order (vLLM iterates over a
+set, an order that differs between processes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from extproc.sim.engine.activity import NEVER_S, Activity
+from extproc.sim.engine.lru import AdapterCache, AdapterLoad
+from extproc.sim.engine.profiles import EngineProfile
+from extproc.sim.engine.records import (
+    Advance,
+    EngineCounters,
+    EngineReport,
+    EngineRequest,
+    EngineStats,
+    Step,
+    Timeline,
+)
+from extproc.sim.engine.scheduler import Batch, Scheduler
+
+
+class Engine:
+    """One engine.
+
+    Args:
+        profile: Costs and limits.
+        max_loras: Adapter slots on the GPU; 0 for an engine without LoRA.
+        max_cpu_loras: Places in the CPU cache; `max_loras` by default, as in vLLM.
+        max_lora_rank: The rank that every slot is allocated for.
+        ranks: Rank of each adapter; one that is not named has `max_lora_rank`.
+
+    Raises:
+        ValueError: vLLM would not start with these sizes.
+    """
+
+    def __init__(
+        self,
+        profile: EngineProfile,
+        *,
+        max_loras: int = 4,
+        max_cpu_loras: int | None = None,
+        max_lora_rank: int = 16,
+        ranks: Mapping[str, int] | None = None,
+    ) -> None:
+        if profile.max_num_batched_tokens < profile.max_num_seqs:
+            raise ValueError("max_num_batched_tokens is smaller than max_num_seqs")
+        self.profile = profile
+        self.max_loras = max_loras
+        self.max_lora_rank = max_lora_rank
+        self.kv_blocks = profile.kv_blocks(max_loras, max_lora_rank)
+        self.counters = EngineCounters()
+        cpu = max_loras if max_cpu_loras is None else max_cpu_loras
+        self._cache = AdapterCache(max_loras, cpu) if max_loras else None
+        self._ranks = dict(ranks or {})
+        self._adapters: tuple[str, ...] = ()  # of the batch, in its order
+        self._scheduler = Scheduler(profile, kv_blocks=self.kv_blocks, max_loras=max_loras)
+        self._activity = Activity()
+
+    @property
+    def running(self) -> tuple[EngineRequest, ...]:
+        """The running batch, oldest first."""
+        return tuple(sequence.request for sequence in self._scheduler.running)
+
+    @property
+    def waiting(self) -> tuple[EngineRequest, ...]:
+        """The queue, head first."""
+        return tuple(sequence.request for sequence in self._scheduler.waiting)
+
+    @property
+    def gpu_adapters(self) -> tuple[str, ...]:
+        """Adapters in GPU slots, most recently used first."""
+        return self._cache.gpu if self._cache else ()
+
+    @property
+    def cpu_adapters(self) -> tuple[str, ...]:
+        """Adapters in the CPU cache, most recently used first."""
+        return self._cache.cpu if self._cache else ()
+
+    @property
+    def stats(self) -> EngineStats:
+        """The gauges now."""
+        return self._scheduler.stats(self._scheduler.pool.free)
+
+    def generated_tokens(self, request_id: str) -> int:
+        """Tokens of its answer that an unfinished request has.
+
+        Raises:
+            KeyError: It is unknown or finished.
+        """
+        sequence = self._scheduler.sequences[request_id]
+        if sequence.joined is None:
+            return sequence.generated
+        return sequence.generated + self._scheduler.decoders.tick - sequence.joined
+
+    def report(self, *, now: float, since_s: float = NEVER_S) -> EngineReport:
+        """What the metrics page says at `now`, for an engine that has been advanced to `now`.
+
+        Args:
+            now: Not before the start of the last step.
+            since_s: `shown_s` of a report that the reader has: what its log told is left out.
+        """
+        return self._activity.report(now=now, since_s=since_s)
+
+    def submit(self, request: EngineRequest, *, now: float) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: Its id is in use, it is longer than the model allows, it is empty, its
+                prefix is longer than its prompt, or it names an adapter where there are no slots.
+        """
+        length = request.prompt_tokens + request.output_tokens
+        if request.id in self._scheduler.sequences:
+            raise ValueError(f"request {request.id!r} is unfinished")
+        if request.prompt_tokens < 1 or request.output_tokens < 0:
+            raise ValueError(f"request {request.id!r} has no prompt or a negative output")
+        if not 0 <= request.prefix_tokens <= request.prompt_tokens:
+            raise ValueError(f"request {request.id!r} has a prefix longer than its prompt")
+        if length > self.profile.max_model_len:
+            raise ValueError(f"{length} tokens exceed max_model_len")
+        if request.adapter is not None and self._cache is None:
+            raise ValueError("this engine has no adapter slots")
+        self._scheduler.submit(request, now=now)
+        self.counters.num_submitted += 1
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request wherever it is. False if it is unknown or finished."""
+        sequence = self._scheduler.abort(request_id)
+        if sequence is None:
+            return False
+        if sequence.first_token_s is not None:
+            self._activity.remove(sequence.request)
+        self.counters.num_aborted += 1
+        return True
+
+    def set_rank(self, adapter: str, rank: int) -> None:
+        """Say which rank `adapter` has.
+
+        Raises:
+            ValueError: `rank` exceeds `max_lora_rank`.
+        """
+        if rank > self.max_lora_rank:
+            raise ValueError(f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}")
+        self._ranks[adapter] = rank
+
+    def load_adapter(self, adapter: str, *, is_reload: bool = False) -> float:
+        """Load `adapter` at the operator's request, between two steps.
+
+        Args:
+            adapter: Which.
+            is_reload: Read it from disk again even if it is here.
+
+        Returns:
+            Seconds that the engine stands still for it.
+
+        Raises:
+            ValueError: The engine has no adapter slots.
+        """
+        if self._cache is None:
+            raise ValueError("this engine has no adapter slots")
+        if is_reload:
+            self._cache.drop(adapter)
+        # The batch's adapters are no longer the latest used.
+        self._adapters, self._scheduler.is_regrouped = (), True
+        return sum(self._load_s(load) for load in self._place((adapter,)))
+
+    def step(self, *, now: float) -> Step | None:
+        """Run one step that begins at `now`. None if there is nothing to do.
+
+        Afterwards the engine is in its state at the end of the step, `duration_s` later.
+        """
+        if not self._scheduler.sequences:
+            return None
+        batch, loads, duration_s = self._take_step(now, is_detailed=True)
+        return Step(
+            started_s=now,
+            duration_s=duration_s,
+            tokens=tuple(batch.tokens),
+            first_tokens=tuple(batch.first_tokens),
+            finished=tuple(batch.finished),
+            admitted=tuple(batch.admitted),
+            preempted=tuple(batch.preempted),
+            adapters=self._adapters,
+            loads=loads,
+            prefill_tokens=batch.prefill_tokens,
+            num_decoding=batch.num_decoding,
+            stats=self.stats,
+        )
+
+    def advance(self, *, now: float, until: float) -> Advance:
+        """Run every step that begins from `now` on and before `until`, one after the other.
+
+        Equal to calling `step` again and again, and much faster.
+        """
+        num_steps = self.counters.num_steps
+        first_tokens: list[Timeline] = []
+        finished: list[Timeline] = []
+        loads: list[AdapterLoad] = []
+        while now < until and self._scheduler.sequences:
+            if self._scheduler.is_steady and not self._scheduler.is_regrouped:
+                now = self._repeat(now, until)
+                if now >= until:
+                    break
+            batch, batch_loads, duration_s = self._take_step(now)
+            now += duration_s
+            first_tokens += batch.first_tokens
+            finished += batch.finished
+            loads += batch_loads
+        if not self._scheduler.sequences:
+            self._activity.show_idle(now=now)
+        num_steps = self.counters.num_steps - num_steps
+        return Advance(now, num_steps, tuple(first_tokens), tuple(finished), tuple(loads))
+
+    def _repeat(self, now: float, until: float) -> float:
+        """Take steps in which nobody comes, ends or lacks a block; the end of the last one.
+
+        Only time, KV and blocks change. The arithmetic on floats is that of `forward_s`, in its
+        order, so that the result is that of single steps to the last bit.
+        """
+        profile, decoders, pool = self.profile, self._scheduler.decoders, self._scheduler.pool
+        first, last = decoders.tick, decoders.next_end - 1
+        count, kv_tokens, residues = decoders.count, decoders.kv_tokens, decoders.residues
+        fixed_s = profile.step_s + profile.step_per_decode_s * count
+        per_kv_token_s, factor = (
+            profile.step_per_kv_token_s,
+            profile.lora_factor(len(self._adapters)),
+        )
+        tick, free, block_tokens = first, pool.free, profile.block_tokens
+        previous_s, previous_free = now, free
+        while tick < last and now < until:
+            needed = residues[-tick % block_tokens]
+            if needed > free:
+                break
+            previous_s, previous_free = now, free
+            free -= needed
+            tick += 1
+            kv_tokens += count
+            now += (fixed_s + per_kv_token_s * kv_tokens) * factor
+        if tick == first:
+            return now
+        decoders.advance(tick - first)
+        pool.allocate(pool.free - free)
+        self.counters.num_steps += tick - first
+        if tick > first + 1:
+            self._activity.show(self._scheduler.stats(previous_free), at_s=previous_s)
+        self._activity.show(self.stats, at_s=now)
+        return now
+
+    def _take_step(
+        self, now: float, *, is_detailed: bool = False
+    ) -> tuple[Batch, tuple[AdapterLoad, ...], float]:
+        """One step: what it did, what had to be moved for it, and how long it takes."""
+        scheduler = self._scheduler
+        batch = scheduler.schedule(now=now)
+        loads: tuple[AdapterLoad, ...] = ()
+        if scheduler.is_regrouped:
+            scheduler.is_regrouped = False
+            adapters = scheduler.adapters
+            if adapters != self._adapters:  # else they are the latest used, in this order
+                self._adapters = adapters
+                loads = self._place(adapters)
+        duration_s = sum(map(self._load_s, loads)) + self.profile.forward_s(
+            num_decoding=batch.num_decoding,
+            kv_tokens=batch.kv_tokens,
+            prefill_tokens=batch.prefill_tokens,
+            num_adapters=len(self._adapters),
+        )
+        scheduler.complete(batch, ended_s=now + duration_s, is_detailed=is_detailed)
+        self._count(batch)
+        self._activity.show(self.stats, at_s=now + duration_s)
+        return batch, loads, duration_s
+
+    def _count(self, batch: Batch) -> None:
+        counters = self.counters
+        counters.num_steps += 1
+        counters.num_preemptions += len(batch.preempted)
+        counters.num_finished += len(batch.finished)
+        counters.num_prompt_tokens += batch.num_prompt_tokens
+        counters.num_cached_tokens += batch.num_cached_tokens
+        for timeline in batch.first_tokens:
+            self._activity.add(timeline.request)
+        for timeline in batch.finished:
+            self._activity.remove(timeline.request)
+
+    def _place(self, adapters: tuple[str, ...]) -> tuple[AdapterLoad, ...]:
+        if self._cache is None:
+            return ()
+        loads = tuple(load for load in map(self._cache.use, adapters) if load)
+        self.counters.num_gpu_loads += len(loads)
+        self.counters.num_disk_loads += sum(load.is_from_disk for load in loads)
+        return loads
+
+    def _load_s(self, load: AdapterLoad) -> float:
+        rank = self._ranks.get(load.adapter, self.max_lora_rank)
+        return self.profile.load_s(rank, is_from_disk=load.is_from_disk)

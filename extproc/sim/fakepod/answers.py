@@ -1,0 +1,295 @@
+"""What a vLLM server writes: answers and streams in the shapes of its HTTP APIs.
+
+Pure functions from values to JSON; the text says which pod answered and as which model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from extproc.sim.fakepod.apierrors import ApiError, Json
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One generated answer.
+
+    Attributes:
+        id: Without the prefix of its API.
+        pod: Name of the pod that answers.
+        model: The model that was asked for.
+        created_wall_s: Unix seconds.
+        prompt_tokens: Length of the prompt.
+        output_tokens: Length of the answer.
+    """
+
+    id: str
+    pod: str
+    model: str
+    created_wall_s: int
+    prompt_tokens: int
+    output_tokens: int
+
+    def token(self, index: int) -> str:
+        """Text of the token at `index`: the first one says who answers as what."""
+        return f" {index}" if index else f"{self.pod} says {self.model}:"
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(map(self.token, range(self.output_tokens)))
+
+    @property
+    def usage(self) -> Json:
+        """OpenAI's token counts."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + self.output_tokens,
+            "completion_tokens": self.output_tokens,
+        }
+
+    def finish_reason(self, index: int) -> str | None:
+        """OpenAI's reason with the token at `index`: answers always end at their length."""
+        return "length" if index + 1 == self.output_tokens else None
+
+
+class Api(Protocol):
+    """How one API writes a generated answer."""
+
+    def whole(self, reply: Reply) -> Json:
+        """The body of an answer that is not streamed."""
+        ...
+
+    def start(self, reply: Reply) -> bytes:
+        """The events that go out before the first token is there."""
+        ...
+
+    def token(self, reply: Reply, index: int) -> bytes:
+        """The events of the token at `index`."""
+        ...
+
+    def end(self, reply: Reply, *, has_usage: bool) -> bytes:
+        """The events after the last token; token counts only if `has_usage`."""
+        ...
+
+
+class CompletionApi:
+    """`/v1/completions`."""
+
+    def whole(self, reply: Reply) -> Json:
+        """See `Api`."""
+        choice = {
+            "index": 0,
+            "text": reply.text,
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+            "prompt_logprobs": None,
+        }
+        return {**self._head(reply), "choices": [choice], "usage": reply.usage}
+
+    def start(self, reply: Reply) -> bytes:
+        """See `Api`."""
+        return b""
+
+    def token(self, reply: Reply, index: int) -> bytes:
+        """See `Api`."""
+        choice = {
+            "index": 0,
+            "text": reply.token(index),
+            "logprobs": None,
+            "finish_reason": reply.finish_reason(index),
+            "stop_reason": None,
+        }
+        return _event({**self._head(reply), "choices": [choice]})
+
+    def end(self, reply: Reply, *, has_usage: bool) -> bytes:
+        """See `Api`."""
+        return _usage_and_done(self._head(reply), reply, has_usage)
+
+    def _head(self, reply: Reply) -> Json:
+        return {
+            "id": f"cmpl-{reply.id}",
+            "object": "text_completion",
+            "created": reply.created_wall_s,
+            "model": reply.model,
+        }
+
+
+class ChatApi:
+    """`/v1/chat/completions`."""
+
+    def whole(self, reply: Reply) -> Json:
+        """See `Api`."""
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": reply.text},
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+        }
+        head = self._head(reply, "chat.completion")
+        return {**head, "choices": [choice], "usage": reply.usage}
+
+    def start(self, reply: Reply) -> bytes:
+        """See `Api`."""
+        return b""
+
+    def token(self, reply: Reply, index: int) -> bytes:
+        """See `Api`. The role goes out with the first token."""
+        content = self._chunk(reply, {"content": reply.token(index)}, reply.finish_reason(index))
+        if index:
+            return content
+        return self._chunk(reply, {"role": "assistant", "content": ""}, None) + content
+
+    def end(self, reply: Reply, *, has_usage: bool) -> bytes:
+        """See `Api`."""
+        return _usage_and_done(self._head(reply, "chat.completion.chunk"), reply, has_usage)
+
+    def _chunk(self, reply: Reply, delta: Json, finish_reason: str | None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return _event({**self._head(reply, "chat.completion.chunk"), "choices": [choice]})
+
+    def _head(self, reply: Reply, object_: str) -> Json:
+        return {
+            "id": f"chatcmpl-{reply.id}",
+            "object": object_,
+            "created": reply.created_wall_s,
+            "model": reply.model,
+        }
+
+
+class MessagesApi:
+    """Anthropic's `/v1/messages`."""
+
+    def whole(self, reply: Reply) -> Json:
+        """See `Api`."""
+        return {
+            **self._head(reply),
+            "content": [{"type": "text", "text": reply.text}],
+            "stop_reason": "max_tokens",
+            "stop_sequence": None,
+            "usage": self._usage(reply, reply.output_tokens),
+        }
+
+    def start(self, reply: Reply) -> bytes:
+        """See `Api`."""
+        return b""
+
+    def token(self, reply: Reply, index: int) -> bytes:
+        """See `Api`. The message and its text block start with the first token."""
+        delta = {"type": "text_delta", "text": reply.token(index)}
+        events = named({"type": "content_block_delta", "index": 0, "delta": delta})
+        if index:
+            return events
+        message = {**self._head(reply), "content": [], "stop_reason": None, "stop_sequence": None}
+        message["usage"] = self._usage(reply, 0)
+        block = {"type": "text", "text": ""}
+        return (
+            named({"type": "message_start", "message": message})
+            + named({"type": "content_block_start", "index": 0, "content_block": block})
+            + events
+        )
+
+    def end(self, reply: Reply, *, has_usage: bool) -> bytes:
+        """See `Api`. Anthropic's stream always has the counts."""
+        delta = {"stop_reason": "max_tokens", "stop_sequence": None}
+        usage = self._usage(reply, reply.output_tokens)
+        return (
+            named({"type": "content_block_stop", "index": 0})
+            + named({"type": "message_delta", "delta": delta, "usage": usage})
+            + named({"type": "message_stop"})
+        )
+
+    def _head(self, reply: Reply) -> Json:
+        return {
+            "id": f"chatcmpl-{reply.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": reply.model,
+        }
+
+    def _usage(self, reply: Reply, output_tokens: int) -> Json:
+        return {"input_tokens": reply.prompt_tokens, "output_tokens": output_tokens}
+
+
+def embedding(reply: Reply, size: int) -> Json:
+    """The answer of `/v1/embeddings`: one vector of `size` numbers of length 1."""
+    vector = [0.0] * size
+    vector[sum(reply.model.encode()) % size] = 1.0
+    return {
+        "id": f"embd-{reply.id}",
+        "object": "list",
+        "created": reply.created_wall_s,
+        "model": reply.model,
+        "data": [{"index": 0, "object": "embedding", "embedding": vector}],
+        "usage": reply.usage,
+    }
+
+
+def model_list(base_model: str, adapters: Mapping[str, str], max_len: int, created: int) -> Json:
+    """The answer of `/v1/models`.
+
+    Args:
+        base_model: Name of the base model, and its path.
+        adapters: Path of each adapter.
+        max_len: Longest prompt plus answer, tokens.
+        created: Unix seconds; vLLM answers the time of the call.
+    """
+    cards = [_card(base_model, base_model, None, max_len, created)]
+    cards += [_card(name, path, base_model, None, created) for name, path in adapters.items()]
+    return {"object": "list", "data": cards}
+
+
+def _card(name: str, root: str, parent: str | None, max_len: int | None, created: int) -> Json:
+    permission = {
+        "id": f"modelperm-{name}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "vllm",
+        "root": root,
+        "parent": parent,
+        "max_model_len": max_len,
+        "permission": [permission],
+    }
+
+
+def _usage_and_done(head: Json, reply: Reply, has_usage: bool) -> bytes:
+    usage = _event({**head, "choices": [], "usage": reply.usage}) if has_usage else b""
+    return usage + b"data: [DONE]\n\n"
+
+
+def _event(body: Json) -> bytes:
+    return b"data: " + encode(body) + b"\n\n"
+
+
+def named(body: Json) -> bytes:
+    """An event with its type as the name."""
+    return f"event: {body['type']}\n".encode() + _event(body)
+
+
+def stream_error(error: ApiError) -> bytes:
+    """The end of a stream that fails after its headers are out."""
+    return _event(error.openai()) + b"data: [DONE]\n\n"
+
+
+def encode(body: Json) -> bytes:
+    """Compact JSON."""
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,0 +1,381 @@
+"""The HTTP endpoints of a fake pod."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+from aiohttp import web
+from prometheus_client.exposition import choose_encoder
+
+from extproc.sim.engine.engine import Engine
+from extproc.sim.engine.records import EngineCounters, EngineRequest
+from extproc.sim.fakepod import answers
+from extproc.sim.fakepod.answers import Api, Reply
+from extproc.sim.fakepod.apierrors import (
+    ApiError,
+    Json,
+    engine_dead,
+    invalid,
+    invalid_json,
+    missing_field,
+    unknown_model,
+)
+from extproc.sim.fakepod.config import PodConfig
+from extproc.sim.fakepod.prompts import chat_tokens, prompt_tokens, tokens_of
+from extproc.sim.fakepod.registry import AdapterRegistry
+from extproc.sim.fakepod.responses import ResponsesApi
+from extproc.sim.fakepod.runner import EngineDeadError, EngineRunner, Generation
+from extproc.sim.fakepod.vllmpage import CONTENT_TYPE, VllmPage
+
+VLLM_VERSION = "0.32.0"
+EMBEDDING_SIZE = 64
+_KEPT_REQUESTS = 100
+_ORCA_FORMAT = "endpoint-load-metrics-format"
+
+
+class Pod:
+    """One fake pod: an engine in real time, its adapters, its page, and the endpoints over them.
+
+    Args:
+        config: What it is.
+        clock: Monotonic seconds of the event loop.
+        wall: Unix seconds.
+
+    Raises:
+        ValueError: vLLM would not start with this configuration.
+        ApiError: An adapter that it starts with cannot be loaded.
+    """
+
+    def __init__(
+        self, config: PodConfig, *, clock: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
+        self.config = config
+        self.registry = AdapterRegistry(config.base_model, config.ranks_by_path)
+        self.last_requests: deque[Json] = deque(maxlen=_KEPT_REQUESTS)
+        self.is_draining = False
+        self._wall = wall
+        self._num_requests = 0
+        engine = Engine(
+            config.profile,
+            max_loras=config.max_loras,
+            max_cpu_loras=config.max_cpu_loras,
+            max_lora_rank=config.max_lora_rank,
+        )
+        for name, path in config.adapter_paths.items():
+            self.registry.serve(name, path, engine)
+        engine.counters = EngineCounters()
+        self.page = VllmPage(
+            model_name=config.base_model,
+            max_loras=config.max_loras,
+            max_model_len=config.profile.max_model_len,
+            num_gpu_blocks=engine.kv_blocks,
+            block_tokens=config.profile.block_tokens,
+            names=self.registry.names_by_key,
+            started_wall_s=wall(),
+        )
+        self.runner = EngineRunner(
+            engine, self.page, clock=clock, wall=wall, time_scale=config.time_scale
+        )
+
+    def routes(self) -> list[web.RouteDef]:
+        """Every endpoint."""
+        routes = [
+            web.post("/v1/completions", self.completions),
+            web.post("/v1/chat/completions", self.chat),
+            web.post("/v1/responses", self.responses),
+            web.post("/v1/messages", self.messages),
+            web.post("/v1/embeddings", self.embeddings),
+            web.post("/v1/audio/transcriptions", self.transcriptions),
+            web.post("/tokenize", self.tokenize),
+            web.get("/v1/models", self.models),
+            web.get("/metrics", self.metrics),
+            web.get("/metrics/", self.filtered_metrics),
+            web.get("/health", self.health),
+            web.route("*", "/ping", self.health),
+            web.get("/version", self.version),
+            web.get("/debug/engine", self.debug_engine),
+            web.get("/debug/last-requests", self.debug_last_requests),
+        ]
+        if self.config.runtime_updating:
+            routes.append(web.post("/v1/load_lora_adapter", self.load_adapter))
+            routes.append(web.post("/v1/unload_lora_adapter", self.unload_adapter))
+        return routes
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/completions`."""
+        body = await _json_body(request)
+        if not body.get("prompt"):
+            raise invalid("Either prompt or prompt_embeds must be provided and non-empty.")
+        return await self._generate(
+            request, body, answers.CompletionApi(), prompt_tokens(body["prompt"])
+        )
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/chat/completions`."""
+        body = await _json_body(request)
+        if not isinstance(body.get("messages"), list):
+            raise missing_field("messages", body)
+        return await self._generate(request, body, answers.ChatApi(), chat_tokens(body["messages"]))
+
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/responses`: a text, or messages. Nothing is stored."""
+        body = await _json_body(request)
+        given = body.get("input")
+        if given is None:
+            raise missing_field("input", body)
+        length = chat_tokens(given if isinstance(given, list) else [{"content": given}])
+        body["max_tokens"] = body.get("max_output_tokens")
+        return await self._generate(request, body, ResponsesApi(), length)
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/messages`, whose errors have Anthropic's shape."""
+        body = await _json_body(request)
+        for field in ("model", "messages", "max_tokens"):
+            if field not in body:
+                raise missing_field(field, body)
+        try:
+            return await self._generate(
+                request, body, answers.MessagesApi(), chat_tokens(body["messages"])
+            )
+        except ApiError as error:
+            return web.json_response(error.anthropic(), status=error.status)
+
+    async def embeddings(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/embeddings`: costs the prefill."""
+        body = await _json_body(request)
+        if "input" not in body:
+            raise missing_field("input", body)
+        reply, generation = self._submit(body.get("model"), prompt_tokens(body["input"]), 0)
+        await self._finished(generation)
+        return _answer(answers.embedding(reply, EMBEDDING_SIZE), reply)
+
+    async def transcriptions(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/audio/transcriptions`, a multipart form: costs the prefill."""
+        if not request.content_type.startswith("multipart/"):
+            raise missing_field("file", {})
+        form = await request.post()
+        file = form.get("file")
+        if not isinstance(file, web.FileField):
+            raise missing_field("file", {})
+        audio = file.file.read()
+        length = min(1 + len(audio) // 1024, self.config.profile.max_model_len)
+        reply, generation = self._submit(form.get("model"), length, 0)
+        await self._finished(generation)
+        usage = {"type": "duration", "seconds": len(audio) // 32_000}  # 16 kHz, 16 bits
+        return _answer({"text": reply.token(0), "usage": usage}, reply)
+
+    async def tokenize(self, request: web.Request) -> web.StreamResponse:
+        """`POST /tokenize`: asks the tokenizer only, not the engine."""
+        body = await _json_body(request)
+        text = body.get("prompt", body.get("messages"))
+        if text is None:
+            raise missing_field("prompt", body)
+        model, _ = self._served(body.get("model"))
+        tokens = tokens_of(text if isinstance(text, str) else json.dumps(text))
+        length = self.config.profile.max_model_len
+        answer = {"count": len(tokens), "max_model_len": length, "tokens": tokens}
+        return web.json_response(answer, headers={"x-served-model": model})
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        """`GET /v1/models`."""
+        config = self.config
+        return web.json_response(
+            answers.model_list(
+                config.base_model,
+                self.registry.paths,
+                config.profile.max_model_len,
+                int(self._wall()),
+            )
+        )
+
+    async def load_adapter(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/load_lora_adapter`."""
+        body = await _json_body(request)
+        return web.Response(text=await self.registry.load(body, self.runner))
+
+    async def unload_adapter(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/unload_lora_adapter`."""
+        return web.Response(text=self.registry.unload(await _json_body(request)))
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        """`GET /metrics`: always the whole page."""
+        self._refuse_if_draining()
+        return web.Response(body=self.page.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def filtered_metrics(self, request: web.Request) -> web.StreamResponse:
+        """`GET /metrics/`: only the metrics in `name[]` if it is given, compressed on request."""
+        self._refuse_if_draining()
+        encoder, content_type = choose_encoder(request.headers.get("accept", ""))
+        body = encoder(self.page.select(request.query.getall("name[]", [])))
+        response = web.Response(body=body, headers={"content-type": content_type})
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            response.enable_compression(web.ContentCoding.gzip)
+        return response
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        """`GET /health`, `/ping`: 503 once the engine is dead, and before the pod ends."""
+        return web.Response(status=503 if self.runner.is_dead or self.is_draining else 200)
+
+    async def version(self, request: web.Request) -> web.StreamResponse:
+        """`GET /version`."""
+        return web.json_response({"version": VLLM_VERSION})
+
+    async def debug_engine(self, request: web.Request) -> web.StreamResponse:
+        """`GET /debug/engine`: the model's inside. No vLLM has this."""
+        engine, names = self.runner.engine, self.registry.names_by_key
+        return web.json_response(
+            {
+                "note": "the fake pod's engine model; no vLLM has this page",
+                "pod": self.config.name,
+                "profile": engine.profile.name,
+                "provenance": engine.profile.provenance,
+                "gpu_adapters": [names[key] for key in engine.gpu_adapters],
+                "cpu_adapters": [names[key] for key in engine.cpu_adapters],
+                "running": [_shown(r, names) for r in engine.running],
+                "waiting": [_shown(r, names) for r in engine.waiting],
+                **asdict(engine.counters),
+                **asdict(engine.stats),
+            }
+        )
+
+    async def debug_last_requests(self, request: web.Request) -> web.StreamResponse:
+        """`GET /debug/last-requests`: what the pod was sent, newest last. No vLLM has this."""
+        return web.json_response(list(self.last_requests))
+
+    def _refuse_if_draining(self) -> None:
+        """A load report is an invitation: one that will end soon gives none."""
+        if self.is_draining:
+            raise ApiError(503, "The pod is about to end.", "ServiceUnavailableError")
+
+    async def _generate(
+        self, request: web.Request, body: Json, api: Api, length: int
+    ) -> web.StreamResponse:
+        wanted = body.get("max_completion_tokens") or body.get("max_tokens")
+        reply, generation = self._submit(body.get("model"), length, self._output_tokens(wanted))
+        if body.get("stream") is True:
+            return await self._stream(request, body, api, reply, generation)
+        await self._finished(generation)
+        return _answer(api.whole(reply), reply, self._orca(request))
+
+    def _output_tokens(self, wanted: object) -> int:
+        if wanted is None:
+            return self.config.default_output_tokens
+        if not isinstance(wanted, int) or wanted < 1:
+            message = f"max_tokens must be at least 1, got {wanted}."
+            raise ApiError(400, message, "BadRequestError", "max_tokens")
+        return wanted
+
+    async def _stream(
+        self,
+        request: web.Request,
+        body: Json,
+        api: Api,
+        reply: Reply,
+        generation: Generation,
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers=_served_as(reply))
+        response.content_type = "text/event-stream"
+        response.charset = "utf-8"
+        sent = 0
+        try:
+            # Sent before the first token, as vLLM does: a gateway sees the headers of a request
+            # that still waits in the engine.
+            await response.prepare(request)
+            await response.write(api.start(reply))
+            while sent < reply.output_tokens:
+                ready = await generation.more(sent)
+                await response.write(b"".join(api.token(reply, i) for i in range(sent, ready)))
+                sent = ready
+            await response.write(api.end(reply, has_usage=_wants_usage(body)))
+            await response.write_eof()
+        except ConnectionResetError:
+            pass  # the client left; nobody reads an answer
+        except EngineDeadError:
+            await response.write(answers.stream_error(engine_dead()))
+        finally:
+            self.runner.abort(generation.request)
+        return response
+
+    async def _finished(self, generation: Generation) -> None:
+        try:
+            await generation.finished()
+        finally:
+            self.runner.abort(generation.request)
+
+    def _submit(self, model: object, length: int, output_tokens: int) -> tuple[Reply, Generation]:
+        name, key = self._served(model)
+        limit = self.config.profile.max_model_len
+        if length >= limit:
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {limit} tokens. However, your prompt "
+                f"contains {length} input tokens, which exceeds this limit even without any "
+                "output tokens. Please reduce the length of the input prompt.",
+                "BadRequestError",
+                "input_tokens",
+            )
+        output_tokens = min(output_tokens, limit - length)
+        self._num_requests += 1
+        id_ = f"{self.config.name}-{self._num_requests}"
+        reply = Reply(id_, self.config.name, name, int(self._wall()), length, output_tokens)
+        return reply, self.runner.submit(EngineRequest(id_, length, output_tokens, key))
+
+    def _served(self, model: object) -> tuple[str, str | None]:
+        """The name that is served and the engine's key of its adapter. No name is the base."""
+        if not model or model == self.config.base_model:
+            return self.config.base_model, None
+        adapter = self.registry.get(model) if isinstance(model, str) else None
+        if adapter is None:
+            raise unknown_model(str(model), self.config.base_model)
+        return adapter.name, adapter.key
+
+    def _orca(self, request: web.Request) -> dict[str, str]:
+        wanted = request.headers.get(_ORCA_FORMAT, "").lower()
+        stats = self.runner.reported
+        metrics = {
+            "num_requests_waiting": float(stats.num_waiting),
+            "kv_cache_usage_perc": stats.kv_usage_ratio,
+        }
+        if wanted == "json":
+            return {"endpoint-load-metrics": f"JSON {json.dumps({'named_metrics': metrics})}"}
+        if wanted == "text":
+            named = (f"named_metrics.{name}={value}" for name, value in metrics.items())
+            return {"endpoint-load-metrics": f"TEXT {', '.join(named)}"}
+        return {}
+
+
+async def _json_body(request: web.Request) -> Json:
+    if request.content_type != "application/json":
+        raise invalid("Unsupported Media Type: Only 'application/json' is allowed")
+    try:
+        body = json.loads(await request.read())
+    except json.JSONDecodeError as error:
+        raise invalid_json(error) from error
+    if not isinstance(body, dict):
+        raise invalid("Input should be a valid dictionary", "body")
+    return body
+
+
+def _answer(body: Json, reply: Reply, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=answers.encode(body),
+        content_type="application/json",
+        headers={**_served_as(reply), **(headers or {})},
+    )
+
+
+def _served_as(reply: Reply) -> dict[str, str]:
+    return {"x-served-model": reply.model}
+
+
+def _wants_usage(body: Json) -> bool:
+    options = body.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def _shown(request: EngineRequest, names: Mapping[str, str]) -> Json:
+    adapter = names[request.adapter] if request.adapter is not None else None
+    return {**asdict(request), "adapter": adapter}

@@ -1,0 +1,139 @@
+"""The adapters that a fake pod serves, with vLLM's rules for loading and unloading them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from extproc.sim.engine.engine import Engine
+from extproc.sim.fakepod.apierrors import ApiError, missing_field
+from extproc.sim.fakepod.runner import EngineRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A served adapter.
+
+    Attributes:
+        name: What requests call it.
+        path: Where its files are.
+        key: What the engine calls it.
+    """
+
+    name: str
+    path: str
+    key: str
+
+
+class AdapterRegistry:
+    """Names that are served, beside the base model.
+
+    As in vLLM, unloading forgets the name and nothing else: the engine keeps slot and cache entry
+    until they are evicted, and a name that is loaded again is a new adapter to it.
+
+    Args:
+        base_model: Name of the base model.
+        ranks_by_path: Rank of the adapter at each path that exists; None if every path exists and
+            holds an adapter of the engine's `max_lora_rank`.
+    """
+
+    def __init__(
+        self,
+        base_model: str,
+        ranks_by_path: Mapping[str, int] | None = None,
+    ) -> None:
+        self.names_by_key: dict[str, str] = {}
+        self._base_model = base_model
+        self._ranks_by_path = ranks_by_path
+        self._adapters: dict[str, Adapter] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Path of each served adapter, in the order of loading."""
+        return {adapter.name: adapter.path for adapter in self._adapters.values()}
+
+    def get(self, name: str) -> Adapter | None:
+        """The adapter served as `name`."""
+        return self._adapters.get(name)
+
+    def serve(self, name: str, path: str, engine: Engine) -> None:
+        """Load and serve an adapter that the server was started with.
+
+        Raises:
+            ApiError: It cannot be loaded; vLLM would not start.
+        """
+        adapter = self._prepare(name, path, engine)
+        engine.load_adapter(adapter.key)
+        self._adapters[name] = adapter
+
+    async def load(self, body: Mapping[str, object], runner: EngineRunner) -> str:
+        """`POST /v1/load_lora_adapter`; the text of the answer.
+
+        Raises:
+            ApiError: vLLM's answer where it is refused.
+        """
+        name, path = _text(body, "lora_name"), _text(body, "lora_path")
+        is_reload = body.get("load_inplace") is True
+        async with self._locks[name]:
+            self._check_load(name, path, is_reload=is_reload)
+            adapter = self._prepare(name, path, runner.engine)
+            await runner.load_adapter(adapter.key, is_reload=is_reload)
+            self._adapters[name] = adapter
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    def unload(self, body: Mapping[str, object]) -> str:
+        """`POST /v1/unload_lora_adapter`; the text of the answer.
+
+        Raises:
+            ApiError: vLLM's answer where it is refused.
+        """
+        name = _text(body, "lora_name")
+        if not name:
+            raise _bad_input("'lora_name' needs to be provided to unload a LoRA adapter.")
+        if name not in self._adapters:
+            message = f"The lora adapter '{name}' cannot be found."
+            raise ApiError(404, message, "NotFoundError")
+        del self._adapters[name]
+        return f"Success: LoRA adapter '{name}' removed successfully."
+
+    def _check_load(self, name: str, path: str, *, is_reload: bool) -> None:
+        if not name or not path:
+            raise _bad_input("Both 'lora_name' and 'lora_path' must be provided.")
+        if name == self._base_model:
+            raise _bad_input(f"The lora adapter '{name}' conflicts with a served base model.")
+        if name in self._adapters and not is_reload:
+            raise _bad_input(
+                f"The lora adapter '{name}' has already been loaded. If you want to load the "
+                "adapter in place, set 'load_inplace' to True."
+            )
+
+    def _prepare(self, name: str, path: str, engine: Engine) -> Adapter:
+        """Find the files, as far as a fake has any, and tell the engine the rank."""
+        known = self._adapters.get(name)
+        key = known.key if known else f"{name}#{len(self.names_by_key)}"
+        if self._ranks_by_path is not None and path not in self._ranks_by_path:
+            message = f"Loading lora {name} failed: No adapter found for {path}"
+            raise ApiError(404, message, "NotFoundError")
+        if not engine.max_loras:
+            raise ApiError(500, "LoRA is not enabled.", "InternalServerError")
+        ranks = self._ranks_by_path or {}
+        try:
+            engine.set_rank(key, ranks.get(path, engine.max_lora_rank))
+        except ValueError as error:
+            raise ApiError(500, str(error), "InternalServerError") from error
+        self.names_by_key[key] = name
+        return Adapter(name, path, key)
+
+
+def _bad_input(message: str) -> ApiError:
+    return ApiError(400, message, "InvalidUserInput")
+
+
+def _text(body: Mapping[str, object], field: str) -> str:
+    value = body.get(field)
+    if isinstance(value, str):
+        return value
+    raise missing_field(field, body)

@@ -1,0 +1,219 @@
+"""The engine model in real time: one task that steps it and hands out what it produces.
+
+One second of the engine takes `1 / time_scale` seconds of the loop. A step's results count once
+its time has passed; what arrives meanwhile is seen by the next step, as in vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from extproc.sim.engine.engine import Engine
+from extproc.sim.engine.records import EngineRequest, EngineStats, Step
+from extproc.sim.fakepod.vllmpage import VllmPage
+
+_MAX_LAG_S = 0.02
+"""How far a step may start in the past, loop seconds. It makes up for timers that fire late (they
+have about a millisecond's grain); a machine that cannot keep up does not pile up a debt."""
+
+
+class EngineDeadError(Exception):
+    """The engine's task has ended; vLLM answers 500 and `/health` 503 then."""
+
+
+class Generation:
+    """One request under way, as its handler sees it.
+
+    Attributes:
+        request: What was submitted.
+        num_tokens: Tokens produced so far.
+        is_finished: No more will come.
+    """
+
+    def __init__(self, request: EngineRequest) -> None:
+        self.request = request
+        self.num_tokens = 0
+        self.is_finished = False
+        self.error: EngineDeadError | None = None
+        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    async def more(self, seen: int) -> int:
+        """Wait until there are more than `seen` tokens or the end; the number of tokens.
+
+        Raises:
+            EngineDeadError: The engine died.
+        """
+        while self.num_tokens <= seen and not self.is_finished:
+            self._changed.clear()
+            await self._changed.wait()
+        if self.error:
+            raise self.error
+        return self.num_tokens
+
+    async def finished(self) -> None:
+        """Wait for the end.
+
+        Raises:
+            EngineDeadError: The engine died.
+        """
+        await self._ended.wait()
+        if self.error:
+            raise self.error
+
+    def advance(self, tokens: int, *, is_finished: bool = False) -> None:
+        """Take over new tokens, or the end."""
+        self.num_tokens += tokens
+        self._changed.set()
+        if is_finished:
+            self.is_finished = True
+            self._ended.set()
+
+    def fail(self, error: EngineDeadError) -> None:
+        """End it with an error."""
+        self.error = error
+        self.advance(0, is_finished=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    adapter: str
+    is_reload: bool
+    done: asyncio.Future[None]
+
+
+class EngineRunner:
+    """One engine in real time.
+
+    Args:
+        engine: The model; nothing else may step it.
+        page: Its metrics page.
+        clock: Monotonic seconds, the event loop's.
+        wall: Unix seconds.
+        time_scale: Engine seconds per second; above 1 is faster than life.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        page: VllmPage,
+        *,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        time_scale: float = 1.0,
+    ) -> None:
+        self.engine = engine
+        self.page = page
+        self.is_dead = False
+        self.reported = EngineStats()
+        self._clock = clock
+        self._wall = wall
+        self._time_scale = time_scale
+        self._free_at = clock()
+        self._generations: dict[str, Generation] = {}
+        self._aborted: set[str] = set()
+        self._loads: deque[_Load] = deque()
+        self._wake = asyncio.Event()
+
+    def submit(self, request: EngineRequest) -> Generation:
+        """Queue a request.
+
+        Raises:
+            ValueError: As `Engine.submit`.
+            EngineDeadError: The engine died.
+        """
+        if self.is_dead:
+            raise EngineDeadError
+        self.engine.submit(request, now=self._now())
+        generation = self._generations[request.id] = Generation(request)
+        self._wake.set()
+        return generation
+
+    def abort(self, request: EngineRequest) -> None:
+        """Drop a request whose client has left. Does nothing if it has finished."""
+        if self._generations.pop(request.id, None) is None:
+            return
+        self.engine.abort(request.id)
+        self._aborted.add(request.id)
+        self.page.record_abort(request)
+
+    async def load_adapter(self, adapter: str, *, is_reload: bool = False) -> None:
+        """Load an adapter between two steps, which stalls the engine; returns when it is there.
+
+        Raises:
+            EngineDeadError: The engine died.
+        """
+        if self.is_dead:
+            raise EngineDeadError
+        load = _Load(adapter, is_reload, asyncio.get_running_loop().create_future())
+        self._loads.append(load)
+        self._wake.set()
+        await load.done
+
+    async def run(self) -> None:
+        """Step until cancelled. Whatever ends it, nobody is left waiting."""
+        try:
+            while True:
+                await self._turn()
+        finally:
+            self.is_dead = True
+            error = EngineDeadError()
+            for generation in self._generations.values():
+                generation.fail(error)
+            for load in self._loads:
+                if not load.done.done():
+                    load.done.set_exception(error)
+
+    async def _turn(self) -> None:
+        if self._loads:
+            load = self._loads[0]
+            self._begin()
+            duration_s = self.engine.load_adapter(load.adapter, is_reload=load.is_reload)
+            await self._spend(duration_s)
+            self._loads.popleft()
+            if not load.done.done():
+                load.done.set_result(None)
+            return
+        step = self.engine.step(now=self._begin() * self._time_scale)
+        if step is None:
+            await self._idle()
+            return
+        await self._spend(step.duration_s)
+        self._deliver(step)
+
+    async def _idle(self) -> None:
+        # vLLM takes one empty step after its last request is gone, so that the page says so
+        # also when that request was aborted.
+        if self.reported != self.engine.stats:
+            self.reported = self.engine.stats
+            self.page.record_idle(wall=self._wall())
+        self._wake.clear()
+        await self._wake.wait()
+        self._free_at = self._clock()
+
+    def _begin(self) -> float:
+        """Loop seconds at which the next piece of work begins."""
+        self._free_at = max(self._free_at, self._clock() - _MAX_LAG_S)
+        return self._free_at
+
+    async def _spend(self, engine_s: float) -> None:
+        self._free_at += engine_s / self._time_scale
+        await asyncio.sleep(max(0.0, self._free_at - self._clock()))
+
+    def _deliver(self, step: Step) -> None:
+        # The step began before these aborts: its results for them are dropped.
+        self.page.record(step, wall=self._wall(), ignore=self._aborted)
+        self._aborted.clear()
+        self.reported = step.stats
+        for request in step.tokens:
+            if generation := self._generations.get(request.id):
+                generation.advance(1)
+        for timeline in step.finished:
+            if generation := self._generations.pop(timeline.request.id, None):
+                generation.advance(0, is_finished=True)
+
+    def _now(self) -> float:
+        return self._clock() * self._time_scale

@@ -1,0 +1,1 @@
+"""A fleet in virtual time: pods, routers and clients around the engine model."""

@@ -1,0 +1,329 @@
+"""A fleet in virtual time: pods, routers that share nothing, clients, and what goes wrong.
+
+Each router is the production `Router` (pool, admission, picker, rule) and knows what production
+knows: scrapes with their real delay, completions when Envoy flushes its access log, endpoints when
+discovery sees them. One seed decides everything; two runs of it are equal to the byte.
+
+Left out, being the same for every rule: the time that the network and Envoy take.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING
+
+from extproc.core.admission import AdmissionSettings
+from extproc.core.policies import Policy
+from extproc.core.pool import PoolSettings
+from extproc.core.stream import MIN_WAIT_S
+from extproc.core.types import Endpoint, Pick, Rejection, RequestInfo, Wait
+from extproc.sim.engine.activity import NEVER_S
+from extproc.sim.engine.engine import Engine
+from extproc.sim.engine.records import EngineCounters
+from extproc.sim.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
+from extproc.sim.fleet.pod import FleetPod
+from extproc.sim.fleet.router import FleetRouter
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.workload.flights import Fate, FleetResult, Flight
+
+if TYPE_CHECKING:
+    from extproc.workload.requests import Workload
+
+BASE_MODEL = "base"
+ARRIVALS_PER_LOOK = 100
+"""Between two looks at whether to give a run up."""
+BODY_BYTES_PER_TOKEN = 4
+"""English text in the tokenizers of current models (platform.openai.com/tokenizer)."""
+
+
+class Fleet:
+    """One run.
+
+    Args:
+        settings: The fleet.
+        workload: The clients.
+        policy: Makes the rule of each router.
+        seed: Decides everything that is left to chance.
+        events: What happens besides.
+        policy_name: For the picks.
+        clock: Real seconds, to time decisions; they do not change the run.
+        gives_up: Looks at the requests so far and the time, and says whether to stop there.
+    """
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        workload: Workload,
+        policy: Callable[[], Policy],
+        *,
+        seed: int,
+        events: Sequence[FleetEvent] = (),
+        policy_name: str = "policy",
+        clock: Callable[[], float] | None = None,
+        gives_up: Callable[[Iterable[Flight], float], bool] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.workload = workload
+        self.now = 0.0
+        self.pods: dict[str, FleetPod] = {}
+        self.flights: dict[str, Flight] = {}
+        self._gone: list[FleetPod] = []
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._decision_s: list[float] = []
+        self._clock = clock
+        self._gives_up = gives_up
+        self._rng = random.Random(f"fleet/{seed}")
+        late = {event.adapter for event in events if isinstance(event, AdapterRegistered)}
+        self._adapters = [name for name in workload.adapters if name not in late]
+        for _ in range(settings.num_pods):
+            self._add_pod()
+        self.routers = [
+            FleetRouter(
+                policy(),
+                policy_name,
+                rng=random.Random(f"router/{seed}/{number}"),
+                prefix=f"{number}-",
+                pool_settings=PoolSettings(
+                    settings.report_expiry_s, settings.max_loras, settings.max_cpu_loras
+                ),
+                admission=AdmissionSettings(settings.max_pending),
+            )
+            for number in range(settings.num_routers)
+        ]
+        self._start_routers()
+        self._at(settings.warm_up_s, self._start_measuring)
+        for event in events:
+            self._at(event.at_s, partial(self._happen, event))
+
+    def run(self) -> FleetResult:
+        """Run to the end, or until it is given up.
+
+        Raises:
+            ValueError: The rule broke its contract.
+        """
+        end_s = self.settings.drain_s
+        choose_router = self._rng.randrange
+        num_routers = self.settings.num_routers
+        for number, arrival in enumerate(self.workload.arrivals):
+            self._run_until(arrival.at_s)
+            self.now = arrival.at_s
+            router = choose_router(num_routers) if num_routers > 1 else 0
+            flight = Flight(str(number), arrival, router)
+            self.flights[flight.id] = flight
+            if self.settings.patience_s is not None:
+                self._at(self.now + self.settings.patience_s, partial(self._lose_patience, flight))
+            self._decide(flight)
+            end_s = self.now + self.settings.drain_s
+            if number % ARRIVALS_PER_LOOK == 0 and self._is_given_up():
+                return self._result(is_cut=True)
+        self._drain(end_s)
+        return self._result()
+
+    def _is_given_up(self) -> bool:
+        return self._gives_up is not None and self._gives_up(self.flights.values(), self.now)
+
+    # --- time -------------------------------------------------------------------------------
+
+    def _at(self, at_s: float, action: Callable[[], None]) -> None:
+        heappush(self._agenda, (at_s, next(self._order), action))
+
+    def _run_until(self, until_s: float) -> None:
+        agenda = self._agenda
+        while agenda and agenda[0][0] <= until_s:
+            self.now, _, action = heappop(agenda)
+            action()
+
+    def _drain(self, end_s: float) -> None:
+        """Go on until every request has its fate, or time is up."""
+        open_flights = list(self.flights.values())
+        while open_flights and self._agenda and self._agenda[0][0] <= end_s:
+            self._run_until(min(end_s, self._agenda[0][0] + 1.0))
+            open_flights = [f for f in open_flights if f.fate is Fate.RUNNING]
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def _decide(self, flight: Flight) -> None:
+        """Ask the flight's router, now."""
+        if flight.fate is not Fate.RUNNING:
+            return
+        arrival = flight.arrival
+        request = RequestInfo(
+            model=arrival.adapter or BASE_MODEL,
+            path="/v1/completions",
+            body_bytes=arrival.prompt_tokens * BODY_BYTES_PER_TOKEN,
+            request_id=flight.id,
+            arrived_at_s=arrival.at_s,
+        )
+        router = self.routers[flight.router].router
+        started_s = self._clock() if self._clock else 0.0
+        answer = router.route(request, now=self.now)
+        if self._clock:
+            self._decision_s.append(self._clock() - started_s)
+        if isinstance(answer, Pick):
+            self._dispatch(flight, answer)
+        elif isinstance(answer, Rejection):
+            flight.status = answer.status
+            flight.end(Fate.SHED, self.now)
+        else:
+            self._hold(flight, answer)
+
+    def _hold(self, flight: Flight, wait: Wait) -> None:
+        """As the stream does: ask again when the rule says, and give up with 429 at the limit."""
+        give_up_s = flight.arrival.at_s + self.settings.max_hold_s
+        if self.now >= give_up_s:
+            flight.status = 429
+            flight.end(Fate.SHED, self.now)
+            return
+        again_s = min(max(wait.until_s, self.now + MIN_WAIT_S), give_up_s)
+        self._at(again_s, partial(self._decide, flight))
+
+    def _dispatch(self, flight: Flight, pick: Pick) -> None:
+        flight.pod, flight.pick_id, flight.dispatched_s = pick.address, pick.id, self.now
+        pod = self.pods.get(pick.address)
+        model = flight.arrival.adapter or BASE_MODEL
+        if pod is None or model not in pod.registered:
+            flight.has_run = False
+            flight.end(Fate.FAILED, self.now)
+            self.routers[flight.router].ended.append(flight)
+            return
+        pod.submit(flight, self.now)
+
+    def _lose_patience(self, flight: Flight) -> None:
+        if flight.fate is not Fate.RUNNING:
+            return
+        pod = self.pods.get(flight.pod)
+        if pod is not None:
+            pod.catch_up(self.now)
+        if flight.fate is Fate.RUNNING and flight.first_token_s is None:
+            if pod is not None:
+                pod.abort(flight, self.now)
+                self.routers[flight.router].ended.append(flight)
+            flight.end(Fate.ABANDONED, self.now)
+
+    # --- what routers hear ------------------------------------------------------------------
+
+    def _start_routers(self) -> None:
+        settings, rng = self.settings, self._rng
+        for router in self.routers:
+            self._introduce(router)
+            phase_s = rng.uniform(0, settings.completion_flush_s)
+            self._at(self.now + phase_s, partial(self._flush, router))
+
+    def _scrape(self, router: FleetRouter, pod: FleetPod) -> None:
+        if pod.is_alive:
+            self._look_at_page(router, pod)
+            again_s = self.now + self.settings.scrape_interval_s
+            self._at(again_s, partial(self._scrape, router, pod))
+
+    def _look_at_page(self, router: FleetRouter, pod: FleetPod) -> None:
+        taken_at_s, seen_s = self.now, router.seen_s.get(pod.address, NEVER_S)
+        report, router.seen_s[pod.address] = pod.report(taken_at_s, seen_s)
+
+        def record() -> None:
+            router.pool.record_report(pod.address, report, taken_at_s=taken_at_s)
+
+        self._at(self.now + self.settings.scrape_delay_s, record)
+
+    def _flush(self, router: FleetRouter) -> None:
+        """Envoy sends its access log to a router: everything that ended since the last time."""
+        for pod in self.pods.values():
+            pod.catch_up(self.now)
+            for flight in pod.take_ended():
+                self.routers[flight.router].ended.append(flight)
+        router.hear_of_ends(self.now)
+        self._at(self.now + self.settings.completion_flush_s, partial(self._flush, router))
+
+    def _discover(self) -> None:
+        """Discovery tells every router who is there now."""
+        for router in self.routers:
+            self._introduce(router)
+
+    def _introduce(self, router: FleetRouter) -> None:
+        """Tell a router the endpoints; it begins to visit those it has not known."""
+        router.pool.set_endpoints(Endpoint(a, f"http://{a}") for a in self.pods)
+        for pod in self.pods.values():
+            if pod.address not in router.known:
+                router.known.add(pod.address)
+                self._look_at_models(router, pod)
+                self._look_at_page(router, pod)  # at once, and from then on out of phase
+                phase_s = self._rng.uniform(0, self.settings.scrape_interval_s)
+                self._at(self.now + phase_s, partial(self._scrape, router, pod))
+
+    def _look_at_models(self, router: FleetRouter, pod: FleetPod) -> None:
+        router.pool.record_models(pod.address, pod.models, now=self.now)
+
+    # --- the world --------------------------------------------------------------------------
+
+    def _add_pod(self) -> FleetPod:
+        number = len(self.pods) + len(self._gone) + 1
+        settings = self.settings
+        engine = Engine(
+            settings.profile,
+            max_loras=settings.max_loras,
+            max_cpu_loras=settings.max_cpu_loras,
+            max_lora_rank=settings.max_lora_rank,
+            ranks=self.workload.adapters,
+        )
+        # vLLM loads what it is started with, in this order; routers count on it (`Residency`).
+        for adapter in self._adapters:
+            engine.load_adapter(adapter)
+        engine.counters = EngineCounters()
+        pod = FleetPod(
+            f"10.0.{number // 250}.{number % 250}:8000",
+            engine,
+            base_model=BASE_MODEL,
+            adapters=self._adapters,
+            now=self.now,
+        )
+        self.pods[pod.address] = pod
+        return pod
+
+    def _start_measuring(self) -> None:
+        for pod in [*self.pods.values(), *self._gone]:
+            pod.start_measuring(self.now)
+
+    def _happen(self, event: FleetEvent) -> None:
+        match event:
+            case PodLoss(pod=number):
+                self._lose(list(self.pods.values())[number])
+                self._at(self.now + self.settings.discovery_delay_s, self._discover)
+            case PodJoin():
+                self._add_pod()
+                self._at(self.now + self.settings.discovery_delay_s, self._discover)
+            case SlowPod(pod=number, factor=factor):
+                pod = list(self.pods.values())[number]
+                pod.catch_up(self.now)
+                pod.slow_down(factor)
+            case AdapterRegistered(adapter=adapter):
+                self._register(adapter)
+
+    def _lose(self, pod: FleetPod) -> None:
+        lost = pod.kill(self.now)
+        del self.pods[pod.address]
+        self._gone.append(pod)
+        for flight in [*pod.take_ended(), *lost]:
+            self.routers[flight.router].ended.append(flight)
+
+    def _register(self, adapter: str) -> None:
+        self._adapters.append(adapter)
+        for pod in self.pods.values():
+            pod.register(adapter, self.now)
+            for router in self.routers:
+                wait_s = self._rng.uniform(0, self.settings.models_interval_s)
+                self._at(self.now + wait_s, partial(self._look_at_models, router, pod))
+
+    def _result(self, *, is_cut: bool = False) -> FleetResult:
+        pods = sorted([*self.pods.values(), *self._gone], key=lambda pod: pod.address)
+        return FleetResult(
+            list(self.flights.values()),
+            [pod.totals for pod in pods],
+            self.settings.warm_up_s,
+            self.now,
+            self._decision_s,
+            is_cut,
+        )

@@ -1,0 +1,178 @@
+"""One pod in virtual time: the engine model, and the requests that it has.
+
+A pod is simulated only as far as somebody looks: `catch_up(now)` runs the steps that begin before
+`now`. The step in progress has not happened yet for anybody outside: its results count from its end
+on, as the gauges of the metrics page do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from extproc.core.types import LoadReport, ModelCard
+from extproc.sim.engine.activity import NEVER_S
+from extproc.sim.engine.engine import Engine
+from extproc.sim.engine.profiles import EngineProfile
+from extproc.sim.engine.records import EngineRequest, Timeline
+from extproc.workload.flights import Fate, Flight, PodTotals
+
+WALL_AT_START_S = 1_700_000_000.0
+"""Wall time of the pods' clocks at virtual second 0. Any date serves."""
+
+
+class FleetPod:
+    """A pod.
+
+    Args:
+        address: `ip:port`.
+        engine: Its engine, idle.
+        base_model: Name of the base model.
+        adapters: Registered adapters.
+        now: When it comes up.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        engine: Engine,
+        *,
+        base_model: str,
+        adapters: Iterable[str],
+        now: float,
+    ) -> None:
+        self.address = address
+        self.engine = engine
+        self.is_alive = True
+        self.models = [ModelCard(base_model)]
+        self.models += [ModelCard(name, parent=base_model) for name in adapters]
+        self.registered = {card.id for card in self.models}
+        self.flights: dict[str, Flight] = {}
+        self._profile = engine.profile
+        self._started_wall_s = WALL_AT_START_S + now
+        self.free_at_s = now
+        self._num_loads = self._num_disk_loads = 0  # up to the warm-up's end
+        self._unseen: list[Timeline] = []  # of the step in progress
+        self._ended: list[Flight] = []
+
+    @property
+    def totals(self) -> PodTotals:
+        """What it did since `start_measuring`."""
+        counters = self.engine.counters
+        return PodTotals(
+            self.address,
+            counters.num_gpu_loads - self._num_loads,
+            counters.num_disk_loads - self._num_disk_loads,
+        )
+
+    # --- the world's side -------------------------------------------------------------------
+
+    def start_measuring(self, now: float) -> None:
+        """Count loads from now on."""
+        self.catch_up(now)
+        counters = self.engine.counters
+        self._num_loads, self._num_disk_loads = counters.num_gpu_loads, counters.num_disk_loads
+
+    def register(self, adapter: str, now: float) -> None:
+        """Load one more adapter between two steps, and list it in `/v1/models`."""
+        self.catch_up(now)
+        self.free_at_s = max(self.free_at_s, now) + self.engine.load_adapter(adapter)
+        self.models.append(ModelCard(adapter, parent=self.models[0].id))
+        self.registered.add(adapter)
+
+    def slow_down(self, factor: float) -> None:
+        """Multiply the costs of every later step by `factor`."""
+        self.engine.profile = _scaled(self._profile, factor)
+
+    def kill(self, now: float) -> list[Flight]:
+        """Die. Answers the requests that die with it."""
+        self.catch_up(now)
+        self.is_alive = False
+        lost, self.flights = list(self.flights.values()), {}
+        for flight in lost:
+            flight.end(Fate.FAILED, now)
+        return lost
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def submit(self, flight: Flight, now: float) -> None:
+        """Take a request that is for a registered model, between two steps."""
+        self.catch_up(now)
+        self.engine.submit(EngineRequest.of(flight.arrival, flight.id), now=now)
+        self.flights[flight.id] = flight
+        self.free_at_s = max(self.free_at_s, now)
+
+    def abort(self, flight: Flight, now: float) -> None:
+        """Drop a request whose client has left."""
+        self.catch_up(now)
+        if self.flights.pop(flight.id, None) is not None:
+            self.engine.abort(flight.id)
+
+    def catch_up(self, now: float) -> None:
+        """Run every step that begins before `now`, and see the results of those that end by it."""
+        if not self.is_alive:
+            return
+        if self._unseen and self.free_at_s <= now:
+            unseen, self._unseen = self._unseen, []
+            for timeline in unseen:
+                self._see(timeline)
+        if not self.flights or self.free_at_s >= now:
+            return
+        advance = self.engine.advance(now=self.free_at_s, until=now)
+        self.free_at_s = advance.ended_s
+        for timeline in (*advance.first_tokens, *advance.finished):
+            if (timeline.finished_s or timeline.first_token_s) <= now:
+                self._see(timeline)
+            else:
+                self._unseen.append(timeline)
+
+    def take_ended(self) -> list[Flight]:
+        """Requests that finished since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    # --- what others may see ----------------------------------------------------------------
+
+    def report(self, now: float, since_s: float = NEVER_S) -> tuple[LoadReport, float]:
+        """What a scrape at `now` says, and when the page was made.
+
+        Args:
+            now: Not before the last call.
+            since_s: When the page was made that the reader saw last. Its log is left out: it would
+                be read and found to be known, the costliest part of a run.
+        """
+        self.catch_up(now)
+        page = self.engine.report(now=now, since_s=since_s)
+        log = tuple((adapter, WALL_AT_START_S + at_s) for adapter, at_s in page.adapter_log)
+        report = LoadReport(
+            num_running=page.stats.num_running,
+            num_waiting=page.stats.num_waiting,
+            num_deferred=page.stats.num_deferred,
+            kv_usage_ratio=page.stats.kv_usage_ratio,
+            max_loras=self.engine.max_loras if self.engine.counters.num_steps else None,
+            active_adapters=page.active_adapters,
+            adapter_log=log,
+            process_start_wall_s=self._started_wall_s,
+        )
+        return report, page.shown_s
+
+    def _see(self, timeline: Timeline) -> None:
+        flight = self.flights.get(timeline.request.id)
+        if flight is None:
+            return  # its client has left
+        flight.scheduled_s = timeline.scheduled_s
+        flight.first_token_s = timeline.first_token_s
+        if timeline.finished_s is not None:
+            del self.flights[flight.id]
+            flight.end(Fate.FINISHED, timeline.finished_s)
+            self._ended.append(flight)
+
+
+def _scaled(profile: EngineProfile, factor: float) -> EngineProfile:
+    return replace(
+        profile,
+        step_s=profile.step_s * factor,
+        step_per_decode_s=profile.step_per_decode_s * factor,
+        step_per_kv_token_s=profile.step_per_kv_token_s * factor,
+        step_per_prefill_token_s=profile.step_per_prefill_token_s * factor,
+    )

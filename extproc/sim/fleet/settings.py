@@ -1,0 +1,51 @@
+"""What a fleet is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from extproc.sim.engine.profiles import H100_8B, EngineProfile
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """What a fleet is made of. Defaults are production's where production has one.
+
+    Attributes:
+        num_pods: Pods at the start.
+        num_routers: Routers; a request comes to any of them.
+        profile: Costs of every engine.
+        max_loras: Adapter slots of every engine.
+        max_cpu_loras: Places in its CPU cache; None for as many as slots, vLLM's default.
+        max_lora_rank: The rank that its slots are allocated for.
+        scrape_interval_s: Between two scrapes of one pod by one router.
+        scrape_delay_s: From the page's state to the router's knowing it.
+        completion_flush_s: Envoy's access log is sent this often. Envoy's own default is 1 s.
+        models_interval_s: Between two looks of one router at a pod's `/v1/models`.
+        discovery_delay_s: From a pod's coming or dying to the routers' knowing it: an endpoint
+            slice follows readiness probes, by default every few seconds.
+        report_expiry_s: Age from which a report is not trusted.
+        max_pending: Admission's cap per endpoint; None for none.
+        max_hold_s: Longest time that a rule may hold a request.
+        patience_s: A client leaves if it has no first token after this; None for never.
+        warm_up_s: Requests that come before this do not count.
+        drain_s: Time after the last arrival until the run ends, whatever still runs.
+    """
+
+    num_pods: int = 4
+    num_routers: int = 1
+    profile: EngineProfile = H100_8B
+    max_loras: int = 8
+    max_cpu_loras: int | None = None
+    max_lora_rank: int = 16
+    scrape_interval_s: float = 0.05
+    scrape_delay_s: float = 0.005
+    completion_flush_s: float = 0.05
+    models_interval_s: float = 1.0
+    discovery_delay_s: float = 2.0
+    report_expiry_s: float = 2.0
+    max_pending: int | None = None
+    max_hold_s: float = 10.0
+    patience_s: float | None = None
+    warm_up_s: float = 0.0
+    drain_s: float = 60.0

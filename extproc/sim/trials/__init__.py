@@ -1,0 +1,1 @@
+"""Policies judged: suites, searches, bounds, and the report about them."""

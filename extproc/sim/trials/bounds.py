@@ -1,0 +1,127 @@
+"""Bounds that show how much of what is possible a rule reaches.
+
+- **B0, pooled**: one engine N times as wide with every adapter resident, no load cost, no slot gate
+  and no cost per further adapter: perfect balance and perfect memory. No rule's capacity exceeds it
+  (as a latency it is a reference, not a proof). It serves in order and sheds nothing, so in a run
+  too short for its queue to form a rule that sheds can pass it.
+- **B2, clairvoyant loads**: Belady's eviction over the pooled slots on the true sequence of
+  arrivals: the least adapter loads of any routing that serves requests in the order they come. An
+  overloaded engine does not: it serves one adapter's queue together, and falls below.
+  Beside it the static optimum: the most popular adapters keep their slots for ever.
+- **B3, informed greedy**, and **B4, stale greedy**, on states up to T old and without knowledge of
+  what it sent since: `extproc.sim.trials.oracle`. They hold and shed as rules may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from math import inf
+
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.trials.oracle import Oracle, attach_oracles
+from extproc.workload.requests import Workload
+
+__all__ = [
+    "POOLED_ADAPTER",
+    "Oracle",
+    "attach_oracles",
+    "belady_loads",
+    "count_belady",
+    "pooled_settings",
+    "pooled_workload",
+    "static_loads",
+]
+
+POOLED_ADAPTER = "pooled"
+
+
+def pooled_settings(settings: FleetSettings) -> FleetSettings:
+    """B0's fleet: one engine that is as wide as all pods together."""
+    profile, num = settings.profile, settings.num_pods
+    kv_tokens = profile.kv_blocks(settings.max_loras, settings.max_lora_rank) * profile.block_tokens
+    wide = replace(
+        profile,
+        name=f"{profile.name} x {num}",
+        kv_capacity_tokens=kv_tokens * num,
+        slot_tokens_per_rank=0.0,
+        max_num_batched_tokens=profile.max_num_batched_tokens * num,
+        max_num_seqs=profile.max_num_seqs * num,
+        step_per_decode_s=profile.step_per_decode_s / num,
+        step_per_kv_token_s=profile.step_per_kv_token_s / num,
+        step_per_prefill_token_s=profile.step_per_prefill_token_s / num,
+        lora_per_adapter_ratio=0.0,
+        disk_load_s=0.0,
+        disk_load_per_rank_s=0.0,
+        gpu_load_s=0.0,
+        gpu_load_per_rank_s=0.0,
+    )
+    return replace(
+        settings, num_pods=1, num_routers=1, profile=wide, max_loras=1, max_cpu_loras=None
+    )
+
+
+def pooled_workload(workload: Workload) -> Workload:
+    """B0's workload: every adapter is one that is always there; tenants stay."""
+    arrivals = tuple(
+        replace(arrival, adapter=None if arrival.adapter is None else POOLED_ADAPTER)
+        for arrival in workload.arrivals
+    )
+    return replace(workload, arrivals=arrivals, adapters={POOLED_ADAPTER: 1})
+
+
+def belady_loads(adapters: Sequence[str | None], num_slots: int, *, count_from: int = 0) -> int:
+    """B2: loads under clairvoyant eviction, of the requests from `count_from` on.
+
+    Args:
+        adapters: Adapter of each request in order; None for the base model.
+        num_slots: Slots of all pods together.
+        count_from: Index of the first request that counts.
+    """
+    following = _next_uses(adapters)
+    resident: dict[str, float] = {}
+    furthest: list[tuple[float, str]] = []  # (minus next use, adapter); may hold old entries
+    num_loads = 0
+    for index, adapter in enumerate(adapters):
+        if adapter is None:
+            continue
+        if adapter not in resident:
+            num_loads += index >= count_from
+            if len(resident) == num_slots:
+                _evict(resident, furthest)
+        resident[adapter] = following[index]
+        heappush(furthest, (-following[index], adapter))
+    return num_loads
+
+
+def _evict(resident: dict[str, float], furthest: list[tuple[float, str]]) -> None:
+    while True:
+        next_use, adapter = heappop(furthest)
+        if resident.get(adapter) == -next_use:
+            del resident[adapter]
+            return
+
+
+def _next_uses(adapters: Sequence[str | None]) -> list[float]:
+    seen: dict[str | None, int] = {}
+    following = [inf] * len(adapters)
+    for index in range(len(adapters) - 1, -1, -1):
+        following[index] = seen.get(adapters[index], inf)
+        seen[adapters[index]] = index
+    return following
+
+
+def static_loads(shares: Mapping[str | None, float], num_slots: int) -> float:
+    """Loads per request where the most popular adapters hold the slots for ever."""
+    popular = sorted((part for name, part in shares.items() if name is not None), reverse=True)
+    return sum(popular[num_slots:])
+
+
+def count_belady(workload: Workload, settings: FleetSettings) -> float:
+    """B2 of a scenario: loads per 1,000 requests after the warm-up."""
+    arrivals = workload.arrivals
+    first = sum(arrival.at_s < settings.warm_up_s for arrival in arrivals)
+    num_slots = settings.num_pods * settings.max_loras
+    loads = belady_loads([a.adapter for a in arrivals], num_slots, count_from=first)
+    return 1000 * loads / max(1, len(arrivals) - first)

@@ -1,0 +1,302 @@
+"""Suites: which scenarios, rules, rates and seeds make up one judgement, read from a file.
+
+The files are in `loadtest/scenarios/`. *development* is for choosing and tuning rules; *evaluation*
+has other seeds and other parameters and is run only for a final table; *quick* shows the whole
+laboratory in about two minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from extproc.sim.engine.profiles import PROFILES
+from extproc.sim.fleet.events import (
+    AdapterRegistered,
+    FleetEvent,
+    PodJoin,
+    PodLoss,
+    SlowPod,
+)
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.opponents import opponent
+from extproc.workload.clientele import WorkloadSpec, make_workload
+from extproc.workload.files import own_folder
+from extproc.workload.judge import Slo
+from extproc.workload.requests import Workload
+from extproc.workload.synthetic import flash_crowd
+
+SCENARIOS_DIR = own_folder("scenarios")
+
+
+class SuiteError(Exception):
+    """A suite's file cannot be used; the message says why."""
+
+
+class EventSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """An event.
+
+    Attributes:
+        kind: `pod_loss`, `pod_join`, `slow_pod`, `adapter_registered` or `flash_crowd`.
+        at: When, as a part of the workload's duration, because rates differ.
+        pod: Its number, from 0.
+        factor: Of a slow pod.
+        popularity_rank: Which adapter, the most popular being 0 and the least -1.
+        share: Of a flash crowd.
+        until: End of a flash crowd, like `at`; beyond 1 it does not end.
+    """
+
+    kind: str
+    at: float
+    pod: int = 0
+    factor: float = 1.0
+    popularity_rank: int = -1
+    share: float = 0.0
+    until: float = 2.0
+
+
+class ScenarioSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A fleet, clients and events.
+
+    Attributes:
+        name: Short.
+        title: For people, one line.
+        workload: See `WorkloadSpec`.
+        fleet: Knobs of `FleetSettings` over those of the suite.
+        profile: Costs of the engine over those of the suite's profile.
+        rates_rps: Instead of the suite's.
+        events: What happens.
+    """
+
+    name: str
+    title: str = ""
+    workload: dict[str, Any] = {}
+    fleet: dict[str, Any] = {}
+    profile: dict[str, float] = {}
+    rates_rps: list[float] = []
+    events: list[EventSpec] = []
+
+
+class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """One factor varied at one rate.
+
+    Attributes:
+        name: Short.
+        title: For people, the axis' label.
+        scenario: The scenario it starts from.
+        section: `workload`, `fleet` or `profile`: where the factor is.
+        key: The factor.
+        values: What it is set to.
+        rate_rps: At this rate.
+        rules: For these rules.
+        num_seeds: With this many of the suite's seeds.
+    """
+
+    name: str
+    title: str
+    scenario: str
+    section: str
+    key: str
+    values: list[float]
+    rate_rps: float
+    rules: list[str]
+    num_seeds: int = 1
+
+
+class SloSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """See `Slo`."""
+
+    ttft_s: float = 0.5
+    tpot_s: float = 0.05
+    target: float = 0.99
+
+
+class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A suite.
+
+    Attributes:
+        name: Short.
+        about: For people.
+        num_requests: Requests per run, the warm-up's included.
+        num_search_requests: The same for runs off the suite's rates, in search of a capacity; 0 for
+            as many.
+        min_search_s: Such a run has more requests where it would otherwise be over sooner: at a
+            high rate few requests are gone before a queue can form.
+        warm_up: Part of a run that does not count.
+        seeds: One run each; rules are compared seed by seed.
+        rates_rps: Offered rates at which every rule is run to the end.
+        resolution: How far apart the rates around a capacity may be, as a ratio.
+        baseline: The rule that the others are compared with.
+        profile: Name of the engine profile.
+        slo: What requests must meet.
+        fleet: Knobs of `FleetSettings`.
+        rules: Opponents, with arguments or without: `founding`, `founding?threshold=8`.
+        bounds: `B0_pooled`, `B3_informed`, `B4_stale_<n>ms`.
+        scenarios: See there.
+        sweeps: See there.
+    """
+
+    name: str
+    about: str
+    num_requests: int
+    seeds: list[int]
+    rates_rps: list[float]
+    rules: list[str]
+    scenarios: list[ScenarioSpec]
+    num_search_requests: int = 0
+    min_search_s: float = 20.0
+    warm_up: float = 0.15
+    resolution: float = 1.1
+    baseline: str = "least_pending"
+    profile: str = "h100-8b"
+    slo: SloSpec = SloSpec()
+    fleet: dict[str, Any] = {}
+    bounds: list[str] = []
+    sweeps: list[SweepSpec] = []
+
+    def num_of_search(self, rate_rps: float) -> int:
+        """Requests of a run in search of a capacity."""
+        return max(self.num_search_requests, round(rate_rps * self.min_search_s))
+
+    def rates_of(self, scenario: ScenarioSpec) -> list[float]:
+        """Offered rates of a scenario."""
+        return scenario.rates_rps or self.rates_rps
+
+
+def find_suite(name: str) -> Path:
+    """The file of the suite called `name`: a path, or a name in `loadtest/scenarios/`.
+
+    Raises:
+        SuiteError: There is none.
+    """
+    for path in (SCENARIOS_DIR / f"{name}.yaml", Path(name)):
+        if path.is_file():
+            return path
+    known = ", ".join(sorted(path.stem for path in SCENARIOS_DIR.glob("*.yaml")))
+    raise SuiteError(f"suite {name}: no such file; known: {known or 'none'}")
+
+
+def read_suite(name: str) -> Suite:
+    """The suite called `name`: see `find_suite`.
+
+    Raises:
+        SuiteError: There is none, or it cannot be read or run.
+    """
+    path = find_suite(name)
+    try:
+        return parse_suite(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SuiteError(f"{path}: {error}") from error
+
+
+def parse_suite(text: str) -> Suite:
+    """Read a suite.
+
+    Raises:
+        SuiteError: Not a suite, or one that could not be run.
+    """
+    try:
+        suite = msgspec.convert(yaml.safe_load(text), type=Suite)
+    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        raise SuiteError(f"not a suite: {error}") from error
+    try:
+        unknown = [label for label in suite.rules if opponent(label) is None]
+    except (TypeError, ValueError) as error:
+        raise SuiteError(f"rules: {error}") from error
+    if unknown:
+        raise SuiteError(f"unknown rules: {', '.join(unknown)}")
+    names = {scenario.name for scenario in suite.scenarios}
+    for scenario in suite.scenarios:
+        make_trial_parts(suite, scenario, rate_rps=suite.rates_of(scenario)[0], seed=0, num=10)
+    for sweep in suite.sweeps:
+        if sweep.scenario not in names or sweep.section not in ("workload", "fleet", "profile"):
+            raise SuiteError(f"sweep {sweep.name}: unknown scenario or section")
+    return suite
+
+
+def varied(scenario: ScenarioSpec, sweep: SweepSpec, value: float) -> ScenarioSpec:
+    """The scenario with the sweep's factor set to `value`."""
+    number = int(value) if float(value).is_integer() and sweep.section != "profile" else value
+    section = {**getattr(scenario, sweep.section), sweep.key: number}
+    return msgspec.structs.replace(scenario, **{sweep.section: section})
+
+
+def make_trial_parts(
+    suite: Suite, scenario: ScenarioSpec, *, rate_rps: float, seed: int, num: int | None = None
+) -> tuple[FleetSettings, Workload, list[FleetEvent]]:
+    """Fleet, clients and events of one run.
+
+    Raises:
+        SuiteError: A knob or an event is unknown or impossible.
+    """
+    try:
+        spec = msgspec.convert(scenario.workload, type=WorkloadSpec)
+        workload = make_workload(
+            spec, num_requests=num or suite.num_requests, rate_rps=rate_rps, seed=seed
+        )
+        settings = _settings(suite, scenario, workload.duration_s)
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        raise SuiteError(f"scenario {scenario.name}: {error!r}") from error
+    duration_s = workload.duration_s
+    events: list[FleetEvent] = []
+    for event in scenario.events:
+        if event.kind == "flash_crowd":
+            workload = _with_crowd(workload, event, duration_s, seed)
+        else:
+            events.append(_fleet_event(event, event.at * duration_s, workload))
+    return settings, workload, events
+
+
+def _settings(suite: Suite, scenario: ScenarioSpec, duration_s: float) -> FleetSettings:
+    named = PROFILES[suite.profile]
+    overrides: dict[str, Any] = {
+        key: int(value) if isinstance(getattr(named, key, None), int) else value
+        for key, value in scenario.profile.items()
+    }
+    profile = replace(named, **overrides)
+    knobs = {**suite.fleet, **scenario.fleet}
+    settings = FleetSettings(**knobs, profile=profile, warm_up_s=duration_s * suite.warm_up)
+    profile.kv_blocks(settings.max_loras, settings.max_lora_rank)  # or vLLM would not start
+    return settings
+
+
+def _with_crowd(workload: Workload, event: EventSpec, duration_s: float, seed: int) -> Workload:
+    return flash_crowd(
+        workload,
+        adapter=_by_popularity(workload, event.popularity_rank),
+        share=event.share,
+        start_s=event.at * duration_s,
+        end_s=event.until * duration_s,
+        seed=seed,
+    )
+
+
+def _fleet_event(event: EventSpec, at_s: float, workload: Workload) -> FleetEvent:
+    match event.kind:
+        case "pod_loss":
+            return PodLoss(at_s, event.pod)
+        case "pod_join":
+            return PodJoin(at_s)
+        case "slow_pod":
+            return SlowPod(at_s, event.pod, event.factor)
+        case "adapter_registered":
+            return AdapterRegistered(at_s, _by_popularity(workload, event.popularity_rank))
+    raise SuiteError(f"unknown event {event.kind}")
+
+
+def _by_popularity(workload: Workload, rank: int) -> str:
+    """The adapter at this place of popularity; -1 is the least popular that exists."""
+    shares: Mapping[str | None, float] = workload.shares
+    asked = [name for name in shares if name is not None]
+    silent = sorted(set(workload.adapters) - set(asked))
+    return [*asked, *silent][rank]
+
+
+def slo_of(suite: Suite) -> Slo:
+    """What requests of this suite must meet."""
+    return Slo(suite.slo.ttft_s, suite.slo.tpot_s, suite.slo.target)

@@ -1,0 +1,152 @@
+"""From the trials of a suite to the table that is printed, kept as JSON and drawn.
+
+For each scenario and rule: the SLO capacity with its interval over seeds, its paired ratio to the
+baseline and to the bounds, and the other measures at the suite's main rate, the middle one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from extproc.sim.trials.suites import Suite
+from extproc.sim.trials.trials import INFORMED, POOLED, STALE, TrialResult
+from extproc.workload.intervals import (
+    Interval,
+    interval,
+    is_not_worse,
+    paired_difference,
+    paired_ratio,
+)
+
+FORMAT = "extproc-lab-1"
+MEASURES = (
+    "attainment",
+    "throughput_rps",
+    "output_tokens_per_s",
+    "ttft_mean_s",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "tpot_mean_s",
+    "tpot_p50_s",
+    "tpot_p99_s",
+    "slora_attainment",
+    "slora_satisfaction",
+    "loads_per_1000",
+    "disk_loads_per_1000",
+    "queue_wait_s",
+    "max_over_mean_load",
+    "fairness_gap",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rule on one scenario.
+
+    Attributes:
+        rule: Its name.
+        is_bound: Whether it is one of the bounds.
+        capacity_rps: Over the seeds.
+        over_baseline: Paired ratio of capacities.
+        over_pooled: Paired ratio to B0; None without it.
+        over_informed: Paired ratio to B3; None without it.
+        is_not_worse: Than the baseline, surely.
+        attainment_over_baseline: Paired difference at the main rate.
+        measures: Means over the seeds at the main rate.
+    """
+
+    rule: str
+    is_bound: bool
+    capacity_rps: Interval
+    over_baseline: Interval
+    over_pooled: Interval | None
+    over_informed: Interval | None
+    is_not_worse: bool
+    attainment_over_baseline: Interval
+    measures: dict[str, float]
+
+
+def is_bound(rule: str) -> bool:
+    """Whether a rule is a bound: it knows what no router can."""
+    return rule in (POOLED, INFORMED) or rule.startswith(STALE)
+
+
+def called(rule: str) -> str:
+    """A rule's or bound's name for people."""
+    if rule.startswith(STALE):
+        return f"bound: greedy, {rule.removeprefix(STALE)} old"
+    return {POOLED: "bound: perfect pooling", INFORMED: "bound: all-knowing greedy"}.get(rule, rule)
+
+
+def main_rate(rates_rps: Sequence[float]) -> float:
+    """The rate of the main table."""
+    return sorted(rates_rps)[len(rates_rps) // 2]
+
+
+def summarize(suite: Suite, trials: Sequence[TrialResult]) -> dict[str, Any]:
+    """Everything about a run of a suite, for JSON. What seeds do not decide is under `timing`."""
+    scenarios = {}
+    for scenario in suite.scenarios:
+        own = [t for t in trials if t.scenario == scenario.name and not t.sweep]
+        rate_rps = main_rate(suite.rates_of(scenario))
+        rows = [asdict(row) for row in rows_of(suite, own, rate_rps)]
+        scenarios[scenario.name] = {"main_rate_rps": rate_rps, "rows": rows}
+    kept = [asdict(trial) for trial in trials]
+    timing = [
+        {k: trial[k] for k in ("scenario", "rule", "seed", "sweep", "value", "decision_us")}
+        for trial in kept
+    ]
+    for trial in kept:
+        del trial["decision_us"]
+    return {
+        "format": FORMAT,
+        "suite": suite,
+        "summary": scenarios,
+        "trials": kept,
+        "timing": timing,
+    }
+
+
+def rows_of(suite: Suite, trials: Sequence[TrialResult], rate_rps: float) -> list[Row]:
+    """The table of one scenario, highest capacity first."""
+    capacities: dict[str, list[float]] = {}
+    for trial in sorted(trials, key=lambda trial: trial.seed):
+        capacities.setdefault(trial.rule, []).append(trial.capacity_rps)
+    runs = {rule: _runs(trials, rule, rate_rps) for rule in capacities}
+    baseline = suite.baseline if suite.baseline in capacities else next(iter(capacities))
+    rows = []
+    for rule, values in capacities.items():
+        over_baseline = paired_ratio(values, capacities[baseline])
+        row = Row(
+            rule=rule,
+            is_bound=is_bound(rule),
+            capacity_rps=interval(values),
+            over_baseline=over_baseline,
+            over_pooled=_over(values, capacities.get(POOLED)),
+            over_informed=_over(values, capacities.get(INFORMED)),
+            is_not_worse=is_not_worse(over_baseline),
+            attainment_over_baseline=paired_difference(
+                [run["attainment"] for run in runs[rule]],
+                [run["attainment"] for run in runs[baseline]],
+            ),
+            measures={name: fmean(run[name] for run in runs[rule]) for name in MEASURES},
+        )
+        rows.append(row)
+    return sorted(rows, key=lambda row: (-row.capacity_rps.mean, row.rule))
+
+
+def _runs(trials: Sequence[TrialResult], rule: str, rate_rps: float) -> list[dict[str, Any]]:
+    return [
+        run
+        for trial in sorted(trials, key=lambda trial: trial.seed)
+        if trial.rule == rule
+        for run in trial.runs
+        if run["rate_rps"] == rate_rps
+    ]
+
+
+def _over(values: Sequence[float], others: Sequence[float] | None) -> Interval | None:
+    return paired_ratio(values, others) if others else None

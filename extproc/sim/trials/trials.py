@@ -1,0 +1,238 @@
+"""Runs one rule on one scenario, seed by seed, at several rates: the unit of work of a suite.
+
+Trials share nothing, so a suite runs as many at a time as there are cores, and its result does not
+depend on how many. Within a trial the search for a seed's capacity begins where the seeds before it
+had theirs. Runs at the suite's own rates are whole; others end when they can only fail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from statistics import geometric_mean
+from typing import Any
+
+from extproc.core.policies import Policy, RandomChoice
+from extproc.sim.fleet.fleet import Fleet
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.trials.bounds import (
+    Oracle,
+    attach_oracles,
+    count_belady,
+    pooled_settings,
+    pooled_workload,
+    static_loads,
+)
+from extproc.sim.trials.search import CapacitySearch
+from extproc.sim.trials.suites import ScenarioSpec, Suite, make_trial_parts, slo_of
+from extproc.workload.flights import FleetResult, Flight
+from extproc.workload.judge import Slo, attainment_at_most, measure, percentile
+from extproc.workload.requests import Workload
+
+POOLED = "B0_pooled"
+INFORMED = "B3_informed"
+STALE = "B4_stale_"
+HOPELESS = 0.9
+"""A run that cannot attain more is far enough from any target to be given up."""
+NUM_SLICES = 6
+"""Parts of a run in which the placement of adapters is shown."""
+NUM_ADAPTERS_SHOWN = 24
+
+MakePolicy = Callable[[str], Callable[[], Policy]]
+"""From a rule's name to what makes it for each router."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What to run.
+
+    Attributes:
+        suite: The suite.
+        scenario: One of its scenarios, or one varied.
+        rule: A rule or a bound.
+        seeds: One run each at every rate.
+        rates_rps: Rates at which runs are whole.
+        sweep: Name of the sweep that this belongs to, or "".
+        value: The sweep's factor.
+        keeps_placement: Keep which pod served which adapter when, at the highest rate, with the
+            first seed.
+    """
+
+    suite: Suite
+    scenario: ScenarioSpec
+    rule: str
+    seeds: tuple[int, ...]
+    rates_rps: tuple[float, ...]
+    sweep: str = ""
+    value: float = 0.0
+    keeps_placement: bool = False
+
+
+@dataclass(slots=True)
+class TrialResult:
+    """What came out, ready for JSON.
+
+    Attributes:
+        scenario: Name.
+        rule: Name.
+        seed: The seed.
+        sweep: Name of the sweep, or "".
+        value: The sweep's factor.
+        capacity_rps: SLO capacity; 0 in a sweep.
+        runs: Per rate: the metrics and the run's digest.
+        cut: Per rate at which the run was given up: what attainment could still have been.
+        placement: Requests per time slice, pod and adapter.
+        decision_us: Median and 99th percentile of the real time of a decision, microseconds. Not
+            determined by the seed.
+    """
+
+    scenario: str
+    rule: str
+    seed: int
+    sweep: str
+    value: float
+    capacity_rps: float = 0.0
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    cut: list[dict[str, float]] = field(default_factory=list)
+    placement: dict[str, Any] = field(default_factory=dict)
+    decision_us: list[float] = field(default_factory=list)
+
+
+def run_trial(
+    trial: Trial, make_policy: MakePolicy, clock: Callable[[], float]
+) -> list[TrialResult]:
+    """Run a trial, seed by seed.
+
+    Raises:
+        ValueError: The rule broke its contract.
+    """
+    results: list[TrialResult] = []
+    for seed in trial.seeds:
+        known = [result.capacity_rps for result in results if result.capacity_rps]
+        near_rps = geometric_mean(known) if known else None
+        results.append(_run_seed(trial, seed, near_rps, make_policy, clock))
+    return results
+
+
+def _run_seed(
+    trial: Trial,
+    seed: int,
+    near_rps: float | None,
+    make_policy: MakePolicy,
+    clock: Callable[[], float],
+) -> TrialResult:
+    done = TrialResult(trial.scenario.name, trial.rule, seed, trial.sweep, trial.value)
+    slo = slo_of(trial.suite)
+    decisions_s: list[float] = []
+
+    def attainment_at(rate_rps: float) -> float:
+        is_whole = rate_rps in trial.rates_rps
+        result, settings, workload = _run(trial, seed, rate_rps, is_whole, make_policy, clock)
+        if result.is_cut:
+            at_most = _ceiling(slo, workload, settings)(result.flights, result.ended_s)
+            done.cut.append({"rate_rps": rate_rps, "attainment_at_most": at_most})
+            return at_most
+        metrics = measure(result, slo)
+        run = {"rate_rps": rate_rps, "digest": result.digest(), **asdict(metrics)}
+        if rate_rps == max(trial.rates_rps):
+            run.update(_load_bounds(workload, settings))
+            if trial.keeps_placement and seed == trial.seeds[0]:
+                done.placement = placement(result)
+        done.runs.append(run)
+        decisions_s.extend(result.decision_s)
+        return metrics.attainment
+
+    if trial.sweep:
+        for rate_rps in trial.rates_rps:
+            attainment_at(rate_rps)
+    else:
+        search = CapacitySearch(attainment_at, slo.target, trial.suite.resolution)
+        done.capacity_rps = search.run(trial.rates_rps, near_rps)
+    done.runs.sort(key=lambda run: float(run["rate_rps"]))
+    decisions_s.sort()
+    done.decision_us = [round(percentile(decisions_s, part) * 1e6, 1) for part in (0.5, 0.99)]
+    return done
+
+
+def _run(
+    trial: Trial,
+    seed: int,
+    rate_rps: float,
+    is_whole: bool,
+    make_policy: MakePolicy,
+    clock: Callable[[], float],
+) -> tuple[FleetResult, FleetSettings, Workload]:
+    suite = trial.suite
+    is_short = suite.num_search_requests and not is_whole
+    num = suite.num_of_search(rate_rps) if is_short else suite.num_requests
+    parts = make_trial_parts(suite, trial.scenario, rate_rps=rate_rps, seed=seed, num=num)
+    settings, workload, events = parts
+    if trial.rule == POOLED:
+        # What happens to single pods does not happen to all of them together.
+        pooled = pooled_settings(settings), pooled_workload(workload)
+        return Fleet(*pooled, RandomChoice, seed=seed).run(), settings, workload
+    at_most = _ceiling(slo_of(trial.suite), workload, settings)
+
+    def gives_up(flights: Iterable[Flight], now: float) -> bool:
+        return at_most(flights, now) < HOPELESS
+
+    fleet = Fleet(
+        settings,
+        workload,
+        _bound(trial) or make_policy(trial.rule),
+        seed=seed,
+        events=events,
+        policy_name=trial.rule,
+        clock=clock,
+        gives_up=None if is_whole else gives_up,
+    )
+    attach_oracles(fleet)
+    return fleet.run(), settings, workload
+
+
+def _ceiling(
+    slo: Slo, workload: Workload, settings: FleetSettings
+) -> Callable[[Iterable[Flight], float], float]:
+    """What attainment can still be, of the requests so far and the time."""
+    counted = sum(arrival.at_s >= settings.warm_up_s for arrival in workload.arrivals)
+    return partial(
+        attainment_at_most, slo=slo, warm_up_s=settings.warm_up_s, num_counted=max(1, counted)
+    )
+
+
+def _bound(trial: Trial) -> Callable[[], Policy] | None:
+    slo = slo_of(trial.suite)
+    if trial.rule == INFORMED:
+        return lambda: Oracle(slo)
+    if trial.rule.startswith(STALE):
+        age_s = float(trial.rule.removeprefix(STALE).removesuffix("ms")) / 1000
+        return lambda: Oracle(slo, age_s)
+    return None
+
+
+def _load_bounds(workload: Workload, settings: FleetSettings) -> dict[str, float]:
+    """B2 and the static optimum beside it, loads per 1,000 requests."""
+    num_slots = settings.num_pods * settings.max_loras
+    return {
+        "belady_loads_per_1000": count_belady(workload, settings),
+        "static_loads_per_1000": 1000 * static_loads(workload.shares, num_slots),
+    }
+
+
+def placement(result: FleetResult) -> dict[str, Any]:
+    """Requests of the most popular adapters, per time slice and pod."""
+    flights = [f for f in result.counted if f.pod and f.arrival.adapter is not None]
+    popular = Counter(f.arrival.adapter for f in flights).most_common(NUM_ADAPTERS_SHOWN)
+    adapters = [name for name, _ in popular]
+    pods = [pod.address for pod in result.pods]
+    start_s, end_s = result.warm_up_s, result.flights[-1].arrival.at_s if result.flights else 0.0
+    width_s = max(end_s - start_s, 1e-9) / NUM_SLICES
+    counts = [[[0] * len(adapters) for _ in pods] for _ in range(NUM_SLICES)]
+    for flight in flights:
+        if flight.arrival.adapter in adapters:
+            part = min(NUM_SLICES - 1, int((flight.arrival.at_s - start_s) / width_s))
+            row = counts[part][pods.index(flight.pod)]
+            row[adapters.index(flight.arrival.adapter)] += 1
+    return {"adapters": adapters, "pods": pods, "slice_s": width_s, "counts": counts}

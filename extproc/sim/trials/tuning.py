@@ -1,0 +1,44 @@
+"""Tuning: every opponent's parameters searched with the same budget, on development suites only."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import product
+from math import exp, log
+from statistics import fmean
+
+from extproc.sim.opponents import TUNABLE
+from extproc.sim.trials.trials import TrialResult
+
+BUDGET = 9
+"""Settings that are tried for each rule: what fits two parameters with three values each."""
+
+
+def settings_of(rule: str) -> list[str]:
+    """The settings to try, as labels: the whole grid, or as many of it as the budget has."""
+    grid = TUNABLE[rule]
+    labels = [
+        f"{rule}?" + "&".join(f"{key}={value:g}" for key, value in zip(grid, values, strict=True))
+        for values in product(*grid.values())
+    ]
+    if len(labels) <= BUDGET:
+        return labels
+    return sorted(random.Random(rule).sample(labels, BUDGET))
+
+
+def best_settings(results: Sequence[TrialResult]) -> dict[str, tuple[str, float]]:
+    """For each rule the label with the highest geometric mean capacity, and that mean.
+
+    The mean is over scenarios and seeds. Of equals the first in order of labels.
+    """
+    capacities: defaultdict[str, list[float]] = defaultdict(list)
+    for result in results:
+        capacities[result.rule].append(log(max(result.capacity_rps, 1e-3)))
+    best: dict[str, tuple[str, float]] = {}
+    for label in sorted(capacities):
+        rule, mean = label.partition("?")[0], exp(fmean(capacities[label]))
+        if rule not in best or mean > best[rule][1]:
+            best[rule] = (label, mean)
+    return best

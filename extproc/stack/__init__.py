@@ -1,0 +1,1 @@
+"""Envoy, the router and pods as supervised processes."""

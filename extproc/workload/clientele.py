@@ -1,0 +1,172 @@
+"""From a suite's description of its clients to a workload.
+
+A description fixes everything but the rate and the seed. Workloads are made at 1 request per second
+and scaled, so that one seed gives the same requests at every rate.
+
+The generators number adapters by popularity. Names are shuffled here: rules that go by the order of
+names must not profit from what they cannot know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+import msgspec
+
+from extproc.workload.clients import MIXES, clients
+from extproc.workload.draws import (
+    Lengths,
+    adapter_names,
+    round_robin_ranks,
+    sampled_lengths,
+    uniform_lengths,
+    zipf_shares,
+)
+from extproc.workload.files import own_folder
+from extproc.workload.requests import Workload
+from extproc.workload.slora import SloraSetting, as_in_code, as_in_paper
+from extproc.workload.synthetic import zipf
+from extproc.workload.traces import Half, halved, labelled, lengths_of, read_trace, rescaled
+
+DATA_DIR = own_folder("data")
+MAX_TOKENS = 2000
+"""Longest prompt, and longest answer, of the lognormal lengths."""
+
+
+class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Who asks for what.
+
+    Attributes:
+        kind: `zipf`; `slora_paper` and `slora_code` (they differ); `clients` whose rates drift and
+            burst; `trace` with its own adapters, or with Zipf's if it names none.
+        num_adapters: Adapters that exist.
+        exponent: Of Zipf's law, 0 is uniform; S-LoRA's alpha.
+        cv: Coefficient of variation of the gaps between arrivals; None for the mix's own.
+        base_share: Part of the requests that ask for the base model (`zipf`).
+        ranks: Ranks dealt out in turn.
+        mix: Which of ServeGen's services the clients are (`clients`).
+        trace: File in `loadtest/data`, without its extension, or a path (`trace`).
+        half: Part of the trace; the development suites have the first, the evaluation the second.
+        lengths: `chat` (lognormal), `slora` (uniform in [8, 512)), or `azure` (drawn from the
+            first or second half of Azure's conversation trace).
+        prompt_tokens: Median prompt of `chat`.
+        output_tokens: Median answer of `chat`; 129 is that of Azure's conversation trace.
+        sigma: Standard deviation of the logarithm of both.
+        num_requests: Instead of the suite's; None for the suite's.
+    """
+
+    kind: Literal["zipf", "slora_paper", "slora_code", "clients", "trace"] = "zipf"
+    num_adapters: int = 64
+    exponent: float = 1.0
+    cv: float | None = None
+    base_share: float = 0.0
+    ranks: tuple[int, ...] = (16,)
+    mix: str = "m-small"
+    trace: str = "arena27"
+    half: Half = Half.DEVELOPMENT
+    lengths: Literal["chat", "slora", "azure"] = "chat"
+    prompt_tokens: int = 400
+    output_tokens: int = 129
+    sigma: float = 0.8
+    num_requests: int | None = None
+
+
+def make_workload(spec: WorkloadSpec, *, num_requests: int, rate_rps: float, seed: int) -> Workload:
+    """The workload that a description stands for, of about so many requests.
+
+    Raises:
+        ValueError: Impossible parameters.
+        KeyError: No such mix.
+        OSError: The trace cannot be read.
+    """
+    made = _make(spec, spec.num_requests or num_requests, seed)
+    return _shuffled(made, seed).scaled(rate_rps * made.duration_s / max(1, len(made.arrivals)))
+
+
+def _make(spec: WorkloadSpec, num: int, seed: int) -> Workload:
+    cv, duration_s = 1.0 if spec.cv is None else spec.cv, float(num)
+    match spec.kind:
+        case "zipf":
+            return zipf(
+                spec.kind,
+                num_adapters=spec.num_adapters,
+                exponent=spec.exponent,
+                rate_rps=1.0,
+                duration_s=duration_s,
+                seed=seed,
+                cv=cv,
+                base_share=spec.base_share,
+                ranks=spec.ranks,
+                lengths=_lengths(spec),
+                lengths_source=spec.lengths,
+            )
+        case "slora_paper" | "slora_code":
+            generate = as_in_paper if spec.kind == "slora_paper" else as_in_code
+            setting = SloraSetting(spec.num_adapters, spec.exponent, 1.0, cv, duration_s)
+            return generate(spec.kind, setting, ranks=spec.ranks, seed=seed, lengths=_lengths(spec))
+        case "clients":
+            return clients(
+                spec.kind,
+                mix=MIXES[spec.mix],
+                rate_rps=1.0,
+                duration_s=duration_s,
+                seed=seed,
+                window_s=duration_s / 6,
+                cv=spec.cv,
+                ranks=spec.ranks,
+                lengths=_lengths(spec),
+                lengths_source=spec.lengths,
+            )
+        case "trace":
+            return _trace(spec, num, seed)
+
+
+def _trace(spec: WorkloadSpec, num: int, seed: int) -> Workload:
+    recorded = halved(read_trace(_path(spec.trace), ranks=spec.ranks), spec.half)
+    if not recorded.adapters:
+        names = adapter_names(spec.num_adapters)
+        shares = zipf_shares(len(names), spec.exponent)
+        recorded = labelled(
+            recorded,
+            shares=dict(zip(names, shares, strict=True)),
+            ranks=round_robin_ranks(names, spec.ranks),
+            seed=seed,
+        )
+    return rescaled(recorded, rate_rps=1.0, duration_s=float(num), seed=seed)
+
+
+def _path(trace: str) -> Path:
+    path = DATA_DIR / f"{trace}.csv"
+    return path if path.is_file() else Path(trace)
+
+
+def _lengths(spec: WorkloadSpec) -> Lengths:
+    if spec.lengths == "slora":
+        return uniform_lengths()
+    if spec.lengths == "azure":
+        return sampled_lengths(lengths_of(halved(read_trace(_path("azure_conv_2023")), spec.half)))
+    medians = (log(spec.prompt_tokens), log(spec.output_tokens))
+
+    def draw(rng: Random) -> tuple[int, int]:
+        prompt, output = (
+            max(1, min(MAX_TOKENS, round(rng.lognormvariate(median, spec.sigma))))
+            for median in medians
+        )
+        return prompt, output
+
+    return draw
+
+
+def _shuffled(workload: Workload, seed: int) -> Workload:
+    """The same workload with the adapters' names dealt out anew."""
+    names = sorted(workload.adapters)
+    dealt = list(names)
+    Random(f"names/{seed}").shuffle(dealt)
+    name_of: dict[str | None, str | None] = {None: None, **dict(zip(names, dealt, strict=True))}
+    arrivals = tuple(replace(a, adapter=name_of[a.adapter]) for a in workload.arrivals)
+    ranks = {new: workload.adapters[old] for old, new in zip(names, dealt, strict=True)}
+    return replace(workload, arrivals=arrivals, adapters=dict(sorted(ranks.items())))

@@ -1,0 +1,314 @@
+"""One request of a workload over HTTP, as values: what is sent, and what came back when.
+
+No I/O here, so that any client can use it: `extproc.loadtest.replay` on asyncio, and others that
+have their own loop. A client encodes a body with `encode_body`, feeds what it reads to a
+`StreamMeter` and makes a `RequestRecord` of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from extproc.workload.flights import Fate, FleetResult, Flight, PodTotals
+from extproc.workload.requests import Arrival
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+_WORDS = (
+    " the and for you not are all new was can has our one may out use any see his who its now get "
+    "how had way two top per day set end did men war old too big low act age air arm art ask bad "
+    "bed box boy bus buy car cat cup cut die dog dry"
+)
+"""Each with its space is four bytes, and one token of most models' tokenizers."""
+_VOCABULARY = tuple(f" {word}" for word in _WORDS.split())
+_HEAD_TOKENS = 16
+"""A KV block of vLLM: prompts that differ in it share no cached prefix."""
+_CHAT_TOKENS = 4
+"""What a chat template adds to one message, as the fake pod counts it; models differ a little."""
+
+
+class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of one request. Times are seconds from the start of the replay.
+
+    Attributes:
+        index: Its place in the workload.
+        adapter: Which adapter it asked for; None for the base model.
+        tenant: Who sent it.
+        at_s: When it was due.
+        sent_s: When it was sent; later than `at_s` if the generator lags.
+        ended_s: When it was over, whatever ended it.
+        first_token_s: When its first piece arrived; None without any.
+        gaps_s: Times from each piece of the answer to the next. Pieces are tokens as long as the
+            server sends each by itself.
+        num_tokens: Tokens of the answer: as the server counts them if it does, else the pieces.
+        wanted_tokens: Tokens that were asked for.
+        prompt_tokens: Tokens of the prompt, as the workload says.
+        status: HTTP status; 0 without an answer.
+        error: "" if all went well, else of what kind: `connect`, `reset`, `timeout` (the whole
+            took too long), `abandoned` (the first token did), `http_` and the status, `cut` (the
+            stream ended early), `in_stream` (the server said so within it), `not_a_stream`,
+            `stopped` (the test was stopped while it was under way).
+        served_by: The header `x-served-by` of fake pods, "" without.
+    """
+
+    index: int
+    adapter: str | None
+    tenant: str
+    at_s: float
+    sent_s: float
+    ended_s: float
+    first_token_s: float | None = None
+    gaps_s: tuple[float, ...] = ()
+    num_tokens: int = 0
+    wanted_tokens: int = 0
+    prompt_tokens: int = 0
+    status: int = 0
+    error: str = ""
+    served_by: str = ""
+
+    @property
+    def delay_s(self) -> float:
+        """How late the generator was."""
+        return self.sent_s - self.at_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From sending to the first text; None without one."""
+        return None if self.first_token_s is None else self.first_token_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token after the first; None if it failed. As `Flight.tpot_s`."""
+        if self.error or self.first_token_s is None:
+            return None
+        num_tokens = self.num_tokens or self.wanted_tokens
+        return (self.ended_s - self.first_token_s) / max(1, num_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestForm:
+    """How requests are written.
+
+    Attributes:
+        path: `COMPLETIONS` or `CHAT`.
+        base_model: What requests without an adapter ask for.
+        extra: Further fields of every body. `{"ignore_eos": True}` makes vLLM's answers as long as
+            the workload says; servers that do not know a field may refuse it.
+    """
+
+    path: str = COMPLETIONS
+    base_model: str = "base"
+    extra: tuple[tuple[str, Any], ...] = ()
+
+
+def encode_body(arrival: Arrival, index: int, form: RequestForm) -> bytes:
+    """The JSON body of a request, streaming.
+
+    Args:
+        arrival: The request.
+        index: Its place in the workload: no two prompts are alike but for their shared prefix.
+        form: How it is written.
+    """
+    body: dict[str, Any] = {
+        "model": arrival.adapter or form.base_model,
+        "max_tokens": max(1, arrival.output_tokens),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **dict(form.extra),
+    }
+    if form.path == CHAT:
+        text = prompt_text(arrival, index, arrival.prompt_tokens - _CHAT_TOKENS)
+        body["messages"] = [{"role": "user", "content": text}]
+    else:
+        body["prompt"] = prompt_text(arrival, index, arrival.prompt_tokens)
+    return msgspec.json.encode(body)
+
+
+def prompt_text(arrival: Arrival, index: int, num_tokens: int) -> str:
+    """A prompt of `num_tokens` words, one at least, four bytes each.
+
+    It begins with the words of its prefix, if it has one, then with words of its own: requests
+    share exactly what the workload says.
+    """
+    num_prefix = max(0, min(arrival.prefix_tokens, num_tokens - 1))
+    shared = _passage(f"prefix/{arrival.prefix}", num_prefix) if num_prefix else ""
+    return f"{shared}{_passage(f'request/{index}', num_tokens - 1 - num_prefix)}."
+
+
+def _passage(key: str, num_tokens: int) -> str:
+    """So many words: those that tell it from others, then always the same one."""
+    head = Random(key).choices(_VOCABULARY, k=_HEAD_TOKENS)
+    return "".join(head[: max(0, num_tokens)]) + _VOCABULARY[0] * (num_tokens - _HEAD_TOKENS)
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    role: str | None = None
+
+
+class _Piece(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def is_token(self) -> bool:
+        """Not what only opens or closes an answer. A token may be without text.
+
+        vLLM sends half a character, or a special token, as an empty text.
+        """
+        text = self.text if self.delta is None else self.delta.content
+        is_opening = self.delta is not None and self.delta.role is not None
+        return bool(text) or (text == "" and self.finish_reason is None and not is_opening)
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Piece] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_EVENTS = msgspec.json.Decoder(_Event)
+
+
+class StreamMeter:
+    """Reads a stream of server-sent events as it comes, and notes when tokens arrived.
+
+    Attributes:
+        times_s: When each piece of the answer arrived, by the caller's clock.
+        num_tokens: Tokens: as the server counts them once it has, else the pieces so far.
+        error: What is wrong so far: `in_stream`, or `not_a_stream`; "" for nothing.
+        is_done: The stream said that it is over.
+    """
+
+    def __init__(self) -> None:
+        self.times_s: list[float] = []
+        self.num_tokens = 0
+        self.error = ""
+        self.is_done = False
+        self._rest = b""
+
+    def feed(self, data: bytes, *, now: float) -> None:
+        """Take what arrived at `now`, cut anywhere."""
+        lines = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._take(line[5:].strip(), now)
+
+    @property
+    def gaps_s(self) -> tuple[float, ...]:
+        """Times between the pieces."""
+        return tuple(later - earlier for earlier, later in pairwise(self.times_s))
+
+    def _take(self, event: bytes, now: float) -> None:
+        if event == b"[DONE]":
+            self.is_done = True
+            return
+        try:
+            chunk = _EVENTS.decode(event)
+        except msgspec.DecodeError:
+            self.error = "not_a_stream"
+            return
+        if chunk.error is not None:
+            self.error = "in_stream"
+        if any(piece.is_token for piece in chunk.choices):
+            self.times_s.append(now)
+            self.num_tokens += 1
+        if chunk.usage is not None:
+            self.num_tokens = chunk.usage.completion_tokens
+
+
+def error_of(status: int, meter: StreamMeter) -> str:
+    """What is wrong with an answer that was read to its end, as in `RequestRecord.error`."""
+    if status != 200:
+        return f"http_{status}"
+    return meter.error or ("" if meter.is_done else "cut")
+
+
+# --- what a replay leaves behind ------------------------------------------------------------
+
+
+def save_records(records: Iterable[RequestRecord], path: Path) -> None:
+    """Write records as JSON lines.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    path.write_bytes(msgspec.json.Encoder().encode_lines(list(records)))
+
+
+def load_records(path: Path) -> list[RequestRecord]:
+    """Read what `save_records` wrote.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It holds something else.
+    """
+    try:
+        return msgspec.json.Decoder(RequestRecord).decode_lines(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path}: not records of a replay: {error}") from error
+
+
+def as_fleet_result(
+    arrivals: Sequence[Arrival],
+    records: Iterable[RequestRecord],
+    *,
+    overhead_s: float = 0.0,
+    warm_up_s: float = 0.0,
+    pods: Sequence[PodTotals] = (),
+) -> FleetResult:
+    """A replay in the form of a run in virtual time, so that the same measures apply.
+
+    Requests count from when they were really sent; how late the generator was is not the server's.
+
+    Args:
+        arrivals: The workload's.
+        records: One per request.
+        overhead_s: What network and gateway add to an answer, which virtual time leaves out; taken
+            off the times of answers.
+        warm_up_s: Requests sent before this do not count.
+        pods: What the pods did, if that is known; named as in `x-served-by`.
+    """
+    ordered = sorted(records, key=lambda record: (record.sent_s, record.index))
+    flights = [_flight(arrivals[record.index], record, overhead_s) for record in ordered]
+    ended_s = max((record.ended_s for record in ordered), default=0.0)
+    totals = pods or [PodTotals(p, 0, 0) for p in sorted({f.pod for f in flights if f.pod})]
+    return FleetResult(flights, totals, warm_up_s, ended_s)
+
+
+def _flight(arrival: Arrival, record: RequestRecord, overhead_s: float) -> Flight:
+    sent_s, first_s = record.sent_s, record.first_token_s
+    return Flight(
+        str(record.index),
+        replace(arrival, at_s=sent_s),
+        router=0,
+        fate=_fate(record),
+        status=record.status,
+        pod=record.served_by,
+        dispatched_s=sent_s if record.served_by else None,
+        first_token_s=None if first_s is None else max(sent_s, first_s - overhead_s),
+        ended_s=max(sent_s, record.ended_s - overhead_s),
+    )
+
+
+def _fate(record: RequestRecord) -> Fate:
+    if not record.error:
+        return Fate.FINISHED
+    if record.error == "abandoned":
+        return Fate.ABANDONED
+    is_refused = record.error.startswith("http_") and not record.served_by
+    return Fate.SHED if is_refused else Fate.FAILED

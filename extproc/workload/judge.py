@@ -1,0 +1,219 @@
+"""Measures of one run, and the capacity of a rule.
+
+*Attainment* is the part of the requests *offered* after the warm-up that got their first token and
+their tokens in time. What was shed, failed, abandoned or not finished is a miss. *SLO capacity* is
+the highest offered rate with an attainment of at least `Slo.target`.
+
+Percentiles of TTFT and TPOT are over the requests that have one; a rule that sheds looks better
+there and pays in attainment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import fmean
+from typing import Protocol
+
+from extproc.workload.flights import Fate, FleetResult, Flight
+
+SLORA_TTFT_S = 6.0
+"""S-LoRA's objective for the first token (S-LoRA, section 7, and `slora/utils/metric.py`)."""
+
+BLINDNESS_S = 1.0
+"""A pod in virtual time shows what happened when somebody looks, which is more often than this."""
+
+MIN_TENANT_REQUESTS = 30
+"""A tenant with fewer requests says nothing about fairness."""
+
+
+class Timed(Protocol):
+    """A request of which times are known; None where there is none."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """To the first token."""
+        ...
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean per token after the first, of a request that finished."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request must meet.
+
+    Attributes:
+        ttft_s: Longest time from Envoy to the first token, time held at the gateway included.
+        tpot_s: Longest mean time per token after the first.
+        target: Part of the offered requests that must meet both.
+    """
+
+    ttft_s: float = 0.5
+    tpot_s: float = 0.05
+    target: float = 0.99
+
+    def is_met(self, request: Timed) -> bool:
+        """Whether a request got what it should."""
+        ttft_s, tpot_s = request.ttft_s, request.tpot_s
+        return (
+            ttft_s is not None
+            and tpot_s is not None
+            and ttft_s <= self.ttft_s
+            and tpot_s <= self.tpot_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Measures of one run, over the requests that came after the warm-up.
+
+    Attributes:
+        num_offered: Requests.
+        fates: How many met which fate.
+        offered_rps: Their rate.
+        attainment: Part that met the SLO.
+        throughput_rps: Requests that finished between the warm-up and the last arrival, per second,
+            whenever they came.
+        output_tokens_per_s: Their tokens per second.
+        ttft_mean_s: Mean time to the first token.
+        ttft_p50_s: Its median.
+        ttft_p99_s: Its 99th percentile.
+        tpot_mean_s: Mean time per token.
+        tpot_p50_s: Its median.
+        tpot_p99_s: Its 99th percentile.
+        slora_attainment: Part that got a first token within S-LoRA's 6 s.
+        slora_satisfaction: Mean over all of `1 - (TTFT / 6 s)^2`, 0 from 6 s on or without one.
+        loads_per_1000: Adapters brought into GPU slots per 1,000 requests.
+        disk_loads_per_1000: Those of them read from disk.
+        queue_wait_s: Mean time from a pod's getting a request to the first step that ran it. What
+            is more than a step is waiting for an adapter slot, or for KV where that is short.
+        max_over_mean_load: Request-seconds of the busiest pod over the mean pod's.
+        fairness_gap: Attainment of the best served tenant less that of the worst served, among
+            those with enough requests. Where a workload names no tenants, adapters are tenants.
+    """
+
+    num_offered: int
+    fates: Mapping[str, int]
+    offered_rps: float
+    attainment: float
+    throughput_rps: float
+    output_tokens_per_s: float
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_mean_s: float
+    tpot_p50_s: float
+    tpot_p99_s: float
+    slora_attainment: float
+    slora_satisfaction: float
+    loads_per_1000: float
+    disk_loads_per_1000: float
+    queue_wait_s: float
+    max_over_mean_load: float
+    fairness_gap: float
+
+
+def measure(result: FleetResult, slo: Slo) -> Metrics:
+    """Measure a run.
+
+    Raises:
+        ValueError: No request came after the warm-up.
+    """
+    flights = result.counted
+    if not flights:
+        raise ValueError("no request came after the warm-up")
+    ttfts_s = sorted(f.ttft_s for f in flights if f.ttft_s is not None)
+    tpots_s = sorted(f.tpot_s for f in flights if f.tpot_s is not None)
+    finished = _finished_within(result, flights[-1].arrival.at_s)
+    num = len(flights)
+    offered_s = max(flights[-1].arrival.at_s - result.warm_up_s, 1e-9)
+    return Metrics(
+        num_offered=num,
+        fates=dict(sorted(Counter(f.fate.value for f in flights).items())),
+        offered_rps=num / offered_s,
+        attainment=sum(map(slo.is_met, flights)) / num,
+        throughput_rps=len(finished) / offered_s,
+        output_tokens_per_s=sum(f.arrival.output_tokens for f in finished) / offered_s,
+        ttft_mean_s=_mean(ttfts_s),
+        ttft_p50_s=percentile(ttfts_s, 0.5),
+        ttft_p99_s=percentile(ttfts_s, 0.99),
+        tpot_mean_s=_mean(tpots_s),
+        tpot_p50_s=percentile(tpots_s, 0.5),
+        tpot_p99_s=percentile(tpots_s, 0.99),
+        slora_attainment=sum(ttft_s < SLORA_TTFT_S for ttft_s in ttfts_s) / num,
+        slora_satisfaction=sum(map(satisfaction, ttfts_s)) / num,
+        loads_per_1000=1000 * sum(pod.num_loads for pod in result.pods) / num,
+        disk_loads_per_1000=1000 * sum(pod.num_disk_loads for pod in result.pods) / num,
+        queue_wait_s=_mean([f.queue_wait_s for f in flights if f.queue_wait_s is not None]),
+        max_over_mean_load=_max_over_mean(flights, [pod.address for pod in result.pods]),
+        fairness_gap=_fairness_gap(flights, slo),
+    )
+
+
+def attainment_at_most(
+    flights: Iterable[Flight], now: float, *, slo: Slo, warm_up_s: float, num_counted: int
+) -> float:
+    """What attainment can still be at `now`, of all `num_counted` requests after the warm-up."""
+    missed = sum(
+        flight.arrival.at_s >= warm_up_s and _is_surely_missed(flight, now, slo)
+        for flight in flights
+    )
+    return 1 - missed / num_counted
+
+
+def _is_surely_missed(flight: Flight, now: float, slo: Slo) -> bool:
+    if flight.fate is not Fate.RUNNING:
+        return not slo.is_met(flight)
+    if flight.first_token_s is None:
+        return now - flight.arrival.at_s > slo.ttft_s + BLINDNESS_S
+    return flight.first_token_s - flight.arrival.at_s > slo.ttft_s
+
+
+def satisfaction(ttft_s: float) -> float:
+    """S-LoRA's user satisfaction: `1 - (t / 6)^2`, nothing from 6 s on."""
+    return max(0.0, 1 - (ttft_s / SLORA_TTFT_S) ** 2)
+
+
+def percentile(ordered: Sequence[float], part: float) -> float:
+    """The smallest value that `part` of the ordered values do not exceed; 0 of none."""
+    if not ordered:
+        return 0.0
+    return ordered[max(0, ceil(part * len(ordered)) - 1)]
+
+
+def _finished_within(result: FleetResult, until_s: float) -> list[Flight]:
+    return [
+        flight
+        for flight in result.flights
+        if flight.fate is Fate.FINISHED
+        and flight.ended_s is not None
+        and result.warm_up_s <= flight.ended_s <= until_s
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+def _max_over_mean(flights: Iterable[Flight], addresses: Iterable[str]) -> float:
+    loads_s = dict.fromkeys(addresses, 0.0)
+    for flight in flights:
+        if flight.dispatched_s is not None and flight.ended_s is not None:
+            loads_s[flight.pod] += flight.ended_s - flight.dispatched_s
+    mean_s = _mean(list(loads_s.values()))
+    return max(loads_s.values()) / mean_s if mean_s else 1.0
+
+
+def _fairness_gap(flights: Iterable[Flight], slo: Slo) -> float:
+    tenants: defaultdict[str, list[bool]] = defaultdict(list)
+    for flight in flights:
+        tenants[flight.arrival.tenant or flight.arrival.adapter or "base"].append(
+            slo.is_met(flight)
+        )
+    parts = [sum(met) / len(met) for met in tenants.values() if len(met) >= MIN_TENANT_REQUESTS]
+    return max(parts) - min(parts) if parts else 0.0

@@ -1,0 +1,213 @@
+"""A workload as a value: who asks for which adapter when, and how long prompt and answer are.
+
+It can be saved, replayed and sent over HTTP; the virtual fleet and the load test read the same
+file. How one is made is in `extproc.workload`. The file is JSON lines: a head with everything
+that is not an arrival, then one array per arrival, in the order of the fields of `Arrival`. The
+same workload gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+_FORMAT = "lora-workload-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request of a workload.
+
+    Attributes:
+        at_s: When it comes, seconds from the start of the workload.
+        adapter: Which adapter it asks for; None for the base model.
+        prompt_tokens: Length of its prompt, at least 1.
+        output_tokens: Length of its answer. No rule may see it.
+        tenant: Who sent it, for fairness; "" for nobody in particular.
+        prefix: Id of the beginning that its prompt shares with others; "" for none.
+        prefix_tokens: Length of that beginning, at most `prompt_tokens`.
+    """
+
+    at_s: float
+    adapter: str | None
+    prompt_tokens: int
+    output_tokens: int
+    tenant: str = ""
+    prefix: str = ""
+    prefix_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Arrivals in order, and what they stand on.
+
+    Attributes:
+        name: Short, for tables and file names.
+        arrivals: Sorted by `at_s`.
+        adapters: Rank of each adapter that may be asked for, whether it is or not.
+        seed: What the random parts were drawn from.
+        source: How it was made, with all parameters, for reports.
+
+    Raises:
+        ValueError: Arrivals out of order, an adapter without a rank, or impossible lengths.
+    """
+
+    name: str
+    arrivals: tuple[Arrival, ...]
+    adapters: Mapping[str, int]
+    seed: int
+    source: str
+
+    def __post_init__(self) -> None:
+        # A copy that nobody else holds; a plain dict, because workloads go to other processes.
+        object.__setattr__(self, "adapters", dict(self.adapters))
+        if any(first.at_s > second.at_s for first, second in pairwise(self.arrivals)):
+            raise ValueError(f"workload {self.name!r}: arrivals are not in order")
+        for arrival in self.arrivals:
+            self._check(arrival)
+
+    def _check(self, arrival: Arrival) -> None:
+        if arrival.adapter is not None and arrival.adapter not in self.adapters:
+            raise ValueError(f"workload {self.name!r}: adapter {arrival.adapter!r} has no rank")
+        if arrival.at_s < 0 or arrival.prompt_tokens < 1 or arrival.output_tokens < 0:
+            raise ValueError(f"workload {self.name!r}: impossible arrival {arrival}")
+        if not 0 <= arrival.prefix_tokens <= arrival.prompt_tokens:
+            raise ValueError(f"workload {self.name!r}: impossible prefix {arrival}")
+
+    @property
+    def duration_s(self) -> float:
+        """When the last request comes."""
+        return self.arrivals[-1].at_s if self.arrivals else 0.0
+
+    @property
+    def rate_rps(self) -> float:
+        """Mean requests per second; 0 where nothing or everything comes at once."""
+        return len(self.arrivals) / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def shares(self) -> dict[str | None, float]:
+        """Part of the requests that each adapter has, largest first (ties by name)."""
+        counts = Counter(arrival.adapter for arrival in self.arrivals)
+        ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0] or ""))
+        return {adapter: count / len(self.arrivals) for adapter, count in ordered}
+
+    def scaled(self, rate_factor: float) -> Workload:
+        """The same requests at `rate_factor` times the rate: only the times are divided.
+
+        Raises:
+            ValueError: `rate_factor` is not positive.
+        """
+        if not rate_factor > 0:
+            raise ValueError(f"rate factor {rate_factor} is not positive")
+        return replace(
+            self,
+            arrivals=tuple(replace(a, at_s=a.at_s / rate_factor) for a in self.arrivals),
+            source=f"{self.source}; rate times {rate_factor:g}",
+        )
+
+    def window(self, start_s: float, end_s: float) -> Workload:
+        """The arrivals from `start_s` on and before `end_s`, with times from `start_s`."""
+        inside = (a for a in self.arrivals if start_s <= a.at_s < end_s)
+        return replace(
+            self,
+            arrivals=tuple(replace(a, at_s=a.at_s - start_s) for a in inside),
+            source=f"{self.source}; from {start_s:g} s to {end_s:g} s",
+        )
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        head = _Head(
+            format=_FORMAT,
+            name=self.name,
+            adapters=dict(self.adapters),
+            seed=self.seed,
+            source=self.source,
+        )
+        return _ENCODER.encode_lines([head, *map(_row, self.arrivals)])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Workload:
+        """Read a file.
+
+        Raises:
+            ValueError: It is not a workload, or an impossible one.
+        """
+        head_line, _, rest = data.partition(b"\n")
+        try:
+            head = msgspec.json.decode(head_line, type=_Head)
+            rows = _ROWS.decode_lines(rest)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"not a workload: {error}") from error
+        if head.format != _FORMAT:
+            raise ValueError(f"workload format {head.format!r} is not {_FORMAT!r}")
+        arrivals = tuple(Arrival(*row) for row in rows)
+        return cls(head.name, arrivals, head.adapters, head.seed, head.source)
+
+    def save(self, path: Path) -> None:
+        """Write the file.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        path.write_bytes(self.to_bytes())
+
+    @classmethod
+    def load(cls, path: Path) -> Workload:
+        """Read the file at `path`.
+
+        Raises:
+            OSError: It cannot be read.
+            ValueError: As `from_bytes`.
+        """
+        return cls.from_bytes(path.read_bytes())
+
+
+def merged(name: str, parts: Iterable[Workload]) -> Workload:
+    """Several workloads at the same time, as one. Its seed is the first one's.
+
+    Raises:
+        ValueError: There is none, or an adapter has two ranks.
+    """
+    workloads = tuple(parts)
+    if not workloads:
+        raise ValueError("no workloads to merge")
+    adapters: dict[str, int] = {}
+    for workload in workloads:
+        for adapter, rank in workload.adapters.items():
+            if adapters.setdefault(adapter, rank) != rank:
+                raise ValueError(f"adapter {adapter!r} has two ranks")
+    arrivals = sorted((a for w in workloads for a in w.arrivals), key=lambda a: a.at_s)
+    source = " + ".join(f"({workload.source})" for workload in workloads)
+    return Workload(name, tuple(arrivals), adapters, workloads[0].seed, source)
+
+
+class _Head(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    name: str
+    adapters: dict[str, int]
+    seed: int
+    source: str
+
+
+_Row = tuple[float, str | None, int, int, str, str, int]
+
+
+def _row(arrival: Arrival) -> _Row:
+    return (
+        arrival.at_s,
+        arrival.adapter,
+        arrival.prompt_tokens,
+        arrival.output_tokens,
+        arrival.tenant,
+        arrival.prefix,
+        arrival.prefix_tokens,
+    )
+
+
+_ENCODER = msgspec.json.Encoder()
+_ROWS = msgspec.json.Decoder(_Row)

@@ -1,0 +1,151 @@
+"""Recorded requests: reading, halving, labelling and rescaling them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+
+from extproc.workload.draws import RANKS_MIXED, Choice, round_robin_ranks
+from extproc.workload.requests import Arrival, Workload
+
+
+class Half(StrEnum):
+    """Which part of a trace: rules are made on the one, and judged on the other."""
+
+    DEVELOPMENT = "development"
+    EVALUATION = "evaluation"
+
+
+def read_trace(
+    path: Path, *, max_total_tokens: int = 8192, ranks: Sequence[int] = RANKS_MIXED
+) -> Workload:
+    """Read a trace.
+
+    Args:
+        path: A CSV file with the columns `arrival_s,prompt_tokens,output_tokens` and perhaps
+            `adapter`, or with Azure's `TIMESTAMP,ContextTokens,GeneratedTokens`. In any order of
+            time; times are counted from the first request.
+        max_total_tokens: Requests with a longer prompt and answer together are left out, as are
+            those with an empty prompt.
+        ranks: Handed out to the adapters in turn, by name.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not such a file, or has no requests.
+    """
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        try:
+            read = [_arrival(row) for row in csv.DictReader(file)]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path.name} is not a trace: no {error}") from error
+    kept = [a for a in read if a.prompt_tokens and _total(a) <= max_total_tokens]
+    if not kept:
+        raise ValueError(f"{path.name} has no requests")
+    start_s = min(arrival.at_s for arrival in kept)
+    arrivals = sorted(
+        (replace(a, at_s=round(a.at_s - start_s, 6)) for a in kept), key=lambda a: a.at_s
+    )
+    names = sorted({a.adapter for a in arrivals if a.adapter is not None})
+    source = f"trace {path.name}: {len(kept)} of {len(read)} requests, the others being empty or "
+    return Workload(
+        path.stem,
+        tuple(arrivals),
+        round_robin_ranks(names, ranks),
+        seed=0,
+        source=f"{source}longer than {max_total_tokens} tokens",
+    )
+
+
+def halved(workload: Workload, half: Half) -> Workload:
+    """The first half by time for development, the second for evaluation."""
+    middle_s, end_s = workload.duration_s / 2, float("inf")
+    bounds = (0.0, middle_s) if half is Half.DEVELOPMENT else (middle_s, end_s)
+    part = workload.window(*bounds)
+    return replace(
+        part, name=f"{workload.name}-{half}", source=f"{workload.source}; {half} half by time"
+    )
+
+
+def labelled(
+    workload: Workload,
+    *,
+    shares: Mapping[str | None, float],
+    ranks: Mapping[str, int],
+    seed: int,
+) -> Workload:
+    """The same requests with adapters drawn by `shares`: a trace that names none needs some."""
+    rng, draw_adapter = Random(seed), Choice(shares)
+    arrivals = tuple(replace(a, adapter=draw_adapter(rng)) for a in workload.arrivals)
+    return replace(
+        workload,
+        arrivals=arrivals,
+        adapters=ranks,
+        seed=seed,
+        source=f"{workload.source}; adapters drawn from {len(shares)} shares (seed {seed})",
+    )
+
+
+def rescaled(workload: Workload, *, rate_rps: float, duration_s: float, seed: int) -> Workload:
+    """Sampled and stretched as S-LoRA did for its Figure 7 (`benchmarks/trace.py`).
+
+    `rate_rps * duration_s` requests are drawn without repetition, sorted, and their times stretched
+    to the whole of `duration_s`. If more are wanted than there are, that is done several times, one
+    after the other, each with its part of the requests and of the time.
+
+    Raises:
+        ValueError: The workload is empty, or no request is wanted.
+    """
+    wanted, known = int(rate_rps * duration_s), len(workload.arrivals)
+    if not wanted or not known:
+        raise ValueError(f"{wanted} requests wanted of {known}")
+    rng = Random(seed)
+    num_passes = -(-wanted // known)
+    arrivals: list[Arrival] = []
+    for index in range(num_passes):
+        first, last = wanted * index // num_passes, wanted * (index + 1) // num_passes
+        chosen = rng.sample(range(known), last - first)
+        arrivals += _stretched(
+            [workload.arrivals[place] for place in sorted(chosen)],
+            start_s=duration_s * first / wanted,
+            end_s=duration_s * last / wanted,
+        )
+    return replace(
+        workload,
+        arrivals=tuple(arrivals),
+        seed=seed,
+        source=(
+            f"{workload.source}; sampled and stretched to {rate_rps:g} req/s for {duration_s:g} s "
+            f"in {num_passes} passes (seed {seed})"
+        ),
+    )
+
+
+def lengths_of(workload: Workload) -> list[tuple[int, int]]:
+    """Prompt and answer lengths, for `sampled_lengths`."""
+    return [(arrival.prompt_tokens, arrival.output_tokens) for arrival in workload.arrivals]
+
+
+def _stretched(arrivals: Sequence[Arrival], *, start_s: float, end_s: float) -> Iterable[Arrival]:
+    first_s = arrivals[0].at_s
+    length_s = arrivals[-1].at_s - first_s
+    factor = (end_s - start_s) / length_s if length_s else 0.0
+    return [replace(a, at_s=min(end_s, start_s + (a.at_s - first_s) * factor)) for a in arrivals]
+
+
+def _total(arrival: Arrival) -> int:
+    return arrival.prompt_tokens + arrival.output_tokens
+
+
+def _arrival(row: Mapping[str, str]) -> Arrival:
+    if "TIMESTAMP" in row:
+        at_s = datetime.fromisoformat(row["TIMESTAMP"]).timestamp()
+        return Arrival(at_s, None, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+    adapter = row.get("adapter") or None
+    return Arrival(
+        float(row["arrival_s"]), adapter, int(row["prompt_tokens"]), int(row["output_tokens"])
+    )

@@ -1,0 +1,51 @@
+"""Whether an InferencePool is there, as readiness, metrics and the log tell it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from extproc.app.inferencepool import PoolPresence
+from extproc.core.kubernetes.objects import InferencePool, Metadata
+
+POOL = InferencePool(Metadata(name="pool", namespace="llm"))
+GOING = InferencePool(Metadata(name="pool", namespace="llm", deletion_timestamp="2026-01-01"))
+
+
+def presence(*told: InferencePool | None) -> PoolPresence:
+    made = PoolPresence("pool")
+    for each in told:
+        made.told(each, "llm")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("told", "reasons", "found"),
+    [
+        ((), [], {}),
+        ((None,), ["InferencePool llm/pool does not exist"], {"llm/pool": 0.0}),
+        ((GOING,), ["InferencePool llm/pool does not exist"], {"llm/pool": 0.0}),
+        ((None, POOL), [], {"llm/pool": 1.0}),
+        ((POOL, None), [], {"llm/pool": 0.0}),
+        ((POOL, GOING), [], {"llm/pool": 0.0}),
+    ],
+)
+def test_a_pool_that_never_was_is_a_reason_not_to_be_ready(
+    told: tuple[InferencePool | None, ...], reasons: list[str], found: dict[str, float]
+) -> None:
+    made = presence(*told)
+
+    assert made.why_not_ready() == reasons
+    assert made.found() == found
+
+
+def test_the_log_names_a_pool_that_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        presence(None, POOL, None)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "InferencePool llm/pool does not exist: not ready before it does",
+        "InferencePool llm/pool was deleted: "
+        "requests are answered with 503 until it is there again",
+    ]

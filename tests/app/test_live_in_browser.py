@@ -1,0 +1,317 @@
+"""The live page in a real browser, of a real picker with fake pods."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from grpc import aio
+
+from extproc.shell.livepage import FEED_PATH, MAX_VIEWERS
+from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from tests import clients
+from tests.browser import Browser, Page, running_browser
+from tests.e2e.harness import PickerProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+ADAPTERS = [f"customer-{number:02}" for number in range(1, 41)]
+HOSTILE = '<img src=x onerror="document.title=1"><script>alert(1)</script>'
+LIVE = "document.getElementById('feed').textContent === 'live'"
+FITS = "document.documentElement.scrollWidth <= innerWidth"
+
+
+class Scene:
+    """A picker, its pods, a browser, and requests that a test makes."""
+
+    def __init__(self, picker: PickerProcess, pods: list[RunningPod], browser: Browser) -> None:
+        self.picker = picker
+        self.pods = pods
+        self._browser = browser
+
+    async def open(self, until: str = LIVE, **options: Any) -> Page:
+        page = await self._browser.open(f"{self.picker.admin_url}/", **options)
+        await page.wait_for(until)
+        return page
+
+    async def route(self, *models: str) -> list[clients.Routed]:
+        async with aio.insecure_channel(self.picker.address) as channel:
+            return [await clients.route(channel, model) for model in models]
+
+
+@asynccontextmanager
+async def showing(num_pods: int = 2, adapters: Sequence[str] = ADAPTERS) -> AsyncIterator[Scene]:
+    pods = [
+        await start_pod(PodConfig(name=f"pod-{n}", adapters=list(adapters), max_loras=2))
+        for n in range(1, num_pods + 1)
+    ]
+    static = [{"address": pod.address, "name": pod.name} for pod in pods]
+    config = {
+        "discovery": {"static": static},
+        "scrape": {"expiry_s": 1.0},
+        "completions": {"source": "access_log", "lost_after_s": 600},
+    }
+    try:
+        async with PickerProcess(config) as picker, running_browser() as browser:
+            yield Scene(picker, pods, browser)
+    finally:
+        for pod in pods:
+            await pod.stop()
+
+
+def text_of(selector: str) -> str:
+    return f"[...document.querySelectorAll('{selector}')].map(e => e.textContent).join('|')"
+
+
+async def test_pods_activity_and_reasons_appear_and_a_dead_pod_is_shown() -> None:
+    async with showing() as scene:
+        page = await scene.open()
+        await page.wait_for("document.querySelectorAll('#pods tbody tr').length === 2")
+        assert "✓ up" in await page.evaluate(text_of("#pods .state"))
+        assert await page.evaluate(text_of("#health")) == "ready"
+        assert (await page.evaluate(text_of("#slo-note"))).startswith("Not known: no access log")
+
+        (pick,) = await scene.route("customer-07")
+        chosen = next(pod for pod in scene.pods if pod.address == pick.destination)
+        await page.wait_for(
+            f"document.querySelector('#heat td.active[title^=\"customer-07 on {chosen.name}: 1\"]')"
+        )
+        await page.wait_for(
+            f"{text_of('#decisions .what')}.includes('customer-07 → {chosen.name}')"
+        )
+        assert await page.evaluate(text_of("#decisions .text")) == (
+            f"{chosen.name}: none of the 2 pods has customer-07 loaded, and this pod was "
+            "drawn by lot from 2 equals (0 active, 0 pending)."
+        )
+
+        await scene.route("nobody")
+        await page.wait_for(f"{text_of('#decisions .rejected')}.includes('Rejected with 404')")
+        assert page.problems == []
+
+        await scene.pods[0].stop()
+        await page.wait_for(f"{text_of('#pods tr.bad')}.includes('✕ unreachable')")
+        await page.wait_for("document.querySelector('#heat thead th.bad')")
+        assert "pod-1" in await page.evaluate(text_of("#pods tr.bad th"))
+
+
+async def test_when_the_picker_is_gone_it_says_so_and_recovers_by_itself() -> None:
+    async with showing() as scene:
+        page = await scene.open()
+        await scene.route(*ADAPTERS[:3])
+        await page.wait_for("document.querySelectorAll('#decisions li').length === 3")
+
+        await scene.picker.kill()
+        await page.wait_for("document.getElementById('feed').textContent.startsWith('no news for')")
+        assert await page.evaluate("document.body.classList.contains('stale')")
+        assert await page.evaluate(text_of("#said")) == "no news: what is shown is old"
+
+        await scene.picker.start()
+        await page.wait_for(LIVE)
+        await page.wait_for("document.querySelectorAll('#decisions li').length === 0")
+        await scene.route("customer-02")
+        await page.wait_for("document.querySelectorAll('#decisions li').length === 1")
+        assert not await page.evaluate("document.body.classList.contains('stale')")
+
+
+async def test_on_a_small_screen_nothing_is_wider_than_it() -> None:
+    names = [f"{name}-with-a-name-that-is-rather-long" for name in ADAPTERS]
+    async with showing(num_pods=6, adapters=names) as scene:
+        page = await scene.open(width=400, height=800)
+        await scene.route(*names[:8], "an-unknown-model-whose-name-has-no-place-to-break" * 3)
+        await page.wait_for("document.querySelectorAll('#decisions li').length === 9")
+
+        assert await page.evaluate(FITS)
+        for width in (320, 700, 1000, 1600):
+            await page.set_size(width, 800)
+            assert await page.evaluate(FITS), width
+
+
+def contrast(selector: str) -> str:
+    """Of an element's text to what is behind it, as WCAG 2 computes it."""
+    return f"""(() => {{
+      const parse = (color) => {{
+        const parts = color.match(/[\\d.]+/g).map(Number);
+        const unit = color.startsWith('color(') ? 1 : 255;
+        return [...parts.slice(0, 3).map((part) => part / unit), parts[3] ?? 1];
+      }};
+      const over = (top, below) =>
+        top.slice(0, 3).map((c, i) => c * top[3] + below[i] * (1 - top[3]));
+      const light = (color) => {{
+        const [r, g, b] = color.map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+      }};
+      return [...document.querySelectorAll({selector!r})].map((element) => {{
+        const layers = [];
+        for (let e = element; e; e = e.parentElement) {{
+          layers.unshift(parse(getComputedStyle(e).backgroundColor));
+        }}
+        const back = layers.reduce((below, top) => over(top, below), [1, 1, 1]);
+        const text = over(parse(getComputedStyle(element).color), back);
+        const [a, b] = [light(text), light(back)].sort((x, y) => y - x);
+        return (a + 0.05) / (b + 0.05);
+      }});
+    }})()"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_text_stands_out_in_either_scheme(scheme: str) -> None:
+    async with showing() as scene:
+        await scene.route(*ADAPTERS[:6], *ADAPTERS[:1] * 9, "nobody")
+        page = await scene.open(scheme=scheme)
+        await page.wait_for("document.querySelectorAll('#decisions li.rejected').length === 1")
+        await scene.pods[0].stop()
+        await page.wait_for("document.querySelector('#pods tr.bad')")
+        background = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+        red = int(background.removeprefix("rgb(").split(",")[0])
+        selectors = (
+            "#about, .badge, .note, dt, dd span, th, td, .cell, .text, .what, .reason, .time, a"
+        )
+        ratios = await page.evaluate(contrast(selectors))
+
+    assert (red > 128) == (scheme == "light")
+    assert len(ratios) > 100
+    assert min(ratios) >= 4.5
+
+
+async def test_states_differ_without_their_colours() -> None:
+    async with showing(num_pods=1) as scene:
+        page = await scene.open()
+        await scene.route(*ADAPTERS[:5])  # more than the pod has slots
+        await page.wait_for("document.querySelectorAll('#heat td.active').length === 5")
+        glyphs = await page.evaluate(
+            "[...document.querySelectorAll('#legend .cell')].map(e => e.textContent)"
+        )
+        cells = await page.evaluate(
+            "[...document.querySelectorAll('#heat td.active')].map(e =>"
+            " [e.ariaLabel, getComputedStyle(e).borderTopStyle])"
+        )
+
+    assert glyphs == ["", "·", "○", "●", "3", "3", "?"]
+    assert ["1 request, in a GPU slot", "solid"] in cells
+    assert {style for said, style in cells if "GPU" not in said} == {"dashed"}
+
+
+async def test_hostile_names_are_text() -> None:
+    adapters = [HOSTILE, "'\"><svg onload=alert(1)>", "${alert(1)}"]
+    async with showing(adapters=adapters) as scene:
+        page = await scene.open()
+        await scene.route(*adapters, f"{HOSTILE}-unknown")
+        await page.wait_for("document.querySelectorAll('#decisions li').length === 4")
+        shown = await page.evaluate(text_of("#heat tbody th"))
+        decided = await page.evaluate(text_of("#decisions .text"))
+        smuggled = await page.evaluate(
+            "document.querySelectorAll('main :is(img, script, [onload], [onerror])').length"
+        )
+        title = await page.evaluate("document.title")
+
+    assert set(shown.split("|")) == set(adapters)
+    assert f"`{HOSTILE}-unknown` does not exist" in decided
+    assert (smuggled, title) == (0, "extproc")
+    assert page.problems == []
+
+
+async def test_the_policy_of_the_port_keeps_injected_scripts_from_running() -> None:
+    """Were a name ever taken for HTML, it still could not run."""
+    async with showing(num_pods=1) as scene:
+        page = await scene.open()
+        await page.evaluate(
+            "document.body.insertAdjacentHTML('beforeend', '<img src=/x onerror=\"hacked = 1\">')"
+        )
+        await page.wait_for("performance.getEntriesByName(location.origin + '/x').length")
+
+        assert await page.evaluate("typeof hacked") == "undefined"
+        assert any("Content Security Policy" in problem for problem in page.problems)
+
+
+async def test_many_adapters_are_cut_and_the_filter_finds_the_rest() -> None:
+    async with showing() as scene:
+        page = await scene.open()
+        await scene.route("customer-40")
+        await page.wait_for(f"{text_of('#heat tbody th')}.startsWith('customer-40')")
+        assert await page.evaluate("document.querySelectorAll('#heat tbody tr').length") == 25
+        assert await page.evaluate(text_of("#more-adapters")) == "and 15 more"
+
+        await page.evaluate(
+            "(() => { const f = document.getElementById('filter'); f.value = 'R-39';"
+            " f.dispatchEvent(new Event('input')); })()"
+        )
+        assert await page.evaluate(text_of("#heat tbody th")) == "customer-39"
+
+        await page.evaluate(
+            "(() => { const f = document.getElementById('filter'); f.value = '';"
+            " f.dispatchEvent(new Event('input'));"
+            " document.getElementById('more-adapters').click(); })()"
+        )
+        assert await page.evaluate("document.querySelectorAll('#heat tbody tr').length") == 40
+
+
+async def test_a_hidden_tab_disconnects_and_comes_back_when_seen() -> None:
+    hide = (
+        "(value) => { Object.defineProperty(document, 'hidden', {value, configurable: true});"
+        " document.dispatchEvent(new Event('visibilitychange')); }"
+    )
+    async with showing(num_pods=1) as scene:
+        page = await scene.open()
+        await page.evaluate(f"({hide})(true)")
+        assert await page.evaluate(text_of("#feed")) == "paused"
+        assert await page.evaluate("source") is None
+
+        await page.evaluate(f"({hide})(false)")
+        await page.wait_for(LIVE)
+
+
+async def test_refused_for_too_many_viewers_the_page_says_so_and_takes_the_next_place() -> None:
+    async with showing(num_pods=1) as scene, aiohttp.ClientSession() as http:
+        url = f"{scene.picker.admin_url}{FEED_PATH}"
+        feeds = [await http.get(url) for _ in range(MAX_VIEWERS)]
+        page = await scene.open(until="feed.textContent.startsWith('refused')")
+        feeds[0].close()
+        await page.wait_for(LIVE)
+        for feed in feeds:
+            feed.close()
+
+
+async def test_hundreds_of_decisions_a_second_leave_it_going_and_bounded() -> None:
+    async with showing() as scene:
+        page = await scene.open()
+        async with aio.insecure_channel(scene.picker.address) as channel:
+
+            async def send() -> None:
+                while True:
+                    await clients.route(channel, ADAPTERS[0])
+
+            senders = [asyncio.ensure_future(send()) for _ in range(8)]
+            try:
+                await page.wait_for(f"{text_of('#decisions-note')}.includes('faster than')")
+                first = await page.evaluate("frame.decisions[0].n")
+                await page.wait_for(f"items.size && Math.min(...items.keys()) > {first} + 200")
+                shown = await page.evaluate("document.querySelectorAll('#decisions li').length")
+                kept = await page.evaluate("[items.size, heatRows.size]")
+                live = await page.evaluate(LIVE)
+            finally:
+                for sender in senders:
+                    sender.cancel()
+                await asyncio.gather(*senders, return_exceptions=True)
+
+    assert shown == 12
+    assert kept == [12, 25]
+    assert live
+    assert page.problems == []
+
+
+async def test_it_looks_the_same_without_motion(tmp_path: Path) -> None:
+    async with showing(num_pods=1) as scene:
+        page = await scene.open(reduced_motion=True)
+        moving = await page.evaluate(
+            "[...document.querySelectorAll('*')].filter(e =>"
+            " parseFloat(getComputedStyle(e).transitionDuration) > 0).length"
+        )
+        await page.screenshot(tmp_path / "page.png")
+
+    assert moving == 0
+    assert (tmp_path / "page.png").stat().st_size > 10_000

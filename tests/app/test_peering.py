@@ -1,0 +1,224 @@
+"""Replicas of a router put together: found, counted, fed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from extproc.app.observers import Observers
+from extproc.app.peering import Peering
+from extproc.config import Config
+from extproc.config.file import ConfigError
+from extproc.core.types import Outcome
+from extproc.shell import wire
+from extproc.shell.completions import Completion
+from extproc.shell.gen import peers_pb2
+from extproc.shell.peers import METHOD
+from extproc.shell.rpc import Call, Code, Metadata, Method
+from tests.dnsserver import DnsServer
+from tests.e2e.harness import free_port
+
+PATIENCE_S = 20.0
+ELSEWHERE = "192.0.2.1"
+"""Documentation range (RFC 5737): nobody answers there."""
+
+
+async def eventually(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not check():
+            await asyncio.sleep(0.01)
+
+
+def completion(pick_id: str) -> Completion:
+    return Completion(
+        pick_id, "request", "", 200, Outcome.COMPLETED, True, None, None, 1, 0.0, "", None
+    )
+
+
+class Replica:
+    """A router as far as its peers go. `peers`: the section of its configuration."""
+
+    def __init__(
+        self, router_id: str, peers: dict[str, Any] | None, server: dict[str, Any] | None = None
+    ) -> None:
+        self.taken: list[bytes] = []
+        self.counts: list[int] = []
+        config: dict[str, Any] = {
+            "discovery": {"static": []},
+            "peers": peers,
+            "server": server or {},
+        }
+        self.observers = Observers()
+        self.peering = Peering(
+            Config.model_validate(config),
+            router_id=router_id,
+            on_entries=self.taken.extend,
+            on_num_routers=self.counts.append,
+            on_garbage=lambda: None,
+            clock=time.monotonic,
+            rng=random.Random(router_id),
+            observers=self.observers,
+        )
+
+    def pass_on(self, pick_id: str, entry: bytes) -> None:
+        self.peering.pass_on(completion(pick_id), entry)
+        self.peering.flush()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.ensure_future(self.peering.run())
+        try:
+            yield
+            assert not task.done(), task.exception()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self.peering.aclose()
+
+
+@asynccontextmanager
+async def two() -> AsyncIterator[tuple[Replica, Replica]]:
+    """`aa`, which does not listen, and `bb`, which both know by its address."""
+    far = Replica("bb", {"static": []})
+    server = await wire.serve(far.peering.methods())
+    near = Replica("aa", {"static": [server.address]})
+    async with near.running(), far.running():
+        await eventually(lambda: near.counts == [2])
+        yield near, far
+    await server.close()
+
+
+async def test_an_entry_goes_to_the_router_that_its_pick_names() -> None:
+    async with two() as (near, far):
+        near.pass_on("cc-1", b"for another")
+        near.pass_on("nonsense", b"for nobody")
+        near.pass_on("bb-7", b"for it")
+        await eventually(lambda: far.taken == [b"for it"])
+        fed = (near.peering.is_fed, far.peering.is_fed)
+
+    assert fed == (False, True)
+
+
+class DeadCall:
+    """A way back that fails with each message but the first, our hello."""
+
+    num_sent = 0
+
+    def send(self, message: bytes) -> None:
+        self.num_sent += 1
+        if self.num_sent > 1:
+            raise RuntimeError("no way back")
+
+    def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
+        pass
+
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
+        pass
+
+
+def test_a_relay_that_fails_is_counted_and_no_access_log_breaks_off_for_it() -> None:
+    replica = Replica("aa", {"static": []})
+    [method] = replica.peering.methods()
+    session = method.open(DeadCall(), {})
+    hello = peers_pb2.PeerMessage(hello=peers_pb2.Hello(router_id="bb"))
+    session.receive(hello.SerializeToString())
+    replica.pass_on("bb-7", b"for it")
+
+    assert replica.observers.num_errors["relay"] == 1
+
+
+async def test_an_entry_without_a_pick_goes_to_everybody() -> None:
+    """Its metadata was lost; whoever picked finds it by its request id."""
+    async with two() as (near, far):
+        near.pass_on("", b"whose?")
+        await eventually(lambda: far.taken == [b"whose?"])
+
+
+async def test_before_the_end_what_is_left_is_passed_on() -> None:
+    async with two() as (near, far):
+        for number in range(100):
+            near.pass_on("bb-1", b"%d" % number)
+        await near.peering.drain()
+
+        assert len(far.taken) == 100
+
+
+class Silent:
+    """A peer that says who it is and then takes nothing."""
+
+    def __init__(self, call: Call, metadata: Metadata) -> None:
+        hello = peers_pb2.Hello(router_id="bb")
+        call.send(peers_pb2.PeerMessage(hello=hello).SerializeToString())
+
+    def receive(self, message: bytes) -> None:
+        pass
+
+    def half_close(self) -> None:
+        pass
+
+    def closed(self) -> None:
+        pass
+
+
+async def test_the_end_does_not_wait_for_a_peer_that_hangs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = await wire.serve([Method(METHOD, Silent)])
+    near = Replica("aa", {"static": [server.address]})
+    async with near.running():
+        await eventually(lambda: near.counts == [2])
+        near.pass_on("bb-1", b"1")
+        async with asyncio.timeout(PATIENCE_S):
+            await near.peering.drain()
+    await server.close()
+
+    assert "have not taken all" in caplog.text
+
+
+async def test_a_router_without_peers_is_alone_and_offers_them_nothing() -> None:
+    alone = Replica("aa", None)
+    await alone.peering.run()
+    alone.pass_on("bb-1", b"1")
+
+    assert alone.peering.num_routers == 1
+    assert alone.peering.methods() == ()
+    assert not alone.peering._relay.num_queued_bytes
+
+
+async def test_routers_are_counted_as_the_name_system_lists_them() -> None:
+    async with DnsServer() as names:
+        names.records["routers.test.", "A"] = ["127.0.0.1", ELSEWHERE]
+        port = free_port()
+        section = {
+            "dns": "routers.test",
+            "port": port,
+            "interval_s": 0.1,
+            "nameservers": [names.address],
+        }
+        replica = Replica("aa", section)
+        server = await wire.serve(replica.peering.methods(), port=port)
+        async with replica.running():
+            await eventually(lambda: replica.peering.num_routers == 2)
+            names.records["routers.test.", "A"] = ["127.0.0.1", ELSEWHERE, "192.0.2.2"]
+            await eventually(lambda: replica.peering.num_routers == 3)
+            names.records["routers.test.", "A"] = ["127.0.0.1"]
+            await eventually(lambda: replica.peering.num_routers == 1)
+        await server.close()
+
+    assert replica.counts == [2, 3, 1]
+
+
+def test_by_name_the_port_must_be_known() -> None:
+    with pytest.raises(ConfigError, match=r"peers\.port"):
+        Replica("aa", {"dns": "routers"}, {"address": "unix:/tmp/picker"})
+
+
+def test_by_name_the_port_is_our_own_if_none_is_given() -> None:
+    assert Replica("aa", {"dns": "routers"}, {"address": "[::]:9002"}).peering._port() == 9002
+    assert Replica("aa", {"dns": "routers", "port": 7}).peering._port() == 7

@@ -1,0 +1,400 @@
+"""The checks of the start: `check-config` and `serve` refuse the same, in the same words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cryptography.hazmat.primitives import serialization
+from typer.testing import CliRunner, Result
+
+from extproc.app.app import App
+from extproc.app.startup import MAX_UNIX_PATH_BYTES
+from extproc.commands.epp import run
+from extproc.commands.main import app
+from extproc.config.file import ConfigError
+from extproc.shell import logs
+from tests.shell.pki import Pki
+
+PATIENCE_S = 20.0
+NOT_OURS = "192.0.2.1"
+"""Reserved for documentation (RFC 5737): nobody's address."""
+
+
+class Files:
+    """What configurations name.
+
+    Attributes:
+        folder: Where they are.
+        cert, key, ca: A pair and its authority.
+        other_key: Another's.
+        garbage: A file that is none of it.
+        fifo: Opening it would wait.
+        busy: A port in use.
+        free: A port that is not.
+    """
+
+    def __init__(self, folder: Path, busy: int) -> None:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            self.free = unused.getsockname()[1]
+        pki = Pki(folder)
+        self.folder, self.busy, self.ca = folder, busy, pki.ca
+        self.cert, self.key = pki.issue("ours")
+        _, self.other_key = pki.issue("other")
+        self.garbage = self.write("garbage", "garbage")
+        self.fifo = folder / "fifo"
+        os.mkfifo(self.fifo)
+
+    def write(self, name: str, text: str) -> Path:
+        (self.folder / name).write_text(text)
+        return self.folder / name
+
+    def encrypt_key(self) -> Path:
+        key = serialization.load_pem_private_key(self.key.read_bytes(), None)
+        path = self.folder / "encrypted"
+        path.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.BestAvailableEncryption(b"secret"),
+            )
+        )
+        return path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[Files]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield Files(tmp_path, taken.getsockname()[1])
+
+
+@pytest.fixture(autouse=True)
+def _serves_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service ends as soon as it has begun."""
+    original = App.run
+
+    async def run_and_stop(self: App) -> None:
+        running = asyncio.ensure_future(original(self))
+        async with asyncio.timeout(PATIENCE_S):
+            while not self.admin_address and not running.done():
+                await asyncio.sleep(0.01)
+        self.stop()
+        await running
+
+    monkeypatch.setattr(App, "run", run_and_stop)
+    monkeypatch.setattr(logs, "configure_logging", lambda *_, **__: None)
+
+
+def both(files: Files, sections: dict[str, Any]) -> tuple[Result, Result]:
+    """How `check-config` and `serve` end."""
+    document: dict[str, Any] = {
+        "server": {"address": "127.0.0.1:0"},
+        "admin": {"address": "127.0.0.1:0"},
+        "discovery": {"static": ["127.0.0.1:1"]},
+    }
+    for name, section in sections.items():
+        is_part = isinstance(section, dict) and name in ("server", "admin")
+        document[name] = {**document[name], **section} if is_part else section
+    config = files.write("extproc.yaml", yaml.safe_dump(document))
+    check, serve = (
+        CliRunner().invoke(app, [command, "--config", str(config)])
+        for command in ("check-config", "serve")
+    )
+    return check, serve
+
+
+def tls(files: Files, **others: Path) -> dict[str, Any]:
+    named = {"cert_file": files.cert, "key_file": files.key, **others}
+    return {"tls": {name: str(path) for name, path in named.items()}}
+
+
+MISSING = Path("/nonexistent/file")
+
+BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
+    "certificate missing": (
+        lambda f: {"server": tls(f, cert_file=MISSING)},
+        "server.tls.cert_file: /nonexistent/file: No such file or directory",
+    ),
+    "key missing": (
+        lambda f: {"server": tls(f, key_file=MISSING)},
+        "server.tls.key_file: /nonexistent/file: No such file or directory",
+    ),
+    "client CA missing": (
+        lambda f: {"server": tls(f, client_ca_file=MISSING)},
+        "server.tls.client_ca_file: /nonexistent/file: No such file or directory",
+    ),
+    "certificate garbage": (
+        lambda f: {"server": tls(f, cert_file=f.garbage)},
+        "are no certificate and its private key",
+    ),
+    "key garbage": (
+        lambda f: {"server": tls(f, key_file=f.garbage)},
+        "are no certificate and its private key",
+    ),
+    "another's key": (
+        lambda f: {"server": tls(f, key_file=f.other_key)},
+        "are no certificate and its private key: KEY_VALUES_MISMATCH",
+    ),
+    "encrypted key": (
+        lambda f: {"server": tls(f, key_file=f.encrypt_key())},
+        "the private key is encrypted",
+    ),
+    "client CA garbage": (
+        lambda f: {"server": tls(f, client_ca_file=f.garbage)},
+        "server.tls.client_ca_file: ",
+    ),
+    "certificate that does not end": (
+        lambda f: {"server": tls(f, cert_file=f.fifo)},
+        "fifo: not a regular file",
+    ),
+    "certificates with grpcio": (
+        lambda f: {"server": {**tls(f, key_file=f.other_key), "transport": "grpcio"}},
+        "are no certificate and its private key",
+    ),
+    "pods' CA missing": (
+        lambda f: {"pods": {"tls": True, "ca_file": str(MISSING)}},
+        "pods.ca_file: /nonexistent/file: No such file or directory",
+    ),
+    "pods' CA garbage": (
+        lambda f: {"pods": {"tls": True, "ca_file": str(f.garbage)}},
+        "pods.ca_file: ",
+    ),
+    "API key missing": (
+        lambda f: {"pods": {"api_key_file": str(MISSING)}},
+        "pods.api_key_file: /nonexistent/file: No such file or directory",
+    ),
+    "API key a folder": (
+        lambda f: {"pods": {"api_key_file": str(f.folder)}},
+        "not a regular file",
+    ),
+    "API key of two lines": (
+        lambda f: {"pods": {"api_key_file": str(f.write("key", "a\nb"))}},
+        "must be one line of printable ASCII",
+    ),
+    "API key empty": (
+        lambda f: {"pods": {"api_key_file": str(f.write("key", "\n"))}},
+        "must be one line of printable ASCII",
+    ),
+    "path without a slash": (lambda f: {"request": {"paths": ["v1/x"]}}, "request.paths: "),
+    "path of the root": (lambda f: {"request": {"paths": ["/"]}}, "request.paths: "),
+    "path of the models": (lambda f: {"request": {"paths": ["/v1/models"]}}, "request.paths: "),
+    "pod with port 0": (
+        lambda f: {"discovery": {"static": ["10.0.0.7:0"]}},
+        "discovery.static.0.address: ",
+    ),
+    "pod with a name": (
+        lambda f: {"discovery": {"static": ["localhost:8000"]}},
+        "discovery.dns does",
+    ),
+    "port too large": (lambda f: {"server": {"address": "127.0.0.1:99999"}}, "server.address: "),
+    "address not ours": (
+        lambda f: {"server": {"address": f"{NOT_OURS}:9002"}},
+        f"server.address: {NOT_OURS}:9002: Cannot assign requested address",
+    ),
+    "admin address not ours": (
+        lambda f: {"admin": {"address": f"{NOT_OURS}:0"}},
+        f"admin.address: {NOT_OURS}:0: Cannot assign requested address",
+    ),
+    "metrics address not ours": (
+        lambda f: {"admin": {"metrics_address": f"{NOT_OURS}:0"}},
+        f"admin.metrics_address: {NOT_OURS}:0: Cannot assign requested address",
+    ),
+    "health address not ours": (
+        lambda f: {"server": {"health_address": f"{NOT_OURS}:0"}},
+        f"server.health_address: {NOT_OURS}:0: Cannot assign requested address",
+    ),
+    "address that is no name": (
+        lambda f: {"server": {"address": f"{'a' * 70}:9002"}},
+        "server.address: ",
+    ),
+    "one address for two": (
+        lambda f: {
+            "server": {"address": f"127.0.0.1:{f.free}"},
+            "admin": {"address": f"0.0.0.0:{f.free}"},
+        },
+        "server.address has this address, too",
+    ),
+    "socket in no folder": (
+        lambda f: {"server": {"address": "unix:/nonexistent/socket"}},
+        "server.address: unix:/nonexistent/socket: No such file or directory",
+    ),
+    "socket in a file": (
+        lambda f: {"server": {"address": f"unix:{f.garbage}/socket"}},
+        "Not a directory",
+    ),
+    "socket where a file is": (
+        lambda f: {"server": {"address": f"unix:{f.garbage}"}},
+        "there is something that is no socket",
+    ),
+    "socket with a long path": (
+        lambda f: {"server": {"address": f"unix:{f.folder}/{'x' * 100}"}},
+        f"longer than {MAX_UNIX_PATH_BYTES} bytes",
+    ),
+    "rule unknown": (lambda f: {"policy": {"name": "nope"}}, "policy nope: unknown"),
+    "rule's arguments": (
+        lambda f: {"policy": {"args": {"threshold": 0}}},
+        "threshold is 0; allowed: 1 or more",
+    ),
+    "rule not importable": (
+        lambda f: {"policy": {"name": "no.such:Rule"}},
+        "policy no.such:Rule: cannot be imported",
+    ),
+    "peers' port": (
+        lambda f: {"peers": {"dns": "routers"}},
+        "peers.port: must be given where server.address has no fixed port",
+    ),
+    "peers' CA missing": (
+        lambda f: {
+            "server": tls(f),
+            "peers": {"static": ["127.0.0.1:1"], "ca_file": str(MISSING)},
+        },
+        "peers.ca_file: /nonexistent/file: No such file or directory",
+    ),
+    "peers' CA garbage": (
+        lambda f: {
+            "server": tls(f),
+            "peers": {"static": ["127.0.0.1:1"], "ca_file": str(f.garbage)},
+        },
+        "peers: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_serve_refuses_check_config_refuses_in_the_same_words(name: str, files: Files) -> None:
+    sections, message = BAD[name]
+    check, serve = both(files, sections(files))
+
+    assert (check.exit_code, serve.exit_code) == (2, 2)
+    assert serve.exception is None or isinstance(serve.exception, SystemExit)
+    assert check.stderr == serve.stderr
+    assert message in check.stderr
+    assert check.stdout == ""
+    [line] = check.stderr.splitlines()
+    assert line.startswith("extproc: ")
+
+
+def test_all_that_is_wrong_is_told_at_once(files: Files) -> None:
+    bad = {"server": tls(files, key_file=MISSING), "pods": {"api_key_file": str(MISSING)}}
+    check, serve = both(files, bad)
+
+    assert check.stderr == serve.stderr
+    assert [line.split(": ")[1] for line in check.stderr.splitlines()] == [
+        "server.tls.key_file",
+        "pods.api_key_file",
+    ]
+
+
+GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
+    "the least": lambda f: {},
+    "tls": lambda f: {"server": tls(f)},
+    "mutual tls": lambda f: {"server": tls(f, client_ca_file=f.ca)},
+    "mutual tls with grpcio": lambda f: {
+        "server": {**tls(f, client_ca_file=f.ca), "transport": "grpcio"}
+    },
+    "peers": lambda f: {"server": tls(f), "peers": {"static": ["127.0.0.1:1"]}},
+    "pods": lambda f: {
+        "pods": {"tls": True, "ca_file": str(f.ca), "api_key_file": str(f.write("key", "a-b\n"))}
+    },
+    "socket": lambda f: {"server": {"address": f"unix:{f.folder}/socket"}},
+    "free ports": lambda f: {
+        "server": {"health_address": "127.0.0.1:0"},
+        "admin": {"metrics_address": "127.0.0.1:0"},
+    },
+    "paths": lambda f: {"request": {"paths": ["/v1/completions", "/own/path"]}},
+    "tracing": lambda f: {"tracing": {"is_on": True}},
+    "names": lambda f: {"discovery": {"dns": {"name": "pods.invalid", "port": 8000}}},
+    "no pods": lambda f: {"discovery": {"static": []}},
+    "a file of pods": lambda f: {"discovery": {"file": str(f.write("pods", "[]"))}},
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_check_config_passes_serve_starts_with(
+    name: str, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    check, serve = both(files, GOOD[name](files))
+
+    assert (check.exit_code, check.stderr) == (0, "")
+    assert (serve.exit_code, serve.exception) == (0, None)
+
+
+WAITED_FOR: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
+    "no file yet": (
+        lambda f: {"discovery": {"file": str(MISSING)}},
+        "discovery.file: /nonexistent/file: No such file or directory",
+    ),
+    "an empty file": (
+        lambda f: {"discovery": {"file": str(f.write("pods", ""))}},
+        "empty; for no endpoints write []",
+    ),
+    "no kubeconfig yet": (
+        lambda f: {"discovery": {"kubernetes": {"service": "vllm", "kubeconfig": str(MISSING)}}},
+        "discovery.kubernetes.kubeconfig: /nonexistent/file: No such file or directory",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WAITED_FOR)
+def test_what_serve_waits_for_check_config_warns_of(name: str, files: Files) -> None:
+    sections, message = WAITED_FOR[name]
+    check, serve = both(files, sections(files))
+
+    assert check.exit_code == 0
+    assert check.stderr.startswith("extproc: warning: ")
+    assert message in check.stderr
+    assert (serve.exit_code, serve.exception) == (0, None)
+
+
+@pytest.mark.parametrize("field", ["server.address", "server.health_address", "admin.address"])
+def test_an_address_in_use_is_a_warning_for_the_check_alone(field: str, files: Files) -> None:
+    """The check may run beside the service whose configuration it checks."""
+    section, _, key = field.partition(".")
+    check, serve = both(files, {section: {key: f"127.0.0.1:{files.busy}"}})
+    line = f"{field}: 127.0.0.1:{files.busy}: Address already in use"
+
+    assert (check.exit_code, check.stderr) == (0, f"extproc: warning: {line}\n")
+    assert (serve.exit_code, serve.stderr) == (2, f"extproc: {line}\n")
+
+
+def test_the_check_takes_no_connection_and_leaves_a_running_service_s_socket(
+    files: Files,
+) -> None:
+    path = files.folder / "socket"
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as running:
+        running.bind(str(path))
+        running.listen()
+        before = path.stat().st_ino
+        config = {"server": {"address": f"unix:{path}"}, "discovery": {"static": []}}
+        file = files.write("extproc.yaml", yaml.safe_dump(config))
+        check = CliRunner().invoke(app, ["check-config", "--config", str(file)])
+
+        assert check.exit_code == 0
+        assert path.stat().st_ino == before
+
+
+def test_an_extra_that_is_missing_is_named(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio.client.rest", None)
+    check, serve = both(files, {"discovery": {"kubernetes": {"service": "vllm"}}})
+
+    assert check.stderr == serve.stderr
+    assert "discovery.kubernetes: Kubernetes needs: pip install" in check.stderr
+
+
+def test_the_picker_of_gateways_does_the_same_checks(files: Files) -> None:
+    with pytest.raises(ConfigError, match=r"server\.tls\.cert_file: /nonexistent/tls\.crt: No su"):
+        run(["--pool-name=pool", "--cert-path=/nonexistent"])

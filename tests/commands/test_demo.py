@@ -1,0 +1,152 @@
+"""The demo as people start it: real processes, and none of them left."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from extproc.commands.demo import run_demo
+from extproc.commands.demo.traffic import MAX_OUTPUT_TOKENS, Results, make_schedule, send_all
+from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.stack.services import ADAPTERS
+from tests.commands import Command, commands
+
+NUM_PROCESSES = 7
+"""The demo itself, four pods, the picker and Envoy."""
+
+slow = pytest.mark.timeout(180)
+
+
+def _row(output: str, label: str) -> list[str]:
+    """The cells of a row of the summary."""
+    (line,) = re.findall(rf"│ {label} +│(.*)│", output)
+    return [cell.strip() for cell in line.split("│")]
+
+
+@pytest.fixture
+def demos() -> Iterator[list[Command]]:
+    with commands() as started:
+        yield started
+
+
+@pytest.mark.e2e
+@slow
+def test_it_compares_two_rules_explains_a_request_and_leaves_nothing(
+    tmp_path: Path, demos: list[Command]
+) -> None:
+    demo = Command(tmp_path, "demo", "--seconds", "4", "--rate", "16")
+    demos.append(demo)
+
+    status = demo.process.wait()
+
+    loads = _row(demo.output, "adapters brought into a GPU slot")
+    assert status == 0, demo.output
+    assert _row(demo.output, "failed") == ["0", "0"]
+    assert len(set(_row(demo.output, "requests"))) == 1
+    assert int(loads[0]) > int(loads[1])
+    assert all(cell.endswith(" ms") for cell in _row(demo.output, "TTFT p99"))
+    assert "not measured" in demo.output
+    assert "5. Envoy's access log told the picker" in demo.output
+    demo.wait_until_gone()
+    assert list(tmp_path.glob("extproc-*")) == []
+
+
+@pytest.mark.e2e
+@slow
+@pytest.mark.parametrize(
+    ("number", "num_processes"),
+    [
+        (signal.SIGINT, NUM_PROCESSES),
+        (signal.SIGTERM, NUM_PROCESSES),
+        (signal.SIGTERM, 3),
+        (signal.SIGKILL, NUM_PROCESSES),
+        (signal.SIGKILL, 3),
+    ],
+    ids=["ctrl-c", "term", "term-while-starting", "kill", "kill-while-starting"],
+)
+def test_whatever_ends_it_no_process_stays(
+    tmp_path: Path, demos: list[Command], number: signal.Signals, num_processes: int
+) -> None:
+    demo = Command(tmp_path, "demo")
+    demos.append(demo)
+    demo.wait_until_started(num_processes)
+
+    demo.process.send_signal(number)
+
+    status = demo.process.wait()
+    assert status == (-number if number == signal.SIGKILL else 128 + number), demo.output
+    demo.wait_until_gone()
+
+
+@pytest.mark.e2e
+@slow
+async def test_it_stays_up_when_told_to_and_prints_a_request_that_works(
+    tmp_path: Path, demos: list[Command]
+) -> None:
+    demo = Command(tmp_path, "demo", "--seconds", "1", "--rate", "4", "--keep")
+    demos.append(demo)
+    demo.wait_for_output("Ctrl-C")
+
+    url = re.search(r"curl -N (\S+)", demo.output)
+    body = re.search(r"-d '(.*)'", demo.output)
+    live = re.search(r"(http://\S+)\n +live in a browser: ", demo.output)
+    assert url
+    assert body
+    assert live
+    headers = {"content-type": "application/json"}
+    async with aiohttp.ClientSession() as http:
+        async with http.post(url[1], data=body[1], headers=headers) as response:
+            text = await response.text()
+        async with http.get(live[1]) as page:
+            assert "<title>extproc</title>" in await page.text()
+    assert response.status == 200
+    assert text.endswith("data: [DONE]\n\n")
+
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.process.wait() == 0, demo.output
+    demo.wait_until_gone()
+
+
+def test_without_its_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+
+    assert run_demo(keep=False, seconds=1, rate=1, slots=1) == 2
+    assert "lora-extproc[demo]" in capsys.readouterr().err
+
+
+def test_a_demo_without_requests_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_demo(keep=False, seconds=0.0, rate=1, slots=1) == 2
+    assert "more --seconds" in capsys.readouterr().out
+
+
+def test_both_runs_get_the_same_requests() -> None:
+    schedule = make_schedule(10, 20, seed=7)
+
+    assert schedule == make_schedule(10, 20, seed=7)
+    assert [a.at_s for a in schedule] == sorted(a.at_s for a in schedule)
+    assert {a.model for a in schedule} == set(ADAPTERS)
+    assert max(a.output_tokens for a in schedule) <= MAX_OUTPUT_TOKENS
+
+
+async def test_a_request_that_gets_no_answer_is_counted_as_failed() -> None:
+    schedule = make_schedule(0.1, 200, seed=7)
+    known = [arrival for arrival in schedule if arrival.model == ADAPTERS[0]]
+    results = Results()
+    pod = await start_pod(PodConfig(base_model="base", adapters=[ADAPTERS[0]]))
+    try:
+        await send_all(pod.address, schedule, results)
+    finally:
+        await pod.stop()
+
+    assert 0 < len(known) < len(schedule)
+    assert results.num_done == len(schedule)
+    assert len(results.ttft_s) == len(known)
+    assert results.errors == {"NotFoundError": len(schedule) - len(known)}

@@ -1,0 +1,331 @@
+"""The command `extproc`: what each command prints, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from extproc.commands.main import app
+from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, TlsFiles, render
+from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from tests.e2e.conftest import running_envoy
+from tests.e2e.harness import PickerProcess, chat
+
+COMMANDS = ("serve", "epp", "check-config", "envoy", "check-pod", "watch", "lab", "demo")
+GOOD = "discovery: {static: ['10.0.0.7:8000']}\n"
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def error_line(result: Result) -> str:
+    """The one line that says what went wrong."""
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("extproc: ")
+    return line.removeprefix("extproc: ")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "extproc.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.fixture
+async def pod() -> AsyncIterator[RunningPod]:
+    running = await start_pod(PodConfig(base_model="base", adapters=["a", "b"]))
+    yield running
+    await running.stop()
+
+
+# --- the command itself ----------------------------------------------------------------------
+
+
+def test_without_a_command_it_shows_the_commands() -> None:
+    listed = invoke().output
+
+    assert all(command in listed for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself(command: str) -> None:
+    result = invoke(command, "--help")
+
+    assert result.exit_code == 0
+    assert f"extproc {command}" in result.output
+
+
+def test_the_module_is_the_same_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "extproc", "check-config", "--config", "/nonexistent"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("extproc: /nonexistent: cannot be read")
+
+
+# --- serve -----------------------------------------------------------------------------------
+
+
+async def test_serve_is_ready_until_a_signal_and_ends_well(pod: RunningPod) -> None:
+    async with PickerProcess({"discovery": {"static": [pod.address]}}) as picker:
+        assert await picker.admin_status("/healthz") == 200
+        assert await picker.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "discovery: {static: []}\nserver: {addres: x}\n",
+            "server.addres: unknown; allowed: address",
+        ),
+        (GOOD + "policy: {name: nope}\n", "policy nope: unknown; allowed: founding"),
+        (GOOD + "policy: {args: {threshold: 0}}\n", "threshold is 0; allowed: 1 or more"),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "check-config"])
+def test_a_wrong_configuration_is_told_in_a_line(
+    command: str, config: Path, text: str, message: str
+) -> None:
+    config.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "extproc", command, "--config", str(config)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("transport", ["wire", "grpcio"])
+def test_serve_says_which_address_is_taken(config: Path, transport: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = {"address": f"127.0.0.1:{port}", "transport": transport}
+        config.write_text(GOOD + yaml.safe_dump({"server": server}))
+        done = subprocess.run(
+            [sys.executable, "-m", "extproc", "serve", "--config", str(config)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert done.returncode == 2
+    assert str(port) in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+# --- check-config ----------------------------------------------------------------------------
+
+
+def test_check_config_names_the_rule_of_a_good_file(config: Path) -> None:
+    result = invoke("check-config", "--config", str(config))
+
+    assert (result.exit_code, result.stdout) == (0, f"{config}: ok (policy founding)\n")
+
+
+# --- envoy -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_envoy_prints_the_configuration_of_a_mode(mode: Mode) -> None:
+    result = invoke("envoy", "--mode", mode)
+
+    assert (result.exit_code, result.stdout) == (0, render(BootstrapOptions(mode=mode)))
+
+
+def test_the_founding_preset_is_one_destination_with_buffered_bodies() -> None:
+    result = invoke("envoy", "--preset", "founding")
+
+    assert result.stdout == invoke("envoy", "--mode", "original-dst", "--body", "buffered").stdout
+    assert result.stdout == render(BootstrapOptions())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (["--listen", "0.0.0.0:80"], {"listen": "0.0.0.0:80"}),
+        (["--admin", "127.0.0.1:1"], {"admin": "127.0.0.1:1"}),
+        (["--picker", "a:1", "--picker", "unix:/b"], {"pickers": ("a:1", "unix:/b")}),
+        (["--path", "/v1/score"], {"inference_paths": ("/v1/score",)}),
+        (["--max-body-bytes", "5"], {"max_body_bytes": 5}),
+        (["--message-timeout-s", "2.5"], {"message_timeout_s": 2.5}),
+        (["--response-phases"], {"response_phases": True}),
+        (["--no-response-phases"], {"response_phases": False}),
+        (["--no-access-log"], {"access_log": False}),
+        (["--fail-open"], {"failure_mode_allow": True}),
+        (["--no-fail-open"], {"failure_mode_allow": False}),
+        (["--allow-mode-override"], {"allow_mode_override": True}),
+        (["--body", "headers-only"], {"request_body": RequestBody.HEADERS_ONLY}),
+        (
+            ["--mode", "override-host", "--pod", "10.0.0.7:8000"],
+            {"mode": Mode.OVERRIDE_HOST, "static_pods": ("10.0.0.7:8000",)},
+        ),
+        (
+            [*("--tls-ca", "ca", "--tls-cert", "c"), *("--tls-key", "k", "--tls-name", "n")],
+            {"picker_tls": TlsFiles("ca", "c", "k", "n")},
+        ),
+        (
+            ["--pod-tls-ca", "ca", "--pod-tls-name", "pods"],
+            {"pod_tls": TlsFiles("ca", server_name="pods")},
+        ),
+        (["--max-message-timeout-s", "60"], {"max_message_timeout_s": 60.0}),
+        (["--flush-interval-s", "1"], {"access_log_flush_interval_s": 1.0}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_envoy_takes_over_each_option(arguments: list[str], options: dict[str, Any]) -> None:
+    result = invoke("envoy", *arguments)
+
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == render(BootstrapOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mode", "x"], "--mode x: allowed: original-dst, override-host, full-duplex"),
+        (["--body", "x"], "--body x: allowed: buffered, "),
+        (["--preset", "x"], "--preset x: allowed: founding"),
+        (["--preset", "founding", "--body", "streamed"], "--preset founding is original-dst"),
+        (["--preset", "founding", "--mode", "full-duplex"], "--preset founding is original-dst"),
+        (["--listen", "nowhere"], "'nowhere' is not host:port"),
+        (["--pod", "10.0.0.7:8000"], "in original-dst mode Envoy does not know the pods"),
+    ],
+)
+def test_envoy_refuses_what_does_not_fit(arguments: list[str], message: str) -> None:
+    assert message in error_line(invoke("envoy", *arguments))
+
+
+# --- check-pod -------------------------------------------------------------------------------
+
+
+async def test_check_pod_passes_a_server_that_has_what_it_needs(pod: RunningPod) -> None:
+    result = await asyncio.to_thread(invoke, "check-pod", pod.url, "--adapter", "b")
+
+    assert result.exit_code == 0, result.output
+    assert "FAIL" not in result.stdout
+    assert result.stdout.startswith("pass  `GET /health` answers 200.")
+
+
+async def test_check_pod_uses_the_key_in_the_file(tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("secret\n")
+    pod = await start_pod(PodConfig(base_model="base", adapters=["a"], api_key="secret"))
+    try:
+        keyless = await asyncio.to_thread(invoke, "check-pod", pod.url)
+        with_key = await asyncio.to_thread(
+            invoke, "check-pod", pod.url, "--api-key-file", str(key_file)
+        )
+    finally:
+        await pod.stop()
+
+    assert keyless.exit_code == 1
+    assert with_key.exit_code == 0, with_key.output
+
+
+def test_check_pod_fails_where_nobody_answers() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        result = invoke("check-pod", f"http://127.0.0.1:{unused.getsockname()[1]}")
+
+    assert result.exit_code == 1
+    assert "FAIL" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--engine", "x"], "--engine x: allowed: sglang, vllm"),
+        (["--api-key-file", "/nonexistent"], "/nonexistent"),
+    ],
+)
+def test_check_pod_refuses_wrong_options(arguments: list[str], message: str) -> None:
+    assert message in error_line(invoke("check-pod", "http://127.0.0.1:1", *arguments))
+
+
+# --- watch -----------------------------------------------------------------------------------
+
+
+@pytest.mark.e2e
+async def test_watch_prints_decisions_as_they_fall(pod: RunningPod) -> None:
+    discovery = {"static": [{"address": pod.address, "name": "the-pod"}]}
+    async with (
+        PickerProcess({"discovery": discovery}) as picker,
+        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+    ):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "extproc", "watch", picker.address, "--last", "5"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        try:
+            await _post(f"{envoy.url}/v1/chat/completions", chat("a"))
+            line = (await process.stdout.readline()).decode()
+        finally:
+            process.terminate()
+            await process.communicate()
+
+    assert re.search(r"a  ->  the-pod  founding/", line)
+
+
+async def _post(url: str, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    async with aiohttp.ClientSession() as http, http.post(url, data=body, headers=headers) as got:
+        assert got.status == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "'nowhere' is not host:port"),
+        (["127.0.0.1:1"], "127.0.0.1:1"),
+        (["127.0.0.1:1", "--tls-ca", "/nonexistent"], "No such file"),
+        (["127.0.0.1:1", "--tls-cert", "/nonexistent"], "No such file"),
+    ],
+)
+def test_watch_says_why_it_can_not(arguments: list[str], message: str) -> None:
+    assert message in error_line(invoke("watch", *arguments))
+
+
+def test_the_laboratory_explains_itself() -> None:
+    result = invoke("lab")
+
+    assert result.exit_code == 0, result.stderr
+    assert "report" in result.stdout
+    assert "SUITE" in invoke("lab", "run", "--help").stdout.upper()
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config"])
+def test_of_a_configuration_that_may_not_be_read_one_learns_whose_it_is(
+    command: str, unreadable: Path
+) -> None:
+    result = CliRunner().invoke(app, [command, "--config", str(unreadable)])
+
+    assert result.exit_code == 2
+    assert f"{unreadable}: cannot be read: Permission denied: its mode is 0000" in result.stderr

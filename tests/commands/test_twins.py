@@ -1,0 +1,72 @@
+"""Virtual twins: the same requests in virtual time, told in the same words."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from extproc.commands.twins import records_of, twins_of, virtual_run
+from extproc.core.policies import LeastPending
+from extproc.loadtest.measures import fleet_result_of
+from extproc.sim.fleet.fleet import Fleet
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.trials.suites import make_trial_parts
+from extproc.workload.judge import measure
+from extproc.workload.synthetic import zipf
+from tests.loadtest.loads import SLO, run, suite
+
+
+@pytest.mark.parametrize("max_pending", [None, 3])
+def test_a_virtual_run_as_records_measures_the_same(max_pending: int | None) -> None:
+    workload = zipf(
+        "w",
+        num_adapters=6,
+        exponent=1.0,
+        rate_rps=60.0,
+        duration_s=5.0,
+        seed=1,
+        lengths=lambda rng: (rng.randint(10, 50), rng.randint(1, 20)),
+    )
+    settings = FleetSettings(num_pods=2, max_loras=2, warm_up_s=1.0, max_pending=max_pending)
+    result = Fleet(settings, workload, LeastPending, seed=1).run()
+
+    told = fleet_result_of(records_of(result), warm_up_s=1.0, pods=result.pods)
+
+    real, virtual = measure(told, SLO), measure(result, SLO)
+    for name in ("attainment", "slora_satisfaction", "ttft_p99_s", "tpot_mean_s", "fates"):
+        assert getattr(real, name) == getattr(virtual, name), name
+    assert real.throughput_rps == virtual.throughput_rps
+    assert real.loads_per_1000 == virtual.loads_per_1000
+    assert ("shed" in virtual.fates) == (max_pending is not None)
+
+
+def test_a_virtual_run_sends_what_the_suite_says() -> None:
+    small = suite()
+
+    one = virtual_run(small, small.scenarios[0], "founding", rate_rps=20.0, seed=1)
+
+    settings, workload, _ = make_trial_parts(small, small.scenarios[0], rate_rps=20.0, seed=1)
+    counted = [a for a in workload.arrivals if a.at_s >= settings.warm_up_s]
+    assert one.summary.num_requests == one.metrics.num_offered == len(counted)
+    assert one.summary.prompt_tokens == sum(a.prompt_tokens for a in counted)
+    assert (one.target, one.kind, one.knows_pods) == ("rule:founding", "virtual", True)
+    assert one == virtual_run(small, small.scenarios[0], "founding", rate_rps=20.0, seed=1)
+
+
+def test_every_real_run_of_a_rule_has_a_twin_and_lines_have_more_points() -> None:
+    real = [run("rule:founding", rate_rps=rate, seed=seed) for rate in (20, 40) for seed in (1, 3)]
+    others = [
+        run("envoy:round_robin"),
+        run("url:http://127.0.0.1:1"),
+        msgspec.structs.replace(run("rule:founding"), scenario="unknown"),
+        msgspec.structs.replace(run("rule:least_pending"), kind="virtual"),
+    ]
+
+    twins = twins_of(suite(), [*real, *others])
+    more = twins_of(suite(), real, more_rates=1)
+
+    assert sorted((t.rule, t.rate_rps, t.seed) for t in twins) == [
+        ("founding", rate_rps, seed) for rate_rps in (20, 40) for seed in (1, 2, 3)
+    ]
+    assert sorted({t.rate_rps for t in more}) == [20, pytest.approx(28.284), 40]
+    assert {(t.rate_rps, t.seed) for t in twins} <= {(t.rate_rps, t.seed) for t in more}

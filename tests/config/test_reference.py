@@ -1,0 +1,109 @@
+"""The reference of the configuration says what the code does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from extproc.config import Config
+from extproc.config import reference as configdocs
+from extproc.config.file import parse_config
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "configuration.md"
+
+
+def sections(
+    model: type[BaseModel] = Config, name: str = "(top level)"
+) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Every section with the title it has on the page."""
+    yield name, model
+    for field_name, field in model.model_fields.items():
+        inner = configdocs._section(field)
+        if inner is not None:
+            title = field_name if model is Config else f"{name}.{field_name}"
+            yield from sections(inner, title)
+
+
+def rows(title: str) -> dict[str, list[str]]:
+    """Cells of the table under a title, by field."""
+    page = configdocs.render()
+    start = page.index(f"# {title}\n")
+    table = page[start:].split("\n\n## ")[0].split("\n\n### ")[0]
+    found = (line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `"))
+    return {cells[0].strip("`"): cells for cells in found}
+
+
+FIELDS = [
+    pytest.param(title, name, field, id=f"{title}.{name}")
+    for title, section in sections()
+    for name, field in section.model_fields.items()
+]
+
+
+def test_the_page_is_current() -> None:
+    """Otherwise: make docs."""
+    assert PAGE.read_text(encoding="utf-8") == configdocs.render()
+
+
+def test_the_script_tells_an_old_page_from_a_current_one_and_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "docs").mkdir()
+    script, page = tmp_path / "scripts" / "gen", tmp_path / "docs" / "configuration.md"
+    shutil.copyfile(ROOT / "scripts" / "gen-config-docs", script)
+    page.write_text("old", encoding="utf-8")
+
+    def run(*options: str) -> int:
+        command = [sys.executable, str(script), *options]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, check=False, env=environment).returncode
+
+    assert [run("--check"), run(), run("--check")] == [1, 0, 0]
+    assert page.read_text(encoding="utf-8") == configdocs.render()
+
+
+@pytest.mark.parametrize(("title", "name", "field"), FIELDS)
+def test_each_field_is_described(title: str, name: str, field: FieldInfo) -> None:
+    """In a line that is a sentence; a unit is in the name or in that line."""
+    _, default, _, description = rows(title)[name]
+
+    assert description.endswith(".")
+    assert description == field.description
+    assert (default == "required") == field.is_required()
+
+
+@pytest.mark.parametrize(
+    ("title", "name", "default", "allowed"),
+    [
+        ("scrape", "interval_s", "`0.05`", "at least 0.01 and at most 60"),
+        ("scrape", "timeout_s", "`1.0`", "more than 0 and at most 60"),
+        ("pods", "engine", "`vllm`", "`vllm`, `sglang`"),
+        ("pods", "tls", "`False`", ""),
+        ("pods", "max_loras", "none", "at least 1 and at most 100000"),
+        ("policy", "args", "`{}`", ""),
+        ("request", "paths", "18 paths", "at least 1 entry"),
+        ("server.tls", "cert_file", "required", ""),
+        ("(top level)", "preset", "none", "`founding`"),
+    ],
+)
+def test_defaults_and_ranges_are_those_of_the_code(
+    title: str, name: str, default: str, allowed: str
+) -> None:
+    _, found_default, found_allowed, _ = rows(title)[name]
+
+    assert (found_default, found_allowed.strip()) == (default, allowed)
+
+
+def test_the_example_on_the_page_is_valid() -> None:
+    block = configdocs.render().split("```yaml\n")[1].split("```")[0]
+
+    assert parse_config(block) == Config.model_validate(yaml.safe_load(block))

@@ -1,0 +1,152 @@
+"""From options to a plan, and a plan's shares."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from extproc.loadtest.locust.plan import Plan, PlanError, add_options, make_plan
+from extproc.sim.fakepod.pod import PodConfig
+from extproc.workload.exchange import CHAT
+from tests.loadtest.threads import handled, pod, served
+
+
+class Parser(ArgumentParser):
+    """Takes what locust's parser does beside argparse's."""
+
+    def add_argument(self, *names: str, **kwargs: Any) -> Any:
+        for name in ("env_var", "is_secret"):
+            kwargs.pop(name, None)
+        return super().add_argument(*names, **kwargs)
+
+
+def options(*arguments: str) -> Namespace:
+    parser: Any = Parser()
+    add_options(parser)
+    found: Namespace = parser.parse_args(arguments)
+    return found
+
+
+def plan(url: str, *arguments: str, workers: tuple[str, ...] = ("w1",)) -> Plan:
+    return make_plan(options(*arguments), url, workers=workers, run="1")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    config = PodConfig(base_model="base-7b", adapters=["x", "y"], api_key="secret")
+    with served(pod(config)) as found:
+        yield found
+
+
+KEY = ("--api-key", "secret")
+
+
+def test_adapters_and_base_model_are_those_that_the_endpoint_lists(url: str) -> None:
+    made = plan(url, *KEY)
+
+    assert (made.base_model, made.listed) == ("base-7b", ("x", "y"))
+    assert set(made.make_workload().adapters) == {"x", "y"}
+    assert made.server.headers == {"Authorization": "Bearer secret"}
+
+
+def test_names_can_stay_as_they_are(url: str) -> None:
+    made = plan(url, *KEY, "--adapter-names", "as-is", "--adapters", "3")
+
+    assert made.listed is None
+    assert sorted(made.make_workload().adapters) == [f"adapter-000{n}" for n in range(3)]
+
+
+def test_with_names_as_they_are_and_a_model_nobody_is_asked() -> None:
+    made = plan("http://127.0.0.1:1", "--adapter-names", "as-is", "--model", "m")
+
+    assert made.base_model == "m"
+
+
+def test_an_endpoint_without_adapters_lends_the_names_of_its_models() -> None:
+    async def models(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"data": [{"id": "gpt"}, {"id": "gpt-mini", "parent": None}]})
+
+    with served(handled(models)) as url:
+        made = plan(url)
+
+    assert (made.base_model, made.listed) == ("gpt", ("gpt", "gpt-mini"))
+
+
+def test_the_form_is_what_was_asked_for(url: str) -> None:
+    form = plan(url, *KEY, "--api", "chat", "--ignore-eos", "--model", "mine").form
+
+    assert (form.path, form.base_model) == (CHAT, "mine")
+    assert form.extra == (("ignore_eos", True),)
+
+
+def test_a_plan_survives_the_way_to_a_worker(url: str) -> None:
+    made = plan(url, *KEY, workers=("w1", "w2"))
+
+    assert msgspec.convert(msgspec.to_builtins(made), type=Plan) == made
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 7])
+def test_shares_are_the_whole_workload_each_request_once(url: str, num_workers: int) -> None:
+    workers = tuple(f"w{n}" for n in range(num_workers))
+    made = plan(url, *KEY, "--requests", "50", workers=workers)
+    workload = made.make_workload()
+
+    shares = [list(made.share(workload, place)) for place in range(num_workers)]
+
+    assert [len(share) for share in shares] == made.share_sizes(workload)
+    assert sorted(each for share in shares for each in share) == list(enumerate(workload.arrivals))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--timeout", "0"), "--timeout 0 is not positive"),
+        (("--slo-ttft", "-1"), "--slo-ttft -1 is not positive"),
+        (("--rate", "-1"), "cannot be negative"),
+        ((), "status 401"),
+    ],
+)
+def test_a_test_that_cannot_begin_says_why_in_one_line(
+    url: str, arguments: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        plan(url, *arguments)
+
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({"data": []}, "lists no models"),
+        ({"models": []}, "is not a list of models"),
+        ([1], "is not a list of models"),
+    ],
+)
+def test_an_endpoint_without_models_is_said_so(
+    answer: Mapping[str, Any] | list[int], says: str
+) -> None:
+    async def models(_: web.Request) -> web.StreamResponse:
+        return web.json_response(answer)
+
+    with served(handled(models)) as url, pytest.raises(PlanError, match=says):
+        plan(url)
+
+
+def test_an_endpoint_that_is_not_there_is_said_so() -> None:
+    with pytest.raises(PlanError, match=r"no connection to 127\.0\.0\.1:1: "):
+        plan("http://127.0.0.1:1")
+    with pytest.raises(PlanError, match="--host: '' is not"):
+        plan("")
+
+
+def test_a_workload_that_does_not_exist_is_said_so(url: str) -> None:
+    with pytest.raises(PlanError, match="no workload 'nope'"):
+        plan(url, *KEY, "--workload", "nope").make_workload()

@@ -1,0 +1,198 @@
+"""Workloads over HTTP: open loop, every request accounted for, errors by their kind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from extproc.loadtest.replay import ReplaySettings, replay, tally
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.workload.exchange import CHAT, RequestForm, RequestRecord
+from extproc.workload.requests import Workload
+from tests.sim.lab import arrival, poisson, workload
+from tests.sim.test_exchange import record
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def server(handler: Handler) -> AsyncIterator[str]:
+    """The URL of a server that answers every request so."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield "http://{}:{}".format(*runner.addresses[0])
+    finally:
+        await runner.cleanup()
+
+
+async def sent(work: Workload, url: str, **settings: Any) -> list[RequestRecord]:
+    records: list[RequestRecord] = []
+    await replay(work, ReplaySettings(url, **settings), records.append)
+    return sorted(records, key=lambda each: each.index)
+
+
+async def error_at(url: str, **settings: Any) -> str:
+    (one,) = await sent(workload(arrival(0.0)), url, **settings)
+    return one.error
+
+
+@pytest.mark.parametrize("form", [RequestForm(), RequestForm(CHAT)])
+async def test_a_saved_workload_is_sent_as_it_is(form: RequestForm, tmp_path: Path) -> None:
+    poisson(30, rate_rps=300, num_adapters=3).save(tmp_path / "work")
+    work = Workload.load(tmp_path / "work")
+    pod = await start_pod(PodConfig(adapters=list(work.adapters), profile=INSTANT))
+    try:
+        records = await sent(work, pod.url, form=form)
+    finally:
+        await pod.stop()
+
+    assert [each.index for each in records] == list(range(30))
+    for each, asked in zip(records, work.arrivals, strict=True):
+        assert (each.error, each.status, each.served_by) == ("", 200, "pod-1")
+        assert (each.adapter, each.tenant, each.at_s) == (asked.adapter, asked.tenant, asked.at_s)
+        assert each.num_tokens == len(each.gaps_s) + 1 == asked.output_tokens
+        assert each.first_token_s is not None
+        assert each.at_s <= each.sent_s <= each.first_token_s <= each.ended_s
+    assert pod.pod.runner.engine.counters.num_prompt_tokens == sum(
+        max(5 if form.path == CHAT else 1, asked.prompt_tokens) for asked in work.arrivals
+    )
+
+
+async def test_a_request_is_sent_when_it_is_due_whatever_became_of_those_before() -> None:
+    """The first answer comes only when the third request is there."""
+    num_seen = 0
+    third = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal num_seen
+        num_seen += 1
+        if num_seen == 3:
+            third.set()
+        async with asyncio.timeout(20):
+            await third.wait()
+        return web.Response(text="data: [DONE]\n\n")
+
+    async with server(handler) as url:
+        records = await sent(workload(*(arrival(0.01 * n) for n in range(3))), url)
+
+    assert [each.error for each in records] == [""] * 3
+
+
+async def test_a_server_that_is_not_there_is_a_connect_error() -> None:
+    async def nothing(request: web.Request) -> web.StreamResponse:
+        raise AssertionError
+
+    async with server(nothing) as url:
+        gone = url
+    assert await error_at(gone) == "connect"
+
+
+async def test_an_answer_that_is_an_error_has_its_status() -> None:
+    pod = await start_pod(PodConfig())
+    try:
+        (one,) = await sent(workload(arrival(0.0, "a")), pod.url)
+    finally:
+        await pod.stop()
+
+    assert (one.error, one.status, one.num_tokens) == ("http_404", 404, 0)
+
+
+async def test_a_client_without_a_first_token_leaves_and_the_pod_hears_of_it() -> None:
+    profile = replace(INSTANT, step_s=0.05, step_per_prefill_token_s=1.0)
+    pod = await start_pod(PodConfig(adapters=["a"], profile=profile))
+    try:
+        error = await error_at(pod.url, patience_s=0.2)
+        async with asyncio.timeout(20):
+            while not pod.pod.runner.engine.counters.num_aborted:
+                await asyncio.sleep(0.01)
+    finally:
+        await pod.stop()
+
+    assert error == "abandoned"
+
+
+async def test_patience_is_for_the_first_token_and_the_timeout_for_the_whole() -> None:
+    patience_s = 1.0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'data: {"choices":[{"text":"a"}]}\n\n')
+        await asyncio.sleep(patience_s + 0.1)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async with server(handler) as url:
+        assert await error_at(url, patience_s=patience_s) == ""
+        assert await error_at(url, patience_s=patience_s, timeout_s=patience_s) == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('data: {"choices":[{"text":"a"}]}\n\n', "cut"),
+        ('data: {"error":{"message":"dead"}}\n\ndata: [DONE]\n\n', "in_stream"),
+        ("data: a\n\n", "not_a_stream"),
+        ("{}", "cut"),
+        ("data: [DONE]\n\n", ""),
+    ],
+)
+async def test_a_stream_that_ends_badly_says_how(text: str, error: str) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=text)
+
+    async with server(handler) as url:
+        assert await error_at(url) == error
+
+
+async def test_a_connection_that_breaks_is_a_reset() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'data: {"choices":[{"text":"a"}]}\n\n')
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async with server(handler) as url:
+        assert await error_at(url) == "reset"
+
+
+async def test_headers_go_with_every_request() -> None:
+    pod = await start_pod(PodConfig(adapters=["a"], api_key="secret"))
+    try:
+        refused = await error_at(pod.url)
+        served = await error_at(pod.url, headers={"authorization": "Bearer secret"})
+    finally:
+        await pod.stop()
+
+    assert (refused, served) == ("http_401", "")
+
+
+def test_a_run_whose_generator_lagged_says_so() -> None:
+    on_time = [record(n, sent_s=0.001, first_token_s=0.1) for n in range(10)]
+    late = [record(n, sent_s=0.02) for n in range(11)]
+
+    assert not tally(on_time).has_lagged
+    assert tally(on_time + late).has_lagged
+    assert tally(on_time).ttft_p50_s == pytest.approx(0.099)
+
+
+def test_errors_are_counted_by_kind() -> None:
+    counted = tally([record(0), record(1, error="reset"), record(2, error="reset")])
+
+    assert counted.errors == {"reset": 2}
+    assert counted.num_requests == 3
+    assert tally([]).num_requests == 0

@@ -1,0 +1,95 @@
+"""A running server is measured with completions and pages alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
+from time import perf_counter
+
+import aiohttp
+import pytest
+
+from extproc.sim.calibration.live import CalibrationError, LiveServer, LoadTimes
+from extproc.sim.calibration.phases import Phase
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import PodConfig, start_pod
+
+PROFILE = replace(INSTANT, step_s=0.01, disk_load_s=0.5, gpu_load_s=0.3, max_model_len=256)
+SLACK_S = 0.15
+"""The fake pod sleeps for its steps, and a busy machine wakes it late."""
+
+
+@asynccontextmanager
+async def running(adapters: str = "", max_cpu_loras: int = 2) -> AsyncIterator[LiveServer]:
+    """A fake pod with two slots, connected to. Adapters have one letter each."""
+    pod = await start_pod(
+        PodConfig(
+            profile=PROFILE, adapters=list(adapters), max_loras=2, max_cpu_loras=max_cpu_loras
+        )
+    )
+    connector = aiohttp.TCPConnector(force_close=True)
+    try:
+        async with aiohttp.ClientSession(connector=connector) as session:
+            server = LiveServer(session, pod.url, clock=perf_counter, rng=Random(1))
+            await server.connect()
+            yield server
+    finally:
+        await pod.stop()
+
+
+async def test_it_says_what_it_has() -> None:
+    async with running("ab") as server:
+        await server.complete("a", 8, 4)
+        await server.read()
+
+        assert (server.base_model, server.adapters) == ("base", ("a", "b"))
+        assert (server.max_model_len, server.max_loras) == (256, 2)
+
+
+async def test_a_phase_keeps_its_number_of_requests_in_flight() -> None:
+    async with running("ab") as server:
+        samples = await server.measure(Phase(3, 16, 12, ("a", "b")), window_s=0.5, num_windows=2)
+
+        assert len(samples) == 2
+        for sample in samples:
+            assert sample.num_adapters == 2
+            assert 1.5 < sample.num_decoding <= 3
+            assert sample.step_s > 0.8 * PROFILE.step_s
+        assert (await server.read()).num_running == 0
+
+
+async def test_loads_are_told_apart_where_there_are_adapters_enough() -> None:
+    async with running("abcdef", max_cpu_loras=4) as server:
+        await server.complete("a", 8, 4)
+        await server.read()
+        all_told = await server.measure_loads(tuple("abcdef"), 4)
+        no_disk = await server.measure_loads(tuple("abcd"), 4)
+        nothing = await server.measure_loads(("a", "b"), 4)
+
+    assert all_told.gpu_load_s == pytest.approx(PROFILE.gpu_load_s, abs=SLACK_S)
+    assert all_told.disk_load_s == pytest.approx(PROFILE.disk_load_s, abs=SLACK_S)
+    assert no_disk.gpu_load_s == pytest.approx(PROFILE.gpu_load_s, abs=SLACK_S)
+    assert no_disk.disk_load_s is None
+    assert nothing == LoadTimes(nothing.hot_s)
+
+
+async def test_without_places_beside_the_slots_only_the_sum_is_told() -> None:
+    """vLLM's default: what loses its slot leaves the CPU cache, too."""
+    async with running("abc") as server:
+        await server.complete("a", 8, 4)
+        await server.read()
+        times = await server.measure_loads(("a", "b", "c"), None)
+
+    whole_s = PROFILE.disk_load_s + PROFILE.gpu_load_s
+    assert times.gpu_load_s is None
+    assert times.disk_load_s == pytest.approx(whole_s, abs=SLACK_S)
+
+
+async def test_a_refusal_is_told() -> None:
+    async with running() as server:
+        with pytest.raises(CalibrationError, match="HTTP 404 for nobody"):
+            await server.complete("nobody", 8, 4)
+        with pytest.raises(CalibrationError, match="HTTP 404 for nobody"):
+            await server.measure(Phase(1, 8, 4, ("nobody",)), window_s=0.5, num_windows=1)

@@ -1,0 +1,340 @@
+"""The fleet in virtual time: conservation, determinism, and who knows what when."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.core.policies import Founding, LeastPending, RandomChoice, RoundRobin
+from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
+from extproc.sim.engine.engine import Engine
+from extproc.sim.engine.profiles import H100_8B
+from extproc.sim.engine.records import EngineRequest
+from extproc.sim.fleet.events import (
+    AdapterRegistered,
+    FleetEvent,
+    PodJoin,
+    PodLoss,
+    SlowPod,
+)
+from extproc.sim.fleet.fleet import Fleet
+from extproc.sim.fleet.pod import FleetPod
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.workload.flights import Fate, Flight
+from tests.sim.lab import arrival, poisson, run, workload
+
+
+def events() -> st.SearchStrategy[list[FleetEvent]]:
+    at_s = st.floats(0.0, 3.0)
+    return st.lists(
+        st.one_of(
+            st.builds(PodLoss, at_s=at_s, pod=st.just(0)),
+            st.builds(PodJoin, at_s=at_s),
+            st.builds(SlowPod, at_s=at_s, pod=st.just(0), factor=st.floats(0.5, 4)),
+            st.builds(AdapterRegistered, at_s=at_s, adapter=st.just("adapter-001")),
+        ),
+        max_size=3,
+        unique_by=type,
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num=st.integers(0, 60),
+    seed=st.integers(0, 1000),
+    happenings=events(),
+    num_routers=st.integers(1, 3),
+    max_pending=st.none() | st.integers(1, 5),
+    patience_s=st.none() | st.floats(0.01, 0.5),
+    drain_s=st.sampled_from([0.0, 1.0, 60.0]),
+    policy=st.sampled_from([LeastPending, Founding, RandomChoice]),
+)
+def test_every_request_has_exactly_one_fate(
+    num: int,
+    seed: int,
+    happenings: list[FleetEvent],
+    num_routers: int,
+    max_pending: int | None,
+    patience_s: float | None,
+    drain_s: float,
+    policy: Any,
+) -> None:
+    """in = finished + failed + shed + abandoned + running, and no pod or pool disagrees."""
+    fleet = Fleet(
+        FleetSettings(
+            num_pods=2,
+            num_routers=num_routers,
+            max_loras=2,
+            max_pending=max_pending,
+            patience_s=patience_s,
+            drain_s=drain_s,
+        ),
+        poisson(num, rate_rps=40, seed=seed),
+        policy,
+        seed=seed,
+        events=happenings,
+    )
+    result = fleet.run()
+
+    fates = Counter(flight.fate for flight in result.flights)
+    assert fates.total() == num
+    in_pods = sum(len(pod.flights) for pod in fleet.pods.values())
+    assert fates[Fate.RUNNING] == in_pods
+    for flight in result.flights:
+        assert (flight.fate is Fate.RUNNING) == (flight.ended_s is None)
+        assert (flight.fate is Fate.SHED) == (flight.status != 0)
+    for pod in fleet.pods.values():
+        sent = [f for f in result.flights if f.pod == pod.address and f.has_run]
+        assert pod.engine.counters.num_submitted == len(sent)
+    unheard = sum(router.pool.num_in_flight for router in fleet.routers)
+    assert in_pods <= unheard <= sum(bool(flight.pod) for flight in result.flights)
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    work = poisson(200, rate_rps=40)
+    first = run(work, RandomChoice, num_routers=2)
+    second = run(work, RandomChoice, num_routers=2)
+    other = run(work, RandomChoice, num_routers=2, seed=2)
+
+    assert first.to_bytes() == second.to_bytes()
+    assert first.digest() != other.digest()
+
+
+def test_looking_at_pods_changes_nothing() -> None:
+    """Pods are simulated when somebody looks; how often must not matter."""
+    work = poisson(300, rate_rps=60, num_adapters=30)
+    often = run(work, RoundRobin, scrape_interval_s=0.007, max_loras=2, report_expiry_s=0.0)
+    rarely = run(work, RoundRobin, scrape_interval_s=5.0, max_loras=2, report_expiry_s=0.0)
+
+    assert [f.ended_s for f in often.flights] == [f.ended_s for f in rarely.flights]
+    assert often.pods == rarely.pods
+
+
+def test_a_lone_request_takes_what_the_engine_says() -> None:
+    work = workload(arrival(1.0, prompt_tokens=100, output_tokens=3))
+    result = run(work, num_pods=1, max_loras=1)
+    engine = Engine(H100_8B, max_loras=1, ranks={"a": 16})
+    engine.submit(EngineRequest.of(arrival(1.0, prompt_tokens=100, output_tokens=3), "0"), now=1.0)
+    now = 1.0
+    while step := engine.step(now=now):
+        now = step.ended_s
+
+    assert result.flights[0].ended_s == pytest.approx(now)
+    assert result.pods[0].num_loads == result.pods[0].num_disk_loads == 1
+
+
+def test_a_completion_is_known_only_with_the_next_flush() -> None:
+    """With a slow access log the second request still sees the first one pending."""
+    seen: list[int] = []
+
+    class Spy:
+        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+            seen.append(snapshot.endpoints[0].num_in_flight)
+            return Choice((snapshot.endpoints[0],))
+
+    work = workload(arrival(0.0, output_tokens=1), arrival(1.0))
+    for flush_s in (0.05, 30.0):
+        run(work, Spy, num_pods=1, completion_flush_s=flush_s)
+
+    assert seen == [0, 0, 0, 1]
+
+
+def test_a_scrape_arrives_with_its_age() -> None:
+    ages: list[float] = []
+
+    class Spy:
+        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+            at_s = snapshot.endpoints[0].reported_at_s
+            assert at_s is not None
+            ages.append(snapshot.now - at_s)
+            return Choice((snapshot.endpoints[0],))
+
+    work = workload(*(arrival(2 + 0.1 * number) for number in range(40)))
+    run(work, Spy, num_pods=1, scrape_interval_s=0.5, scrape_delay_s=0.2)
+
+    assert min(ages) >= 0.2
+    assert 0.5 < max(ages) <= 0.7 + 1e-9
+
+
+def test_every_pod_is_known_from_the_first_look_on() -> None:
+    """Routers look at once, as the scraper does; rare scrapes leave no pod out at the start."""
+    known: list[int] = []
+
+    class Spy:
+        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+            known.append(len(snapshot.endpoints))
+            assert all(view.is_known for view in snapshot.endpoints)
+            return Choice((snapshot.endpoints[0],))
+
+    work = workload(*(arrival(0.1 * number) for number in range(1, 10)))
+    run(work, Spy, num_pods=4, scrape_interval_s=1.0, scrape_delay_s=0.01)
+
+    assert known == [4] * 9
+
+
+def test_adapters_show_on_the_page_from_their_first_token_to_the_step_before_their_last() -> None:
+    pod = _pod()
+    pod.submit(Flight("0", arrival(0.0, "a", output_tokens=3), 0), 0.0)
+    ends = _step_ends("a", 3)
+
+    assert pod.report(0.001)[0].active_adapters == frozenset()
+    assert pod.report(ends[0])[0].active_adapters == {"a"}
+    report, _ = pod.report(ends[2])
+    assert report.active_adapters == frozenset()
+    assert [name for name, _ in report.adapter_log] == ["a"]
+    assert report.adapter_log[0][1] == pytest.approx(1.7e9 + ends[1])
+    assert report.num_running == 0
+    assert report.max_loras == 8
+
+
+def test_an_answer_of_one_token_never_shows_on_the_page() -> None:
+    pod = _pod()
+    pod.submit(Flight("0", arrival(0.0, "a", output_tokens=1), 0), 0.0)
+
+    assert pod.report(10.0)[0].adapter_log == ()
+    assert pod.take_ended()[0].fate is Fate.FINISHED
+
+
+def test_a_lost_pod_takes_its_requests_with_it_and_is_hit_until_discovery_knows() -> None:
+    work = workload(*(arrival(0.1 * number, output_tokens=400) for number in range(60)))
+    result = run(work, RoundRobin, num_pods=2, events=[PodLoss(2.0, 0)], discovery_delay_s=1.0)
+    failed = [flight for flight in result.flights if flight.fate is Fate.FAILED]
+
+    assert {flight.pod for flight in failed} == {"10.0.0.1:8000"}
+    assert any(flight.has_run for flight in failed)
+    late = [flight for flight in failed if not flight.has_run]
+    assert late
+    assert max(flight.arrival.at_s for flight in late) <= 3.0
+    assert all(f.fate is Fate.FINISHED for f in result.flights if f.arrival.at_s > 3.1)
+
+
+def test_a_pod_that_joins_gets_requests_once_discovery_knows() -> None:
+    work = workload(*(arrival(0.1 * number) for number in range(60)))
+    result = run(work, RoundRobin, num_pods=1, events=[PodJoin(1.0)], discovery_delay_s=2.0)
+    to_new = [f.arrival.at_s for f in result.flights if f.pod == "10.0.0.2:8000"]
+
+    assert min(to_new) >= 3.0
+    assert len(to_new) >= 14
+
+
+def test_a_slow_pod_takes_longer_from_then_on() -> None:
+    work = workload(arrival(0.0), arrival(5.0))
+    result = run(work, num_pods=1, events=[SlowPod(4.0, 0, 3.0)])
+    before, after = (flight.tpot_s for flight in result.flights)
+
+    assert before is not None
+    assert after == pytest.approx(3 * before, rel=1e-6)
+
+
+def test_an_adapter_registered_late_is_404_before_and_served_after() -> None:
+    work = workload(arrival(0.5, "b"), arrival(5.0, "b"))
+    result = run(work, events=[AdapterRegistered(1.0, "b")])
+
+    assert [flight.fate for flight in result.flights] == [Fate.SHED, Fate.FINISHED]
+    assert result.flights[0].status == 404
+
+
+def test_pods_come_up_with_what_routers_think_that_they_hold() -> None:
+    """As vLLM with --lora-modules: loaded in the order of the list, the last ones stay."""
+    work = workload(arrival(0.5, "c"), arrival(4.0, "d"), adapters=("a", "b", "c", "d"))
+    believed: list[tuple[str, ...]] = []
+
+    class Spy:
+        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+            believed.extend(view.gpu_adapters for view in snapshot.endpoints)
+            return Choice((snapshot.endpoints[0],))
+
+    events: list[FleetEvent] = [PodJoin(1.0), AdapterRegistered(2.0, "d")]
+    fleet = Fleet(FleetSettings(num_pods=1, max_loras=2), work, Spy, seed=1, events=events)
+    true = [pod.engine.gpu_adapters for pod in fleet.pods.values()]
+    result = fleet.run()
+    true += [pod.engine.gpu_adapters for pod in fleet.pods.values()]
+
+    assert believed == true == [("c", "b"), ("d", "c"), ("d", "c")]
+    assert [pod.num_loads for pod in result.pods] == [1, 1]  # "d", when it was registered
+
+
+class Patient:
+    """Holds every request for a second."""
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        if snapshot.now < request.arrived_at_s + 1.0:
+            return Wait(request.arrived_at_s + 1.0)
+        return Choice((snapshot.endpoints[0],))
+
+
+def test_time_held_at_the_gateway_counts() -> None:
+    flight = run(workload(arrival(0.0)), Patient).flights[0]
+
+    assert flight.dispatched_s == pytest.approx(1.0)
+    assert flight.ttft_s is not None
+    assert flight.ttft_s > 1.0
+
+
+def test_a_request_held_too_long_is_shed_with_429() -> None:
+    flight = run(workload(arrival(0.0)), Patient, max_hold_s=0.5).flights[0]
+
+    assert (flight.fate, flight.status) == (Fate.SHED, 429)
+    assert flight.ended_s == pytest.approx(0.5)
+
+
+def test_a_client_without_a_first_token_leaves() -> None:
+    work = workload(arrival(0.0, "a"), arrival(0.001, "b", output_tokens=500))
+    result = run(work, num_pods=1, max_loras=1, patience_s=0.2)
+
+    assert [flight.fate for flight in result.flights] == [Fate.FINISHED, Fate.ABANDONED]
+    assert result.flights[1].ended_s == pytest.approx(0.201)
+
+
+def test_totals_begin_after_the_warm_up() -> None:
+    work = workload(arrival(0.0, "a"), arrival(5.0, "a"), arrival(5.0, "b"))
+    result = run(work, num_pods=1, max_loras=1, warm_up_s=3.0)
+
+    assert result.pods[0].num_loads == 1
+    assert [flight.id for flight in result.counted] == ["1", "2"]
+
+
+def test_waiting_for_a_slot_is_seen() -> None:
+    work = workload(arrival(0.0, "a"), arrival(0.001, "b"))
+    with_gate = run(work, num_pods=1, max_loras=1).flights[1].queue_wait_s
+    without = run(work, num_pods=1, max_loras=2).flights[1].queue_wait_s
+
+    assert without is not None
+    assert with_gate is not None
+    assert with_gate > without + 0.1
+
+
+def test_decisions_are_timed_with_the_clock_that_is_given() -> None:
+    ticks = iter(range(100))
+    fleet = Fleet(
+        FleetSettings(),
+        workload(arrival(0.0), arrival(1.0)),
+        LeastPending,
+        seed=1,
+        clock=lambda: float(next(ticks)),
+    )
+
+    assert fleet.run().decision_s == [1.0, 1.0]
+
+
+def _pod() -> FleetPod:
+    engine = Engine(H100_8B, max_loras=8)
+    return FleetPod("10.0.0.1:8000", engine, base_model="base", adapters=["a"], now=0.0)
+
+
+def _step_ends(adapter: str, num: int) -> list[float]:
+    engine = Engine(H100_8B, max_loras=8)
+    engine.submit(EngineRequest.of(arrival(0.0, adapter, output_tokens=num), "0"), now=0.0)
+    ends = []
+    now = 0.0
+    while step := engine.step(now=now):
+        now = step.ended_s
+        ends.append(now)
+    return ends

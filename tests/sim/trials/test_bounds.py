@@ -1,0 +1,169 @@
+"""The bounds: what they promise, and that they bound."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.core.policies import Founding, LeastPending, RandomChoice
+from extproc.sim.engine.engine import Engine
+from extproc.sim.engine.lru import AdapterCache
+from extproc.sim.engine.profiles import H100_8B
+from extproc.sim.fleet.fleet import Fleet
+from extproc.sim.fleet.pod import FleetPod
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.trials.bounds import (
+    Oracle,
+    attach_oracles,
+    belady_loads,
+    count_belady,
+    pooled_settings,
+    pooled_workload,
+    static_loads,
+)
+from extproc.sim.trials.forecast import Queued, forecast, state_of
+from extproc.workload.flights import FleetResult, Flight
+from extproc.workload.judge import Slo, measure
+from tests.sim.lab import arrival, poisson, run, workload
+
+SLO = Slo()
+
+
+def least_loads(sequence: tuple[str, ...], num_slots: int) -> int:
+    """By trying everything: which to evict at each miss."""
+
+    def rest(index: int, held: frozenset[str]) -> int:
+        if index == len(sequence):
+            return 0
+        adapter = sequence[index]
+        if adapter in held:
+            return rest(index + 1, held)
+        if len(held) < num_slots:
+            return 1 + rest(index + 1, held | {adapter})
+        return 1 + min(rest(index + 1, held - {gone} | {adapter}) for gone in held)
+
+    return rest(0, frozenset())
+
+
+def test_belady_is_the_least_that_any_eviction_can_reach() -> None:
+    for sequence in product("abc", repeat=6):
+        assert belady_loads(sequence, 2) == least_loads(sequence, 2)
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), max_size=60), st.integers(1, 5))
+def test_belady_never_loads_more_than_lru(sequence: list[str], num_slots: int) -> None:
+    cache = AdapterCache(num_slots, num_slots)
+    lru = sum(cache.use(adapter) is not None for adapter in sequence)
+
+    assert len(set(sequence)) <= belady_loads(sequence, num_slots) + num_slots
+    assert belady_loads(sequence, num_slots) <= lru
+
+
+def test_belady_counts_after_the_warm_up_and_ignores_the_base_model() -> None:
+    assert belady_loads(["a", None, "b", None, "a"], 2) == 2
+    assert belady_loads(["a", "b", "a", "c"], 3, count_from=1) == 2
+    work = workload(arrival(0.0, "a"), arrival(2.0, "a"), arrival(3.0, "b"))
+    assert count_belady(work, FleetSettings(warm_up_s=1.0)) == 500
+
+
+def test_the_static_optimum_misses_what_is_not_among_the_most_popular() -> None:
+    assert static_loads({"a": 0.5, "b": 0.3, "c": 0.1, None: 0.1}, 2) == pytest.approx(0.1)
+    assert static_loads({"a": 1.0}, 2) == 0
+
+
+def test_the_pooled_engine_does_the_work_of_all_pods_in_one() -> None:
+    fleet = FleetSettings(num_pods=4)
+    pooled = pooled_settings(fleet)
+    alone = fleet.profile.forward_s(
+        num_decoding=10, kv_tokens=1000, prefill_tokens=100, num_adapters=1
+    )
+    together = pooled.profile.forward_s(
+        num_decoding=40, kv_tokens=4000, prefill_tokens=400, num_adapters=1
+    )
+
+    assert pooled.num_pods == 1
+    assert together == pytest.approx(alone)
+    assert pooled.profile.kv_blocks(1, 16) == 4 * fleet.profile.kv_blocks(8, 16)
+    work = pooled_workload(workload(arrival(0.0, "a"), arrival(1.0, None), arrival(2.0, "b")))
+    assert [a.adapter for a in work.arrivals] == ["pooled", None, "pooled"]
+    assert [a.tenant for a in work.arrivals] == ["a", "", "b"]
+
+
+def bounded_run(work: object, policy: object, **fields: object) -> FleetResult:
+    fleet = Fleet(FleetSettings(**fields), work, policy, seed=1)  # type: ignore[arg-type]
+    attach_oracles(fleet)
+    return fleet.run()
+
+
+def test_no_rule_beats_the_pooled_bound_and_the_informed_greedy_beats_random() -> None:
+    work = poisson(600, rate_rps=40, num_adapters=30, output_tokens=300)
+    fields = {"num_pods": 3, "max_loras": 4}
+    fleet = FleetSettings(num_pods=3, max_loras=4)
+    pooled = Fleet(pooled_settings(fleet), pooled_workload(work), RandomChoice, seed=1).run()
+    informed = measure(bounded_run(work, lambda: Oracle(SLO), **fields), SLO)
+    blind = measure(bounded_run(work, RandomChoice, **fields), SLO)
+
+    assert measure(pooled, SLO).attainment >= informed.attainment > blind.attainment
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), num=st.integers(1, 25), slots=st.integers(1, 4))
+def test_the_forecast_is_near_to_what_the_engine_then_does(seed: int, num: int, slots: int) -> None:
+    """Sum of ends within a fifth, for requests that come at once: cold loads, gate, batch."""
+    rng = random.Random(seed)
+    engine = Engine(H100_8B, max_loras=slots, ranks=dict.fromkeys("abcdef", 16))
+    pod = FleetPod("p", engine, base_model="base", adapters="abcdef", now=0.0)
+    for number in range(num):
+        made = arrival(
+            0.0,
+            rng.choice("abcdef"),
+            prompt_tokens=rng.randint(5, 400),
+            output_tokens=rng.randint(1, 200),
+        )
+        pod.submit(Flight(str(number), made, 0), 0.0)
+    expected = forecast(state_of(pod, dict.fromkeys("abcdef", 16)), SLO, now=0.0)
+    pod.catch_up(10_000.0)
+    ends = [flight.ended_s for flight in pod.take_ended()]
+
+    assert len(ends) == num
+    assert expected.total_s == pytest.approx(sum(end or 0.0 for end in ends), rel=0.2)
+
+
+def test_a_forecast_in_the_middle_continues_from_there() -> None:
+    engine = Engine(H100_8B, max_loras=8, ranks={"a": 16})
+    pod = FleetPod("p", engine, base_model="base", adapters="a", now=0.0)
+    pod.submit(Flight("0", arrival(0.0, output_tokens=100), 0), 0.0)
+    pod.catch_up(0.6)
+    state = state_of(pod, {"a": 16})
+    alone = forecast(state, SLO, now=0.6)
+    with_other = forecast(state, SLO, now=0.6, extra=Queued(0.6, 50, 20, "a"))
+    pod.catch_up(100.0)
+
+    assert alone.total_s == pytest.approx(pod.take_ended()[0].ended_s, rel=0.05)
+    assert with_other.total_s > alone.total_s + 0.6
+    assert with_other.slot_s == pytest.approx(alone.slot_s, rel=0.2)
+
+
+def test_a_forecast_sees_misses_of_the_new_request_and_of_those_it_delays() -> None:
+    engine = Engine(H100_8B, max_loras=1, ranks={"a": 16, "b": 16})
+    pod = FleetPod("p", engine, base_model="base", adapters="ab", now=0.0)
+    pod.submit(Flight("0", arrival(0.0, "a", output_tokens=400), 0), 0.0)
+    pod.catch_up(0.3)
+    state = state_of(pod, {"a": 16, "b": 16})
+
+    gated = forecast(state, SLO, now=0.3, extra=Queued(0.3, 50, 20, "b"))
+    joined = forecast(state, SLO, now=0.3, extra=Queued(0.3, 50, 20, "a"))
+    assert (gated.num_misses, joined.num_misses) == (1, 0)
+
+
+def test_nobody_loads_less_than_the_clairvoyant_while_nothing_queues() -> None:
+    work = poisson(300, rate_rps=3, num_adapters=20, output_tokens=10)
+    fleet = FleetSettings(num_pods=2, max_loras=4)
+    for policy in (LeastPending, Founding):
+        metrics = measure(run(work, policy, num_pods=2, max_loras=4), SLO)
+        assert metrics.queue_wait_s < 0.05
+        assert metrics.loads_per_1000 >= count_belady(work, fleet) > 0

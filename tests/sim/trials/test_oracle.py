@@ -1,0 +1,133 @@
+"""The informed greedy: when it places, holds and sheds, and what its forecasts are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from extproc.sim.engine.profiles import H100_8B
+from extproc.sim.fleet.events import FleetEvent, PodLoss
+from extproc.sim.fleet.fleet import Fleet
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.opponents import opponent
+from extproc.sim.trials.bounds import Oracle, attach_oracles
+from extproc.workload.flights import Fate, FleetResult
+from extproc.workload.judge import Slo, measure
+from extproc.workload.requests import Workload
+from tests.sim.lab import arrival, poisson, workload
+
+SLO = Slo()
+
+
+def served(
+    work: Workload, age_s: float = 0.0, events: Sequence[FleetEvent] = (), **fields: int
+) -> FleetResult:
+    settings = FleetSettings(**fields)  # type: ignore[arg-type]
+    fleet = Fleet(settings, work, lambda: Oracle(SLO, age_s), seed=1, events=events)
+    attach_oracles(fleet)
+    return fleet.run()
+
+
+def test_it_goes_where_its_adapter_runs_rather_than_to_an_idle_pod() -> None:
+    work = workload(*(arrival(0.1 * number, "a", output_tokens=100) for number in range(5)))
+
+    assert len({flight.pod for flight in served(work, num_pods=3, max_loras=2).flights}) == 1
+
+
+def test_a_burst_that_one_pod_cannot_take_in_time_is_spread() -> None:
+    work = workload(*(arrival(0.0, "a", prompt_tokens=2000) for _ in range(16)))
+    result = served(work, num_pods=4, max_loras=2)
+
+    assert len({flight.pod for flight in result.flights}) > 1
+    assert measure(result, SLO).attainment == 1.0
+
+
+def test_it_holds_a_request_until_a_slot_is_free() -> None:
+    work = workload(arrival(0.0, "a", output_tokens=20), arrival(0.05, "b"))
+    first, second = served(work, num_pods=1, max_loras=1).flights
+
+    assert first.ended_s is not None
+    assert second.dispatched_s is not None
+    assert second.dispatched_s >= first.ended_s - 0.02
+    assert second.queue_wait_s == pytest.approx(0.0, abs=0.02)
+    assert SLO.is_met(second)
+
+
+def test_it_sheds_what_is_certainly_too_late() -> None:
+    work = workload(arrival(0.0, "a", output_tokens=400), arrival(0.1, "b"))
+    first, second = served(work, num_pods=1, max_loras=1).flights
+
+    assert (first.fate, second.fate, second.status) == (Fate.FINISHED, Fate.SHED, 429)
+    assert second.dispatched_s is None
+
+
+def test_the_last_slot_goes_to_the_adapter_that_serves_most_of_the_held() -> None:
+    long_one = arrival(0.05, "b", output_tokens=300)
+    short_ones = [arrival(0.06 + 0.01 * number, "c", output_tokens=30) for number in range(3)]
+    work = workload(arrival(0.0, "a", output_tokens=20), long_one, *short_ones)
+    flights = served(work, num_pods=1, max_loras=1).flights
+
+    assert [SLO.is_met(flight) for flight in flights] == [True, False, True, True, True]
+
+
+def test_routers_share_what_they_hold() -> None:
+    """Two oracles that knew only their own would both give the slot to what comes first."""
+    long_ones = [arrival(0.05, "b", output_tokens=300)]
+    short_ones = [arrival(0.06 + 0.01 * number, "c", output_tokens=30) for number in range(6)]
+    work = workload(arrival(0.0, "a", output_tokens=20), *long_ones, *short_ones)
+    flights = served(work, num_pods=1, max_loras=1, num_routers=2).flights
+
+    assert {flight.router for flight in flights} == {0, 1}
+    assert [SLO.is_met(flight) for flight in flights] == [True, False, *[True] * 6]
+
+
+def test_it_survives_a_pod_that_routers_still_know() -> None:
+    result = served(poisson(60, rate_rps=20), 0.05, [PodLoss(1.0, 0)], num_pods=2)
+    assert {f.fate for f in result.flights} <= {Fate.FINISHED, Fate.FAILED, Fate.SHED}
+
+
+def test_with_the_truth_it_sends_nothing_to_a_dead_pod() -> None:
+    result = served(poisson(60, rate_rps=20), 0.0, [PodLoss(1.0, 0)], num_pods=2)
+    failed = [f for f in result.flights if f.fate is Fate.FAILED]
+
+    assert all(f.arrival.at_s < 1.0 for f in failed)
+
+
+def test_an_old_state_is_worth_less_than_a_fresh_one() -> None:
+    work = poisson(600, rate_rps=60, num_adapters=12, output_tokens=300)
+    fresh, stale = (
+        measure(served(work, age_s, num_pods=3, max_loras=4), SLO) for age_s in (0.0, 5.0)
+    )
+
+    assert fresh.attainment > stale.attainment
+
+
+@pytest.mark.parametrize("rule", ["founding_hold_slots", "dynamo_sticky_hold", "random"])
+@pytest.mark.parametrize("rate_rps", [20.0, 60.0])
+def test_no_rule_that_holds_or_not_beats_it(rule: str, rate_rps: float) -> None:
+    work = poisson(500, rate_rps=rate_rps, num_adapters=30, output_tokens=300)
+    make = opponent(rule)
+    assert make is not None
+    other = Fleet(FleetSettings(num_pods=3, max_loras=4), work, make, seed=1).run()
+    informed = served(work, num_pods=3, max_loras=4)
+
+    assert measure(informed, SLO).attainment >= measure(other, SLO).attainment
+
+
+def test_the_same_seed_decides_everything() -> None:
+    work = poisson(200, rate_rps=40, num_adapters=30, output_tokens=300)
+    first, second = (served(work, num_pods=3, max_loras=4, num_routers=2) for _ in range(2))
+
+    assert first.to_bytes() == second.to_bytes()
+
+
+def test_a_burst_of_long_prompts_is_not_forecast_too_well() -> None:
+    """Prompts beyond a step's token budget take several steps; what is admitted keeps its SLO."""
+    budget = H100_8B.max_num_batched_tokens
+    work = workload(*(arrival(0.001 * n, "a", prompt_tokens=budget // 4) for n in range(40)))
+    result = served(work, num_pods=1, max_loras=2)
+    sent = [flight for flight in result.flights if flight.dispatched_s is not None]
+
+    assert 0 < len(sent) < 40
+    assert all(SLO.is_met(flight) for flight in sent)

@@ -1,0 +1,199 @@
+"""The report: one page that stands alone, from the JSON of a run."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from extproc.commands.lab import lab_app, report, run
+from extproc.sim.trials.reportpanels import _series
+from extproc.sim.trials.svg import Axis, Series, bar_chart, heat_map, line_chart
+from extproc.sim.trials.table import markdown
+from tests.sim.test_suites import suite_text, sweep
+
+VOID = {"meta", "br"}
+
+
+class Checker(HTMLParser):
+    """Remembers what is open and every attribute that could fetch something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [str(value) for key, value in attrs if key in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass  # opened and closed at once
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a small suite and its report."""
+    out = tmp_path_factory.mktemp("lab")
+    path = out / "tiny.yaml"
+    path.write_text(
+        suite_text(
+            about="Two <servers> & a gateway.",
+            sweeps=[{**sweep("workload", "num_adapters", 4), "values": [4, 8]}],
+        )
+    )
+    run(str(path), jobs=1, out=out)
+    report(out=out)
+    return out
+
+
+def test_the_page_is_well_formed_and_fetches_nothing(folder: Path) -> None:
+    page = (folder / "tiny.html").read_text(encoding="utf-8")
+    checker = Checker()
+    checker.feed(page)
+
+    assert checker.open == []
+    assert checker.fetched == []
+    assert "url(" not in page
+    assert set(re.findall(r"https?://[^\"'\s<]+", page)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_the_page_says_what_is_compared_and_shows_every_plot(folder: Path) -> None:
+    page = (folder / "tiny.html").read_text(encoding="utf-8")
+
+    assert "Two &lt;servers&gt; &amp; a gateway." in page
+    assert "model, not measured" in page
+    for text in (
+        "founding",
+        "least_pending",
+        "all-knowing greedy",
+        "perfect pooling",
+        "serves the",
+    ):
+        assert text in page
+    # capacity, latency, attainment, loads, a heat map per rule, two of the sweep
+    assert page.count("<svg") == 8
+    assert "nan" not in page
+    assert "inf" not in re.sub(r"inform\w*", "", page)
+
+
+def test_the_report_takes_the_newest_run(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no results"):
+        report(out=tmp_path)
+    (tmp_path / "old.json").write_bytes(msgspec.json.encode({"format": "something"}))
+    with pytest.raises(ValueError, match="not a result"):
+        report(out=tmp_path)
+
+    assert report(out=folder) == folder / "tiny.html"
+
+
+def test_the_commands_work_and_fail_in_one_line(tmp_path: Path) -> None:
+    runner = CliRunner()
+    path = tmp_path / "tiny.yaml"
+    path.write_text(suite_text(bounds=[], rules=["least_pending"], seeds=[1], rates_rps=[8]))
+    ran = runner.invoke(lab_app, ["run", str(path), "--out", str(tmp_path), "--jobs", "1"])
+    made = runner.invoke(lab_app, ["report", "--out", str(tmp_path)])
+
+    assert ran.exit_code == 0
+    assert "least_pen" in ran.output
+    assert made.exit_code == 0
+    assert (tmp_path / "tiny.html").is_file()
+    for arguments in (
+        ["run", "nonsense"],
+        ["run", str(path), "--policy", "no_such:rule"],
+        ["report", "--out", str(tmp_path / "empty")],
+        ["report", str(tmp_path / "missing.json")],
+    ):
+        failed = runner.invoke(lab_app, arguments)
+        assert failed.exit_code == 1
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+def test_axes_place_low_and_high_at_their_ends(is_log: bool) -> None:
+    axis = Axis("x", 1, 100, is_log=is_log)
+
+    assert axis.place(1) == 0
+    assert axis.place(100) == 1
+    assert 0 < axis.place(10) < 1
+    assert axis.place(0.001) == 0
+    assert axis.place(1e9) == 1
+    assert all(1 <= tick <= 100 for tick in axis.ticks())
+    assert len(axis.ticks()) >= 4
+
+
+def test_equal_values_still_make_a_plot() -> None:
+    axis = Axis("x", 5, 5)
+    chart: Any = line_chart([Series("a", [(5, 5)], "red")], axis, axis, mark=(5, "here"))
+
+    assert "here" in chart
+    assert "<rect" in bar_chart([("a", 0.0, None, None, "red")], "none")
+    assert heat_map([[0, 0]], ["a"], ["s"], 2).count("<rect") == 2
+
+
+def test_names_in_plots_are_escaped() -> None:
+    axis = Axis("<x>", 0, 1)
+
+    assert "<b>" not in line_chart([Series("<b>", [(0, 0)], "red")], axis, axis)
+    assert "&lt;x&gt;" in line_chart([], axis, axis)
+
+
+def test_with_few_common_rates_curves_are_made_of_the_runs_of_all_searches() -> None:
+    def line(*rates: float) -> list[tuple[float, float]]:
+        runs = [{"rate_rps": r, "ttft_p99_s": r, "attainment": 1.0} for r in (8, *rates)]
+        trial = {"rule": "founding", "runs": runs}
+        (series,) = _series([trial], "ttft_p99_s", {"founding": "#000"}, [8])
+        return list(series.points)
+
+    assert line() == [(8, 8)]
+    points = line(20.6, 21.4, 40.0)
+    assert [value for _, value in points] == pytest.approx([8, 21.0, 40])
+    assert [rate for rate, _ in points] == pytest.approx([8, 21.0, 40], rel=0.05)
+
+
+def test_the_table_has_a_line_per_rule_and_a_column_per_scenario(folder: Path) -> None:
+    done = CliRunner().invoke(lab_app, ["table", "--out", str(folder)])
+    lines = done.stdout.strip().splitlines()
+    result = msgspec.json.decode((folder / "tiny.json").read_bytes())
+    (rows,) = (each["rows"] for each in result["summary"].values())
+
+    assert done.exit_code == 0
+    assert lines[0] == "| rule | z | of B3 |"
+    assert len(lines) == 2 + len(rows)
+    assert {line.count("|") for line in lines} == {4}
+    founding = next(row for row in rows if row["rule"] == "founding")
+    line = next(line for line in lines if line.startswith("| `founding`"))
+    assert f"| {founding['capacity_rps']['mean']:.1f} ± " in line
+    assert f"| {founding['over_informed']['mean']:.0%} |" in line
+    assert any(line.startswith("| *B0_pooled*") for line in lines)
+    parts = [float(line.split("|")[3].rstrip("% ")) for line in lines[2:]]
+    assert parts == sorted(parts, reverse=True)
+
+
+def test_a_rule_that_ran_on_some_scenarios_only_has_empty_cells() -> None:
+    def row(rule: str, over: float | None) -> dict[str, Any]:
+        capacity = {"mean": 5.0, "low": None, "high": None}
+        informed = None if over is None else {"mean": over}
+        return {
+            "rule": rule,
+            "is_bound": False,
+            "capacity_rps": capacity,
+            "over_informed": informed,
+        }
+
+    summary = {"a": {"rows": [row("x", 0.5), row("y", 0.9)]}, "b": {"rows": [row("x", 0.5)]}}
+    table = markdown({"summary": summary}).splitlines()
+
+    assert table[2:] == ["| `y` | 5.0 |  | 90% |", "| `x` | 5.0 | 5.0 | 50% |"]

@@ -1,0 +1,382 @@
+"""Suites: files, clients, trials and the table made of them."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from extproc.commands import lab
+from extproc.commands.lab import make_policy, plan, run, tune
+from extproc.core.policies import Founding
+from extproc.sim.fleet.events import AdapterRegistered, PodJoin, PodLoss, SlowPod
+from extproc.sim.opponents import TUNABLE
+from extproc.sim.trials.bounds import Oracle
+from extproc.sim.trials.suites import (
+    SCENARIOS_DIR,
+    Suite,
+    SuiteError,
+    find_suite,
+    make_trial_parts,
+    parse_suite,
+    varied,
+)
+from extproc.sim.trials.summary import is_bound, main_rate, rows_of, summarize
+from extproc.sim.trials.trials import Trial, TrialResult, run_trial
+from extproc.sim.trials.tuning import BUDGET, best_settings, settings_of
+from extproc.workload.clientele import WorkloadSpec, make_workload
+
+
+def suite_text(**fields: Any) -> str:
+    document = {
+        "name": "tiny",
+        "about": "Two servers.",
+        "num_requests": 60,
+        "seeds": [1, 2],
+        "rates_rps": [8, 16],
+        "fleet": {"num_pods": 2, "max_loras": 4},
+        "rules": ["founding", "least_pending"],
+        "bounds": ["B0_pooled", "B3_informed", "B4_stale_50ms"],
+        "scenarios": [{"name": "z", "workload": {"num_adapters": 12, "output_tokens": 20}}],
+        **fields,
+    }
+    return yaml.safe_dump(document)
+
+
+def tiny(**fields: Any) -> Suite:
+    return parse_suite(suite_text(**fields))
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS_DIR.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_suite_of_the_repository_can_be_run(path: Any) -> None:
+    suite = parse_suite(path.read_text(encoding="utf-8"))
+
+    assert suite.name == path.stem
+    assert suite.baseline in suite.rules
+    assert plan(suite)
+
+
+def test_development_and_evaluation_share_no_seed() -> None:
+    development, evaluation = (
+        parse_suite(find_suite(name).read_text(encoding="utf-8"))
+        for name in ("development", "evaluation")
+    )
+
+    assert not set(development.seeds) & set(evaluation.seeds)
+    assert [s.name for s in development.scenarios] == [s.name for s in evaluation.scenarios]
+    for ours, theirs in zip(development.scenarios, evaluation.scenarios, strict=True):
+        assert (ours.workload, ours.events) != (theirs.workload, theirs.events)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rules": ["nonsense"]}, "unknown rules: nonsense"),
+        ({"rules": ["founding?threshold=x"]}, "could not convert"),
+        ({"rules": ["founding?nonsense=1"]}, "nonsense"),
+        ({"nonsense": 1}, "unknown field"),
+        ({"scenarios": [{"name": "z", "workload": {"nonsense": 1}}]}, "nonsense"),
+        ({"scenarios": [{"name": "z", "workload": {"kind": "nonsense"}}]}, "Invalid enum"),
+        ({"scenarios": [{"name": "z", "workload": {"kind": "clients", "mix": "x"}}]}, "KeyError"),
+        ({"scenarios": [{"name": "z", "workload": {"kind": "trace", "trace": "x"}}]}, "No such"),
+        ({"fleet": {"nonsense": 1}}, "nonsense"),
+        ({"fleet": {"max_loras": 10_000}}, "KV blocks"),
+        ({"profile": "nonsense"}, "nonsense"),
+        ({"scenarios": [{"name": "z", "events": [{"kind": "x", "at": 0.5}]}]}, "unknown event x"),
+    ],
+)
+def test_a_suite_that_could_not_run_is_refused_at_once(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SuiteError, match=message):
+        tiny(**fields)
+
+
+def test_a_file_that_is_no_suite_is_refused() -> None:
+    with pytest.raises(SuiteError, match="not a suite"):
+        parse_suite("a: [")
+    with pytest.raises(SuiteError, match="known: .*quick"):
+        find_suite("nonsense")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"kind": "zipf", "cv": 4.0, "base_share": 0.2},
+        {"kind": "slora_paper", "exponent": 0.5, "lengths": "slora"},
+        {"kind": "slora_code", "exponent": 0.3, "lengths": "slora"},
+        {"kind": "clients", "mix": "m-mid", "lengths": "azure"},
+        {"kind": "trace"},
+        {"kind": "trace", "trace": "azure_conv_2023", "half": "evaluation"},
+    ],
+)
+def test_clients_of_every_kind_come_at_the_rate_asked_for(fields: dict[str, Any]) -> None:
+    spec = msgspec.convert(fields, type=WorkloadSpec)
+    made = make_workload(spec, num_requests=2000, rate_rps=20.0, seed=3)
+    again = make_workload(spec, num_requests=2000, rate_rps=20.0, seed=3)
+
+    assert made == again
+    assert made.rate_rps == pytest.approx(20.0, rel=1e-6)
+    assert len(made.arrivals) == pytest.approx(2000, rel=0.5)
+    assert {a.adapter for a in made.arrivals} - {None} <= set(made.adapters)
+
+
+def test_one_seed_gives_the_same_requests_at_every_rate() -> None:
+    slow, fast = (
+        make_workload(WorkloadSpec(), num_requests=100, rate_rps=rate, seed=1) for rate in (1, 10)
+    )
+
+    assert [(a.adapter, a.prompt_tokens) for a in slow.arrivals] == [
+        (a.adapter, a.prompt_tokens) for a in fast.arrivals
+    ]
+
+
+def test_names_do_not_tell_popularity() -> None:
+    firsts = {
+        next(iter(make_workload(WorkloadSpec(), num_requests=500, rate_rps=1, seed=seed).shares))
+        for seed in range(5)
+    }
+
+    assert len(firsts) > 1
+
+
+def test_events_fall_on_their_part_of_the_run() -> None:
+    kinds = ("pod_loss", "pod_join", "slow_pod", "adapter_registered")
+    scenario = {"name": "z", "events": [{"kind": kind, "at": 0.5} for kind in kinds]}
+    suite = tiny(scenarios=[scenario])
+    _, workload, events = make_trial_parts(suite, suite.scenarios[0], rate_rps=10, seed=1)
+
+    assert [type(event) for event in events] == [PodLoss, PodJoin, SlowPod, AdapterRegistered]
+    assert {event.at_s for event in events} == {workload.duration_s / 2}
+
+
+def test_a_flash_crowd_goes_to_the_least_popular_adapter() -> None:
+    crowd = {"kind": "flash_crowd", "at": 0.5, "share": 0.9}
+    suite = tiny(scenarios=[{"name": "z", "events": [crowd]}], num_requests=400)
+    _, workload, _ = make_trial_parts(suite, suite.scenarios[0], rate_rps=10, seed=1)
+    late = [a.adapter for a in workload.arrivals if a.at_s > workload.duration_s / 2]
+
+    assert max(late.count(adapter) for adapter in set(late)) > 0.8 * len(late)
+
+
+def sweep(section: str, key: str, value: float) -> dict[str, Any]:
+    return {
+        "name": "s",
+        "title": "t",
+        "scenario": "z",
+        "section": section,
+        "key": key,
+        "values": [value],
+        "rate_rps": 8,
+        "rules": ["founding"],
+    }
+
+
+def test_a_sweep_varies_one_factor() -> None:
+    for section, key, value in (
+        ("workload", "num_adapters", 7),
+        ("fleet", "scrape_interval_s", 0.2),
+        ("profile", "lora_ratio", 0.5),
+    ):
+        suite = tiny(sweeps=[sweep(section, key, value)])
+        scenario = varied(suite.scenarios[0], suite.sweeps[0], value)
+        settings, workload, _ = make_trial_parts(suite, scenario, rate_rps=8, seed=1)
+        found = {
+            "num_adapters": len(workload.adapters),
+            "scrape_interval_s": settings.scrape_interval_s,
+            "lora_ratio": settings.profile.lora_ratio,
+        }
+        assert found[key] == value
+    with pytest.raises(SuiteError, match="unknown scenario or section"):
+        tiny(sweeps=[sweep("nonsense", "x", 1)])
+
+
+def test_a_profiles_counts_are_whole_numbers_whatever_the_file_makes_of_them() -> None:
+    costs = {"kv_capacity_tokens": 125_000, "step_s": 1}
+    suite = tiny(scenarios=[{"name": "z", "profile": costs}])
+    settings, _, _ = make_trial_parts(suite, suite.scenarios[0], rate_rps=8, seed=1)
+
+    assert isinstance(settings.profile.kv_capacity_tokens, int)
+    assert isinstance(settings.profile.step_s, float)
+    with pytest.raises(SuiteError, match="nonsense"):
+        tiny(scenarios=[{"name": "z", "profile": {"nonsense": 1}}])
+
+
+def test_a_trial_measures_every_rate_and_keeps_what_was_asked_for() -> None:
+    suite = tiny()
+    trial = Trial(suite, suite.scenarios[0], "founding", (1,), (8.0, 16.0), keeps_placement=True)
+    (done,) = run_trial(trial, make_policy, perf_counter)
+    counts = done.placement["counts"]
+
+    assert {8.0, 16.0} <= {run["rate_rps"] for run in done.runs}
+    assert all(len(run["digest"]) == 64 for run in done.runs)
+    assert done.runs[-1]["num_offered"] > 0
+    assert len(counts[0]) == 2
+    assert sum(n for part in counts for pod in part for n in pod) > 0
+    assert done.decision_us[0] > 0
+
+
+def test_a_sweep_is_run_at_its_own_rate_only() -> None:
+    suite = tiny()
+    trial = Trial(suite, suite.scenarios[0], "B0_pooled", (1,), (8.0,), sweep="s", value=1.0)
+    (done,) = run_trial(trial, make_policy, perf_counter)
+
+    assert [run["rate_rps"] for run in done.runs] == [8.0]
+    assert done.capacity_rps == 0
+
+
+def test_trials_are_decided_by_their_seed() -> None:
+    suite = tiny()
+    for rule in ("founding", "B0_pooled", "B3_informed", "B4_stale_50ms"):
+        trial = Trial(suite, suite.scenarios[0], rule, (1,), (8.0,))
+        first, second = (run_trial(trial, make_policy, perf_counter)[0].runs for _ in range(2))
+        assert first == second
+
+
+def test_rows_are_ordered_by_capacity_and_compared_seed_by_seed() -> None:
+    trial = Trial(tiny(), tiny().scenarios[0], "founding", (1,), (8.0,))
+    (tried,) = run_trial(trial, make_policy, perf_counter)
+    measures = tried.runs[0]
+    trials = [
+        TrialResult("z", rule, seed, "", 0.0, capacity * seed, [{**measures, "rate_rps": 16}])
+        for rule, capacity in (("least_pending", 5.0), ("founding", 10.0), ("B0_pooled", 20.0))
+        for seed in (1, 2)
+    ]
+    rows = rows_of(tiny(), trials, 16)
+
+    assert [row.rule for row in rows] == ["B0_pooled", "founding", "least_pending"]
+    assert [row.is_bound for row in rows] == [True, False, False]
+    assert rows[1].over_baseline.low == pytest.approx(2.0)
+    assert rows[1].is_not_worse
+    assert rows[2].over_pooled is not None
+    assert rows[2].over_pooled.mean == pytest.approx(0.25)
+    assert rows[0].over_informed is None
+    assert main_rate([1, 2, 3]) == 2
+    assert is_bound("B4_stale_50ms")
+    assert not is_bound("founding")
+
+
+def test_a_suite_runs_with_a_rule_of_ones_own(tmp_path: Any) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(suite_text(bounds=[], rules=["least_pending"], seeds=[1], rates_rps=[8]))
+    own = "extproc.core.policies:Founding"
+    result = run(str(path), policy=own, jobs=1, out=tmp_path)
+    again = run(str(path), policy=own, jobs=1, out=tmp_path)
+    kept = msgspec.json.decode((tmp_path / "tiny.json").read_bytes())
+
+    assert {row["rule"] for row in kept["summary"]["z"]["rows"]} == {own, "least_pending"}
+    assert kept["provenance"] == "model, not measured"
+    assert result["trials"] == again["trials"]
+    assert result["summary"] == again["summary"]
+
+
+def test_the_result_does_not_depend_on_the_number_of_processes(tmp_path: Any) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(suite_text(bounds=[], seeds=[1, 2], rates_rps=[8], num_requests=30))
+    one, two = (run(str(path), jobs=jobs, fresh=True, out=tmp_path)["trials"] for jobs in (1, 2))
+
+    assert one == two
+
+
+def test_runs_off_the_suites_rates_end_when_they_can_only_fail() -> None:
+    suite = tiny(num_requests=400)
+    trial = Trial(suite, suite.scenarios[0], "round_robin", (1, 2), (500.0,))
+    results = run_trial(trial, make_policy, perf_counter)
+
+    for result in results:
+        whole = {run["rate_rps"]: run for run in result.runs}
+        assert sum(whole[500.0]["fates"].values()) == whole[500.0]["num_offered"]
+        assert 0 < result.capacity_rps < 500
+        assert all(cut["attainment_at_most"] < 0.9 for cut in result.cut)
+    assert any(result.cut for result in results)
+
+
+def test_an_interrupted_run_goes_on_where_it_was(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials that were run are not run again, unless asked for or something has changed."""
+    ran: list[str] = []
+
+    def counting(trial: Trial) -> list[TrialResult]:
+        ran.append(trial.rule)
+        return run_trial(trial, make_policy, lambda: 0.0)
+
+    monkeypatch.setattr(lab, "_run_one", counting)
+    path = tmp_path / "tiny.yaml"
+
+    def run_it(**fields: Any) -> Any:
+        ran.clear()
+        fresh = fields.pop("fresh", False)
+        path.write_text(suite_text(bounds=[], seeds=[1], rates_rps=[8], num_requests=30, **fields))
+        return run(str(path), jobs=1, fresh=fresh, out=tmp_path)
+
+    first = run_it(rules=["founding"])
+    kept = tmp_path / "tiny.trials.jsonl"
+    kept.write_bytes(kept.read_bytes() + b'{"key": "cut off wh')
+    assert ran == ["founding"]
+    second = run_it(rules=["founding", "round_robin"])
+    assert ran == ["round_robin"]
+    assert second["trials"][: len(first["trials"])] == first["trials"]
+    run_it(rules=["founding", "round_robin"])
+    assert not ran
+    run_it(rules=["founding"], slo={"ttft_s": 0.4})
+    assert ran == ["founding"]
+    run_it(rules=["founding"], fresh=True)
+    assert ran == ["founding"]
+
+
+def test_what_seeds_do_not_decide_is_kept_apart() -> None:
+    suite = tiny(bounds=[], rules=["least_pending"])
+    trial = Trial(suite, suite.scenarios[0], "least_pending", (1, 2), (8, 16))
+    summary = summarize(suite, run_trial(trial, make_policy, perf_counter))
+
+    assert "decision_us" not in summary["trials"][0]
+    assert summary["timing"][0]["decision_us"]
+
+
+def test_rules_by_name_are_made_anew_for_each_router() -> None:
+    for name in ("founding", "extproc.core.policies:Founding"):
+        assert make_policy(name)() is not make_policy(name)()
+    assert not isinstance(make_policy("founding")(), Oracle)
+
+
+def test_a_rule_may_be_named_with_its_arguments() -> None:
+    made = make_policy("founding?threshold=3")()
+
+    assert isinstance(made, Founding)
+    assert made.threshold == 3
+
+
+def test_every_rule_is_tuned_with_the_same_budget() -> None:
+    for rule in TUNABLE:
+        labels = settings_of(rule)
+        assert len(labels) == len(set(labels)) <= BUDGET
+        for label in labels:
+            assert make_policy(label)()
+
+
+def test_the_best_settings_have_the_highest_mean_over_scenarios_and_seeds() -> None:
+    capacities = {"founding?threshold=4": (4.0, 4.0), "founding?threshold=8": (1.0, 15.0)}
+    results = [
+        TrialResult(f"s{number}", label, 1, "", 0.0, capacity)
+        for label, own in capacities.items()
+        for number, capacity in enumerate(own)
+    ]
+
+    label, capacity_rps = best_settings(results)["founding"]
+    assert label == "founding?threshold=4"
+    assert capacity_rps == pytest.approx(4.0)
+
+
+def test_tuning_tries_the_settings_and_refuses_the_evaluation_suite(tmp_path: Any) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(suite_text(seeds=[1], rates_rps=[8], num_requests=30))
+    best = tune(str(path), rules=["least_request_p2c"], jobs=1)
+
+    assert best["least_request_p2c"][0] in settings_of("least_request_p2c")
+    with pytest.raises(SuiteError, match="not for tuning"):
+        tune("evaluation", rules=["founding"])

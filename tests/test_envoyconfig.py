@@ -1,0 +1,398 @@
+"""The printed Envoy configurations: what options change, and that Envoy takes every result."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from extproc.core.routes import DEFAULT_INFERENCE_PATHS
+from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, TlsFiles, render
+from tests.e2e.harness import envoy_binary
+from tests.shell.pki import Pki
+
+FOLDER = Path(__file__).parents[1] / "envoy"
+ALL_MODES = pytest.mark.parametrize("mode", list(Mode))
+
+
+def rendered(**options: Any) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(render(BootstrapOptions(**options)))
+    return document
+
+
+def manager(document: dict[str, Any]) -> dict[str, Any]:
+    listener = document["static_resources"]["listeners"][0]
+    found: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    return found
+
+
+def ext_proc(document: dict[str, Any]) -> dict[str, Any]:
+    filters = manager(document)["http_filters"]
+    found: dict[str, Any] = next(f for f in filters if f["name"].endswith("ext_proc"))
+    return found["typed_config"]  # type: ignore[no-any-return]
+
+
+def cluster(document: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        each for each in document["static_resources"]["clusters"] if each["name"] == name
+    )
+    return found
+
+
+@ALL_MODES
+def test_without_options_the_file_itself_is_printed_with_its_comments(mode: Mode) -> None:
+    expected = (FOLDER / f"{mode}.yaml").read_text()
+
+    assert render(BootstrapOptions(mode=mode)) == expected
+
+
+@ALL_MODES
+def test_the_listed_paths_are_those_of_the_picker(mode: Mode) -> None:
+    """Otherwise one of the two refuses what the other serves."""
+    routes = manager(rendered(mode=mode))["route_config"]["virtual_hosts"][0]["routes"]
+
+    listed = tuple(route["match"]["path"] for route in routes if "path" in route["match"])
+    assert listed == tuple(DEFAULT_INFERENCE_PATHS)
+
+
+@ALL_MODES
+def test_everything_not_listed_is_answered_by_envoy(mode: Mode) -> None:
+    routes = manager(rendered(mode=mode))["route_config"]["virtual_hosts"][0]["routes"]
+
+    assert routes[-1]["match"] == {"prefix": "/"}
+    assert routes[-1]["direct_response"] == {"status": 404}
+
+
+@ALL_MODES
+def test_workers_hear_at_once_what_a_health_check_of_the_picker_has_found(mode: Mode) -> None:
+    """Otherwise a second late: requests go to a picker that has gone, and retries, too."""
+    settings = cluster(rendered(mode=mode), "picker")["common_lb_config"]
+
+    assert settings["update_merge_window"] == "0s"
+
+
+def test_the_files_share_all_but_what_makes_them_different() -> None:
+    """A fix in one of them that is missing in another shows here."""
+    documents = [rendered(mode=mode) for mode in Mode]
+    for document in documents:
+        document["static_resources"]["clusters"].remove(cluster(document, "pods"))
+        del cluster(document, "picker")["common_lb_config"]
+        filter_config = ext_proc(document)
+        del filter_config["metadata_options"]["receiving_namespaces"]
+        del filter_config["processing_mode"]
+        del filter_config["failure_mode_allow"]
+        filters = manager(document)["http_filters"]
+        filters[:] = [each for each in filters if not each["name"].endswith("header_mutation")]
+        for route in manager(document)["route_config"]["virtual_hosts"][0]["routes"]:
+            route.get("route", {}).pop("retry_policy", None)
+
+    assert documents[0] == documents[1] == documents[2]
+
+
+def test_addresses_are_taken_over() -> None:
+    document = rendered(listen="0.0.0.0:80", admin="[::1]:1", pickers=("10.0.0.1:2",))
+
+    listener = document["static_resources"]["listeners"][0]["address"]
+    assert listener["socket_address"] == {"address": "0.0.0.0", "port_value": 80}
+    assert document["admin"]["address"]["socket_address"] == {"address": "::1", "port_value": 1}
+    picker = cluster(document, "picker")
+    assert picker["type"] == "STATIC"
+    assert picker["load_assignment"]["endpoints"][0]["lb_endpoints"] == [
+        {"endpoint": {"address": {"socket_address": {"address": "10.0.0.1", "port_value": 2}}}}
+    ]
+
+
+def test_a_picker_with_a_name_is_resolved_by_dns() -> None:
+    document = rendered(pickers=("picker.llm.svc:9002",))
+
+    assert cluster(document, "picker")["type"] == "STRICT_DNS"
+
+
+def test_a_picker_behind_a_unix_socket_is_reached_there() -> None:
+    document = rendered(pickers=("unix:/run/picker",))
+
+    endpoint = cluster(document, "picker")["load_assignment"]["endpoints"][0]["lb_endpoints"][0]
+    assert endpoint == {"endpoint": {"address": {"pipe": {"path": "/run/picker"}}}}
+
+
+@pytest.mark.parametrize("address", ["here", ":80", "a:b", "1.2.3.4:70000", "1.2.3.4:"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="is not host:port"):
+        render(BootstrapOptions(pickers=(address,)))
+
+
+def test_each_of_several_pickers_hears_of_every_finished_request() -> None:
+    document = rendered(pickers=("10.0.0.1:2", "10.0.0.2:2"))
+
+    logs = manager(document)["access_log"]
+    names = [
+        log["typed_config"]["common_config"]["grpc_service"]["envoy_grpc"]["cluster_name"]
+        for log in logs
+    ]
+    addresses = [
+        cluster(document, name)["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
+        for name in names
+    ]
+    assert [each["address"]["socket_address"]["address"] for each in addresses] == [
+        "10.0.0.1",
+        "10.0.0.2",
+    ]
+
+
+def test_the_access_log_can_be_slower_or_off() -> None:
+    log = manager(rendered(access_log_flush_interval_s=0.5))["access_log"][0]
+
+    assert log["typed_config"]["common_config"]["buffer_flush_interval"] == "0.5s"
+    assert "access_log" not in manager(rendered(access_log=False))
+
+
+def test_limits_times_and_failure_mode_are_taken_over() -> None:
+    document = rendered(
+        max_body_bytes=1000,
+        max_heap_bytes=2000,
+        max_connections=30,
+        request_timeout_s=20,
+        picker_ping_s=2,
+        message_timeout_s=0.5,
+        max_message_timeout_s=7,
+        failure_mode_allow=True,
+        allow_mode_override=True,
+    )
+
+    host = manager(document)["route_config"]["virtual_hosts"][0]
+    assert host["request_body_buffer_limit"] == 1000
+    monitors = document["overload_manager"]["resource_monitors"]
+    assert [
+        next(v for k, v in each["typed_config"].items() if k != "@type") for each in monitors
+    ] == [
+        2000,
+        30,
+    ]
+    assert manager(document)["request_timeout"] == "20s"
+    http = next(iter(cluster(document, "picker")["typed_extension_protocol_options"].values()))
+    http2 = http["explicit_http_config"]["http2_protocol_options"]
+    assert http2["connection_keepalive"] == {"interval": "2s", "timeout": "2s"}
+    config = ext_proc(document)
+    assert config["message_timeout"] == "0.5s"
+    assert config["max_message_timeout"] == "7s"
+    assert config["failure_mode_allow"] is True
+    assert config["allow_mode_override"] is True
+
+
+def test_other_paths_replace_the_listed_ones_and_keep_the_rest() -> None:
+    routes = manager(rendered(inference_paths=("/generate",)))["route_config"]["virtual_hosts"][0][
+        "routes"
+    ]
+
+    assert [next(iter(route["match"].values())) for route in routes] == [
+        "/generate",
+        {"regex": "/v1/models(/.+)?"},
+        {"regex": "/v1/responses/[A-Za-z0-9_-]+(/input_items)?"},
+        {"regex": "/v1/responses/[A-Za-z0-9_-]+"},
+        {"regex": "/v1/responses/[A-Za-z0-9_-]+/cancel"},
+        "/",
+        "/",
+    ]
+    assert routes[0]["route"]["cluster"] == "pods"
+    assert routes[0]["match"]["headers"] == [{"name": ":method", "string_match": {"exact": "POST"}}]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (RequestBody.BUFFERED, "BUFFERED"),
+        (RequestBody.BUFFERED_PARTIAL, "BUFFERED_PARTIAL"),
+        (RequestBody.STREAMED, "STREAMED"),
+        (RequestBody.STREAMED_STRICT, "STREAMED"),
+        (RequestBody.FULL_DUPLEX, "FULL_DUPLEX_STREAMED"),
+        (RequestBody.HEADERS_ONLY, "NONE"),
+    ],
+)
+@ALL_MODES
+def test_the_body_mode_is_an_option_of_every_file(
+    mode: Mode, body: RequestBody, expected: str
+) -> None:
+    config = ext_proc(rendered(mode=mode, request_body=body))
+
+    assert config["processing_mode"]["request_body_mode"] == expected
+    sends_early = config.get("send_body_without_waiting_for_header_response", False)
+    assert sends_early == (body is RequestBody.STREAMED)
+
+
+@pytest.mark.parametrize("body", list(RequestBody))
+@ALL_MODES
+def test_envoy_retries_where_it_has_another_address_however_the_body_comes(
+    mode: Mode, body: RequestBody
+) -> None:
+    routes = manager(rendered(mode=mode, request_body=body))["route_config"]["virtual_hosts"][0][
+        "routes"
+    ]
+
+    to_pods = [route["route"] for route in routes if "route" in route]
+    retries = mode is not Mode.FULL_DUPLEX
+    assert ["retry_policy" in route for route in to_pods] == [retries] * len(to_pods)
+
+
+def test_retries_are_the_same_wherever_there_are_some() -> None:
+    """Only of what surely has not reached an engine."""
+    policies = [
+        manager(rendered(mode=mode))["route_config"]["virtual_hosts"][0]["routes"][0]["route"][
+            "retry_policy"
+        ]
+        for mode in (Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST)
+    ]
+
+    for policy in policies:
+        assert policy["retry_on"] == "connect-failure,refused-stream,reset-before-request"
+        assert policy["num_retries"] == 2
+
+
+def test_the_address_that_is_dialled_comes_from_metadata_whatever_header_came() -> None:
+    """`original-dst` reads a header: the last filter before the router takes a client's away."""
+    document = rendered()
+
+    name = cluster(document, "pods")["original_dst_lb_config"]["http_header_name"]
+    *_, last, router = manager(document)["http_filters"]
+    removed, *_ = last["typed_config"]["mutations"]["request_mutations"]
+    assert router["name"] == "envoy.filters.http.router"
+    assert removed == {"remove": name}
+    values = [
+        each["append"]["header"]["value"]
+        for each in last["typed_config"]["mutations"]["request_mutations"]
+        if "append" in each
+    ]
+    assert all(value.startswith("%DYNAMIC_METADATA(") for value in values)
+
+
+def test_with_headers_only_envoy_reads_the_model_and_passes_it_on() -> None:
+    document = rendered(request_body=RequestBody.HEADERS_ONLY)
+
+    first = manager(document)["http_filters"][0]
+    assert first["name"] == "envoy.filters.http.json_to_metadata"
+    forwarded = ext_proc(document)["metadata_options"]["forwarding_namespaces"]["untyped"]
+    assert "extproc.request" in forwarded
+
+
+@pytest.mark.parametrize(
+    ("body", "response_body"),
+    [(RequestBody.FULL_DUPLEX, "FULL_DUPLEX_STREAMED"), (RequestBody.BUFFERED, "NONE")],
+)
+def test_response_phases_bring_the_body_in_full_duplex_alone(
+    body: RequestBody, response_body: str
+) -> None:
+    mode = ext_proc(rendered(request_body=body, response_phases=True))["processing_mode"]
+
+    assert mode["response_header_mode"] == mode["response_trailer_mode"] == "SEND"
+    assert mode["response_body_mode"] == response_body
+
+
+@ALL_MODES
+def test_without_response_phases_nothing_of_a_response_is_sent(mode: Mode) -> None:
+    processing = ext_proc(rendered(mode=mode, response_phases=False))["processing_mode"]
+
+    assert processing["response_header_mode"] == processing["response_trailer_mode"] == "SKIP"
+    assert processing["response_body_mode"] == "NONE"
+
+
+def test_mutual_tls_to_the_picker_checks_its_name() -> None:
+    tls = TlsFiles(ca="/ca", cert="/cert", key="/key", server_name="picker")
+
+    socket = cluster(rendered(picker_tls=tls), "picker")["transport_socket"]["typed_config"]
+    assert socket["sni"] == "picker"
+    common = socket["common_tls_context"]
+    assert common["alpn_protocols"] == ["h2"]
+    assert common["validation_context"] == {
+        "trusted_ca": {"filename": "/ca"},
+        "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": "picker"}}],
+    }
+    assert common["tls_certificates"] == [
+        {"certificate_chain": {"filename": "/cert"}, "private_key": {"filename": "/key"}}
+    ]
+
+
+def test_tls_to_the_pods_without_a_ca_takes_any_certificate() -> None:
+    pods = cluster(rendered(pod_tls=TlsFiles()), "pods")
+
+    common = pods["transport_socket"]["typed_config"]["common_tls_context"]
+    assert common == {"alpn_protocols": ["http/1.1"]}
+
+
+def test_static_pods_replace_endpoint_discovery() -> None:
+    pods = cluster(rendered(mode=Mode.OVERRIDE_HOST, static_pods=("10.0.0.9:8000",)), "pods")
+
+    assert pods["type"] == "STATIC"
+    assert "eds_cluster_config" not in pods
+
+
+def test_static_pods_are_refused_where_envoy_does_not_know_the_pods() -> None:
+    with pytest.raises(ValueError, match="does not know the pods"):
+        render(BootstrapOptions(static_pods=("10.0.0.9:8000",)))
+
+
+def combinations() -> list[BootstrapOptions]:
+    """Every mode, body mode and response phase; each other option once per mode."""
+    crossed = [
+        BootstrapOptions(mode=mode, request_body=body, response_phases=phases)
+        for mode, body, phases in itertools.product(Mode, RequestBody, (True, False))
+    ]
+    others = [
+        BootstrapOptions(
+            mode=mode,
+            listen="[::]:8080",
+            pickers=("10.0.0.1:2", "picker.llm.svc:2", "unix:/run/picker"),
+            inference_paths=("/generate",),
+            access_log=is_first,
+            failure_mode_allow=is_first,
+            allow_mode_override=not is_first,
+        )
+        for mode, is_first in itertools.product(Mode, (True, False))
+    ]
+    static = BootstrapOptions(mode=Mode.OVERRIDE_HOST, static_pods=("10.0.0.9:8000",))
+    return [*crossed, *others, static]
+
+
+async def complaint(options: BootstrapOptions, path: Path, slots: asyncio.Semaphore) -> str | None:
+    path.write_text(render(options))
+    command = (envoy_binary(), "-c", str(path), "--mode", "validate", "--disable-hot-restart")
+    async with slots:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await process.communicate()
+    return None if process.returncode == 0 else f"{options}: {output.decode()[-1000:]}"
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(120)
+async def test_envoy_accepts_every_combination_of_options(tmp_path: Path) -> None:
+    slots = asyncio.Semaphore(2)
+    complaints = await asyncio.gather(
+        *(
+            complaint(options, tmp_path / f"{number}.yaml", slots)
+            for number, options in enumerate(combinations())
+        )
+    )
+
+    assert [each for each in complaints if each] == []
+
+
+@pytest.mark.e2e
+async def test_envoy_accepts_tls_to_the_picker_and_to_the_pods(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    cert, key = (str(path) for path in pki.issue("envoy"))
+    tls = TlsFiles(ca=str(pki.ca), cert=cert, key=key, server_name="localhost")
+
+    options = BootstrapOptions(picker_tls=tls, pod_tls=TlsFiles(ca=str(pki.ca)))
+    assert await complaint(options, tmp_path / "envoy.yaml", asyncio.Semaphore()) is None
+
+
+def test_pickers_that_pass_entries_on_share_one_access_log() -> None:
+    shared = rendered(pickers=("10.0.0.1:2", "10.0.0.2:2"), shared_access_log=True)
+    alone = rendered(pickers=("10.0.0.1:2",))
+
+    assert manager(shared)["access_log"] == manager(alone)["access_log"]
+    assert [each["name"] for each in shared["static_resources"]["clusters"]] == ["pods", "picker"]

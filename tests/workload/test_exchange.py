@@ -1,0 +1,227 @@
+"""Requests as they are written, and streams as they are read."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.sim.fakepod.answers import Api, ChatApi, CompletionApi, Reply, stream_error
+from extproc.sim.fakepod.apierrors import engine_dead
+from extproc.sim.fakepod.prompts import chat_tokens, prompt_tokens
+from extproc.workload.exchange import (
+    CHAT,
+    COMPLETIONS,
+    RequestForm,
+    RequestRecord,
+    StreamMeter,
+    as_fleet_result,
+    encode_body,
+    load_records,
+    prompt_text,
+    save_records,
+)
+from extproc.workload.flights import Fate
+from extproc.workload.judge import Slo, measure
+from tests.sim.lab import arrival
+
+
+def record(index: int = 0, **fields: Any) -> RequestRecord:
+    times = {"at_s": 0.0, "sent_s": 0.0, "ended_s": 1.0}
+    return RequestRecord(**{"index": index, "adapter": "a", "tenant": "", **times, **fields})
+
+
+# --- requests -------------------------------------------------------------------------------
+
+
+@given(
+    num_tokens=st.integers(1, 3000), num_prefix=st.integers(0, 3000), index=st.integers(0, 10**6)
+)
+def test_a_prompt_is_as_long_as_the_workload_says(
+    num_tokens: int, num_prefix: int, index: int
+) -> None:
+    asked = arrival(
+        0.0, prompt_tokens=num_tokens, prefix="p", prefix_tokens=min(num_prefix, num_tokens)
+    )
+    body = json.loads(encode_body(asked, index, RequestForm(COMPLETIONS)))
+    chat = json.loads(encode_body(asked, index, RequestForm(CHAT)))
+
+    assert prompt_tokens(body["prompt"]) == num_tokens
+    assert chat_tokens(chat["messages"]) == max(5, num_tokens)
+
+
+@given(prefix_tokens=st.integers(0, 200), num_tokens=st.integers(220, 400))
+def test_requests_share_their_prefix_and_no_more_than_chance(
+    prefix_tokens: int, num_tokens: int
+) -> None:
+    one, other = (
+        prompt_text(arrival(0.0, prompt_tokens=num_tokens, prefix="p", prefix_tokens=prefix_tokens),
+                    index, num_tokens)
+        for index in (1, 2)
+    )  # fmt: skip
+    pairs = zip(one.split(), other.split(), strict=True)
+    num_shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+    assert prefix_tokens <= num_shared < prefix_tokens + 16
+
+
+def test_the_same_request_is_written_the_same_way_again() -> None:
+    form = RequestForm(base_model="llama", extra=(("ignore_eos", True),))
+    base = encode_body(arrival(0.0, None, output_tokens=7), 5, form)
+    body = json.loads(base)
+
+    assert base == encode_body(arrival(9.0, None, output_tokens=7), 5, form)
+    assert (body["model"], body["max_tokens"], body["stream"]) == ("llama", 7, True)
+    assert body["stream_options"] == {"include_usage": True}
+    assert body["ignore_eos"] is True
+    assert json.loads(encode_body(arrival(0.0, "a"), 5, form))["model"] == "a"
+
+
+# --- answers --------------------------------------------------------------------------------
+
+
+def stream(api: Api, num_tokens: int, *, has_usage: bool = True) -> list[bytes]:
+    reply = Reply("1", "pod-1", "a", 0, 10, num_tokens)
+    events = [api.token(reply, index) for index in range(num_tokens)]
+    return [*events, api.end(reply, has_usage=has_usage)]
+
+
+@pytest.mark.parametrize("api", [CompletionApi(), ChatApi()])
+@pytest.mark.parametrize("has_usage", [True, False])
+def test_each_token_is_noted_when_it_arrives(api: Api, has_usage: bool) -> None:
+    meter = StreamMeter()
+    for number, event in enumerate(stream(api, 3, has_usage=has_usage)):
+        assert not meter.is_done
+        meter.feed(event, now=number * 0.5)
+
+    assert meter.times_s == [0.0, 0.5, 1.0]
+    assert meter.gaps_s == (0.5, 0.5)
+    assert (meter.num_tokens, meter.error, meter.is_done) == (3, "", True)
+
+
+@given(cuts=st.lists(st.integers(0, 2000), max_size=20), num_tokens=st.integers(1, 5))
+def test_where_the_network_cuts_a_stream_does_not_matter(cuts: list[int], num_tokens: int) -> None:
+    data = b"".join(stream(ChatApi(), num_tokens))
+    places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    meter = StreamMeter()
+    for start, end in pairwise(places):
+        meter.feed(data[start:end], now=1.0)
+
+    assert len(meter.times_s) == meter.num_tokens == num_tokens
+    assert meter.is_done
+    assert not meter.error
+
+
+def test_the_servers_count_of_tokens_wins_over_the_pieces() -> None:
+    """vLLM sends what has come since the last piece in one."""
+    meter = StreamMeter()
+    meter.feed(b'data: {"choices":[{"text":" two words"}]}\n\n', now=0.0)
+    assert meter.num_tokens == 1
+
+    meter.feed(b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\n', now=0.0)
+    assert meter.num_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_token"),
+    [
+        ('{"text":""}', True),  # half a character
+        ('{"text":"","finish_reason":"length"}', False),
+        ('{"text":" a","finish_reason":"length"}', True),
+        ('{"delta":{"role":"assistant","content":""}}', False),
+        ('{"delta":{"content":""}}', True),
+        ('{"delta":{"content":" a"},"finish_reason":null}', True),
+        ('{"delta":{},"finish_reason":"stop"}', False),
+        ("{}", False),
+    ],
+)
+def test_a_token_without_text_counts_and_what_opens_or_closes_does_not(
+    choice: str, is_token: bool
+) -> None:
+    meter = StreamMeter()
+
+    meter.feed(f'data: {{"choices":[{choice}]}}\n\n'.encode(), now=1.5)
+
+    assert meter.times_s == ([1.5] if is_token else [])
+    assert meter.num_tokens == is_token
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (stream_error(engine_dead()), "in_stream"),
+        (b"data: hello\n\n", "not_a_stream"),
+        (b": a comment\nevent: ping\n\n", ""),
+        (b"<html></html>\n", ""),
+    ],
+)
+def test_what_is_no_answer_is_told_from_one(data: bytes, error: str) -> None:
+    meter = StreamMeter()
+    meter.feed(data, now=0.0)
+
+    assert (meter.error, meter.num_tokens) == (error, 0)
+
+
+# --- records --------------------------------------------------------------------------------
+
+
+def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
+    records = [
+        record(0, first_token_s=0.25, gaps_s=(0.1, 0.2), status=200, served_by="pod-1"),
+        record(1, adapter=None, error="http_503", status=503),
+    ]
+    save_records(records, tmp_path / "records")
+
+    assert load_records(tmp_path / "records") == records
+    (tmp_path / "other").write_text('{"index": "no"}\n')
+    with pytest.raises(ValueError, match="not records"):
+        load_records(tmp_path / "other")
+
+
+def test_times_count_from_when_a_request_was_sent() -> None:
+    late = record(at_s=1.0, sent_s=1.5, first_token_s=1.75)
+
+    assert late.delay_s == 0.5
+    assert late.ttft_s == 0.25
+    assert record().ttft_s is None
+
+
+def test_a_replay_is_measured_like_a_virtual_run() -> None:
+    """In the order of sending, from sending, less what the network adds."""
+    arrivals = [arrival(0.0, "a", output_tokens=11), arrival(0.1, "b", output_tokens=1)]
+    records = [
+        record(0, sent_s=0.5, first_token_s=0.75, ended_s=1.25, served_by="pod-1"),
+        record(1, sent_s=0.25, error="http_429", status=429),
+    ]
+    result = as_fleet_result(arrivals, records, overhead_s=0.125)
+    metrics = measure(result, Slo())
+
+    assert [flight.arrival.at_s for flight in result.flights] == [0.25, 0.5]
+    assert metrics.fates == {Fate.FINISHED: 1, Fate.SHED: 1}
+    assert metrics.attainment == 0.5
+    assert metrics.ttft_mean_s == 0.125
+    assert metrics.tpot_mean_s == pytest.approx(0.05)
+    assert [pod.address for pod in result.pods] == ["pod-1"]
+    assert len(as_fleet_result(arrivals, records, warm_up_s=0.4).counted) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "fate"),
+    [
+        ({}, Fate.FINISHED),
+        ({"error": "abandoned"}, Fate.ABANDONED),
+        ({"error": "http_429"}, Fate.SHED),
+        ({"error": "http_500", "served_by": "pod-1"}, Fate.FAILED),
+        ({"error": "reset"}, Fate.FAILED),
+        ({"error": "cut", "served_by": "pod-1"}, Fate.FAILED),
+    ],
+)
+def test_every_record_has_a_fate(fields: dict[str, Any], fate: Fate) -> None:
+    (flight,) = as_fleet_result([arrival(0.0)], [record(**fields)]).flights
+
+    assert flight.fate is fate

@@ -1,0 +1,144 @@
+"""Measures and capacity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from extproc.workload.flights import Fate, FleetResult, Flight, PodTotals
+from extproc.workload.judge import (
+    Slo,
+    attainment_at_most,
+    measure,
+    percentile,
+    satisfaction,
+)
+from tests.sim.lab import arrival
+
+
+def flight(
+    at_s: float = 1.0, *, ttft_s: float | None = 0.1, tpot_s: float = 0.01, **fields: Any
+) -> Flight:
+    """A finished request with 11 tokens, or a shed one where there is no TTFT."""
+    made = Flight("0", arrival(at_s, output_tokens=11, tenant=fields.pop("tenant", "")), 0)
+    made.pod = fields.pop("pod", "p1")
+    if ttft_s is None:
+        made.end(Fate.SHED, at_s)
+        return made
+    made.dispatched_s, made.first_token_s = at_s, at_s + ttft_s
+    made.end(fields.pop("fate", Fate.FINISHED), at_s + ttft_s + 10 * tpot_s)
+    return made
+
+
+def result(*flights: Flight, pods: tuple[PodTotals, ...] = (), warm_up_s: float = 0) -> FleetResult:
+    totals = pods or (PodTotals("p1", 0, 0), PodTotals("p2", 0, 0))
+    return FleetResult(flights, totals, warm_up_s, 100.0)
+
+
+def test_only_what_finished_in_time_attains_the_slo() -> None:
+    slo = Slo(ttft_s=0.5, tpot_s=0.05)
+    metrics = measure(
+        result(
+            flight(),
+            flight(ttft_s=0.6),
+            flight(tpot_s=0.06),
+            flight(ttft_s=None),
+            flight(fate=Fate.FAILED),
+        ),
+        slo,
+    )
+
+    assert metrics.attainment == pytest.approx(1 / 5)
+    assert metrics.num_offered == 5
+    assert metrics.fates == {"failed": 1, "finished": 3, "shed": 1}
+
+
+def test_the_warm_up_does_not_count() -> None:
+    metrics = measure(result(flight(1.0, ttft_s=9.0), flight(3.0), warm_up_s=2.0), Slo())
+
+    assert metrics.num_offered == 1
+    assert metrics.attainment == 1
+    with pytest.raises(ValueError, match="warm-up"):
+        measure(result(flight(1.0), warm_up_s=2.0), Slo())
+
+
+def test_rates_are_per_second_between_the_warm_up_and_the_last_arrival() -> None:
+    """What finished in that time counts, whenever it came; tails after it do not."""
+    before = flight(9.5, ttft_s=0.6)
+    metrics = measure(result(before, *(flight(10 + n / 8) for n in range(81)), warm_up_s=10), Slo())
+
+    assert metrics.offered_rps == pytest.approx(8.1)
+    assert metrics.throughput_rps == pytest.approx((1 + 79) / 10)
+    assert metrics.output_tokens_per_s == pytest.approx(11 * (1 + 79) / 10)
+
+
+def test_slora_satisfaction_falls_with_the_square_and_misses_count_as_nothing() -> None:
+    assert satisfaction(0.0) == 1
+    assert satisfaction(3.0) == pytest.approx(0.75)
+    assert satisfaction(6.0) == satisfaction(60.0) == 0
+    metrics = measure(result(flight(ttft_s=3.0), flight(ttft_s=None)), Slo())
+    assert metrics.slora_satisfaction == pytest.approx(0.375)
+    assert metrics.slora_attainment == 0.5
+
+
+def test_loads_are_per_thousand_requests() -> None:
+    pods = (PodTotals("p1", 3, 2), PodTotals("p2", 1, 0))
+    metrics = measure(result(*(flight() for _ in range(8)), pods=pods), Slo())
+
+    assert metrics.loads_per_1000 == 500
+    assert metrics.disk_loads_per_1000 == 250
+
+
+def test_the_queue_wait_is_from_the_pod_to_the_first_step() -> None:
+    first, second, shed = flight(1.0), flight(2.0), flight(ttft_s=None)
+    first.scheduled_s, second.scheduled_s = 1.1, 2.3
+
+    assert measure(result(first, second, shed), Slo()).queue_wait_s == pytest.approx(0.2)
+
+
+def test_max_over_mean_load_counts_idle_pods() -> None:
+    assert measure(result(flight(pod="p1")), Slo()).max_over_mean_load == pytest.approx(2)
+    even = result(flight(pod="p1"), flight(pod="p2"))
+    assert measure(even, Slo()).max_over_mean_load == pytest.approx(1)
+
+
+def test_the_fairness_gap_is_between_the_best_and_the_worst_served_tenant() -> None:
+    served = [flight(tenant="good") for _ in range(30)]
+    mixed = [flight(tenant="bad", ttft_s=9.0 if n % 2 else 0.1) for n in range(30)]
+    rare = [flight(tenant="rare", ttft_s=9.0)]
+
+    assert measure(result(*served, *mixed, *rare), Slo()).fairness_gap == pytest.approx(0.5)
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    values = [float(number) for number in range(1, 101)]
+
+    assert percentile(values, 0.5) == 50
+    assert percentile(values, 0.99) == 99
+    assert percentile(values, 1.0) == 100
+    assert percentile([3.0], 0.01) == 3
+    assert percentile([], 0.5) == 0
+
+
+def test_what_can_still_be_attained_counts_every_sure_miss_after_the_warm_up_and_no_other() -> None:
+    slo = Slo(ttft_s=0.5, tpot_s=0.05)
+    flights = [
+        flight(1.0, ttft_s=9.0),  # before the warm-up
+        flight(2.0),
+        flight(2.0, ttft_s=0.6),
+        flight(2.0, tpot_s=0.06),
+        flight(2.0, ttft_s=None),
+        Flight("waits", arrival(8.0), 0),
+        Flight("waits too long", arrival(7.0), 0),
+    ]
+    late = Flight("late", arrival(3.0), 0)
+    late.first_token_s = 4.0
+    early = Flight("early", arrival(3.0), 0)
+    early.first_token_s = 3.1
+
+    at_most = attainment_at_most(
+        [*flights, late, early], 9.0, slo=slo, warm_up_s=1.5, num_counted=100
+    )
+
+    assert at_most == pytest.approx(0.95)

@@ -1,0 +1,144 @@
+"""Workloads as values: order, checks, scaling, files."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.sim.engine.records import EngineRequest
+from extproc.workload.requests import Arrival, Workload, merged
+
+_RANKS = {"a": 8, "b": 64}
+
+
+@st.composite
+def _arrivals(draw: st.DrawFn) -> Arrival:
+    prompt_tokens = draw(st.integers(1, 10_000))
+    return Arrival(
+        draw(st.floats(0, 1e6)),
+        draw(st.sampled_from([None, *_RANKS])),
+        prompt_tokens,
+        draw(st.integers(0, 10_000)),
+        draw(st.text(max_size=3)),
+        draw(st.text(max_size=3)),
+        draw(st.integers(0, prompt_tokens)),
+    )
+
+
+_WORKLOADS = st.builds(
+    lambda name, arrivals, seed, source: Workload(
+        name, tuple(sorted(arrivals, key=lambda a: a.at_s)), _RANKS, seed, source
+    ),
+    st.text(max_size=5),
+    st.lists(_arrivals(), max_size=20),
+    st.integers(-(2**63), 2**63),
+    st.text(max_size=5),
+)
+
+
+def _workload(*arrivals: Arrival) -> Workload:
+    return Workload("w", arrivals, _RANKS, 1, "by hand")
+
+
+@given(_WORKLOADS)
+def test_what_is_read_back_is_what_was_written_to_the_byte(workload: Workload) -> None:
+    data = workload.to_bytes()
+    again = Workload.from_bytes(data)
+
+    assert again == workload
+    assert again.to_bytes() == data
+    assert pickle.loads(pickle.dumps(workload)) == workload
+
+
+def test_a_saved_file_loads(tmp_path: Path) -> None:
+    workload = _workload(Arrival(0.5, "a", 3, 4, "tenant", "system", 2))
+    workload.save(tmp_path / "w.jsonl")
+
+    assert Workload.load(tmp_path / "w.jsonl") == workload
+
+
+@given(_WORKLOADS, st.floats(0.01, 100))
+def test_scaling_the_rate_changes_nothing_but_times(workload: Workload, factor: float) -> None:
+    scaled = workload.scaled(factor)
+
+    assert [a.at_s for a in scaled.arrivals] == [a.at_s / factor for a in workload.arrivals]
+    assert [(a.adapter, a.prompt_tokens) for a in scaled.arrivals] == [
+        (a.adapter, a.prompt_tokens) for a in workload.arrivals
+    ]
+    assert "rate times" in scaled.source
+
+
+def test_rate_duration_and_shares_are_those_of_the_arrivals() -> None:
+    workload = _workload(
+        Arrival(0.0, "b", 1, 1), Arrival(1.0, "a", 1, 1), Arrival(1.0, "b", 1, 1),
+        Arrival(2.0, None, 1, 1),
+    )  # fmt: skip
+
+    assert (workload.duration_s, workload.rate_rps) == (2.0, 2.0)
+    assert list(workload.shares.items()) == [("b", 0.5), (None, 0.25), ("a", 0.25)]
+    assert (_workload().duration_s, _workload().rate_rps, _workload().shares) == (0.0, 0.0, {})
+
+
+def test_a_window_has_its_own_time() -> None:
+    workload = _workload(*(Arrival(float(at_s), None, 1, 1) for at_s in range(5)))
+
+    assert [a.at_s for a in workload.window(1.0, 3.0).arrivals] == [0.0, 1.0]
+
+
+def test_merged_workloads_keep_all_arrivals_in_order() -> None:
+    first = _workload(Arrival(1.0, "a", 1, 1), Arrival(3.0, "a", 1, 1))
+    second = Workload("x", (Arrival(2.0, "c", 1, 1),), {"c": 16}, 2, "other")
+    both = merged("both", [first, second])
+
+    assert [a.adapter for a in both.arrivals] == ["a", "c", "a"]
+    assert both.adapters == {"a": 8, "b": 64, "c": 16}
+    with pytest.raises(ValueError, match="two ranks"):
+        merged("both", [first, Workload("x", (), {"a": 16}, 2, "other")])
+    with pytest.raises(ValueError, match="no workloads"):
+        merged("none", [])
+
+
+def test_an_engine_gets_everything_but_time_and_tenant() -> None:
+    arrival = Arrival(1.0, "a", 30, 4, "tenant", "system", 20)
+
+    assert EngineRequest.of(arrival, "7") == EngineRequest("7", 30, 4, "a", "system", 20)
+
+
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        (Arrival(1.0, None, 1, 1), Arrival(0.5, None, 1, 1)),
+        (Arrival(0.0, "unknown", 1, 1),),
+        (Arrival(-1.0, None, 1, 1),),
+        (Arrival(0.0, None, 0, 1),),
+        (Arrival(0.0, None, 1, -1),),
+        (Arrival(0.0, None, 1, 1, "", "p", 2),),
+    ],
+)
+def test_impossible_workloads_are_refused(arrivals: tuple[Arrival, ...]) -> None:
+    with pytest.raises(ValueError, match="workload 'w'"):
+        _workload(*arrivals)
+
+
+def test_a_rate_factor_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="not positive"):
+        _workload().scaled(0.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        _workload().to_bytes().replace(b"lora-workload-1", b"lora-workload-9"),
+        _workload().to_bytes() + b'[0.0,null,"long",1,"","",0]\n',
+        _workload().to_bytes() + b"[0.0,null,1]\n",
+    ],
+)
+def test_what_is_no_workload_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="workload"):
+        Workload.from_bytes(data)
