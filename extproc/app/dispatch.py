@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.app.observers import Observers
+from extproc.core.accounting import Completion, DecisionRecord
 from extproc.core.attainment import OTHER, Attainment
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.orca import parse_orca
@@ -18,8 +19,7 @@ from extproc.core.pool import InFlight
 from extproc.core.router import Router
 from extproc.core.routes import normalize_path, path_label
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
-from extproc.shell.completions import Completion
-from extproc.shell.decisions import DecisionRecord, DecisionsService
+from extproc.shell.decisions import DecisionsService
 from extproc.shell.telemetry import Telemetry
 
 NOT_FOUND = 404

@@ -14,9 +14,9 @@ from extproc.app.observers import Observers
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.config.peers import PeersConfig
+from extproc.core.accounting import Completion
 from extproc.core.relay import Relay, RelaySettings, count_routers
 from extproc.core.types import Endpoint
-from extproc.shell.completions import Completion
 from extproc.shell.discovery.kubernetes import MissingLibraryError
 from extproc.shell.peers import METHOD, PeersService
 from extproc.shell.rpc import Method

@@ -17,6 +17,7 @@ from extproc.app.dispatch import ObservedDispatcher
 from extproc.app.observers import NAMES, Observers
 from extproc.app.traced import new_stream_of
 from extproc.core import messages as m
+from extproc.core.accounting import Completion
 from extproc.core.attainment import OTHER, Attainment
 from extproc.core.picker import Picker
 from extproc.core.policies import Founding
@@ -25,7 +26,6 @@ from extproc.core.ports import StreamSettings
 from extproc.core.rejections import no_endpoints
 from extproc.core.router import Router
 from extproc.core.types import Outcome, Pick
-from extproc.shell.completions import Completion
 from extproc.shell.decisions import DecisionsService
 from extproc.shell.logs import MAX_REPEATS
 from extproc.shell.telemetry import Telemetry

@@ -15,9 +15,9 @@ from extproc.app.observers import Observers
 from extproc.app.peering import Peering
 from extproc.config import Config
 from extproc.config.file import ConfigError
+from extproc.core.accounting import Completion
 from extproc.core.types import Outcome
 from extproc.shell import wire
-from extproc.shell.completions import Completion
 from extproc.shell.gen import peers_pb2
 from extproc.shell.peers import METHOD
 from extproc.shell.rpc import Call, Code, Metadata, Method

@@ -11,10 +11,11 @@ from envoy.service.accesslog.v3 import als_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.accounting import Completion
 from extproc.core.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_LAG_S, MAX_STATUS
 from extproc.core.outliers import Verdict
 from extproc.core.types import Outcome
-from extproc.shell.completions import Completion, CompletionService
+from extproc.shell.completions import CompletionService
 from extproc.shell.rpc import Code
 from tests.shell.fake_call import begin
 
