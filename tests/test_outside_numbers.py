@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from extproc.app.dispatch import ObservedDispatcher
 from extproc.app.livefeed import LiveFeed
 from extproc.app.observers import NAMES, Observers
+from extproc.core.accounting import Accounting
 from extproc.core.admission import AdmissionSettings
 from extproc.core.attainment import Attainment
 from extproc.core.bounds import MAX_COUNT
@@ -112,9 +113,11 @@ class Service:
         self.telemetry = Telemetry(snapshot=self.snapshot, version="1")
         self.decisions, self.attainment = DecisionsService(), Attainment(1.0)
         self.observers = Observers()
+        accounting = Accounting(self.pool, "r")
+        accounting.record_access_logs(1)
         self.dispatcher = ObservedDispatcher(
-            Router(self.pool, picker), self.telemetry, self.decisions, lambda: self.now,
-            lambda: 1_700_000_000.0, "r-", lambda _: None, self.attainment, lambda: True,
+            Router(self.pool, picker), accounting, self.telemetry, self.decisions,
+            lambda: self.now, lambda: 1_700_000_000.0, lambda _: None, self.attainment,
             self.observers,
         )  # fmt: skip
         self.feed = LiveFeed(

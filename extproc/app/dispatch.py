@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.app.observers import Observers
-from extproc.core.accounting import Completion, DecisionRecord
+from extproc.core.accounting import Accounting, Completion, DecisionRecord
 from extproc.core.attainment import OTHER, Attainment
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
-from extproc.core.orca import parse_orca
 from extproc.core.pool import InFlight
 from extproc.core.router import Router
 from extproc.core.routes import normalize_path, path_label
@@ -22,7 +21,6 @@ from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo,
 from extproc.shell.decisions import DecisionsService
 from extproc.shell.telemetry import Telemetry
 
-NOT_FOUND = 404
 log = logging.getLogger(__name__)
 
 
@@ -32,29 +30,24 @@ class ObservedDispatcher:
 
     Attributes:
         router: Decides.
+        accounting: Ends.
         telemetry: Counts.
         decisions: Publishes.
         clock: Monotonic seconds, of the finest kind there is.
         wall_clock: Wall seconds, for people.
-        router_id: The first part of our picks' ids.
-        on_not_found: Called with an endpoint's address that answered 404 to a request that named a
-            model. It may be the model or something else that the request named: whoever is called
-            looks what is registered there.
+        on_doubt: Called with the address of an endpoint that may have lost a model.
         attainment: Judges which requests were answered in time.
-        knows_times: Whether completions say how long their answers took; where not, nothing is
-            judged.
         observers: Calls all that only looks on.
     """
 
     router: Router
+    accounting: Accounting
     telemetry: Telemetry
     decisions: DecisionsService
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
-    router_id: str
-    on_not_found: Callable[[str], None]
+    on_doubt: Callable[[str], None]
     attainment: Attainment
-    knows_times: Callable[[], bool]
     observers: Observers
 
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
@@ -90,8 +83,7 @@ class ObservedDispatcher:
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         """End a pick that its own stream saw the end of."""
-        has_run = outcome is not Outcome.FAILED
-        if self.router.pool.finish(pick.id, now=now, has_run=has_run) is not None:
+        if self.accounting.finish(pick, outcome, now=now):
             self.observers.tell("telemetry", self.telemetry.completed, outcome)
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
@@ -106,40 +98,22 @@ class ObservedDispatcher:
 
     def complete(self, completion: Completion) -> bool:
         """Take an entry of Envoy's access log. False if it is about no pick of this router."""
-        pool = self.router.pool
-        pick_id = completion.pick_id or pool.pick_id_of(completion.request_id) or ""
-        now = self.clock()
-        ended_s = now - completion.lag_s
-        flight = pool.finish(
-            pick_id,
-            now=ended_s,
-            told_at_s=now,
-            has_run=_has_run(completion),
-            verdict=completion.verdict,
-            address=completion.address,
-            num_attempts=completion.attempts,
-        )
+        flight, is_ours, doubtful = self.accounting.complete(completion, now=self.clock())
+        tell = self.observers.tell
         if flight is None:
-            is_ours = pick_id.startswith(self.router_id)
             if is_ours:
-                self.observers.tell("telemetry", self.telemetry.completion_unmatched)
+                tell("telemetry", self.telemetry.completion_unmatched)
             return is_ours
-        tell, lag_s = self.observers.tell, completion.lag_s
-        tell("telemetry", self.telemetry.completed, completion.outcome, lag_s)
+        tell("telemetry", self.telemetry.completed, completion.outcome, completion.lag_s)
         tell("attainment", self._judge, flight.pick.request.path, completion)
-        address = completion.address or flight.pick.address
-        is_of_endpoint = completion.is_from_endpoint and flight.pick.request.model
-        if is_of_endpoint and completion.status == NOT_FOUND:
-            self.on_not_found(address)
-        for news in pool.outliers.take_news():
+        if doubtful:
+            self.on_doubt(doubtful)
+        for news in self.router.pool.outliers.take_news():
             log.warning("endpoint %s ejected for %g s: %s", news.address, news.for_s, news.cause)
-        load = parse_orca(completion.orca) if completion.orca else None
-        if load is not None:
-            pool.record_orca(address, load)
         return True
 
     def _judge(self, path: str, completion: Completion) -> None:
-        if self.knows_times():
+        if self.accounting.knows_times():
             counted = self.attainment.completed(
                 path_label(path or OTHER),
                 completion.outcome,
@@ -151,17 +125,10 @@ class ObservedDispatcher:
             self._judged(counted)
 
     def _judge_rejection(self, path: str, rejection: Rejection) -> None:
-        if self.knows_times():
+        if self.accounting.knows_times():
             label = path_label(normalize_path(path) or OTHER)
             self._judged(self.attainment.rejected(label, rejection, now=self.clock()))
 
     def _judged(self, counted: tuple[str, bool] | None) -> None:
         if counted is not None:
             self.observers.tell("telemetry", self.telemetry.slo_judged, *counted)
-
-
-def _has_run(completion: Completion) -> bool:
-    """Whether the engine can have worked on the request: not refused, not unreachable."""
-    if completion.status == NOT_FOUND:
-        return False
-    return completion.first_byte_s is not None or completion.outcome is Outcome.CANCELLED

@@ -91,6 +91,7 @@ class CompletionService:
         on_foreign: Called with each request of Envoy's own stream that was not picked by us, and
             its serialized `HTTPAccessLogEntry`.
         on_taken: Called after each message of Envoy's own stream.
+        on_streams: Called with the number of open access logs whenever it changes.
     """
 
     def __init__(
@@ -101,18 +102,15 @@ class CompletionService:
         on_garbage: Callable[[], None] = lambda: None,
         on_foreign: Callable[[Completion, bytes], None] | None = None,
         on_taken: Callable[[], None] = lambda: None,
+        on_streams: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._on_completion = on_completion
         self._wall_clock = wall_clock
         self._on_garbage = on_garbage
         self._on_foreign = on_foreign
         self._on_taken = on_taken
+        self._on_streams = on_streams
         self.num_streams = 0
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether some Envoy has an access log open to us."""
-        return self.num_streams > 0
 
     def methods(self) -> tuple[Method, ...]:
         """StreamAccessLogs."""
@@ -147,8 +145,16 @@ class CompletionService:
             self._on_completion(_completion(entry, entry.common_properties, now_wall_s))
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
-        self.num_streams += 1
+        self._count(1)
         return _Stream(self, call, self._on_garbage)
+
+    def closed(self) -> None:
+        """An access log has ended."""
+        self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.num_streams += change
+        self._on_streams(self.num_streams)
 
 
 class _Stream:
@@ -173,7 +179,7 @@ class _Stream:
         self._call.end()
 
     def closed(self) -> None:
-        self._service.num_streams -= 1
+        self._service.closed()
 
 
 def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:

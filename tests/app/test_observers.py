@@ -17,7 +17,7 @@ from extproc.app.dispatch import ObservedDispatcher
 from extproc.app.observers import NAMES, Observers
 from extproc.app.traced import new_stream_of
 from extproc.core import messages as m
-from extproc.core.accounting import Completion
+from extproc.core.accounting import Accounting, Completion
 from extproc.core.attainment import OTHER, Attainment
 from extproc.core.picker import Picker
 from extproc.core.policies import Founding
@@ -65,13 +65,14 @@ class Scene:
             "decisions": DecisionsService(),
             "attainment": Attainment(1.0),
         }
+        accounting = Accounting(self.pool, "r")
+        accounting.record_access_logs(1)
         self.dispatcher = ObservedDispatcher(
             router=Router(self.pool, picker),
+            accounting=accounting,
             clock=lambda: self.now,
             wall_clock=lambda: 1_700_000_000.0,
-            router_id="r-",
-            on_not_found=lambda _: None,
-            knows_times=lambda: True,
+            on_doubt=lambda _: None,
             observers=self.observers,
             **(parts | changes),
         )

@@ -100,7 +100,7 @@ async def test_an_entry_goes_to_the_router_that_its_pick_names() -> None:
         near.pass_on("nonsense", b"for nobody")
         near.pass_on("bb-7", b"for it")
         await eventually(lambda: far.taken == [b"for it"])
-        fed = (near.peering.is_fed, far.peering.is_fed)
+        fed = (near.peering.relay.is_fed, far.peering.relay.is_fed)
 
     assert fed == (False, True)
 
@@ -188,7 +188,7 @@ async def test_a_router_without_peers_is_alone_and_offers_them_nothing() -> None
 
     assert alone.peering.num_routers == 1
     assert alone.peering.methods() == ()
-    assert not alone.peering._relay.num_queued_bytes
+    assert not alone.peering.relay.num_queued_bytes
 
 
 async def test_routers_are_counted_as_the_name_system_lists_them() -> None:
