@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.app.dispatch import ObservedDispatcher
+from extproc.app.dispatch import Dispatcher
 from extproc.app.livefeed import LiveFeed
 from extproc.app.observers import NAMES, Observers
+from extproc.app.recorder import Recorder
 from extproc.core.accounting import Accounting
 from extproc.core.admission import AdmissionSettings
 from extproc.core.attainment import Attainment
@@ -115,11 +116,13 @@ class Service:
         self.observers = Observers()
         accounting = Accounting(self.pool, "r")
         accounting.record_access_logs(1)
-        self.dispatcher = ObservedDispatcher(
-            Router(self.pool, picker), accounting, self.telemetry, self.decisions,
-            lambda: self.now, lambda: 1_700_000_000.0, lambda _: None, self.attainment,
-            self.observers,
+        recorder = Recorder(
+            self.telemetry, self.decisions, self.attainment, accounting.knows_times,
+            self.observers, lambda: self.now, lambda: 1_700_000_000.0,
         )  # fmt: skip
+        self.dispatcher = Dispatcher(
+            Router(self.pool, picker), accounting, recorder, lambda: self.now
+        )
         self.feed = LiveFeed(
             about={}, snapshot=self.snapshot, registry=lambda: self.pool.registry,
             decisions=self.decisions, telemetry=self.telemetry, attainment=self.attainment,

@@ -24,15 +24,16 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from extproc.app import settings, transports
-from extproc.app.dispatch import ObservedDispatcher
+from extproc.app.dispatch import Dispatcher, Endings, new_stream_of
 from extproc.app.dns import DnsEndpoints
 from extproc.app.gauges import add_gauges
 from extproc.app.kubernetes import KubernetesDiscovery
 from extproc.app.livefeed import LiveFeed
 from extproc.app.observers import Observers
 from extproc.app.peering import Peering
+from extproc.app.recorder import Recorder
 from extproc.app.sideports import SidePorts
-from extproc.app.traced import make_tracing, new_stream_of
+from extproc.app.traced import make_tracing
 from extproc.config import Config
 from extproc.config.file import ConfigError, ConfigParser, parse_config
 from extproc.core.accounting import Accounting
@@ -172,17 +173,24 @@ class App:
             settings.accounting_settings(config),
             self._peering.relay,
         )
-        self._dispatcher = ObservedDispatcher(
-            router=Router(self._pool, self._picker),
-            accounting=self._accounting,
+        recorder = Recorder(
             telemetry=self._telemetry,
             decisions=self._decisions,
+            attainment=self._attainment,
+            knows_times=self._accounting.knows_times,
+            observers=self._observers,
             clock=time.monotonic,
             wall_clock=time.time,
-            on_doubt=lambda address: self._models.look(address),
-            attainment=self._attainment,
-            observers=self._observers,
         )
+        router = Router(self._pool, self._picker)
+        self._endings = Endings(
+            self._accounting,
+            self._pool.outliers,
+            recorder,
+            clock=time.monotonic,
+            on_doubt=lambda address: self._models.look(address),
+        )
+        dispatcher = Dispatcher(router, self._accounting, recorder, time.monotonic)
         stream_settings = settings.stream_settings(config)
         self._tracing = make_tracing(config.tracing)
         codec = Codec(
@@ -194,14 +202,14 @@ class App:
             tells_scores=config.destination.tells_scores,
         )
         self._processor = ExternalProcessor(
-            new_stream_of(self._dispatcher, stream_settings, self._tracing, self._observers),
+            new_stream_of(dispatcher, stream_settings, self._tracing, self._observers),
             codec,
             time.monotonic,
             call_later=asyncio.get_running_loop().call_later,
             is_open=lambda: not self._first_look.why_not_over(now=time.monotonic()),
         )
         self._completions = CompletionService(
-            self._dispatcher.complete,
+            self._endings.complete,
             wall_clock=time.time,
             on_garbage=self._telemetry.access_log_garbage,
             on_foreign=self._peering.pass_on if config.peers is not None else None,
@@ -332,7 +340,7 @@ class App:
         if self._pool.record_report(address, report, taken_at_s=taken_at_s, asked_at_s=asked_at_s):
             log.info("endpoint %s has restarted", address)
             self._models.poke(address)
-        self._dispatcher.give_up(self._accounting.reconcile(address, now=taken_at_s))
+        self._endings.reported(address, now=taken_at_s)
 
     def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("endpoint %s: metrics: %s", address, error)
@@ -493,7 +501,7 @@ class App:
     async def _upkeep(self) -> None:
         while True:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
-            self._dispatcher.give_up(self._accounting.expire(now=time.monotonic()))
+            self._endings.tick(now=time.monotonic())
             self._processor.tick()
             self._update_health()
 
