@@ -182,7 +182,7 @@ class App:
             clock=time.monotonic,
             wall_clock=time.time,
         )
-        router = Router(self._pool, self._picker)
+        router = Router(self._pool, self._picker, config.request.max_hold_s)
         self._endings = Endings(
             self._accounting,
             self._pool.outliers,

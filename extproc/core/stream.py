@@ -41,8 +41,6 @@ from extproc.core.routes import Route, RouteKind, match_untold
 from extproc.core.types import Hints, Outcome, Pick, Rejection, RequestInfo, Wait
 from extproc.core.words import shortened
 
-MIN_WAIT_S = 0.001
-"""A rule that asks to be asked at once is asked in the next pass, not in a loop."""
 HOLD_MARGIN_S = 5.0
 """The data plane's timer runs this much longer than a hold, so that the answer is ours."""
 
@@ -383,17 +381,14 @@ class Stream:
         raise RequestError(result)
 
     def _hold(self, wait: Wait, now: float) -> list[m.Command]:
-        give_up_s = self._arrived_at_s + self._settings.max_hold_s
-        if now >= give_up_s:
-            raise RequestError(rejections.saturated(self._request.model, rejections.RETRY_AFTER_S))
-        wake_s = min(max(wait.until_s, now + MIN_WAIT_S), give_up_s)
         if self.state is State.WAITING:
-            return [m.WakeAt(wake_s)]
+            return [m.WakeAt(wait.until_s)]
         self.state = State.WAITING
         self._headers = self._kept_headers()
         if self._mode is BodyMode.FULL_DUPLEX_STREAMED:
-            return [m.WakeAt(wake_s)]  # no timer runs there
-        return [m.ExtendTimeout(give_up_s - now + HOLD_MARGIN_S), m.WakeAt(wake_s)]
+            return [m.WakeAt(wait.until_s)]  # no timer runs there
+        give_up_s = self._arrived_at_s + self._settings.max_hold_s
+        return [m.ExtendTimeout(give_up_s - now + HOLD_MARGIN_S), m.WakeAt(wait.until_s)]
 
     def _kept_headers(self) -> m.RequestHeaders:
         """What an answer can still need: thousands may be held, and all headers are 1.5 KB each."""
