@@ -16,15 +16,11 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-from extproc.core.admission import AdmissionSettings
 from extproc.core.policies import Policy
-from extproc.core.pool import PoolSettings
 from extproc.core.types import Endpoint, Pick, Rejection, RequestInfo
 from extproc.sim.engine.activity import NEVER_S
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.records import EngineCounters
 from extproc.sim.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
-from extproc.sim.fleet.pod import FleetPod
+from extproc.sim.fleet.pod import FleetPod, started_engine
 from extproc.sim.fleet.router import FleetRouter
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.flights import Fate, FleetResult, Flight
@@ -85,13 +81,9 @@ class Fleet:
             FleetRouter(
                 policy(),
                 policy_name,
-                rng=random.Random(f"router/{seed}/{number}"),
+                settings,
                 router_id=str(number),
-                pool_settings=PoolSettings(
-                    settings.report_expiry_s, settings.max_loras, settings.max_cpu_loras
-                ),
-                admission=AdmissionSettings(settings.max_pending),
-                max_hold_s=settings.max_hold_s,
+                rng=random.Random(f"router/{seed}/{number}"),
             )
             for number in range(settings.num_routers)
         ]
@@ -251,21 +243,9 @@ class Fleet:
 
     def _add_pod(self) -> FleetPod:
         number = len(self.pods) + len(self._gone) + 1
-        settings = self.settings
-        engine = Engine(
-            settings.profile,
-            max_loras=settings.max_loras,
-            max_cpu_loras=settings.max_cpu_loras,
-            max_lora_rank=settings.max_lora_rank,
-            ranks=self.workload.adapters,
-        )
-        # vLLM loads what it is started with, in this order; routers count on it (`Residency`).
-        for adapter in self._adapters:
-            engine.load_adapter(adapter)
-        engine.counters = EngineCounters()
         pod = FleetPod(
             f"10.0.{number // 250}.{number % 250}:8000",
-            engine,
+            started_engine(self.settings, self._adapters, self.workload.adapters),
             base_model=BASE_MODEL,
             adapters=self._adapters,
             now=self.now,

@@ -12,6 +12,7 @@ from extproc.core.policies import Policy
 from extproc.core.pool import Pool, PoolSettings
 from extproc.core.router import Router
 from extproc.core.types import Outcome
+from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.flights import Fate, Flight
 
 _OUTCOMES = {
@@ -28,30 +29,32 @@ class FleetRouter:
     Args:
         policy: Its rule.
         policy_name: For its picks.
-        rng: Its own randomness.
+        settings: The fleet's.
         router_id: The first part of its picks' ids.
-        pool_settings: As in production.
-        admission: As in production.
-        max_hold_s: As in production.
+        rng: Its own randomness.
     """
 
     def __init__(
         self,
         policy: Policy,
         policy_name: str,
+        settings: FleetSettings,
         *,
-        rng: random.Random,
         router_id: str,
-        pool_settings: PoolSettings,
-        admission: AdmissionSettings,
-        max_hold_s: float,
+        rng: random.Random,
     ) -> None:
-        self.pool = Pool(pool_settings)
+        self.pool = Pool(
+            PoolSettings(settings.report_expiry_s, settings.max_loras, settings.max_cpu_loras)
+        )
         self.policy = policy
         picker = Picker(
-            policy, policy_name, rng=rng, next_id=pick_ids(router_id), admission=admission
+            policy,
+            policy_name,
+            rng=rng,
+            next_id=pick_ids(router_id),
+            admission=AdmissionSettings(settings.max_pending),
         )
-        self.router = Router(self.pool, picker, max_hold_s)
+        self.router = Router(self.pool, picker, settings.max_hold_s)
         self.accounting = Accounting(self.pool, router_id)
         self.known: set[str] = set()
         self.seen_s: dict[str, float] = {}  # when the page of each pod that it saw last was made
