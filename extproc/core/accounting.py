@@ -56,7 +56,7 @@ class Completion(NamedTuple):
         status: HTTP status for the client; 0 if it left before there was one.
         outcome: Never EXPIRED.
         is_from_endpoint: The response is the endpoint's own, not one that Envoy made. With
-            status 404 it says that the endpoint does not know the model.
+            status 404 the endpoint may not have the model.
         first_byte_s: From the request's arrival to the first byte of the endpoint's answer.
         duration_s: From the request's arrival to the last byte of the response.
         attempts: Upstream attempts, retries included.

@@ -110,7 +110,7 @@ class Relay:
     # --- what there is to carry --------------------------------------------------------------
 
     def pass_on(self, pick_id: str, entry: bytes, *, now: float) -> None:
-        """Take an entry that is not about a pick of ours.
+        """Queue an entry that is not about a pick of ours.
 
         One without a pick's id may be anybody's: a request whose metadata was lost is found by its
         request id. One with an id that names no router is nobody's.
@@ -121,7 +121,7 @@ class Relay:
             self.offer(router_id, entry, now=now)
 
     def offer(self, router_id: str, entry: bytes, *, now: float) -> None:
-        """Take an entry about a pick of `router_id`; it leaves with the next `flush`."""
+        """Queue an entry about a pick of `router_id`; it leaves with the next `flush`."""
         reason = self._why_not(router_id, entry)
         if reason is not None:
             self.num_dropped[reason] += 1
@@ -138,7 +138,7 @@ class Relay:
     # --- links -------------------------------------------------------------------------------
 
     def open(self, router_id: str, send: Send, *, now: float) -> Link:
-        """Take a new way to a router, and send what has waited for it."""
+        """Open a link to a router, and send what has waited for it."""
         link = Link(router_id, send, sent_at_s=now)
         self._links.append(link)
         self.flush(now=now)
