@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from extproc.app.sideports import SidePorts
 from extproc.app.traced import make_tracing, new_stream_of
 from extproc.config import Config
 from extproc.config.file import ConfigError, ConfigParser, parse_config
+from extproc.core.address import Address
 from extproc.core.attainment import Attainment
 from extproc.core.bounds import MAX_ENDPOINTS
 from extproc.core.engines import PROFILES
@@ -221,7 +223,7 @@ class App:
             num_left_out=lambda: self._num_left_out,
             is_ready=lambda: not self._why_not_ready(),
         )
-        host, _, port = config.admin.address.rpartition(":")
+        admin = Address.parse(config.admin.address)
         self._sides = SidePorts(
             config,
             health=self._health.methods(),
@@ -229,8 +231,8 @@ class App:
             dropped=self._http_dropped,
         )
         self._admin = AdminServer(
-            host.strip("[]"),
-            int(port),
+            admin.host,
+            admin.port,
             registry=self._registry,
             snapshot=self._snapshot,
             decisions=self._decisions.recent,
@@ -441,7 +443,8 @@ class App:
         self.address = transport.address
         await self._sides.start()
         await self._admin.start()
-        self.admin_address = f"{self._config.admin.address.rpartition(':')[0]}:{self._admin.port}"
+        admin = Address.parse(self._config.admin.address)
+        self.admin_address = str(replace(admin, port=self._admin.port))
         log.info("serving on %s, admin on %s", self.address, self.admin_address)
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -24,6 +24,7 @@ from extproc.app.peering import Peering
 from extproc.app.traced import make_tracing
 from extproc.config import Config
 from extproc.config.file import ConfigError
+from extproc.core.address import Address
 from extproc.plugins import PolicyError, load_policy
 from extproc.shell.certificates import Certificates
 from extproc.shell.discovery.file import parse_endpoints
@@ -222,17 +223,17 @@ def _try_to_bind(name: str, address: str, taken: dict[tuple[int, str, int], str]
     Raises:
         OSError: It cannot be bound, or another listener of ours has it.
     """
-    host, _, port = address.rpartition(":")
+    wanted = Address.parse(address)
     for family, kind, protocol, _, where in socket.getaddrinfo(
-        host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        wanted.host, wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     ):
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind(where)
-        if int(port):
-            _claim(name, (int(family), str(where[0]), int(port)), taken)
+        if wanted.port:
+            _claim(name, (int(family), str(where[0]), wanted.port), taken)
 
 
 def _claim(name: str, place: tuple[int, str, int], taken: dict[tuple[int, str, int], str]) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from extproc.commands.goflags import (
 )
 from extproc.config import MESSAGE_OVERHEAD_BYTES, Config, RequestConfig
 from extproc.config.file import ConfigError, check_sections, read_config, read_sections
-from extproc.core.address import MAX_PORT
+from extproc.core.address import MAX_PORT, Address
 from extproc.shell.logs import configure_logging
 from extproc.shell.selfsigned import make_certificate
 
@@ -184,8 +184,12 @@ class Plan:
         )
         for name, section, key in ports:
             if name in self.given:
-                host = str(sections[section][key]).rpartition(":")[0]
-                sections[section][key] = f"{host}:{_port(name, self.given[name])}"
+                port = _port(name, self.given[name])
+                try:
+                    address = Address.parse(str(sections[section][key]))
+                except ValueError as error:
+                    raise FlagError(f"--{name}: {section}.{key}: {error}") from error
+                sections[section][key] = str(replace(address, port=port))
 
     def _set_discovery(self, sections: _Sections) -> None:
         given = self.given

@@ -13,6 +13,7 @@ from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from rich.text import Text
 
+from extproc.core.address import Address
 from extproc.core.errors import ExtprocError
 from extproc.shell.gen.client.extproc.v1 import (
     Candidate,
@@ -54,14 +55,17 @@ async def watch(
     Raises:
         WatchError: No router at `target`, or it ended the call.
     """
-    host, port = _split(target)
+    try:
+        address = Address.parse(target)
+    except ValueError as error:
+        raise WatchError(str(error)) from None
     request = WatchRequest(
         models=list(models),
         endpoint=endpoint,
         only_rejections=only_rejections,
         replay_last=replay_last,
     )
-    channel = Channel(host, port, ssl=tls)
+    channel = Channel(address.host, address.port, ssl=tls)
     try:
         # The server ends a call now and then, to bound what a reader that hangs can cost it.
         has_news = True
@@ -160,10 +164,3 @@ def _state(pick: Pick, candidate: Candidate) -> str:
         return pending
     where = "on GPU" if candidate.is_gpu_resident else "loaded" if candidate.has_loaded else "cold"
     return f"{where}, {pending}, {candidate.num_adapter_pending} of this adapter"
-
-
-def _split(target: str) -> tuple[str, int]:
-    host, _, port = target.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit():
-        raise WatchError(f"{target!r} is not host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
