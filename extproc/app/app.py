@@ -175,8 +175,8 @@ class App:
             model_key=config.request.model_key,
             session_header=config.request.session_header or "",
             asks_for_load=config.pods.orca,
-            honours_subset=config.request.honours_subset,
-            tells_scores=config.destination.tells_scores,
+            honours_subset=config.request.use_subset_hint,
+            tells_scores=config.destination.emit_scores,
         )
         self._processor = ExternalProcessor(
             new_stream_of(self._dispatcher, stream_settings, self._tracing, self._observers),

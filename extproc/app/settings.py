@@ -6,8 +6,9 @@ import ssl
 from collections.abc import Iterable
 from pathlib import Path
 
-from extproc.config import MESSAGE_OVERHEAD_BYTES, Config
+from extproc.config import Config
 from extproc.config.file import ConfigError
+from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
 from extproc.core.messages import BodyMode

@@ -26,8 +26,9 @@ from extproc.commands.goflags import (
     to_int,
     to_seconds,
 )
-from extproc.config import MESSAGE_OVERHEAD_BYTES, Config, RequestConfig
+from extproc.config import Config
 from extproc.config.file import ConfigError, check_sections, read_config, read_sections
+from extproc.config.request import MESSAGE_OVERHEAD_BYTES, RequestConfig
 from extproc.core.address import MAX_PORT, Address
 from extproc.shell.logs import configure_logging
 from extproc.shell.selfsigned import make_certificate
@@ -248,12 +249,12 @@ def _from_flags(given: Mapping[str, str]) -> _Sections:
             found["scrape"][key] = to_seconds(name, given[name])
     if "disable-endpoint-subset-filter" in given:
         name = "disable-endpoint-subset-filter"
-        found["request"]["honours_subset"] = not to_bool(name, given[name])
+        found["request"]["use_subset_hint"] = not to_bool(name, given[name])
     if "emit-endpoint-scores" in given:
         name = "emit-endpoint-scores"
-        found["destination"]["tells_scores"] = to_bool(name, given[name])
+        found["destination"]["emit_scores"] = to_bool(name, given[name])
     if "tracing" in given:
-        found["tracing"] = {"is_on": to_bool("tracing", given["tracing"])}
+        found["tracing"] = {"enabled": to_bool("tracing", given["tracing"])}
     found["log"] = _log(given)
     return found
 

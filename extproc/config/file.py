@@ -1,4 +1,4 @@
-"""Reads the configuration file, and says in words what is wrong with it. Part of `app`."""
+"""Reads the configuration file, and says in words what is wrong with it."""
 
 from __future__ import annotations
 
