@@ -261,7 +261,7 @@ class App:
         )
 
     def _make_readers(self) -> None:
-        config, pods = self._config, self._config.pods
+        config = self._config
         self._kubernetes = KubernetesDiscovery(
             config.discovery.kubernetes,
             on_endpoints=self._on_endpoints,
@@ -277,28 +277,22 @@ class App:
             clock=time.monotonic,
         )
         self._dns.add_metrics(self._telemetry)
-        headers, context = settings.pod_access(config)
+        scrapes, polls = settings.pod_loops(config)
         self._scraper = Scraper(
-            PROFILES[pods.engine],
+            PROFILES[config.pods.engine],
+            scrapes,
             on_report=self._on_report,
             on_failure=self._on_scrape_failure,
             clock=time.monotonic,
             rng=self._rng,
-            interval_s=config.scrape.interval_s,
-            timeout_s=config.scrape.timeout_s,
             max_page_bytes=config.scrape.max_page_bytes,
-            headers=headers,
-            ssl=context,
         )
         self._models = ModelsPoller(
+            polls,
             on_models=self._on_models,
             on_failure=self._on_models_failure,
             clock=time.monotonic,
             rng=self._rng,
-            interval_s=config.scrape.models_interval_s,
-            timeout_s=config.scrape.timeout_s,
-            headers=headers,
-            ssl=context,
         )
 
     # --- what the outside says ---------------------------------------------------------------

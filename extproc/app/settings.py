@@ -18,12 +18,15 @@ from extproc.core.pool import PoolSettings
 from extproc.core.ports import StreamSettings
 from extproc.core.routes import RouteTable
 from extproc.shell.files import describe_failure, read_text
+from extproc.shell.loops import LoopSettings
 from extproc.shell.memory import memory_limit_bytes
 from extproc.shell.tls import TlsFiles, client_context
 
 BODY_SHARE_OF_MEMORY = 0.25
 """Of the process's memory limit, for bodies. The rest is for the program itself (about 80 MB), the
 copies of the body that is being read, and what the allocator keeps."""
+MAX_SCRAPE_REST_S, MAX_MODELS_REST_S = 1.0, 5.0
+"""Longest rests between two questions to a pod that fails."""
 
 
 def scheme(config: Config) -> str:
@@ -115,6 +118,21 @@ def pod_access(config: Config) -> tuple[dict[str, str], ssl.SSLContext | None]:
         why = describe_failure(error)
         raise ConfigError(f"pods.ca_file: {pods.ca_file}: {why}") from error
     return headers, context
+
+
+def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:
+    """The loops that read the pods' metrics and, second, their models.
+
+    Raises:
+        ConfigError: As `pod_access`.
+    """
+    scrape, (headers, context) = config.scrape, pod_access(config)
+    return (
+        LoopSettings(scrape.interval_s, scrape.timeout_s, MAX_SCRAPE_REST_S, headers, context),
+        LoopSettings(
+            scrape.models_interval_s, scrape.timeout_s, MAX_MODELS_REST_S, headers, context
+        ),
+    )
 
 
 def _read_key(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What the clients of a pod's HTTP share: one endless loop per endpoint, and a bounded GET.
+"""The common part of the clients of a pod's HTTP: one endless loop per endpoint, and a bounded GET.
 
 `scraper` and `vllm` ask every endpoint again and again, by the same rules, and may not import each
 other; so the rules are here, and what is asked is theirs. `podcheck` takes the GET.
@@ -29,7 +29,7 @@ from extproc.shell.podhttp import connector
 
 logger = logging.getLogger(__name__)
 
-# Answers for how many seconds to rest at least; 0 where the interval alone counts.
+# Returns for how many seconds to rest at least; 0 where the interval alone counts.
 Visit = Callable[[], Awaitable[float]]
 Begin = Callable[[aiohttp.ClientSession, Endpoint], Visit]
 OnFailure = Callable[[str, str, bool], None]
@@ -62,43 +62,45 @@ _NOBODY_THERE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errn
 FAILURES = (aiohttp.ClientError, OSError, ExtprocError)
 
 
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """The pace of a loop of visits, and what each of its requests carries.
+
+    Attributes:
+        interval_s: From the start of one visit to the start of the next.
+        timeout_s: Longest visit.
+        max_backoff_s: Longest rest after failures.
+        headers: Sent with every request, e.g. `Authorization`.
+        ssl: For pods behind TLS; None trusts what the system trusts.
+    """
+
+    interval_s: float
+    timeout_s: float
+    max_backoff_s: float
+    headers: Mapping[str, str] | None = None
+    ssl: SSLContext | None = None
+
+
 class EndpointLoops:
     """Runs one loop of visits per endpoint. Belongs to one event loop."""
 
     def __init__(
-        self,
-        begin: Begin,
-        *,
-        on_failure: OnFailure,
-        rng: Random,
-        interval_s: float,
-        timeout_s: float,
-        max_backoff_s: float,
-        headers: Mapping[str, str] | None,
-        ssl: SSLContext | None,
+        self, begin: Begin, settings: LoopSettings, *, on_failure: OnFailure, rng: Random
     ) -> None:
         """Make it; nothing runs before `set_endpoints`.
 
         Args:
-            begin: Called once for each loop; what it answers is called for each visit, and keeps
-                what the visits of one endpoint have to remember.
+            begin: Called once for each loop; the function it returns is called for each visit, and
+                keeps what the visits of one endpoint have to remember.
+            settings: Of every loop.
             on_failure: Called with the address, what went wrong and whether it was that nobody is
                 there (`is_unreachable`).
             rng: For phases and backoff.
-            interval_s: From the start of one visit to the start of the next.
-            timeout_s: Longest visit.
-            max_backoff_s: Longest rest after failures.
-            headers: Sent with every request, e.g. `Authorization`.
-            ssl: For pods behind TLS; None trusts what the system trusts.
         """
         self._begin = begin
+        self._settings = settings
         self._on_failure = on_failure
         self._rng = rng
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
-        self._max_backoff_s = max_backoff_s
-        self._headers = headers
-        self._ssl = ssl
         self._session: aiohttp.ClientSession | None = None  # opened within the event loop
         self._loops: dict[str, _Loop] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -143,7 +145,7 @@ class EndpointLoops:
 
     def _start(self, endpoint: Endpoint) -> _Loop:
         if self._session is None:
-            self._session = open_session(self._headers, self._ssl)
+            self._session = open_session(self._settings.headers, self._settings.ssl)
         wake = asyncio.Event()
         # Not in a TaskGroup: endpoints come and go, and one loop's end must not end the others.
         task = asyncio.get_running_loop().create_task(
@@ -159,14 +161,14 @@ class EndpointLoops:
     async def _run(
         self, session: aiohttp.ClientSession, endpoint: Endpoint, wake: asyncio.Event
     ) -> None:
-        now = asyncio.get_running_loop().time
+        now, interval_s = asyncio.get_running_loop().time, self._settings.interval_s
         try:
             visit = self._begin(session, endpoint)
         except ValueError as error:  # a URL that is none
             self._tell(endpoint.address, describe(error), is_unreachable=False)
             return
         await self._try(endpoint.address, visit)
-        await _rest(wake, self._rng.uniform(0, self._interval_s))
+        await _rest(wake, self._rng.uniform(0, interval_s))
         num_failures = 0
         while True:
             began_s = now()
@@ -176,14 +178,14 @@ class EndpointLoops:
                 rest_s = self._backoff_s(num_failures)
             else:
                 num_failures = 0
-                rest_s = max(self._interval_s - (now() - began_s), least_s)
+                rest_s = max(interval_s - (now() - began_s), least_s)
             await _rest(wake, rest_s)
 
     async def _try(self, address: str, visit: Visit) -> float | None:
-        """Make one visit; answer its wish for a rest, None if it failed."""
+        """Make one visit; return its wish for a rest, None if it failed."""
         is_unreachable = False
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._settings.timeout_s):
                 return await visit()
         except FAILURES as error:
             message = describe(error)
@@ -203,8 +205,8 @@ class EndpointLoops:
     def _backoff_s(self, num_failures: int) -> float:
         return choose_backoff_s(
             num_failures,
-            interval_s=self._interval_s,
-            max_backoff_s=self._max_backoff_s,
+            interval_s=self._settings.interval_s,
+            max_backoff_s=self._settings.max_backoff_s,
             rng=self._rng,
         )
 
@@ -212,7 +214,7 @@ class EndpointLoops:
 def choose_backoff_s(
     num_failures: int, *, interval_s: float, max_backoff_s: float, rng: Random
 ) -> float:
-    """Say how long to rest after the last of `num_failures` in a row.
+    """Seconds to rest after the last of `num_failures` in a row.
 
     Between a half and the whole of the interval doubled with each failure, up to the limit:
     endpoints that failed together shall not return together.
@@ -270,7 +272,7 @@ def open_session(
 
 
 async def get(session: aiohttp.ClientSession, url: URL, *, max_bytes: int) -> tuple[int, bytes]:
-    """GET `url`; answer status and body. Redirects are not followed: a pod does not send us on.
+    """GET `url`; return status and body. Redirects are not followed: a pod does not send us on.
 
     Raises:
         ResponseError: The body is compressed, which nobody asked for.
@@ -293,7 +295,7 @@ async def get(session: aiohttp.ClientSession, url: URL, *, max_bytes: int) -> tu
 
 
 def describe(error: BaseException) -> str:
-    """One line for people: what a visit or a call failed of."""
+    """The reason why a visit or a call failed, in one line for people."""
     if isinstance(error, TimeoutError):
         return "timed out"
     return str(error) or type(error).__name__

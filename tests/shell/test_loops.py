@@ -21,6 +21,7 @@ from yarl import URL
 from extproc.core.types import Endpoint
 from extproc.shell.loops import (
     EndpointLoops,
+    LoopSettings,
     ResponseError,
     TooLargeError,
     Visit,
@@ -87,13 +88,9 @@ async def running(
 ) -> AsyncIterator[EndpointLoops]:
     loops = EndpointLoops(
         visits.begin,
+        LoopSettings(interval_s, timeout_s, max_backoff_s=0.01),
         on_failure=visits.on_failure,
         rng=Random(1),
-        interval_s=interval_s,
-        timeout_s=timeout_s,
-        max_backoff_s=0.01,
-        headers=None,
-        ssl=None,
     )
     try:
         yield loops
