@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from extproc.commands.lab import make_policy
+from extproc.commands.labrun import make_policy
 from extproc.loadtest.measures import summarize_records
 from extproc.loadtest.results import RunResult
 from extproc.sim.fleet.fleet import Fleet
