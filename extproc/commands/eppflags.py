@@ -1,6 +1,6 @@
 """The flags of `extproc epp`, under the names that inference gateways' charts pass.
 
-The meaning of each here, and those that a chart may pass and that mean nothing here. The names are those of the
+Some mean nothing here, and are accepted because a chart may pass them. The names are those of the
 endpoint picker of the Gateway API Inference Extension and of its successor llm-d-router.
 """
 

@@ -1,7 +1,7 @@
-"""The common part of the clients of a pod's HTTP: one endless loop per endpoint, and a bounded GET.
+"""One endless loop of visits per endpoint.
 
 `scraper` and `vllm` ask every endpoint again and again, by the same rules, and may not import each
-other; so the rules are here, and what is asked is theirs. `podcheck` takes the GET.
+other; so the rules are here, and what is asked is theirs.
 
 1. The first visit is at once, the following ones are spread by a random phase, so that many
    endpoints are not asked in the same moment.
@@ -21,11 +21,9 @@ from random import Random
 from ssl import SSLContext
 
 import aiohttp
-from yarl import URL
 
-from extproc.core.errors import ExtprocError
 from extproc.core.types import Endpoint
-from extproc.shell.podhttp import connector
+from extproc.shell.podhttp import FAILURES, base_url, describe, open_session
 
 logger = logging.getLogger(__name__)
 
@@ -46,20 +44,9 @@ few dear ones do not decide how long the slowest hundredth of requests waits."""
 _MAX_DOUBLINGS = 30
 
 
-class ResponseError(ExtprocError):
-    """A server answered, but with a status or a body of no use. Count it, ask again later."""
-
-
-class TooLargeError(ResponseError):
-    """A server's answer is longer than the limit; the rest was not read."""
-
-
 # What the host, or the way to it, says of a port that nobody listens on. A timeout says nothing: it
 # may be we who were stopped for as long.
 _NOBODY_THERE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
-
-# How a visit may fail without anything being wrong with us. OSError: timeouts too.
-FAILURES = (aiohttp.ClientError, OSError, ExtprocError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,55 +234,3 @@ async def _rest(wake: asyncio.Event, rest_s: float) -> None:
 def rest_after(reading_s: float) -> float:
     """Seconds to rest after a visit whose answer took so long to read."""
     return reading_s / READING_SHARE
-
-
-def base_url(endpoint: Endpoint) -> str:
-    """Where our own calls to an endpoint go, without a trailing slash."""
-    return endpoint.url.rstrip("/") or f"http://{endpoint.address}"
-
-
-def open_session(
-    headers: Mapping[str, str] | None = None, ssl: SSLContext | None = None
-) -> aiohttp.ClientSession:
-    """Open a session for GETs of pods. Call within the event loop; close it in the end.
-
-    Timeouts are the caller's. Compression is refused: it would cost the pod more than the network,
-    and us a bomb's inflation.
-    """
-    return aiohttp.ClientSession(
-        connector=connector(ssl),
-        headers={"Accept-Encoding": "identity", **(headers or {})},
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
-
-
-async def get(session: aiohttp.ClientSession, url: URL, *, max_bytes: int) -> tuple[int, bytes]:
-    """GET `url`; return status and body. Redirects are not followed: a pod does not send us on.
-
-    Raises:
-        ResponseError: The body is compressed, which nobody asked for.
-        TooLargeError: The body is longer than `max_bytes`.
-        aiohttp.ClientError, OSError: As aiohttp raises them. Ask again later.
-    """
-    async with session.get(url, allow_redirects=False) as response:
-        encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
-        if encoding != "identity":
-            response.close()
-            raise ResponseError("the answer is compressed, unasked")
-        chunks, num_bytes = [], 0
-        async for chunk in response.content.iter_any():
-            chunks.append(chunk)
-            num_bytes += len(chunk)
-            if num_bytes > max_bytes:
-                response.close()  # else aiohttp would read the rest to keep the connection
-                raise TooLargeError(f"answer longer than {max_bytes} bytes")
-        return response.status, b"".join(chunks)
-
-
-def describe(error: BaseException) -> str:
-    """The reason why a visit or a call failed, in one line for people."""
-    if isinstance(error, TimeoutError):
-        return "timed out"
-    return str(error) or type(error).__name__

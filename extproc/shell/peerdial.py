@@ -25,7 +25,8 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from extproc.core.address import Address
 from extproc.shell.files import check_readable, load_key_pair
-from extproc.shell.loops import choose_backoff_s, describe
+from extproc.shell.loops import choose_backoff_s
+from extproc.shell.podhttp import describe
 from extproc.shell.rpc import Call, Code, Session
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ import msgspec
 from extproc.core.engines import EngineProfile
 from extproc.core.exposition import parse_report
 from extproc.core.types import LoadReport
-from extproc.shell.loops import FAILURES, ResponseError, describe, open_session
+from extproc.shell.podhttp import FAILURES, ResponseError, describe, open_session
 
 _UNKNOWN_MODEL = "extproc-check-pod-no-such-model"
 

@@ -22,17 +22,8 @@ from yarl import URL
 from extproc.core.engines import EngineProfile
 from extproc.core.exposition import parse_report
 from extproc.core.types import Endpoint, LoadReport
-from extproc.shell.loops import (
-    EndpointLoops,
-    LoopSettings,
-    OnFailure,
-    ResponseError,
-    TooLargeError,
-    Visit,
-    base_url,
-    get,
-    rest_after,
-)
+from extproc.shell.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
+from extproc.shell.podhttp import ResponseError, TooLargeError, base_url, get
 
 OnReport = Callable[[str, LoadReport, float, float], None]
 

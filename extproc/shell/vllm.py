@@ -20,15 +20,8 @@ from extproc.core.bounds import MAX_TOKENS, MAX_WALL_S, whole
 from extproc.core.errors import ExtprocError
 from extproc.core.openai import is_model_name
 from extproc.core.types import Endpoint, ModelCard
-from extproc.shell.loops import (
-    EndpointLoops,
-    LoopSettings,
-    OnFailure,
-    Visit,
-    base_url,
-    get,
-    rest_after,
-)
+from extproc.shell.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
+from extproc.shell.podhttp import base_url, get
 
 OnModels = Callable[[str, tuple[ModelCard, ...], float, float], None]
 

@@ -23,7 +23,8 @@ from extproc.core.engines import PROFILES
 from extproc.core.exposition import parse_report
 from extproc.core.types import Endpoint, LoadReport
 from extproc.shell import scraper as scraper_module
-from extproc.shell.loops import READING_SHARE, LoopSettings, open_session
+from extproc.shell.loops import READING_SHARE, LoopSettings
+from extproc.shell.podhttp import open_session
 from extproc.shell.scraper import Scraper
 
 VLLM = PROFILES["vllm"]

@@ -14,7 +14,8 @@ from aiohttp.test_utils import TestServer
 from extproc.core.bounds import MAX_TOKENS, MAX_WALL_S
 from extproc.core.openai import models_body
 from extproc.core.types import Endpoint, ModelCard
-from extproc.shell.loops import READING_SHARE, LoopSettings, TooLargeError, open_session
+from extproc.shell.loops import READING_SHARE, LoopSettings
+from extproc.shell.podhttp import TooLargeError, open_session
 from extproc.shell.vllm import (
     MAX_BODY_BYTES,
     MAX_MODELS,
