@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from extproc.app.kubernetes import Kubernetes
+from extproc.app.apiserver import Kubernetes
 from extproc.app.observers import Observers
 from extproc.config import Config
 from extproc.config.file import ConfigError
