@@ -92,7 +92,7 @@ class Peering:
         return self._relay.is_fed
 
     def methods(self) -> tuple[Method, ...]:
-        """What peers call."""
+        """The methods that peers call."""
         return () if self._peers is None else self._service.methods()
 
     def pass_on(self, completion: Completion, entry: bytes) -> None:

@@ -1,8 +1,8 @@
-"""What must hold before anything is served: the same for `serve`, `epp` and `check-config`.
+"""The checks before anything is served: the same for `serve`, `epp` and `check-config`.
 
-The configuration's own rules have been checked when it was read. Here is what only this machine can
-tell: rules that can be loaded, files that can be read and are what they should be, packages that
-are installed, addresses that can be listened on. Part of `app`.
+The configuration by itself was checked when it was read. These checks need the machine: policies
+that can be loaded, files that can be read and are what they should be, packages that are installed,
+addresses that can be listened on. Part of `app`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_UNIX_PATH_BYTES = 107
 
 @dataclass(slots=True)
 class Findings:
-    """What the checks found; each is one line that names the field.
+    """The findings of the checks, each one line that names the field.
 
     Attributes:
         errors: Nothing is served with these.
@@ -51,7 +51,7 @@ class Findings:
 
 
 def refuse_start(config: Config) -> None:
-    """For what serves.
+    """Do the checks for a command that serves.
 
     Raises:
         ConfigError: It cannot, for these reasons: a line each.
@@ -205,7 +205,7 @@ def _check_addresses(config: Config, found: Findings) -> None:
 
 
 def _check_unix_path(text: str) -> None:
-    """What a Unix socket needs; one that is there is replaced."""
+    """Refuse a path where no Unix socket can be made; a socket that is there is replaced."""
     path = Path(text)
     if len(os.fsencode(text)) > MAX_UNIX_PATH_BYTES:
         raise OSError(errno.ENAMETOOLONG, f"longer than {MAX_UNIX_PATH_BYTES} bytes")

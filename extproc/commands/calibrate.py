@@ -41,7 +41,7 @@ _COSTS = (
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
-    """How long and how hard a server is measured.
+    """The length and the load of the measurements.
 
     Attributes:
         max_requests: The largest batch.
@@ -63,14 +63,14 @@ class CalibrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured.
+    """The result of the measurements.
 
     Attributes:
         profile: The costs, over the profile that was given.
-        fit: How well they tell the samples.
-        samples: From which they are, with the phase that each was taken in.
+        fit: How well the costs explain the samples.
+        samples: The measurements, each with the phase that it was taken in.
         loads: Adapter loads.
-        around_s: What a first token takes beside its step: HTTP, tokenizer, processes.
+        around_s: Time that a first token takes beside its step: HTTP, tokenizer, processes.
         max_loras: Adapter slots; None without any.
     """
 

@@ -24,7 +24,7 @@ from extproc.core.address import MAX_PORT, Address
 
 POOL_GROUP = "inference.networking.k8s.io"
 FOREIGN_KIND = "EndpointPickerConfig"
-"""What charts put into `--config-file` by default: another picker's configuration, not ours."""
+"""Kind of what charts put into `--config-file` by default: another picker's configuration."""
 DEBUG_VERBOSITY = 4
 """From this `-v` on the Go pickers log at debug, and so do we."""
 
@@ -80,7 +80,7 @@ def plan(
 
 @dataclass(slots=True)
 class Plan:
-    """What a command line asks for.
+    """The configuration that a command line asks for.
 
     Attributes:
         given: Values by flag, as text.
@@ -196,7 +196,7 @@ class Plan:
 
 
 def _from_flags(given: Mapping[str, str]) -> _Sections:
-    """What flags say that stand for one field each."""
+    """The sections that follow from flags which set one field each."""
     found: _Sections = {"server": {}, "scrape": {}, "request": {}, "destination": {}}
     if "drain-timeout" in given:
         found["server"]["drain_timeout_s"] = to_seconds("drain-timeout", given["drain-timeout"])

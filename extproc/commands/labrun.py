@@ -100,7 +100,7 @@ def tune(
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """What `run` wrote.
+    """Read the results that `run` has written.
 
     Raises:
         OSError: The file cannot be read.

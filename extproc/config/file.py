@@ -23,7 +23,7 @@ class ConfigError(Exception):
 
 
 class ConfigParser(Protocol):
-    """What makes a configuration of a file's text, as `parse_config` does."""
+    """A reader of a file's text, such as `parse_config`."""
 
     def __call__(self, text: str, *, source: str) -> Config:
         """Raise `ConfigError` if it cannot."""

@@ -9,7 +9,7 @@ from typing import Any
 from extproc.core.address import Address
 
 TYPE_PREFIX = "type.googleapis.com/envoy."
-"""What the name of every type of Envoy's begins with."""
+"""The beginning of the names of Envoy's types."""
 
 
 @dataclass(frozen=True, slots=True)

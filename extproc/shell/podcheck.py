@@ -40,7 +40,7 @@ _MAX_NAMES = 5
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How one requirement was met.
+    """The outcome of one requirement.
 
     Attributes:
         requirement: The requirement in words.

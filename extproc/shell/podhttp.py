@@ -54,7 +54,7 @@ class PodConnection(ResponseHandler):
         super().feed_data(data, size)
 
     def data_received(self, data: bytes) -> None:
-        """Take what the socket brought; slice by slice where it may be many heads."""
+        """Read what has arrived, slice by slice where it may be many heads."""
         if data.count(b"HTTP/") <= MAX_HEADS:
             super().data_received(data)
             return
@@ -76,7 +76,7 @@ def _connector(ssl: SSLContext | None) -> aiohttp.TCPConnector:
 
 
 def base_url(endpoint: Endpoint) -> str:
-    """Where our own calls to an endpoint go, without a trailing slash."""
+    """The beginning of URLs of our own requests to an endpoint, without a trailing slash."""
     return endpoint.url.rstrip("/") or f"http://{endpoint.address}"
 
 
