@@ -55,6 +55,7 @@ listener, the loops over endpoints and HTTP to them, the transport's contract, w
 SHELL_PAIRS = {
     ("server", "codec"),
     ("codec", "cutbody"),
+    ("podcheck", "podprobes"),
     ("wire", "tlsbytes"),
 }
 """One thing of the outside, in two files."""
