@@ -139,7 +139,7 @@ def _render_pick(line: Text, pick: Pick) -> None:
     if chosen is not None:
         line.append(f"  {_state(pick, chosen)}")
     if pick.adapter is not None:
-        num_loaded = sum(each.has_loaded for each in pick.candidates)
+        num_loaded = sum(each.loaded for each in pick.candidates)
         line.append(f"  loaded on {num_loaded}/{len(pick.candidates)}", style="dim")
 
 
@@ -157,10 +157,10 @@ def _name(pick: Pick, address: str) -> str:
 
 
 def _state(pick: Pick, candidate: Candidate) -> str:
-    if not candidate.is_known:
+    if not candidate.known:
         return "state unknown"
     pending = f"{candidate.num_pending} pending"
     if pick.adapter is None:
         return pending
-    where = "on GPU" if candidate.is_gpu_resident else "loaded" if candidate.has_loaded else "cold"
+    where = "on GPU" if candidate.on_gpu else "loaded" if candidate.loaded else "cold"
     return f"{where}, {pending}, {candidate.num_adapter_pending} of this adapter"
