@@ -200,5 +200,7 @@ def _flaws(view: EndpointView) -> tuple[bool, bool, bool]:
 
 def is_in_subset(address: str, subset: frozenset[str]) -> bool:
     """Whether the data plane allows `address`: by `ip:port`, or by a bare `ip` for every port."""
+    if address in subset:
+        return True
     host = host_of(address)
-    return address in subset or host in subset or f"[{host}]" in subset
+    return host in subset or f"[{host}]" in subset
