@@ -1,4 +1,4 @@
-"""The checks before anything is served: the same for `serve`, `epp` and `check-config`.
+"""The start, and the checks before it: the same for `serve`, `epp` and `check-config`.
 
 The configuration by itself was checked when it was read. These checks need the machine: policies
 that can be loaded, files that can be read and are what they should be, packages that are installed,
@@ -8,28 +8,35 @@ addresses that can be listened on. Part of `app`.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import random
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+import uvloop
+
 from extproc.app import settings
+from extproc.app.app import App
 from extproc.app.observers import Observers
 from extproc.app.peering import Peering
 from extproc.app.traced import make_tracing
 from extproc.config import Config
-from extproc.config.file import ConfigError
+from extproc.config.file import ConfigError, ConfigParser, parse_config
 from extproc.core.address import Address
 from extproc.plugins import PolicyError, load_policy
+from extproc.shell import logs
 from extproc.shell.certificates import Certificates
 from extproc.shell.discovery.file import parse_endpoints
 from extproc.shell.discovery.kubernetes import KubernetesClient, MissingLibraryError
 from extproc.shell.files import check_readable, describe_failure, read_text
+
+log = logging.getLogger(__name__)
 
 MAX_UNIX_PATH_BYTES = 107
 """Of a Unix socket's path on Linux: `sun_path` has 108, the last of them zero (unix(7))."""
@@ -50,15 +57,38 @@ class Findings:
     warnings: list[str] = field(default_factory=list)
 
 
-def refuse_start(config: Config) -> None:
-    """Do the checks for a command that serves.
+def serve(
+    config: Config,
+    *,
+    path: Path | None,
+    text: str,
+    parse: ConfigParser = parse_config,
+    warnings: Iterable[str] = (),
+) -> None:
+    """Check, then serve until a signal.
+
+    Args:
+        config: What is served.
+        path: Its file, followed for changes; None without one.
+        text: What was read there.
+        parse: Reads the file when it has changed.
+        warnings: Logged at the start.
 
     Raises:
-        ConfigError: It cannot, for these reasons: a line each.
+        ConfigError: The checks found errors, a line each.
+        OSError: An address cannot be bound.
     """
     found = check_start(config)
     if found.errors or found.in_use:
         raise ConfigError("\n".join([*found.errors, *found.in_use]))
+    logs.configure_logging(config.log.level, is_json=config.log.json_lines)
+    for line in warnings:
+        log.warning(line)
+
+    async def run() -> None:
+        await App(config, path=path, text=text, parse=parse).run()
+
+    uvloop.run(run())
 
 
 def check_start(config: Config) -> Findings:

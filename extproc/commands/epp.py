@@ -6,7 +6,6 @@ It is started as gateways' charts start one, with flags as Go programs take them
 from __future__ import annotations
 
 import datetime as dt
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -14,8 +13,6 @@ from collections.abc import Sequence
 import typer
 
 from extproc.commands.failure import failure
-
-log = logging.getLogger(__name__)
 
 HELP = ("-h", "--help")
 
@@ -35,15 +32,11 @@ def run(arguments: Sequence[str]) -> None:
     """Serve until SIGTERM.
 
     Raises:
-        FlagError, ConfigError, OSError, ImportError: As `plan` and `App`; nothing is served.
+        FlagError, ConfigError, OSError, ImportError: As `plan`, and as `startup.serve`.
     """
-    import uvloop
-
-    from extproc.app.app import App
-    from extproc.app.startup import refuse_start
+    from extproc.app import startup
     from extproc.commands.eppflags import help_text
     from extproc.commands.eppplan import plan
-    from extproc.shell.logs import configure_logging
     from extproc.shell.selfsigned import make_certificate
 
     if any(argument in HELP for argument in arguments):
@@ -54,12 +47,6 @@ def run(arguments: Sequence[str]) -> None:
         environment=os.environ,
         make_certificate=lambda: make_certificate(now=dt.datetime.now(dt.UTC)),
     )
-    refuse_start(made.config)
-    configure_logging(made.config.log.level, is_json=made.config.log.json_lines)
-    for line in made.warnings():
-        log.warning(line)
-
-    async def serve() -> None:
-        await App(made.config, path=made.path, text=made.text, parse=made.parse).run()
-
-    uvloop.run(serve())
+    startup.serve(
+        made.config, path=made.path, text=made.text, parse=made.parse, warnings=made.warnings()
+    )

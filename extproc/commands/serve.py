@@ -20,22 +20,12 @@ ConfigOption = Annotated[
 
 def serve(config: ConfigOption) -> None:
     """Route Envoy's requests until SIGTERM."""
-    import uvloop
-
-    from extproc.app.app import App
-    from extproc.app.startup import refuse_start
+    from extproc.app import startup
     from extproc.config.file import ConfigError, parse_config, read_config
-    from extproc.shell.logs import configure_logging
-
-    async def run() -> None:
-        await App(checked, path=config, text=text).run()
 
     try:
         text = read_config(config)
-        checked = parse_config(text, source=str(config))
-        refuse_start(checked)
-        configure_logging(checked.log.level, is_json=checked.log.json_lines)
-        uvloop.run(run())
+        startup.serve(parse_config(text, source=str(config)), path=config, text=text)
     except (ConfigError, OSError) as error:
         raise failure(error) from error
 
