@@ -23,8 +23,8 @@ from bench.report import Results
 from bench.run import CELLS, LARGE_BYTES, SMALL_BYTES
 from extproc.core.engines import PROFILES
 from extproc.core.exposition import parse_report
+from extproc.core.protocol import DESTINATION_KEY
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.shell.dynamicmetadata import DESTINATION_KEY
 from extproc.shell.vllm import decode_models
 
 PODS = ("127.0.0.1:8001", "127.0.0.1:8002")

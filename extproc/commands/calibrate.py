@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from time import perf_counter
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import aiohttp
 import typer
@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from extproc.commands.failure import FAILED, failure
 from extproc.sim.calibration.calibrate import Sample
 from extproc.sim.calibration.fitting import Fit, errors_of, fit
 from extproc.sim.calibration.live import CalibrationError, LiveServer, LoadTimes
@@ -40,7 +41,7 @@ _COSTS = (
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
-    """How long and how hard a server is measured.
+    """The length and the load of the measurements.
 
     Attributes:
         max_requests: The largest batch.
@@ -62,14 +63,14 @@ class CalibrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured.
+    """The result of the measurements.
 
     Attributes:
         profile: The costs, over the profile that was given.
-        fit: How well they tell the samples.
-        samples: From which they are, with the phase that each was taken in.
+        fit: How well the costs explain the samples.
+        samples: The measurements, each with the phase that it was taken in.
         loads: Adapter loads.
-        around_s: What a first token takes beside its step: HTTP, tokenizer, processes.
+        around_s: Time that a first token takes beside its step: HTTP, tokenizer, processes.
         max_loras: Adapter slots; None without any.
     """
 
@@ -207,19 +208,27 @@ def show(calibration: Calibration, console: Console) -> None:
 
 
 def calibrate_command(
-    url: Annotated[str, typer.Argument(help="A vLLM server that nobody else uses meanwhile.")],
-    adapters: Annotated[str, typer.Option(help="Adapters to ask for, with commas between.")] = "",
-    out: Annotated[Path | None, typer.Option(help="YAML file for the profile.")] = None,
+    url: Annotated[
+        str, typer.Argument(help="Base URL of a vLLM server that nobody else is using.")
+    ],
+    adapters: Annotated[
+        str, typer.Option(help="Adapters to measure with, separated by commas.")
+    ] = "",
+    out: Annotated[Path | None, typer.Option(help="YAML file to write the profile to.")] = None,
     profile: Annotated[
-        str, typer.Option(help="Where what cannot be measured is taken from.")
+        str, typer.Option(help="Profile that supplies what cannot be measured.")
     ] = "h100-8b",
-    max_requests: Annotated[int, typer.Option(min=2, help="The largest batch.")] = 32,
-    window_s: Annotated[float, typer.Option(min=0.2, help="Seconds of one sample.")] = 2.0,
-    windows: Annotated[int, typer.Option(min=1, help="Samples of each load.")] = 3,
+    max_requests: Annotated[
+        int, typer.Option(min=2, help="Largest number of requests sent at once.")
+    ] = 32,
+    window_s: Annotated[float, typer.Option(min=0.2, help="Seconds per sample.")] = 2.0,
+    windows: Annotated[int, typer.Option(min=1, help="Samples at each load.")] = 3,
     max_cpu_loras: Annotated[
-        int | None, typer.Option(help="The server's --max-cpu-loras, which it does not tell.")
+        int | None, typer.Option(help="The server's --max-cpu-loras, which it does not report.")
     ] = None,
-    api_key: Annotated[str, typer.Option(envvar="VLLM_API_KEY", help="Where it wants one.")] = "",
+    api_key: Annotated[
+        str, typer.Option(envvar="VLLM_API_KEY", help="API key, if the server requires one.")
+    ] = "",
 ) -> None:
     """Measure a running vLLM server and fit the engine model's costs to it."""
     console = Console()
@@ -243,12 +252,8 @@ def calibrate_command(
         if out is not None:
             out.write_text(as_yaml(result, url=url), encoding="utf-8")
             console.print(f"{out}: for `profile:` of a scenario", markup=False)
-    except KeyError:
-        _fail(f"no profile is called {profile}: there are {', '.join(PROFILES)}")
+    except KeyError as error:
+        known = ", ".join(PROFILES)
+        raise failure(f"no profile is called {profile}: there are {known}", FAILED) from error
     except (CalibrationError, ValueError, OSError, aiohttp.ClientError, TimeoutError) as error:
-        _fail(str(error) or type(error).__name__)
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True).print(f"extproc: {message}", style="red", markup=False)
-    raise typer.Exit(1)
+        raise failure(str(error) or type(error).__name__, FAILED) from error

@@ -13,7 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from extproc.commands.session import FAILED, NOT_MEASURED, fault, measured, refusing, status_of
+from extproc.commands.failure import FAILED, failure
+from extproc.commands.session import NOT_MEASURED, measured, refusing, status_of
 from extproc.loadtest.blocks import Block
 from extproc.loadtest.compare import FIGURES, is_disturbed
 from extproc.loadtest.guard import (
@@ -43,15 +44,19 @@ _STYLES = {Verdict.OK: "green"}
 
 
 def guard_command(
-    suite: Annotated[str, typer.Option(help="What is run.")] = "guard",
-    expectation: Annotated[Path, typer.Option(help="What is expected of it.")] = EXPECTATION,
-    write: Annotated[bool, typer.Option(help="Make a new expectation, from several runs.")] = False,
-    runs: Annotated[int, typer.Option(min=2, help="So many, with --write.")] = 5,
+    suite: Annotated[str, typer.Option(help="Suite to run.")] = "guard",
+    expectation: Annotated[
+        Path, typer.Option(help="JSON file with the ratios that are expected.")
+    ] = EXPECTATION,
+    write: Annotated[
+        bool, typer.Option(help="Write that file anew from several runs, instead of comparing.")
+    ] = False,
+    runs: Annotated[int, typer.Option(min=2, help="Number of runs for --write.")] = 5,
     swap: Annotated[
-        str, typer.Option(help="NAME=OTHER: measure another rule under a rule's name.")
+        str, typer.Option(help="NAME=OTHER: measure the policy OTHER under the name NAME.")
     ] = "",
 ) -> None:
-    """Hold the ratios between rules against what is expected; two minutes."""
+    """Compare the ratios between policies with those expected; takes two minutes."""
     with refusing():
         found = read_suite(suite)
         specs = _swapped(parse_targets([f"rule:{rule}" for rule in found.rules]), swap)
@@ -84,7 +89,7 @@ def _write(suite: str, seen: Sequence[Ratios], path: Path) -> None:
     try:
         save_expectation(made, path)
     except OSError as error:
-        raise fault(error, FAILED) from error
+        raise failure(error, FAILED) from error
 
 
 def _run(specs: Sequence[TargetSpec], blocks: Sequence[Block], console: Console) -> Ratios:

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from extproc.core.address import Address
 from extproc.core.policies import BUILT_IN
 from extproc.envoyconfig import BootstrapOptions, render
 from extproc.sim.fakepod.config import PodConfig
@@ -196,5 +197,5 @@ def _endpoint(address: str) -> dict[str, Any]:
 
 
 def _address(address: str) -> dict[str, Any]:
-    host, _, port = address.rpartition(":")
-    return {"socket_address": {"address": host, "port_value": int(port)}}
+    parsed = Address.parse(address)
+    return {"socket_address": {"address": parsed.host, "port_value": parsed.port}}

@@ -11,7 +11,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc import aio
 
-from extproc.commands.epp import DEFAULTS
+from extproc.commands.eppplan import DEFAULTS
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests import clients
 from tests.builders import body

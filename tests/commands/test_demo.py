@@ -10,9 +10,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from typer.testing import CliRunner
 
-from extproc.commands.demo import run_demo
 from extproc.commands.demo.traffic import MAX_OUTPUT_TOKENS, Results, make_schedule, send_all
+from extproc.commands.main import app
 from extproc.sim.fakepod.pod import PodConfig, start_pod
 from extproc.stack.services import ADAPTERS
 from tests.commands import Command, commands
@@ -113,18 +114,20 @@ async def test_it_stays_up_when_told_to_and_prints_a_request_that_works(
     demo.wait_until_gone()
 
 
-def test_without_its_extra_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
 
-    assert run_demo(keep=False, seconds=1, rate=1, slots=1) == 2
-    assert "lora-extproc[demo]" in capsys.readouterr().err
+    result = CliRunner().invoke(app, ["demo"])
+
+    assert result.exit_code == 2
+    assert "lora-extproc[demo]" in result.stderr
 
 
-def test_a_demo_without_requests_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_demo(keep=False, seconds=0.0, rate=1, slots=1) == 2
-    assert "more --seconds" in capsys.readouterr().out
+def test_a_demo_without_requests_is_refused() -> None:
+    result = CliRunner().invoke(app, ["demo", "--seconds", "0"])
+
+    assert result.exit_code == 2
+    assert "more --seconds" in result.stdout
 
 
 def test_both_runs_get_the_same_requests() -> None:

@@ -190,9 +190,9 @@ def _candidates(pick: dict[str, Any], address: str) -> Table:
 
 
 def _where(candidate: dict[str, Any]) -> str:
-    if candidate["is_gpu_resident"]:
+    if candidate["on_gpu"]:
         return "in a GPU slot"
-    return "in memory" if candidate["has_loaded"] else "no"
+    return "in memory" if candidate["loaded"] else "no"
 
 
 def invitation(gateway: str, admin: str, grpc: str, adapter: str) -> str:

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from extproc.commands.lab import lab_app, report, run
+from extproc.commands.lab import lab_app, report
+from extproc.commands.labrun import run
 from extproc.sim.trials.reportpanels import _series
 from extproc.sim.trials.svg import Axis, Series, bar_chart, heat_map, line_chart
 from extproc.sim.trials.table import markdown
