@@ -27,8 +27,6 @@ from extproc.core.routes import RouteKind
 from extproc.core.transitions import HOLDING, TABLE, State, Turn
 from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
 
-MIN_WAIT_S = 0.001
-"""A policy that asks to be asked at once is asked in the next pass, not in a loop."""
 HOLD_MARGIN_S = 5.0
 """The data plane's timer runs this much longer than a hold, so that the answer is ours."""
 
@@ -183,16 +181,13 @@ class Stream:
         raise RequestError(result)
 
     def _hold(self, wait: Wait, now: float) -> list[m.Command]:
-        request = self._request
-        give_up_s = request.arrived_at_s + self._settings.max_hold_s
-        if now >= give_up_s:
-            raise RequestError(rejections.saturated(request.model, rejections.RETRY_AFTER_S))
-        wake = m.WakeAt(min(max(wait.until_s, now + MIN_WAIT_S), give_up_s))
+        wake = m.WakeAt(wait.until_s)
         if self.state is State.WAITING:
             return [wake]
         self._headers = kept_headers(self._headers)
         if not self._incoming.has_timer:
             return [wake]
+        give_up_s = self._request.arrived_at_s + self._settings.max_hold_s
         return [m.ExtendTimeout(give_up_s - now + HOLD_MARGIN_S), wake]
 
     def _on_wakeup(self, _event: m.Wakeup, now: float) -> _Step:
