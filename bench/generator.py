@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -217,7 +217,7 @@ def _search(generator: str, url: str, options: argparse.Namespace) -> float:
     return highest(run_at, 2 * options.rate)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print what the generators hold."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rate", type=float, default=RATE_RPS)
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--search", action="store_true", help="also the highest rate")
     parser.add_argument("--only", choices=GENERATORS)
     parser.add_argument("--as-replay", nargs=4, metavar=("URL", "RATE", "NUM", "PATH"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.as_replay:
         url, rate, num, path = options.as_replay
         as_replay(url, float(rate), int(num), Path(path))
