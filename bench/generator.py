@@ -24,10 +24,10 @@ from typing import Any
 import uvloop
 
 from bench.machine import describe
-from bench.processes import BenchError
 from extproc.loadtest.measures import Percentiles
 from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S, ReplaySettings, replay
 from extproc.loadtest.workloads import make
+from extproc.stack.processes import StackError, bound_to_us
 from extproc.workload.exchange import RequestRecord, load_records, save_records
 
 ROOT = Path(__file__).parents[1]
@@ -113,7 +113,7 @@ def held(
 def running_server() -> Iterator[str]:
     """The URL of the server on its own core."""
     command = [sys.executable, "-m", "bench.sseserver"]
-    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    server = subprocess.Popen(bound_to_us(command), cwd=ROOT, stdout=subprocess.PIPE)
     try:
         os.sched_setaffinity(server.pid, {SERVER_CORE})
         assert server.stdout is not None
@@ -134,12 +134,12 @@ def measure(generator: str, url: str, rate_rps: float, seconds: float) -> Held:
             command = [sys.executable, "-m", "bench.generator", "--as-replay", url]
             command += [f"{rate_rps}", f"{num}", str(path)]
         with report.open("wb") as output:
-            child = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+            child = subprocess.Popen(bound_to_us(command), cwd=ROOT, stdout=output, stderr=output)
             os.sched_setaffinity(child.pid, {GENERATOR_CORE})
             _, status, used = os.wait4(child.pid, 0)
             child.returncode = os.waitstatus_to_exitcode(status)
         if not path.exists():
-            raise BenchError(f"{generator} ended with {child.returncode}:\n{report.read_text()}")
+            raise StackError(f"{generator} ended with {child.returncode}:\n{report.read_text()}")
         records = load_records(path)
     num = len(_workload(rate_rps, num).arrivals)
     cpu_s, wall_s = used.ru_utime + used.ru_stime, max(r.ended_s for r in records)

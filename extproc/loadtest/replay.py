@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
@@ -53,46 +54,48 @@ async def replay(
         settings: Where.
         sink: Gets each record when its request is over, in that order.
     """
-    async with (
-        aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={**_HEADERS, **settings.headers},
-            timeout=aiohttp.ClientTimeout(total=None),
-        ) as session,
-        asyncio.TaskGroup() as requests,
-    ):
-        sender = Sender(session, settings, asyncio.get_running_loop().time())
-        for index, arrival in enumerate(workload.arrivals):
-            wait_s = arrival.at_s - sender.now()
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={**_HEADERS, **settings.headers},
+        timeout=aiohttp.ClientTimeout(total=None),
+    ) as session:
+        sender = _Sender(session, settings)
+
+        async def send(index: int, arrival: Arrival) -> None:
+            sink(await sender.send(arrival, index))
+
+        await send_when_due(workload.arrivals, send)
+
+
+async def send_when_due(
+    arrivals: Iterable[Arrival], send: Callable[[int, Arrival], Coroutine[Any, Any, None]]
+) -> None:
+    """Give each request to `send`, with its place, when it is due; wait until all are over."""
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    async with asyncio.TaskGroup() as requests:
+        for index, arrival in enumerate(arrivals):
+            wait_s = started_s + arrival.at_s - loop.time()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
-            requests.create_task(_send_one(sender, arrival, index, sink))
+            requests.create_task(send(index, arrival))
 
 
-async def _send_one(
-    sender: Sender, arrival: Arrival, index: int, sink: Callable[[RequestRecord], None]
-) -> None:
-    sink(await sender.send(arrival, index))
-
-
-class Sender:
+class _Sender:
     """Sends single requests and says what became of them.
 
     Args:
         session: Without a timeout of its own.
         settings: Where to send.
-        started_s: The event loop's time that records count from.
     """
 
-    def __init__(
-        self, session: aiohttp.ClientSession, settings: ReplaySettings, started_s: float
-    ) -> None:
+    def __init__(self, session: aiohttp.ClientSession, settings: ReplaySettings) -> None:
         self._session = session
         self._settings = settings
         self._url = settings.url + settings.form.path
         self._loop = asyncio.get_running_loop()
-        self._started_s = started_s
+        self._started_s = self._loop.time()
 
     def now(self) -> float:
         """Seconds from the start."""

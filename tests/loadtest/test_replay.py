@@ -18,7 +18,7 @@ from extproc.sim.fakepod.pod import PodConfig, start_pod
 from extproc.workload.exchange import CHAT, RequestForm, RequestRecord
 from extproc.workload.requests import Workload
 from tests.sim.lab import arrival, poisson, workload
-from tests.sim.test_exchange import record
+from tests.workload.test_exchange import record
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
