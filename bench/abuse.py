@@ -25,13 +25,10 @@ from bench.figures import render_table
 from bench.machine import describe
 from bench.report import default_path, write_json
 from extproc.core.budget import Budget
-from extproc.core.wire import Abuse, Connection, Counters, WireStream, frames
+from extproc.core.wire import Connection, Counters, WireStream, frames
 from extproc.core.wire.errors import ErrorCode
 from extproc.shell.rpc import Code
 from extproc.stack.processes import StackError
-
-NEEDS_SOCKET = frozenset({Abuse.TOO_MANY_CONNECTIONS})
-"""Limits that the core does not hold itself; no CPU of it is spent either."""
 
 # Last stream, error code (9113 6.8).
 _GOAWAY = Struct(">II")
