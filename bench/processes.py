@@ -17,7 +17,6 @@ from typing import TypeVar
 from extproc.stack.envoy import find_envoy
 from extproc.stack.processes import ChildProcess, StackError
 
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _ChildT = TypeVar("_ChildT", bound=ChildProcess)
 
 
@@ -65,15 +64,13 @@ def get(url: str) -> str | None:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used, user and system, all threads."""
-    return parse_cpu_s(Path(f"/proc/{pid}/stat").read_text(), TICKS_PER_S)
+    """CPU seconds that a process has used, user and system, all threads.
 
-
-def parse_cpu_s(stat: str, ticks_per_s: int) -> float:
-    """CPU seconds from the text of `/proc/PID/stat` (proc_pid_stat(5), fields 14 and 15)."""
+    Source: proc_pid_stat(5), fields 14 and 15.
+    """
     # Field 2 is the program's name in brackets and may hold spaces and brackets itself.
-    fields = stat.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / ticks_per_s
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def waited_s(pid: int) -> float:
@@ -99,15 +96,11 @@ class Memory:
 
 
 def memory(pid: int) -> Memory:
-    """What a process holds."""
-    return parse_memory(Path(f"/proc/{pid}/status").read_text())
-
-
-def parse_memory(status: str) -> Memory:
-    """From the text of `/proc/PID/status`."""
+    """Of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     kib = {
         name: int(rest.split()[0])
-        for name, _, rest in (line.partition(":") for line in status.splitlines())
+        for name, _, rest in (x.partition(":") for x in lines)
         if name in ("VmRSS", "VmHWM")
     }
     return Memory(kib["VmRSS"] * 1024, kib["VmHWM"] * 1024)

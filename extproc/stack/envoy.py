@@ -37,10 +37,9 @@ class Envoy(ChildProcess):
         super().__init__(name)
         self._arguments = ["--concurrency", str(concurrency), "-l", log_level]
         document = yaml.safe_load(bootstrap)
-        self.admin_port = _move(document["admin"])
+        self.admin_url = f"http://127.0.0.1:{_move(document['admin'])}"
         self.ports = [_move(each) for each in document["static_resources"]["listeners"]]
         self.url = f"http://127.0.0.1:{self.ports[0]}"
-        self.admin_url = f"http://127.0.0.1:{self.admin_port}"
         self._config_path = self.dir / "envoy.yaml"
         self._config_path.write_text(yaml.safe_dump(document), encoding="utf-8")
 

@@ -25,6 +25,7 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.05
 _LOG_CHARS = 4000
+_PAGE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _PORTS = range(20_000, 32_000)
 """Below those that Linux gives to outgoing connections: no client takes one of them before the
 process for which it was chosen listens."""
@@ -259,7 +260,7 @@ def free_port() -> int:
 async def get_page(url: str) -> str | None:
     """The page at `url`; None while there is no good answer."""
     try:
-        async with aiohttp.ClientSession() as http, http.get(url) as response:
+        async with aiohttp.ClientSession(timeout=_PAGE_TIMEOUT) as http, http.get(url) as response:
             return await response.text() if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError):
         return None
