@@ -1,13 +1,12 @@
 """Sends a workload over HTTP at its own times, to any server with OpenAI's API.
 
 Open loop: a request is sent when it is due, whatever became of those before it. Where the generator
-itself is late, its records say so (`RequestRecord.delay_s`), and `Tally.has_lagged`.
+itself is late, its records say so (`RequestRecord.delay_s`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import aiohttp
 
 from extproc.workload.exchange import RequestForm, RequestRecord, StreamMeter, encode_body, error_of
-from extproc.workload.judge import percentile
 from extproc.workload.requests import Arrival, Workload
 
 MAX_MEDIAN_DELAY_S = 0.005
@@ -169,44 +167,3 @@ class _Answer:
     def error(self) -> str:
         """What is wrong with a body that was read to its end."""
         return error_of(self.status, self.meter)
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """A replay in a few numbers.
-
-    Attributes:
-        num_requests: All of them.
-        errors: How many failed, by kind.
-        ttft_p50_s: Median time to the first text, of those that have one.
-        ttft_p99_s: Its 99th percentile.
-        delay_p50_s: Median lateness of the generator.
-        delay_p99_s: Its 99th percentile.
-    """
-
-    num_requests: int
-    errors: Mapping[str, int]
-    ttft_p50_s: float
-    ttft_p99_s: float
-    delay_p50_s: float
-    delay_p99_s: float
-
-    @property
-    def has_lagged(self) -> bool:
-        """Whether the generator could not keep up, so that the rest is not to be trusted."""
-        return self.delay_p50_s > MAX_MEDIAN_DELAY_S
-
-
-def tally(records: Iterable[RequestRecord]) -> Tally:
-    """Count records."""
-    everything = list(records)
-    ttfts_s = sorted(r.ttft_s for r in everything if r.ttft_s is not None)
-    delays_s = sorted(record.delay_s for record in everything)
-    return Tally(
-        num_requests=len(everything),
-        errors=Counter(record.error for record in everything if record.error),
-        ttft_p50_s=percentile(ttfts_s, 0.5),
-        ttft_p99_s=percentile(ttfts_s, 0.99),
-        delay_p50_s=percentile(delays_s, 0.5),
-        delay_p99_s=percentile(delays_s, 0.99),
-    )

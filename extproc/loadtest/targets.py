@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from extproc.loadtest.fleetfiles import (
     policy_section,
 )
 from extproc.loadtest.listing import Listing
-from extproc.loadtest.replay import ReplaySettings, replay, tally
+from extproc.loadtest.replay import ReplaySettings, replay
 from extproc.plugins import PolicyError, load_policy
 from extproc.sim.fleet.fleet import BASE_MODEL
 from extproc.sim.fleet.settings import FleetSettings
@@ -253,7 +254,7 @@ async def _warm_up(target: Target, settings: FleetSettings, adapters: Sequence[s
     workload = Workload("warm-up", arrivals, dict.fromkeys(adapters, 1), 0, "warm-up")
     records: list[RequestRecord] = []
     await replay(workload, target.replay_settings(settings), records.append)
-    if errors := tally(records).errors:
+    if errors := Counter(record.error for record in records if record.error):
         kinds = ", ".join(f"{count} {kind}" for kind, count in errors.items())
         raise TargetError(f"{target.label}: of {len(records)} requests to warm it up: {kinds}")
 
