@@ -89,10 +89,9 @@ async def until_signalled(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 class ChildProcess:
-    """A process in a group and a folder of its own; its output is in a file there.
+    """A process in a group and a folder of its own; its output goes to a file there.
 
-    To start it from a thread that ends would end it, too: the kernel takes the thread for the
-    parent.
+    Start it from a thread that outlives it: the kernel ends it with the thread.
 
     Attributes:
         name: For messages.
@@ -125,7 +124,7 @@ class ChildProcess:
 
     @property
     def log(self) -> str:
-        """Everything that it has written, also after `close`."""
+        """Its output so far; also after `close`."""
         if not self.log_path.exists():
             return self._closed_log
         return self.log_path.read_text(encoding="utf-8", errors="replace")
@@ -133,7 +132,7 @@ class ChildProcess:
     def spawn(
         self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> None:
-        """Start a program, also again after its end; the log goes on.
+        """Start a program, also again after its end; the log is continued.
 
         Raises:
             StackError: There is no such program.
@@ -189,7 +188,7 @@ class ChildProcess:
             os.killpg(self.pid, number)
 
     async def wait(self, within_s: float | None = None) -> int:
-        """Wait until it ends; its exit status.
+        """Return the exit status once it has ended.
 
         Raises:
             TimeoutError: It has not ended by then.
@@ -201,7 +200,7 @@ class ChildProcess:
         return status
 
     async def stop(self, within_s: float = STOP_TIMEOUT_S) -> int:
-        """Ask it to end, and kill it if it does not; its exit status."""
+        """Ask it to end, kill it if it does not, and return the exit status."""
         self.send(signal.SIGTERM)
         try:
             return await self.wait(within_s)
@@ -209,7 +208,7 @@ class ChildProcess:
             return await self.kill()
 
     async def kill(self) -> int:
-        """End it at once; its exit status."""
+        """End it at once, and return the exit status."""
         self.send(signal.SIGKILL)
         return await self.wait()
 
