@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.sim.calibration.calibrate import SERIES, Reading, Sample, read_page, sample_between
+from extproc.sim.calibration.calibrate import SERIES, Reading, Sample, read_page, sample_over
 from extproc.sim.calibration.fitting import fit
 from extproc.sim.engine.engine import Engine
 from extproc.sim.engine.profiles import A100_8B, H100_8B, EngineProfile
@@ -152,11 +152,12 @@ def test_a_page_of_something_else_is_refused() -> None:
         Reading(2.0, 10, 100, 5, 500, 3, 1000),  # no step
         Reading(2.0, 5, 100, 5, 500, 3, 1000),  # restarted
         Reading(2.0, 20, 100, 5, 500, 0, 1000),  # idle
-        Reading(2.0, 20, 100, 5, 500, 3, 1000, num_adapters=2),
     ],
 )
 def test_readings_that_tell_no_step_give_no_sample(second: Reading) -> None:
-    assert sample_between(Reading(1.0, 10, 100, 5, 500, 3, 1000), second) is None
+    first = Reading(1.0, 10, 100, 5, 500, 3, 1000)
+
+    assert sample_over((first, second), num_adapters=0) is None
 
 
 def test_pages_of_a_running_engine_give_its_costs_back() -> None:
@@ -189,7 +190,7 @@ def test_pages_of_a_running_engine_give_its_costs_back() -> None:
                 now = step.ended_s
                 page.record(step, wall=now)
             reading = read_page(page.render(SERIES).decode(), at_s=now)
-            if previous and (sample := sample_between(previous, reading)):
+            if previous and (sample := sample_over((previous, reading), num_adapters=0)):
                 samples.append(sample)
             previous = reading
     found = fit(samples)
