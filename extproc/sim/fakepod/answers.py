@@ -64,8 +64,8 @@ class Api(Protocol):
         ...
 
     def start(self, reply: Reply) -> bytes:
-        """The events that go out before the first token is there."""
-        ...
+        """The events that go out before the first token is there: none for most."""
+        return b""
 
     def token(self, reply: Reply, index: int) -> bytes:
         """The events of the token at `index`."""
@@ -76,7 +76,7 @@ class Api(Protocol):
         ...
 
 
-class CompletionApi:
+class CompletionApi(Api):
     """`/v1/completions`."""
 
     def whole(self, reply: Reply) -> Json:
@@ -90,10 +90,6 @@ class CompletionApi:
             "prompt_logprobs": None,
         }
         return {**self._head(reply), "choices": [choice], "usage": reply.usage}
-
-    def start(self, reply: Reply) -> bytes:
-        """See `Api`."""
-        return b""
 
     def token(self, reply: Reply, index: int) -> bytes:
         """See `Api`."""
@@ -119,7 +115,7 @@ class CompletionApi:
         }
 
 
-class ChatApi:
+class ChatApi(Api):
     """`/v1/chat/completions`."""
 
     def whole(self, reply: Reply) -> Json:
@@ -133,10 +129,6 @@ class ChatApi:
         }
         head = self._head(reply, "chat.completion")
         return {**head, "choices": [choice], "usage": reply.usage}
-
-    def start(self, reply: Reply) -> bytes:
-        """See `Api`."""
-        return b""
 
     def token(self, reply: Reply, index: int) -> bytes:
         """See `Api`. The role goes out with the first token."""
@@ -162,7 +154,7 @@ class ChatApi:
         }
 
 
-class MessagesApi:
+class MessagesApi(Api):
     """Anthropic's `/v1/messages`."""
 
     def whole(self, reply: Reply) -> Json:
@@ -174,10 +166,6 @@ class MessagesApi:
             "stop_sequence": None,
             "usage": self._usage(reply, reply.output_tokens),
         }
-
-    def start(self, reply: Reply) -> bytes:
-        """See `Api`."""
-        return b""
 
     def token(self, reply: Reply, index: int) -> bytes:
         """See `Api`. The message and its text block start with the first token."""
@@ -245,20 +233,6 @@ def model_list(base_model: str, adapters: Mapping[str, str], max_len: int, creat
 
 
 def _card(name: str, root: str, parent: str | None, max_len: int | None, created: int) -> Json:
-    permission = {
-        "id": f"modelperm-{name}",
-        "object": "model_permission",
-        "created": created,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
     return {
         "id": name,
         "object": "model",
@@ -267,7 +241,6 @@ def _card(name: str, root: str, parent: str | None, max_len: int | None, created
         "root": root,
         "parent": parent,
         "max_model_len": max_len,
-        "permission": [permission],
     }
 
 

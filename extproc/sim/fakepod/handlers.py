@@ -70,7 +70,6 @@ class Pod:
         self.page = VllmPage(
             model_name=config.base_model,
             max_loras=config.max_loras,
-            max_model_len=config.profile.max_model_len,
             num_gpu_blocks=engine.kv_blocks,
             block_tokens=config.profile.block_tokens,
             names=self.registry.names_by_key,

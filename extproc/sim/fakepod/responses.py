@@ -6,14 +6,14 @@ Of stored responses nothing is kept: the gateway does not route by their ids.
 
 from __future__ import annotations
 
-from extproc.sim.fakepod.answers import Reply, named
+from extproc.sim.fakepod.answers import Api, Reply, named
 from extproc.sim.fakepod.apierrors import Json
 
 _NUM_OPENING = 4
 """Events before the first token's delta."""
 
 
-class ResponsesApi:
+class ResponsesApi(Api):
     """`/v1/responses`."""
 
     def whole(self, reply: Reply) -> Json:

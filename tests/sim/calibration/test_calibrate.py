@@ -165,7 +165,6 @@ def test_pages_of_a_running_engine_give_its_costs_back() -> None:
     page = VllmPage(
         model_name="m",
         max_loras=1,
-        max_model_len=A100_8B.max_model_len,
         num_gpu_blocks=engine.kv_blocks,
         block_tokens=A100_8B.block_tokens,
         names={},

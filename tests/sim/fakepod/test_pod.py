@@ -472,9 +472,8 @@ async def test_metrics_filter_works_with_the_trailing_slash_only() -> None:
 
         names = {family.name for family in text_string_to_metric_families(small)}
         assert names == {"vllm:lora_requests_info", "vllm:num_requests_running"}
-        assert len(whole) > 40_000
+        assert len(whole) > 2 * len(small)
         assert 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="a",' in small
-        assert 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"}' in whole
 
 
 async def test_debug_shows_engine_and_last_requests() -> None:
