@@ -50,11 +50,6 @@ def zipf_shares(count: int, exponent: float) -> tuple[float, ...]:
     return normalised([(index + 1) ** -exponent for index in range(count)])
 
 
-def geometric_shares(count: int, ratio: float) -> tuple[float, ...]:
-    """Each `ratio` times the next: what Punica calls Zipf-`ratio` (arXiv 2310.18547)."""
-    return normalised([ratio**-index for index in range(count)])
-
-
 def normalised(weights: Iterable[float]) -> tuple[float, ...]:
     """Weights whose sum is 1."""
     values = tuple(weights)

@@ -16,7 +16,6 @@ from extproc.workload.draws import (
     Choice,
     gamma_times,
     gap_cv,
-    geometric_shares,
     round_robin_ranks,
     sampled_lengths,
     zipf_shares,
@@ -108,13 +107,6 @@ def test_uniform_shares_are_equal() -> None:
     workload = synthetic.uniform("w", num_adapters=10, rate_rps=10, duration_s=600, seed=4)
 
     assert list(workload.shares.values()) == pytest.approx([0.1] * 10, abs=EPSILON_SHARE)
-
-
-def test_geometric_shares_fall_by_their_ratio() -> None:
-    shares = geometric_shares(4, 1.5)
-
-    assert [first / second for first, second in pairwise(shares)] == pytest.approx([1.5] * 3)
-    assert sum(shares) == pytest.approx(1.0)
 
 
 def test_a_choice_falls_by_weight_and_never_on_nothing() -> None:
@@ -241,18 +233,3 @@ def test_a_cold_adapter_keeps_its_rank_when_the_crowd_comes() -> None:
     )
 
     assert crowd.adapters == calm.adapters
-
-
-def test_prefixes_belong_to_an_adapter_and_lengthen_the_prompt() -> None:
-    plain = synthetic.zipf(
-        "w", num_adapters=5, exponent=1, rate_rps=20, duration_s=300, seed=14, base_share=0.2
-    )
-    shared = synthetic.with_prefixes(plain, num_per_adapter=2, prefix_tokens=100, share=0.5, seed=1)
-    pairs = list(zip(plain.arrivals, shared.arrivals, strict=True))
-    prefixed = [(before, after) for before, after in pairs if after.prefix]
-
-    assert len(prefixed) / len(pairs) == pytest.approx(0.5, abs=EPSILON_SHARE)
-    assert all(b.prompt_tokens + 100 == a.prompt_tokens for b, a in prefixed)
-    assert all(a.prefix.startswith(a.adapter or "base") for _, a in prefixed)
-    assert len({a.prefix for _, a in prefixed}) == 2 * 6
-    assert all(before == after for before, after in pairs if not after.prefix)
