@@ -97,7 +97,7 @@ loadtest: $(DEMO)
 
 # Exits with 1 if they are not as expected, with 3 if the machine is too busy to say.
 loadtest-ci: $(DEMO)
-	$(BIN)/extproc loadtest guard $(ARGS)
+	$(BIN)/python -m bench.guard $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-litellm .venv-vllm build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

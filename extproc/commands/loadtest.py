@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from extproc.commands.guard import guard_command
 from extproc.commands.ramp import ramp_command
 from extproc.commands.session import (
     FAILED,
@@ -200,4 +199,3 @@ def _slices(
 
 
 loadtest_app.command("ramp")(ramp_command)
-loadtest_app.command("guard")(guard_command)

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from extproc.loadtest.blocks import Block, PlanError
 from extproc.loadtest.compare import Round, counted, fitted, run_rounds
-from extproc.loadtest.guard import GuardError
 from extproc.loadtest.screen import print_comparison, watching
 from extproc.loadtest.targets import TargetError, TargetSpec
 from extproc.stack.processes import SignalledError, until_signalled
@@ -107,7 +106,7 @@ def refusing() -> Iterator[None]:
     """
     try:
         yield
-    except (PlanError, TargetError, GuardError) as error:
+    except (PlanError, TargetError) as error:
         raise fault(error, UNUSABLE) from error
 
 
