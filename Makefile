@@ -92,7 +92,7 @@ soak: $(DEV)
 fuzz-service: $(DEV)
 	$(BIN)/python -m bench.fuzz_service $(BENCH)
 
-loadtest: $(DEMO)
+loadtest: $(DEV)
 	$(BIN)/extproc loadtest run standard $(ARGS)
 
 # Exits with 1 if they are not as expected, with 3 if the machine is too busy to say.

@@ -43,6 +43,19 @@ class Measure:
         value: float = getattr(run.metrics, self.key)
         return None if self.needs_pods and not run.knows_pods else value
 
+    def shown(self, runs: Iterable[RunResult], target: str) -> tuple[str, str]:
+        """A target's mean over real runs, and over virtual ones with their seeds, for people."""
+        own = [run for run in runs if run.target == target]
+        seeds = {run.seed for run in own if run.kind == "real"}
+        real, virtual = (
+            mean_of([run for run in own if run.kind == kind and run.seed in seeds], self)
+            for kind in ("real", "virtual")
+        )
+        return self._text(real), self._text(virtual)
+
+    def _text(self, value: float | None) -> str:
+        return "" if value is None else self.form.format(value)
+
 
 MEASURES = (
     Measure("finished per second", "throughput_rps", "{:.2f}"),

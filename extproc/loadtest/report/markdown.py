@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from extproc.loadtest.report.agreement import MEASURES, Measure, agreement, mean_of
-from extproc.loadtest.report.plots import colours_of, rate_plots
+from extproc.loadtest.report.agreement import MEASURES, Measure, agreement
+from extproc.loadtest.report.plots import colours_of, rate_charts
 from extproc.loadtest.results import LoadResult, RunResult
 
 PLOT_NAMES = ("wait", "served", "satisfaction")
-_WHITE = '<rect width="100%" height="100%" fill="#fff"/>'
-"""Behind a plot: pages that show it may be dark."""
+_ON_WHITE = '<svg style="background:#fff" '
+"""Pages that show a plot may be dark."""
 
 
 def markdown(result: LoadResult) -> str:
@@ -39,11 +39,10 @@ def save_plots(result: LoadResult, folder: Path) -> list[Path]:
     paths = []
     for scenario in result.scenarios:
         runs = [run for run in result.runs if run.scenario == scenario]
-        plots = rate_plots(runs, colours, result.slo)
+        plots = rate_charts(runs, colours, result.slo)
         for name, (_, chart) in zip(PLOT_NAMES, plots, strict=False):
-            head, _, rest = chart.partition(">")
             paths.append(folder / f"{scenario}-{name}.svg")
-            paths[-1].write_text(f"{head}>{_WHITE}{rest}\n", encoding="utf-8")
+            paths[-1].write_text(chart.replace("<svg ", _ON_WHITE, 1) + "\n", encoding="utf-8")
     return paths
 
 
@@ -57,14 +56,6 @@ def _table(title: str, runs: Sequence[RunResult], ordered: Sequence[str]) -> str
 
 
 def _row(runs: Sequence[RunResult], targets: Sequence[str], measure: Measure) -> list[str]:
-    cells = []
-    for target in targets:
-        own = [run for run in runs if run.target == target]
-        seeds = {run.seed for run in own if run.kind == "real"}
-        values = (
-            mean_of([r for r in own if r.kind == kind and r.seed in seeds], measure)
-            for kind in ("real", "virtual")
-        )
-        real, virtual = ("" if v is None else measure.form.format(v) for v in values)
-        cells.append(f"{real} ({virtual})" if virtual else real)
+    pairs = [measure.shown(runs, target) for target in targets]
+    cells = [f"{real} ({virtual})" if virtual else real for real, virtual in pairs]
     return [measure.name, *cells, agreement(runs, measure).words]

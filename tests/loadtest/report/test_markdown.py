@@ -53,8 +53,8 @@ def test_plots_are_images_that_stand_alone(made: LoadResult, tmp_path: Path) -> 
     ]
     for path in paths:
         root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
-        assert root[0].get("fill") == "#fff"
-        assert root.find("{http://www.w3.org/2000/svg}polyline") is not None
+        assert root.get("style") == "background:#fff"
+        assert root.find(".//{http://www.w3.org/2000/svg}path") is not None
 
 
 def test_parts_of_one_suite_are_one_result(made: LoadResult) -> None:
