@@ -27,7 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from extproc.commands.session import FAILED, NOT_MEASURED, measured, status_of
-from extproc.loadtest.compare import FIGURES, Round, is_disturbed, ratio_of
+from extproc.loadtest.compare import Round, is_disturbed, ratio_of
+from extproc.loadtest.figures import FIGURES
 from extproc.loadtest.loads import plan_suite, read_suite, scenarios_of
 from extproc.loadtest.results import describe_machine
 from extproc.loadtest.screen import remarks, short_head

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from extproc.loadtest.report.agreement import MEASURES, Measure, agreement
+from extproc.loadtest.figures import FIGURES, Figure
+from extproc.loadtest.report.agreement import agreement
 from extproc.loadtest.report.plots import colours_of, rate_charts
 from extproc.loadtest.results import LoadResult, RunResult
 
@@ -50,12 +51,12 @@ def _table(title: str, runs: Sequence[RunResult], ordered: Sequence[str]) -> str
     real = {run.target for run in runs if run.kind == "real"}
     targets = [target for target in ordered if target in real]
     heads = [title, *(target.removeprefix("rule:") for target in targets), "order as predicted"]
-    rows = [_row(runs, targets, measure) for measure in MEASURES]
+    rows = [_row(runs, targets, figure) for figure in FIGURES.values()]
     rule = ["---"] + ["--:"] * len(targets) + ["---"]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
 
 
-def _row(runs: Sequence[RunResult], targets: Sequence[str], measure: Measure) -> list[str]:
-    pairs = [measure.shown(runs, target) for target in targets]
+def _row(runs: Sequence[RunResult], targets: Sequence[str], figure: Figure) -> list[str]:
+    pairs = [figure.shown(runs, target) for target in targets]
     cells = [f"{real} ({virtual})" if virtual else real for real, virtual in pairs]
-    return [measure.name, *cells, agreement(runs, measure).words]
+    return [figure.name, *cells, agreement(runs, figure).words]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from extproc.loadtest.figures import FIGURES
 from extproc.loadtest.measures import NOBODY
-from extproc.loadtest.report.agreement import MEASURES, agreement, distance
+from extproc.loadtest.report.agreement import agreement, distance
 from extproc.loadtest.report.plots import colours_of, rate_charts, wait_chart
 from extproc.loadtest.report.words import delay_words, error_words
 from extproc.loadtest.results import LoadResult, RunResult, load
@@ -69,7 +70,7 @@ def page_of(path: Path) -> str:
 
 
 def _distances(result: LoadResult) -> list[str]:
-    apart = {measure.name: distance(result.runs, measure) for measure in MEASURES}
+    apart = {figure.name: distance(result.runs, figure) for figure in FIGURES.values()}
     return [
         f"{name.partition(' (')[0]} {value:.0%}"
         for name, value in apart.items()
@@ -81,9 +82,9 @@ def _orders(result: LoadResult) -> Values:
     """How many orders the laboratory predicts, and how many came out that way."""
     cells = dict.fromkeys((run.scenario, run.rate_rps) for run in result.of_kind("real"))
     verdicts = [
-        agreement([r for r in result.runs if (r.scenario, r.rate_rps) == cell], measure)
+        agreement([r for r in result.runs if (r.scenario, r.rate_rps) == cell], figure)
         for cell in cells
-        for measure in MEASURES
+        for figure in FIGURES.values()
     ]
     num = sum(verdict.num_pairs for verdict in verdicts)
     return {"num_orders": num, "num_right": num - sum(len(v.wrong) for v in verdicts)}
@@ -107,7 +108,7 @@ def _scenario(result: LoadResult, name: str) -> Values:
 
 
 def _rate(rate_rps: float, runs: Sequence[RunResult], ordered: Sequence[str]) -> Values:
-    """All measures at one rate: each target real and virtual, and whether the order agrees."""
+    """All figures at one rate: each target real and virtual, and whether the order agrees."""
     real = {
         target: [run for run in runs if run.target == target and run.kind == "real"]
         for target in ordered
@@ -115,11 +116,11 @@ def _rate(rate_rps: float, runs: Sequence[RunResult], ordered: Sequence[str]) ->
     targets = [target for target in ordered if real[target]]
     rows = [
         {
-            "name": measure.name,
-            "cells": [measure.shown(runs, target) for target in targets],
-            "verdict": agreement(runs, measure),
+            "name": figure.name,
+            "cells": [figure.shown(runs, target) for target in targets],
+            "verdict": agreement(runs, figure),
         }
-        for measure in MEASURES
+        for figure in FIGURES.values()
     ]
     return {
         "rate_rps": rate_rps,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from extproc.commands.twins import twins_of
-from extproc.loadtest.report.agreement import MEASURES
+from extproc.loadtest.figures import FIGURES
 from extproc.loadtest.report.markdown import markdown, save_plots
 from extproc.loadtest.results import LoadResult, ResultError, merged
 from tests.loadtest.loads import result, run, suite
@@ -36,7 +36,7 @@ def test_a_table_has_real_figures_with_virtual_ones_in_brackets(made: LoadResult
         "url:here",
         "order as predicted",
     ]
-    assert len(lines) == 2 + len(MEASURES)
+    assert len(lines) == 2 + len(FIGURES)
     assert len({len(line) for line in lines}) == 1
     measured = made.runs[0].metrics.throughput_rps
     assert lines[2][1].strip().startswith(f"{measured:.2f} (")
