@@ -100,7 +100,7 @@ class CompletionApi(Api):
             "finish_reason": reply.finish_reason(index),
             "stop_reason": None,
         }
-        return _event({**self._head(reply), "choices": [choice]})
+        return event({**self._head(reply), "choices": [choice]})
 
     def end(self, reply: Reply, *, has_usage: bool) -> bytes:
         """See `Api`."""
@@ -143,7 +143,7 @@ class ChatApi(Api):
 
     def _chunk(self, reply: Reply, delta: Json, finish_reason: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return _event({**self._head(reply, "chat.completion.chunk"), "choices": [choice]})
+        return event({**self._head(reply, "chat.completion.chunk"), "choices": [choice]})
 
     def _head(self, reply: Reply, object_: str) -> Json:
         return {
@@ -152,56 +152,6 @@ class ChatApi(Api):
             "created": reply.created_wall_s,
             "model": reply.model,
         }
-
-
-class MessagesApi(Api):
-    """Anthropic's `/v1/messages`."""
-
-    def whole(self, reply: Reply) -> Json:
-        """See `Api`."""
-        return {
-            **self._head(reply),
-            "content": [{"type": "text", "text": reply.text}],
-            "stop_reason": "max_tokens",
-            "stop_sequence": None,
-            "usage": self._usage(reply, reply.output_tokens),
-        }
-
-    def token(self, reply: Reply, index: int) -> bytes:
-        """See `Api`. The message and its text block start with the first token."""
-        delta = {"type": "text_delta", "text": reply.token(index)}
-        events = named({"type": "content_block_delta", "index": 0, "delta": delta})
-        if index:
-            return events
-        message = {**self._head(reply), "content": [], "stop_reason": None, "stop_sequence": None}
-        message["usage"] = self._usage(reply, 0)
-        block = {"type": "text", "text": ""}
-        return (
-            named({"type": "message_start", "message": message})
-            + named({"type": "content_block_start", "index": 0, "content_block": block})
-            + events
-        )
-
-    def end(self, reply: Reply, *, has_usage: bool) -> bytes:
-        """See `Api`. Anthropic's stream always has the counts."""
-        delta = {"stop_reason": "max_tokens", "stop_sequence": None}
-        usage = self._usage(reply, reply.output_tokens)
-        return (
-            named({"type": "content_block_stop", "index": 0})
-            + named({"type": "message_delta", "delta": delta, "usage": usage})
-            + named({"type": "message_stop"})
-        )
-
-    def _head(self, reply: Reply) -> Json:
-        return {
-            "id": f"chatcmpl-{reply.id}",
-            "type": "message",
-            "role": "assistant",
-            "model": reply.model,
-        }
-
-    def _usage(self, reply: Reply, output_tokens: int) -> Json:
-        return {"input_tokens": reply.prompt_tokens, "output_tokens": output_tokens}
 
 
 def embedding(reply: Reply, size: int) -> Json:
@@ -245,22 +195,18 @@ def _card(name: str, root: str, parent: str | None, max_len: int | None, created
 
 
 def _usage_and_done(head: Json, reply: Reply, has_usage: bool) -> bytes:
-    usage = _event({**head, "choices": [], "usage": reply.usage}) if has_usage else b""
+    usage = event({**head, "choices": [], "usage": reply.usage}) if has_usage else b""
     return usage + b"data: [DONE]\n\n"
 
 
-def _event(body: Json) -> bytes:
+def event(body: Json) -> bytes:
+    """A server-sent event."""
     return b"data: " + encode(body) + b"\n\n"
-
-
-def named(body: Json) -> bytes:
-    """An event with its type as the name."""
-    return f"event: {body['type']}\n".encode() + _event(body)
 
 
 def stream_error(error: ApiError) -> bytes:
     """The end of a stream that fails after its headers are out."""
-    return _event(error.openai()) + b"data: [DONE]\n\n"
+    return event(error.openai()) + b"data: [DONE]\n\n"
 
 
 def encode(body: Json) -> bytes:

@@ -35,7 +35,7 @@ POD: web.AppKey[Pod] = web.AppKey("pod", Pod)
 _WALL: Callable[[], float] = time.time  # noqa: TID251
 
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # vLLM: serve/middleware/authenticate.py
-_UNRECORDED = ("/metrics", "/health", "/ping", "/version", "/debug", "/v1/models")
+_UNRECORDED = ("/metrics", "/health", "/debug", "/v1/models")
 _SHUTDOWN_S = 0.2  # grace for running requests when a pod stops, where `drain_s` is not longer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -6,7 +6,7 @@ Of stored responses nothing is kept: the gateway does not route by their ids.
 
 from __future__ import annotations
 
-from extproc.sim.fakepod.answers import Api, Reply, named
+from extproc.sim.fakepod.answers import Api, Reply, event
 from extproc.sim.fakepod.apierrors import Json
 
 _NUM_OPENING = 4
@@ -34,13 +34,13 @@ class ResponsesApi(Api):
     def start(self, reply: Reply) -> bytes:
         """See `Api`."""
         response = self._response(reply, "in_progress", [])
-        return named({"type": "response.created", "sequence_number": 0, "response": response}) + (
-            named({"type": "response.in_progress", "sequence_number": 1, "response": response})
+        return _named({"type": "response.created", "sequence_number": 0, "response": response}) + (
+            _named({"type": "response.in_progress", "sequence_number": 1, "response": response})
         )
 
     def token(self, reply: Reply, index: int) -> bytes:
         """See `Api`. The message and its part are opened with the first token."""
-        delta = named(
+        delta = _named(
             {
                 "type": "response.output_text.delta",
                 "sequence_number": _NUM_OPENING + index,
@@ -62,20 +62,20 @@ class ResponsesApi(Api):
             {"type": "response.completed", "response": self.whole(reply)},
         ]
         return b"".join(
-            named({**event, "sequence_number": number + i}) for i, event in enumerate(events)
+            _named({**event, "sequence_number": number + i}) for i, event in enumerate(events)
         )
 
     def _opening(self, reply: Reply) -> bytes:
         message = {**self._message(reply, "in_progress"), "content": []}
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        return named(
+        return _named(
             {
                 "type": "response.output_item.added",
                 "sequence_number": 2,
                 "output_index": 0,
                 "item": message,
             }
-        ) + named(
+        ) + _named(
             {
                 "type": "response.content_part.added",
                 "sequence_number": 3,
@@ -125,3 +125,8 @@ class ResponsesApi(Api):
             "truncation": "disabled",
             "usage": None,
         }
+
+
+def _named(body: Json) -> bytes:
+    """An event with its type as the name."""
+    return f"event: {body['type']}\n".encode() + event(body)
