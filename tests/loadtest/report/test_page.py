@@ -16,7 +16,7 @@ from extproc.commands.main import app
 from extproc.commands.twins import twins_of
 from extproc.loadtest.report.page import page_of, render
 from extproc.loadtest.report.plots import colours_of, rate_curves
-from extproc.loadtest.results import LoadResult, RunResult, save, single_run, trimmed
+from extproc.loadtest.results import LoadResult, RunResult, save, single_run
 from tests.browser import Page, running_browser
 from tests.loadtest.loads import SLO, records, result, run, suite
 from tests.sim.trials.test_report import Checker
@@ -33,7 +33,7 @@ def full() -> LoadResult:
         for number, target in enumerate(TARGETS)
     ]
     twins = twins_of(suite(), real, more_rates=1)
-    return trimmed(result(*real, *twins, suite=suite()))
+    return result(*real, *twins, suite=suite())
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
+from bench.publish import markdown, merged, save_plots, trimmed
 from extproc.commands.twins import twins_of
 from extproc.loadtest.figures import FIGURES
-from extproc.loadtest.report.markdown import markdown, save_plots
-from extproc.loadtest.results import LoadResult, ResultError, merged
+from extproc.loadtest.results import LoadResult, ResultError
 from tests.loadtest.loads import result, run, suite
 
 
@@ -77,3 +77,29 @@ def test_of_a_run_that_was_made_again_the_last_one_counts() -> None:
     first, again = result(run("rule:a")), result(run("rule:a", ttft_s=0.2))
 
     assert list(merged([first, again]).runs) == list(again.runs)
+
+
+def test_trimming_keeps_the_ends_and_every_figure() -> None:
+    whole = result(run("rule:founding"), msgspec.structs.replace(run("rule:x"), kind="virtual"))
+
+    small = trimmed(whole, num_groups=2)
+
+    real, virtual = small.runs
+    names = list(whole.runs[0].summary.by_adapter)
+    assert len(names) > 4
+    assert list(real.summary.by_adapter) == [*names[:2], *names[-2:]]
+    assert list(real.summary.by_tenant) == ["tenant-0", "tenant-1", "tenant-2"]
+    assert virtual.summary.by_adapter == {}
+    assert [each.metrics for each in small.runs] == [each.metrics for each in whole.runs]
+    assert small.is_trimmed
+    assert virtual.summary.ttft_quantiles_s == whole.runs[1].summary.ttft_quantiles_s != ()
+    assert not whole.is_trimmed
+
+
+def test_of_seeds_that_were_not_run_for_real_no_distribution_is_kept() -> None:
+    other = msgspec.structs.replace(run("rule:founding", seed=2), kind="virtual")
+
+    small = trimmed(result(run("rule:founding"), other))
+
+    assert [bool(each.summary.ttft_quantiles_s) for each in small.runs] == [True, False]
+    assert small.runs[1].metrics == other.metrics
