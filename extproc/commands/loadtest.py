@@ -43,6 +43,7 @@ from extproc.loadtest.report.page import render
 from extproc.loadtest.results import LoadResult, RunResult, describe_machine, save
 from extproc.loadtest.screen import print_comparison, remarks
 from extproc.loadtest.targets import parse_targets
+from extproc.sim.trials.pages import check_libraries
 from extproc.sim.trials.suites import SloSpec
 
 DEFAULT_OUT = Path("loadtest/out/real")
@@ -79,6 +80,7 @@ def run_command(
 ) -> None:
     """A whole suite for real, its virtual twins beside it, as JSON and as a page."""
     with refusing():
+        check_libraries()
         found = read_suite(suite)
         specs = parse_targets([f"rule:{rule}" for rule in rules or found.rules])
         chosen = scenarios_of(found, scenarios or ())
@@ -152,6 +154,8 @@ def compare_command(
     """The same requests through every target, interleaved; ratios, paired block by block."""
     overrides = Overrides(fleet or (), profile, (ttft_s, tpot_s, None))
     with refusing():
+        if out is not None:
+            check_libraries()
         specs = parse_targets(targets)
         if is_suite(load):
             suite = read_suite(load, overrides)

@@ -15,6 +15,7 @@ from extproc.loadtest.blocks import Block, PlanError
 from extproc.loadtest.compare import Round, counted, fitted, run_rounds
 from extproc.loadtest.screen import print_comparison, watching
 from extproc.loadtest.targets import TargetError, TargetSpec
+from extproc.sim.trials.pages import PageError
 from extproc.stack.processes import SignalledError, until_signalled
 
 FAILED, UNUSABLE, NOT_MEASURED = 1, 2, 3
@@ -106,7 +107,7 @@ def refusing() -> Iterator[None]:
     """
     try:
         yield
-    except (PlanError, TargetError) as error:
+    except (PlanError, TargetError, PageError) as error:
         raise fault(error, UNUSABLE) from error
 
 

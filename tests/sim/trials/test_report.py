@@ -96,6 +96,7 @@ def test_the_page_says_what_is_compared_and_shows_every_plot(folder: Path) -> No
         assert text in page
     # capacity, latency, attainment, loads, a heat map per rule, two of the sweep
     assert page.count("<svg") == 8
+    page = re.sub(r"base64,[^\"]*", "", page)
     assert "nan" not in page
     assert "inf" not in re.sub(r"inform\w*", "", page)
 
