@@ -14,9 +14,9 @@ from grpc import aio
 from extproc.commands.eppplan import DEFAULTS
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests import clients
+from tests.app.test_app import Service, configuration, eventually, serving
 from tests.builders import body
 from tests.shell.gateways import GATEWAYS, OBJECTIVE, Gateway, Metadata
-from tests.test_app import Service, configuration, eventually, serving
 
 MODELS = ("only-0", "only-1")
 _EOF: Any = getattr(aio, "EOF")  # noqa: B009

@@ -16,7 +16,7 @@ from extproc.commands.demo.fleet import ADAPTERS
 from extproc.commands.demo.traffic import MAX_OUTPUT_TOKENS, Results, make_workload, send_all
 from extproc.commands.main import app
 from extproc.sim.fakepod.pod import PodConfig, start_pod
-from tests.commands import Command, commands
+from tests.commandline import Command, commands
 
 NUM_PROCESSES = 7
 """The demo itself, four pods, the picker and Envoy."""

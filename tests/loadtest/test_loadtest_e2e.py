@@ -22,7 +22,7 @@ from extproc.loadtest.runs import run_block
 from extproc.loadtest.targets import TargetError, parse_targets, running_targets
 from extproc.sim.fakepod.pod import PodConfig, start_pod
 from extproc.sim.trials.suites import parse_suite
-from tests.commands import Command, commands
+from tests.commandline import Command, commands
 from tests.loadtest.builders import TINY
 
 FLEET = ["num_pods=2", "max_loras=2", "drain_s=30", "scrape_interval_s=0.2"]
