@@ -29,7 +29,7 @@ each_that_tells_of_responses = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True, params=["wire", "grpcio"])
 def _on_each_transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.test_app.transport", request.param)
+    monkeypatch.setattr("tests.app.test_app.transport", request.param)
 
 
 @pytest.fixture
