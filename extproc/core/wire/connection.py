@@ -21,8 +21,9 @@ from extproc.core.wire.lifetime import Lifetime
 from extproc.core.wire.limits import DEFAULT_LIMITS, Abuse, Counters, Limits
 from extproc.core.wire.outbox import Outbox
 from extproc.core.wire.requests import judge_request
+from extproc.core.wire.service import MethodLike
 from extproc.core.wire.states import REMEMBERED
-from extproc.core.wire.stream import MethodLike, WireStream
+from extproc.core.wire.stream import WireStream
 from extproc.core.wire.streams import Streams
 
 _ID_MASK: Final = 0x7FFFFFFF
