@@ -98,7 +98,7 @@ class HeaderReader:
         )
         # Remembered blocks that read the dynamic table as it is now.
         self._volatile: set[bytes] = set()
-        # What `Connection` looks blocks up in; empty while everything must pass the decoder.
+        # What `Opener` looks blocks up in; empty while everything must pass the decoder.
         self.requests: dict[bytes, Request] = self._blocks.kept
 
     def forbid_table(self) -> None:
