@@ -36,7 +36,7 @@ async def child() -> AsyncIterator[ChildProcess]:
     assert not made.dir.exists()
 
 
-async def is_up(child: ChildProcess, *, times: int = 1) -> None:
+async def is_up(child: ChildProcess, times: int = 1) -> None:
     async def says_so() -> bool:
         return child.log.count("up") == times
 
@@ -46,7 +46,7 @@ async def is_up(child: ChildProcess, *, times: int = 1) -> None:
 async def test_a_process_can_be_stopped_and_started_again(child: ChildProcess) -> None:
     for times in (1, 2):
         child.spawn(SLEEP)
-        await is_up(child, times=times)
+        await is_up(child, times)
         assert child.returncode is None
         assert await child.stop() == -signal.SIGTERM
         assert child.returncode == -signal.SIGTERM
