@@ -101,12 +101,12 @@ soak: $(DEV)
 fuzz-service: $(DEV)
 	$(BIN)/python -m bench.fuzz_service $(BENCH)
 
-loadtest: $(DEMO)
+loadtest: $(DEV)
 	$(BIN)/extproc loadtest run standard $(ARGS)
 
 # Exits with 1 if they are not as expected, with 3 if the machine is too busy to say.
 loadtest-ci: $(DEMO)
-	$(BIN)/extproc loadtest guard $(ARGS)
+	$(BIN)/python -m bench.guard $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-litellm .venv-vllm build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -300,7 +300,7 @@ async def test_a_pod_that_fails_is_ejected_counted_and_shown(pods: list[RunningP
             status = 500 if pick.destination == bad else 200
             await log.tell(pick.pick_id, pick.destination, status=status)
             endpoints = (await service.admin("/debug/snapshot"))["endpoints"]
-            return any(each["is_ejected"] for each in endpoints if each["address"] == bad)
+            return any(each["ejected"] for each in endpoints if each["address"] == bad)
 
         await eventually(is_ejected)
         after = [(await clients.route(service.channel, "base")).destination for _ in range(9)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from extproc.app.kubernetes import Kubernetes
+from extproc.app.apiserver import Kubernetes
 from extproc.core.types import Endpoint
 from extproc.shell.discovery.kubewatch import WatchTimes
 from tests.e2e.harness import eventually

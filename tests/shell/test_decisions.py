@@ -16,6 +16,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.accounting import DecisionRecord
 from extproc.core.openai import MAX_MODEL_BYTES
 from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo
 from extproc.shell.decisions import (
@@ -24,7 +25,6 @@ from extproc.shell.decisions import (
     MAX_REQUEST_BYTES,
     MAX_SHARE,
     MIN_BEHIND,
-    DecisionRecord,
     DecisionsService,
     describe,
     encode,
@@ -92,9 +92,9 @@ def test_a_pick_is_described_with_its_candidates() -> None:
                     "num_pending": 4,
                     "num_adapter_pending": 2,
                     "num_active_adapters": 2,
-                    "has_loaded": True,
-                    "is_gpu_resident": True,
-                    "is_known": True,
+                    "loaded": True,
+                    "on_gpu": True,
+                    "known": True,
                     "kv_usage_ratio": 0.5,
                 }
             ],
@@ -126,7 +126,7 @@ def test_a_base_model_is_no_adapter_of_a_candidate() -> None:
 
     assert described["adapter"] is None
     assert [described["candidates"][0][name] for name in (
-        "num_adapter_pending", "has_loaded", "is_gpu_resident"
+        "num_adapter_pending", "loaded", "on_gpu"
     )] == [0, False, False]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import asyncio
 import ipaddress
 import itertools
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,7 +23,8 @@ from extproc.core.engines import PROFILES
 from extproc.core.exposition import parse_report
 from extproc.core.types import Endpoint, LoadReport
 from extproc.shell import scraper as scraper_module
-from extproc.shell.loops import READING_SHARE, open_session
+from extproc.shell.loops import READING_SHARE, LoopSettings
+from extproc.shell.podhttp import open_session
 from extproc.shell.scraper import Scraper
 
 VLLM = PROFILES["vllm"]
@@ -69,18 +70,23 @@ class Pod:
 class Watch:
     """A scraper and what it tells."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        **options: Any,
+    ) -> None:
         self.reports: asyncio.Queue[tuple[str, LoadReport, float, float]] = asyncio.Queue()
         self.failures: asyncio.Queue[tuple[str, str, float]] = asyncio.Queue()
         self.scraper = Scraper(
             VLLM,
+            LoopSettings(0.002, 2.0, 0.01, headers, tls),
             on_report=lambda *told: self.reports.put_nowait(told),
             on_failure=lambda *told: self.failures.put_nowait(told),
             **{
                 "clock": asyncio.get_running_loop().time,
                 "rng": Random(1),
-                "interval_s": 0.002,
-                "max_backoff_s": 0.01,
                 **options,
             },
         )
@@ -318,7 +324,7 @@ async def test_pods_behind_tls_are_scraped_with_the_given_trust_only(tmp_path: P
     server = Pod().server(scheme="https")
     await server.start_server(ssl=server_context)
     endpoint = Endpoint(f"127.0.0.1:{server.port}", url=f"https://127.0.0.1:{server.port}")
-    trusting, doubting = Watch(ssl=client_context), Watch()
+    trusting, doubting = Watch(tls=client_context), Watch()
     for watch in (trusting, doubting):
         watch.scraper.set_endpoints([endpoint])
 

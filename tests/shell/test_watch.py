@@ -21,8 +21,9 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server, Stream
 
+from extproc.core.accounting import DecisionRecord
 from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo
-from extproc.shell.decisions import DecisionRecord, DecisionsService
+from extproc.shell.decisions import DecisionsService
 from extproc.shell.gen.client.extproc import v1
 from extproc.shell.rpc import Call, Code, Metadata, Method
 from extproc.shell.watch import Decision, WatchError, render, tls_context, watch

@@ -26,7 +26,6 @@ async def _running(
     page = VllmPage(
         model_name="base",
         max_loras=max_loras,
-        max_model_len=profile.max_model_len,
         num_gpu_blocks=engine.kv_blocks,
         block_tokens=profile.block_tokens,
         names={name: name for name in "abc"},
@@ -81,7 +80,7 @@ async def test_a_step_takes_its_time_divided_by_the_scale() -> None:
         assert clock() - started_s == pytest.approx(0.1)
         labels = {"engine": "0", "model_name": "base"}
         decode_s = runner.page.registry.get_sample_value(
-            "vllm:request_decode_time_seconds_sum", labels
+            "vllm:inter_token_latency_seconds_sum", labels
         )
         assert decode_s == pytest.approx(9.0)
 
