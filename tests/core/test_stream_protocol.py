@@ -179,7 +179,7 @@ def echoed(observer: Observer, kind: type) -> bytes:
     )
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * settings().max_examples)
 @given(
     event_sequences(),
     stream_settings(),

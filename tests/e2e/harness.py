@@ -24,7 +24,7 @@ from extproc.stack.router import Router
 
 
 async def eventually(
-    check: Callable[[], Awaitable[object]], *, within_s: float = 20.0, every_s: float = 0.02
+    check: Callable[[], Awaitable[object]], *, within_s: float = 60.0, every_s: float = 0.02
 ) -> Any:
     """Repeat `check` until it gives something true; return that."""
     loop = asyncio.get_running_loop()
@@ -172,7 +172,7 @@ def lower(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     return ((name.lower(), value) for name, value in headers.items())
 
 
-async def raw_request(port: int, data: bytes, *, within_s: float = 10.0) -> Answer:
+async def raw_request(port: int, data: bytes, *, within_s: float = 60.0) -> Answer:
     """Send bytes that no HTTP client would."""
     async with asyncio.timeout(within_s):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -189,7 +189,7 @@ async def raw_request(port: int, data: bytes, *, within_s: float = 10.0) -> Answ
 
 
 async def h2_request(
-    port: int, body: bytes, *, has_trailers: bool = False, within_s: float = 10.0
+    port: int, body: bytes, *, has_trailers: bool = False, within_s: float = 60.0
 ) -> Answer:
     """Post JSON to the chat completions path over HTTP/2, with trailers if asked for."""
     async with asyncio.timeout(within_s):

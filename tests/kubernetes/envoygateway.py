@@ -26,7 +26,7 @@ from tests.kubernetes.apiserver import ApiServer, find_program, missing_programs
 
 SYSTEM = "envoy-gateway-system"
 CONTROLLER_NAME = "gateway.envoyproxy.io/gatewayclass-controller"
-WITHIN_S = 40.0
+WITHIN_S = 60.0
 _KINDS = (
     "gatewayclass",
     "gateway",

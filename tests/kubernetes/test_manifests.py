@@ -34,7 +34,7 @@ from tests.kubernetes.manifests import (
     picker_config,
 )
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 APPLY = ("apply", "--server-side", "--validate=strict", "-k")
 WITHIN_S = 60.0

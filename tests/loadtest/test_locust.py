@@ -16,7 +16,7 @@ from extproc.workload.exchange import RequestRecord, load_records
 from tests.e2e.harness import eventually, free_port
 from tests.loadtest.locusts import PATIENCE_S, headless, locust, run, totals, with_workers
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SMALL = ("--workload", "zipf", "--adapters", "12", "--rate", "40", "--requests", "80")
 

@@ -17,7 +17,7 @@ from tests.browser import Browser, Page, Scheme, running_browser
 from tests.e2e.harness import eventually, free_port
 from tests.loadtest.locusts import PATIENCE_S, Ui, locust, with_workers
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ADAPTERS = ("support-de", "support-en", "legal", "summaries")
 

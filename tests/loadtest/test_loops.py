@@ -22,7 +22,7 @@ from extproc.workload.exchange import RequestForm, RequestRecord
 from extproc.workload.requests import Arrival
 from tests.loadtest.threads import handled, pod, served
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @contextmanager

@@ -79,7 +79,7 @@ async def test_a_request_is_sent_when_it_is_due_whatever_became_of_those_before(
         num_seen += 1
         if num_seen == 3:
             third.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await third.wait()
         return web.Response(text="data: [DONE]\n\n")
 
@@ -113,7 +113,7 @@ async def test_a_client_without_a_first_token_leaves_and_the_pod_hears_of_it() -
     pod = await start_pod(PodConfig(adapters=["a"], profile=profile))
     try:
         error = await error_at(pod.url, patience_s=0.2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not pod.pod.runner.engine.counters.num_aborted:
                 await asyncio.sleep(0.01)
     finally:

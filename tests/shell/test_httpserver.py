@@ -18,7 +18,7 @@ from aiohttp import ClientSession, web
 from extproc.shell.httpserver import HttpLimit, HttpLimits, HttpListener
 
 NUM_CLIENTS = 20
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 NEVER_S = 3600.0
 LARGE_BYTES = 8 * 1024 * 1024
 """More than the kernel keeps for a socket."""

@@ -51,7 +51,7 @@ GENERATORS: dict[str, Callable[[int], Workload]] = {
 
 
 @pytest.mark.parametrize("make", GENERATORS.values(), ids=GENERATORS)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=SEEDS)
 def test_the_same_seed_gives_the_same_bytes_in_order(
     make: Callable[[int], Workload], seed: int

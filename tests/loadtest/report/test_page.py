@@ -179,6 +179,7 @@ async def served(page: str) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+@pytest.mark.slow
 async def test_a_browser_shows_it_on_wide_and_narrow_screens_light_and_dark(
     page: str, tmp_path: Path
 ) -> None:
@@ -200,6 +201,7 @@ async def test_a_browser_shows_it_on_wide_and_narrow_screens_light_and_dark(
         assert backgrounds[0] == backgrounds[1] != backgrounds[2]
 
 
+@pytest.mark.slow
 async def test_details_open_in_a_browser(page: str) -> None:
     async with served(page) as url, running_browser() as browser:
         shown = await browser.open(url)

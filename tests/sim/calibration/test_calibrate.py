@@ -53,7 +53,7 @@ def _costs(profile: EngineProfile) -> list[float]:
     ]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.integers(0, 1000),
     st.sampled_from([H100_8B, A100_8B]),
