@@ -49,17 +49,14 @@ ARROWS_IN_SIM = {
     "trials": ("engine", "fleet", "opponents"),
 }
 
-SHELL_SHARED = (
-    *("dynamicmetadata", "files", "gen", "httpserver", "loops", "rpc", "turns", "yamltext"),
-)
-"""What several shell files share: the names of what passes in Envoy's metadata, bounded reading of
-files and of YAML, messages, the HTTP listener, the loops over endpoints, the transport's contract,
-work in turns."""
+SHELL_SHARED = ("files", "gen", "httpserver", "loops", "podhttp", "rpc", "turns", "yamltext")
+"""What several shell files share: bounded reading of files and of YAML, messages, the HTTP
+listener, the loops over endpoints and HTTP to them, the transport's contract, work in turns."""
 SHELL_PAIRS = {
     ("server", "codec"),
     ("codec", "cutbody"),
+    ("podcheck", "podprobes"),
     ("wire", "tlsbytes"),
-    ("loops", "podhttp"),
 }
 """One thing of the outside, in two files."""
 

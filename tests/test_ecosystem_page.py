@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.commands.epp import plan
+from extproc.commands.eppplan import plan
 from extproc.config.file import parse_config
 
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -165,7 +165,6 @@ class Service:
             assert encode(sequence, record)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(pages(), min_size=2, max_size=4),
     NUMBERS,

@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from extproc.app.traced import make_tracing
 from extproc.config import Config
 from extproc.config.file import ConfigError, ConfigParser, parse_config
 from extproc.core.accounting import Accounting
+from extproc.core.address import Address
 from extproc.core.attainment import Attainment
 from extproc.core.bounds import MAX_ENDPOINTS
 from extproc.core.engines import PROFILES
@@ -198,8 +200,8 @@ class App:
             model_key=config.request.model_key,
             session_header=config.request.session_header or "",
             asks_for_load=config.pods.orca,
-            honours_subset=config.request.honours_subset,
-            tells_scores=config.destination.tells_scores,
+            honours_subset=config.request.use_subset_hint,
+            tells_scores=config.destination.emit_scores,
         )
         self._processor = ExternalProcessor(
             new_stream_of(dispatcher, stream_settings, self._tracing, self._observers),
@@ -236,7 +238,7 @@ class App:
             num_left_out=lambda: self._num_left_out,
             is_ready=lambda: not self._why_not_ready(),
         )
-        host, _, port = config.admin.address.rpartition(":")
+        admin = Address.parse(config.admin.address)
         self._sides = SidePorts(
             config,
             health=self._health.methods(),
@@ -244,8 +246,8 @@ class App:
             dropped=self._http_dropped,
         )
         self._admin = AdminServer(
-            host.strip("[]"),
-            int(port),
+            admin.host,
+            admin.port,
             registry=self._registry,
             snapshot=self._snapshot,
             decisions=self._decisions.recent,
@@ -274,7 +276,7 @@ class App:
         )
 
     def _make_readers(self) -> None:
-        config, pods = self._config, self._config.pods
+        config = self._config
         self._kubernetes = KubernetesDiscovery(
             config.discovery.kubernetes,
             on_endpoints=self._on_endpoints,
@@ -290,28 +292,22 @@ class App:
             clock=time.monotonic,
         )
         self._dns.add_metrics(self._telemetry)
-        headers, context = settings.pod_access(config)
+        scrapes, polls = settings.pod_loops(config)
         self._scraper = Scraper(
-            PROFILES[pods.engine],
+            PROFILES[config.pods.engine],
+            scrapes,
             on_report=self._on_report,
             on_failure=self._on_scrape_failure,
             clock=time.monotonic,
             rng=self._rng,
-            interval_s=config.scrape.interval_s,
-            timeout_s=config.scrape.timeout_s,
             max_page_bytes=config.scrape.max_page_bytes,
-            headers=headers,
-            ssl=context,
         )
         self._models = ModelsPoller(
+            polls,
             on_models=self._on_models,
             on_failure=self._on_models_failure,
             clock=time.monotonic,
             rng=self._rng,
-            interval_s=config.scrape.models_interval_s,
-            timeout_s=config.scrape.timeout_s,
-            headers=headers,
-            ssl=context,
         )
 
     # --- what the outside says ---------------------------------------------------------------
@@ -440,7 +436,8 @@ class App:
         self.address = transport.address
         await self._sides.start()
         await self._admin.start()
-        self.admin_address = f"{self._config.admin.address.rpartition(':')[0]}:{self._admin.port}"
+        admin = Address.parse(self._config.admin.address)
+        self.admin_address = str(replace(admin, port=self._admin.port))
         log.info("serving on %s, admin on %s", self.address, self.admin_address)
         try:
             async with asyncio.TaskGroup() as tasks:

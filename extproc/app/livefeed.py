@@ -127,7 +127,7 @@ class LiveFeed:
         return {
             "ttft_s": self.attainment.ttft_s,
             "window_s": self.attainment.window_s,
-            "is_known": self.knows_times(),
+            "known": self.knows_times(),
             "paths": [
                 [shortened(path, _MAX_CHARS), share.num_attained, share.num_requests]
                 for path, share in shares.items()
@@ -188,10 +188,10 @@ def _pod(view: EndpointView, now: float) -> dict[str, Any]:
     return {
         "name": shortened(view.name or view.address, _MAX_CHARS),
         "address": view.address,
-        "is_ready": view.is_ready,
-        "is_known": view.is_known,
-        "is_unreachable": view.is_unreachable,
-        "is_ejected": view.is_ejected,
+        "ready": view.is_ready,
+        "known": view.is_known,
+        "unreachable": view.is_unreachable,
+        "ejected": view.is_ejected,
         "age_s": age_s,
         "in_flight": view.num_in_flight,
         "pending": view.num_pending,

@@ -9,12 +9,13 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from extproc.app.kubernetes import Kubernetes
+from extproc.app.apiserver import Kubernetes
 from extproc.app.observers import Observers
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.config.peers import PeersConfig
 from extproc.core.accounting import Completion
+from extproc.core.address import Address
 from extproc.core.relay import Relay, RelaySettings, count_routers
 from extproc.core.types import Endpoint
 from extproc.shell.discovery.kubernetes import MissingLibraryError
@@ -89,7 +90,7 @@ class Peering:
             self._kubernetes = self._connect(self._peers)
 
     def methods(self) -> tuple[Method, ...]:
-        """What peers call."""
+        """The methods that peers call."""
         return () if self._peers is None else self._service.methods()
 
     def pass_on(self, completion: Completion, entry: bytes) -> None:
@@ -197,8 +198,9 @@ class Peering:
     def _port(self) -> int | None:
         """Of the replicas' gRPC services; None if nothing says it."""
         assert self._peers is not None
-        port = self._config.server.address.rpartition(":")[2]
-        return self._peers.port or (int(port) if port.isdecimal() else 0) or None
+        own = self._config.server.address
+        own_port = 0 if own.startswith("unix:") else Address.parse(own).port
+        return self._peers.port or own_port or None
 
     def _on_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         assert self._dialler is not None

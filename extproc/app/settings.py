@@ -6,8 +6,9 @@ import ssl
 from collections.abc import Iterable
 from pathlib import Path
 
-from extproc.config import MESSAGE_OVERHEAD_BYTES, Config
+from extproc.config import Config
 from extproc.config.file import ConfigError
+from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.core.accounting import AccountingSettings, Source
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
@@ -18,31 +19,34 @@ from extproc.core.pool import PoolSettings
 from extproc.core.ports import StreamSettings
 from extproc.core.routes import RouteTable
 from extproc.shell.files import describe_failure, read_text
+from extproc.shell.loops import LoopSettings
 from extproc.shell.memory import memory_limit_bytes
 from extproc.shell.tls import TlsFiles, client_context
 
 BODY_SHARE_OF_MEMORY = 0.25
 """Of the process's memory limit, for bodies. The rest is for the program itself (about 80 MB), the
 copies of the body that is being read, and what the allocator keeps."""
+MAX_SCRAPE_REST_S, MAX_MODELS_REST_S = 1.0, 5.0
+"""Longest rests between two questions to a pod that fails."""
 
 
 def scheme(config: Config) -> str:
-    """Of our own calls to pods."""
+    """The scheme of our own requests to pods."""
     return "https" if config.pods.tls else "http"
 
 
 def pool_settings(config: Config) -> PoolSettings:
-    """What the pool is configured with."""
+    """The settings of the pool."""
     return PoolSettings(config.scrape.expiry_s, config.pods.max_loras, config.pods.max_cpu_loras)
 
 
 def outlier_settings(config: Config) -> OutlierSettings:
-    """What the detection of outliers is configured with."""
+    """The settings of the detection of outliers."""
     return OutlierSettings(**config.outliers.model_dump())
 
 
 def picker_settings(config: Config) -> PickerSettings:
-    """What the picker is configured with."""
+    """The settings of the picker."""
     destination = config.destination
     return PickerSettings(
         destination.num_fallbacks, destination.num_alternates, config.request.max_sessions
@@ -50,7 +54,7 @@ def picker_settings(config: Config) -> PickerSettings:
 
 
 def admission_settings(config: Config) -> AdmissionSettings:
-    """What admission is configured with."""
+    """The settings of admission."""
     admission = config.admission
     return AdmissionSettings(
         admission.max_pending_per_endpoint,
@@ -73,7 +77,7 @@ def accounting_settings(config: Config) -> AccountingSettings:
 
 
 def stream_settings(config: Config) -> StreamSettings:
-    """What each stream is configured with."""
+    """The settings of every stream."""
     request = config.request
     mode = request.assumed_body_mode.upper().replace("-", "_")
     return StreamSettings(
@@ -89,12 +93,12 @@ def stream_settings(config: Config) -> StreamSettings:
 
 
 def max_message_bytes(config: Config) -> int:
-    """Of a gRPC message: the largest body and what comes with it."""
+    """The largest gRPC message: the largest body and what comes with it."""
     return config.request.max_body_bytes + MESSAGE_OVERHEAD_BYTES
 
 
 def budget(config: Config) -> Budget:
-    """For all bodies in memory: as configured, else a share of what the process may use."""
+    """The budget of all bodies in memory: as configured, else a share of the process's memory."""
     largest_bytes = max_message_bytes(config)
     max_bytes = config.request.max_bytes_in_memory
     if max_bytes is None:
@@ -111,7 +115,7 @@ def tls_files(config: Config) -> TlsFiles:
 
 
 def pod_access(config: Config) -> tuple[dict[str, str], ssl.SSLContext | None]:
-    """Headers and TLS of our own calls to pods.
+    """Headers and TLS of our own requests to pods.
 
     Raises:
         ConfigError: A file cannot be read, or is not what it should be.
@@ -126,6 +130,21 @@ def pod_access(config: Config) -> tuple[dict[str, str], ssl.SSLContext | None]:
         why = describe_failure(error)
         raise ConfigError(f"pods.ca_file: {pods.ca_file}: {why}") from error
     return headers, context
+
+
+def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:
+    """The loops that read the pods' metrics and, second, their models.
+
+    Raises:
+        ConfigError: As `pod_access`.
+    """
+    scrape, (headers, context) = config.scrape, pod_access(config)
+    return (
+        LoopSettings(scrape.interval_s, scrape.timeout_s, MAX_SCRAPE_REST_S, headers, context),
+        LoopSettings(
+            scrape.models_interval_s, scrape.timeout_s, MAX_MODELS_REST_S, headers, context
+        ),
+    )
 
 
 def _read_key(path: Path) -> str:
@@ -148,7 +167,7 @@ _LIVE_FIELDS = {
 
 
 def needs_restart(old: Config, new: Config) -> Iterable[str]:
-    """What differs between two configurations and is not live, as `section.field`."""
+    """The fields, as `section.field`, that differ between two configurations and are not live."""
     for section in Config.model_fields:
         before, after = getattr(old, section), getattr(new, section)
         if section in _LIVE or before == after:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
 from extproc.config import Config
+from extproc.core.address import Address
 from extproc.core.budget import Budget
 from extproc.core.wire.limits import Limits
 from extproc.shell import wire
@@ -67,21 +69,23 @@ class SidePorts:
         """
         try:
             if self._health_at is not None:
-                host, port = _split(self._health_at)
+                at = Address.parse(self._health_at)
                 self._health = await wire.serve(
                     self._methods,
-                    host=host,
-                    port=port,
+                    host=at.host,
+                    port=at.port,
                     limits=HEALTH_LIMITS,
                     budget=Budget(HEALTH_BYTES, max_upload_bytes=HEALTH_LIMITS.max_message_bytes),
                 )
                 self.health_address = self._health.address
                 log.info("health on %s", self.health_address)
             if self._metrics_at is not None:
-                host, port = _split(self._metrics_at)
-                self._metrics = MetricsServer(host, port, self._registry, dropped=self._dropped)
+                at = Address.parse(self._metrics_at)
+                self._metrics = MetricsServer(
+                    at.host, at.port, self._registry, dropped=self._dropped
+                )
                 await self._metrics.start()
-                self.metrics_address = f"{self._metrics_at.rpartition(':')[0]}:{self._metrics.port}"
+                self.metrics_address = str(replace(at, port=self._metrics.port))
                 log.info("metrics on %s", self.metrics_address)
         except OSError:
             await self.aclose()
@@ -93,8 +97,3 @@ class SidePorts:
             await self._metrics.stop()
         if self._health is not None:
             await self._health.close()
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)

@@ -1,34 +1,42 @@
-"""What must hold before anything is served: the same for `serve`, `epp` and `check-config`.
+"""The start, and the checks before it: the same for `serve`, `epp` and `check-config`.
 
-The configuration's own rules have been checked when it was read. Here is what only this machine can
-tell: rules that can be loaded, files that can be read and are what they should be, packages that
-are installed, addresses that can be listened on. Part of `app`.
+The configuration by itself was checked when it was read. These checks need the machine: policies
+that can be loaded, files that can be read and are what they should be, packages that are installed,
+addresses that can be listened on. Part of `app`.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import random
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+import uvloop
+
 from extproc.app import settings
+from extproc.app.app import App
 from extproc.app.observers import Observers
 from extproc.app.peering import Peering
 from extproc.app.traced import make_tracing
 from extproc.config import Config
-from extproc.config.file import ConfigError
+from extproc.config.file import ConfigError, ConfigParser, parse_config
+from extproc.core.address import Address
 from extproc.plugins import PolicyError, load_policy
+from extproc.shell import logs
 from extproc.shell.certificates import Certificates
 from extproc.shell.discovery.file import parse_endpoints
 from extproc.shell.discovery.kubernetes import KubernetesClient, MissingLibraryError
 from extproc.shell.files import check_readable, describe_failure, read_text
+
+log = logging.getLogger(__name__)
 
 MAX_UNIX_PATH_BYTES = 107
 """Of a Unix socket's path on Linux: `sun_path` has 108, the last of them zero (unix(7))."""
@@ -36,7 +44,7 @@ MAX_UNIX_PATH_BYTES = 107
 
 @dataclass(slots=True)
 class Findings:
-    """What the checks found; each is one line that names the field.
+    """The findings of the checks, each one line that names the field.
 
     Attributes:
         errors: Nothing is served with these.
@@ -49,15 +57,38 @@ class Findings:
     warnings: list[str] = field(default_factory=list)
 
 
-def refuse_start(config: Config) -> None:
-    """For what serves.
+def serve(
+    config: Config,
+    *,
+    path: Path | None,
+    text: str,
+    parse: ConfigParser = parse_config,
+    warnings: Iterable[str] = (),
+) -> None:
+    """Check, then serve until a signal.
+
+    Args:
+        config: What is served.
+        path: Its file, followed for changes; None without one.
+        text: What was read there.
+        parse: Reads the file when it has changed.
+        warnings: Logged at the start.
 
     Raises:
-        ConfigError: It cannot, for these reasons: a line each.
+        ConfigError: The checks found errors, a line each.
+        OSError: An address cannot be bound.
     """
     found = check_start(config)
     if found.errors or found.in_use:
         raise ConfigError("\n".join([*found.errors, *found.in_use]))
+    logs.configure_logging(config.log.level, is_json=config.log.json_lines)
+    for line in warnings:
+        log.warning(line)
+
+    async def run() -> None:
+        await App(config, path=path, text=text, parse=parse).run()
+
+    uvloop.run(run())
 
 
 def check_start(config: Config) -> Findings:
@@ -204,7 +235,7 @@ def _check_addresses(config: Config, found: Findings) -> None:
 
 
 def _check_unix_path(text: str) -> None:
-    """What a Unix socket needs; one that is there is replaced."""
+    """Refuse a path where no Unix socket can be made; a socket that is there is replaced."""
     path = Path(text)
     if len(os.fsencode(text)) > MAX_UNIX_PATH_BYTES:
         raise OSError(errno.ENAMETOOLONG, f"longer than {MAX_UNIX_PATH_BYTES} bytes")
@@ -222,17 +253,17 @@ def _try_to_bind(name: str, address: str, taken: dict[tuple[int, str, int], str]
     Raises:
         OSError: It cannot be bound, or another listener of ours has it.
     """
-    host, _, port = address.rpartition(":")
+    wanted = Address.parse(address)
     for family, kind, protocol, _, where in socket.getaddrinfo(
-        host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        wanted.host, wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     ):
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind(where)
-        if int(port):
-            _claim(name, (int(family), str(where[0]), int(port)), taken)
+        if wanted.port:
+            _claim(name, (int(family), str(where[0]), wanted.port), taken)
 
 
 def _claim(name: str, place: tuple[int, str, int], taken: dict[tuple[int, str, int], str]) -> None:

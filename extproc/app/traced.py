@@ -21,7 +21,7 @@ def make_tracing(config: TracingConfig) -> Tracing | None:
     Raises:
         ConfigError: OpenTelemetry is not installed.
     """
-    if not config.is_on:
+    if not config.enabled:
         return None
     try:
         return Tracing(sample_ratio=config.sample_ratio, version=version("lora-extproc"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from extproc.app.settings import max_message_bytes, tls_files
 from extproc.config import Config
+from extproc.core.address import Address
 from extproc.core.budget import Budget
 from extproc.core.wire.limits import Counters, Limits
 from extproc.shell import wire
@@ -82,13 +83,14 @@ async def _listen_wire(
     if config.server.tls is not None:
         files = tls_files(config)
         certificates = Certificates(files.cert, files.key, files.client_ca)
-    host, _, port = config.server.address.rpartition(":")
-    is_unix = config.server.address.startswith("unix:")
+    written = config.server.address
+    path = written.removeprefix("unix:") if written.startswith("unix:") else None
+    address = Address.parse(written) if path is None else Address("127.0.0.1", 0)
     server = await wire.serve(
         methods,
-        host="127.0.0.1" if is_unix else host.strip("[]"),
-        port=0 if is_unix else int(port),
-        path=config.server.address.removeprefix("unix:") if is_unix else None,
+        host=address.host,
+        port=address.port,
+        path=path,
         ssl_context=None if certificates is None else certificates.context,
         limits=Limits(
             max_message_bytes=max_message_bytes(config),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from time import perf_counter
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import aiohttp
 import typer
@@ -16,6 +17,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from extproc.commands.failure import FAILED, failure
 from extproc.sim.calibration.calibrate import Sample
 from extproc.sim.calibration.fitting import Fit, errors_of, fit
 from extproc.sim.calibration.live import CalibrationError, LiveServer, LoadTimes
@@ -40,7 +42,7 @@ _COSTS = (
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
-    """How long and how hard a server is measured.
+    """The length and the load of the measurements.
 
     Attributes:
         max_requests: The largest batch.
@@ -62,21 +64,21 @@ class CalibrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured.
+    """The result of the measurements.
 
     Attributes:
         profile: The costs, over the profile that was given.
-        fit: How well they tell the samples.
-        samples: From which they are, with the phase that each was taken in.
+        fit: How well the costs explain the samples.
+        samples: The measurements, each with the phase that it was taken in.
         loads: Adapter loads.
-        around_s: What a first token takes beside its step: HTTP, tokenizer, processes.
+        around_s: Time that a first token takes beside its step: HTTP, tokenizer, processes.
         max_loras: Adapter slots; None without any.
     """
 
     profile: EngineProfile
     fit: Fit
     samples: tuple[tuple[Phase, Sample], ...]
-    loads: LoadTimes | None
+    loads: LoadTimes
     around_s: float
     max_loras: int | None
 
@@ -101,10 +103,12 @@ async def calibrate(
         clock: Seconds; the engine's own where it does not get a machine for itself.
 
     Raises:
-        CalibrationError: The server cannot be measured.
+        CalibrationError: The server cannot be measured, or numpy is not installed.
         ValueError: The samples do not tell the costs.
         aiohttp.ClientError: It does not answer.
     """
+    if find_spec("numpy") is None:
+        raise CalibrationError("fitting needs `pip install 'lora-extproc[loadtest]'`")
     headers = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
@@ -147,19 +151,15 @@ async def _measure(
         samples += [(phase, sample) for sample in taken]
     found = fit(sample for _, sample in samples)
     fitted = found.applied(profile, where=server.base_model)
-    loads = await server.measure_loads(adapters, settings.max_cpu_loras) if adapters else None
-    if loads is not None:
-        fitted = _with_loads(fitted, loads)
-        hot_s = loads.hot_s
-    else:
-        hot_s = await server.first_token_s()
+    loads = await server.measure_loads(adapters, settings.max_cpu_loras)
+    fitted = _with_loads(fitted, loads)
     step_s = fitted.forward_s(
         num_decoding=0,
         kv_tokens=_WARM_UP_TOKENS,
         prefill_tokens=_WARM_UP_TOKENS,
         num_adapters=1 if adapters else 0,
     )
-    around_s = max(0.0, hot_s - step_s)
+    around_s = max(0.0, loads.hot_s - step_s)
     return Calibration(fitted, found, tuple(samples), loads, around_s, server.max_loras)
 
 
@@ -207,19 +207,27 @@ def show(calibration: Calibration, console: Console) -> None:
 
 
 def calibrate_command(
-    url: Annotated[str, typer.Argument(help="A vLLM server that nobody else uses meanwhile.")],
-    adapters: Annotated[str, typer.Option(help="Adapters to ask for, with commas between.")] = "",
-    out: Annotated[Path | None, typer.Option(help="YAML file for the profile.")] = None,
+    url: Annotated[
+        str, typer.Argument(help="Base URL of a vLLM server that nobody else is using.")
+    ],
+    adapters: Annotated[
+        str, typer.Option(help="Adapters to measure with, separated by commas.")
+    ] = "",
+    out: Annotated[Path | None, typer.Option(help="YAML file to write the profile to.")] = None,
     profile: Annotated[
-        str, typer.Option(help="Where what cannot be measured is taken from.")
+        str, typer.Option(help="Profile that supplies what cannot be measured.")
     ] = "h100-8b",
-    max_requests: Annotated[int, typer.Option(min=2, help="The largest batch.")] = 32,
-    window_s: Annotated[float, typer.Option(min=0.2, help="Seconds of one sample.")] = 2.0,
-    windows: Annotated[int, typer.Option(min=1, help="Samples of each load.")] = 3,
+    max_requests: Annotated[
+        int, typer.Option(min=2, help="Largest number of requests sent at once.")
+    ] = 32,
+    window_s: Annotated[float, typer.Option(min=0.2, help="Seconds per sample.")] = 2.0,
+    windows: Annotated[int, typer.Option(min=1, help="Samples at each load.")] = 3,
     max_cpu_loras: Annotated[
-        int | None, typer.Option(help="The server's --max-cpu-loras, which it does not tell.")
+        int | None, typer.Option(help="The server's --max-cpu-loras, which it does not report.")
     ] = None,
-    api_key: Annotated[str, typer.Option(envvar="VLLM_API_KEY", help="Where it wants one.")] = "",
+    api_key: Annotated[
+        str, typer.Option(envvar="VLLM_API_KEY", help="API key, if the server requires one.")
+    ] = "",
 ) -> None:
     """Measure a running vLLM server and fit the engine model's costs to it."""
     console = Console()
@@ -243,12 +251,8 @@ def calibrate_command(
         if out is not None:
             out.write_text(as_yaml(result, url=url), encoding="utf-8")
             console.print(f"{out}: for `profile:` of a scenario", markup=False)
-    except KeyError:
-        _fail(f"no profile is called {profile}: there are {', '.join(PROFILES)}")
+    except KeyError as error:
+        known = ", ".join(PROFILES)
+        raise failure(f"no profile is called {profile}: there are {known}", FAILED) from error
     except (CalibrationError, ValueError, OSError, aiohttp.ClientError, TimeoutError) as error:
-        _fail(str(error) or type(error).__name__)
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True).print(f"extproc: {message}", style="red", markup=False)
-    raise typer.Exit(1)
+        raise failure(str(error) or type(error).__name__, FAILED) from error

@@ -1,72 +1,43 @@
-"""`extproc epp`: the service as a gateway's endpoint picker, started as gateways' charts start one.
+"""The command `extproc epp`: the router as a gateway's endpoint picker.
 
-The flags become a configuration: what gateways expect, under our own file, under the flags given.
+It is started as gateways' charts start one, with flags as Go programs take them.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from extproc.app.app import App
-from extproc.app.startup import refuse_start
-from extproc.commands.eppflags import IGNORED, KINDS, help_text
-from extproc.commands.goflags import (
-    FlagError,
-    Kind,
-    parse_flags,
-    to_bool,
-    to_bytes,
-    to_int,
-    to_seconds,
-)
-from extproc.config import MESSAGE_OVERHEAD_BYTES, Config, RequestConfig
-from extproc.config.file import ConfigError, check_sections, read_config, read_sections
-from extproc.core.address import MAX_PORT
-from extproc.shell.logs import configure_logging
-from extproc.shell.selfsigned import make_certificate
+import typer
 
-log = logging.getLogger(__name__)
+from extproc.commands.failure import failure
 
 HELP = ("-h", "--help")
-POOL_GROUP = "inference.networking.k8s.io"
-FOREIGN_KIND = "EndpointPickerConfig"
-"""What charts put into `--config-file` by default: another picker's configuration, not ours."""
-DEBUG_VERBOSITY = 4
-"""From this `-v` on the Go pickers log at debug, and so do we."""
 
-_Sections = dict[str, Any]
 
-DEFAULTS: _Sections = {
-    # Responses run through us, so what is cut at the end is cut for clients: just below the 130 s
-    # that charts give a pod to end.
-    "server": {
-        "address": "0.0.0.0:9002",
-        "health_address": "0.0.0.0:9003",
-        "drain_timeout_s": 120.0,
-    },
-    # Not the default 9090: that is where charts want /metrics, on all addresses.
-    "admin": {"address": "127.0.0.1:9091", "metrics_address": "0.0.0.0:9090"},
-    # Gateways send the response's phases and no access log; those that do not say how they send
-    # bodies can do no other than full duplex: the protocol demands it.
-    "completions": {"source": "response_phases"},
-    "request": {"assumed_body_mode": "full-duplex-streamed"},
-}
+def epp(context: typer.Context) -> None:
+    """Route a gateway's requests as its endpoint picker, with charts' flags (docs/epp.md)."""
+    from extproc.commands.goflags import FlagError
+    from extproc.config.file import ConfigError
+
+    try:
+        run(context.args or HELP)
+    except (ConfigError, FlagError, OSError, ImportError) as error:
+        raise failure(error) from error
 
 
 def run(arguments: Sequence[str]) -> None:
     """Serve until SIGTERM.
 
     Raises:
-        FlagError, ConfigError, OSError, ImportError: As `plan` and `App`; nothing is served.
+        FlagError, ConfigError, OSError, ImportError: As `plan`, and as `startup.serve`.
     """
-    import uvloop
+    from extproc.app import startup
+    from extproc.commands.eppflags import help_text
+    from extproc.commands.eppplan import plan
+    from extproc.shell.selfsigned import make_certificate
 
     if any(argument in HELP for argument in arguments):
         sys.stdout.write(f"{help_text()}\n")
@@ -76,236 +47,6 @@ def run(arguments: Sequence[str]) -> None:
         environment=os.environ,
         make_certificate=lambda: make_certificate(now=dt.datetime.now(dt.UTC)),
     )
-    refuse_start(made.config)
-    configure_logging(made.config.log.level, is_json=made.config.log.json_lines)
-    for line in made.warnings():
-        log.warning(line)
-
-    async def serve() -> None:
-        await App(made.config, path=made.path, text=made.text, parse=made.parse).run()
-
-    uvloop.run(serve())
-
-
-def plan(
-    arguments: Sequence[str],
-    *,
-    environment: Mapping[str, str],
-    make_certificate: Callable[[], tuple[Path, Path]],
-) -> Plan:
-    """Read a command line; files are read, nothing is started.
-
-    Args:
-        arguments: Without the program's name.
-        environment: Of the process; `NAMESPACE` is where the pool is unless a flag says.
-        make_certificate: Gives paths of a certificate and its key, for TLS without files.
-
-    Raises:
-        FlagError: The command line cannot be used.
-        ConfigError: The configuration file cannot be read, or what flags and file make together is
-            not a configuration.
-    """
-    given = parse_flags(arguments, KINDS)
-    for name, value in given.items():
-        if KINDS[name] is Kind.SWITCH:
-            to_bool(name, value)
-    if "config-file" in given and "config-text" in given:
-        raise FlagError("--config-file and --config-text: one of them")
-    path = Path(given["config-file"]) if given.get("config-file") else None
-    text = given.get("config-text", "") if path is None else read_config(path)
-    made = Plan(given, environment, make_certificate, path, text)
-    made.config = made.parse(text, source=str(path or "flags"))
-    return made
-
-
-@dataclass(slots=True)
-class Plan:
-    """What a command line asks for.
-
-    Attributes:
-        given: Values by flag, as text.
-        environment: Of the process.
-        make_certificate: As for `plan`.
-        path: Our configuration file, followed for changes; None without one.
-        text: What it says.
-        config: All of it together.
-    """
-
-    given: Mapping[str, str]
-    environment: Mapping[str, str]
-    make_certificate: Callable[[], tuple[Path, Path]]
-    path: Path | None
-    text: str
-    config: Config = field(init=False)
-    _certificate: tuple[Path, Path] | None = None
-
-    def parse(self, text: str, *, source: str) -> Config:
-        """The configuration that a file's text makes together with the flags.
-
-        Raises:
-            ConfigError: The text is not a configuration, or not one with these flags.
-        """
-        file = read_sections(text, source=source) if text.strip() else {}
-        if file.get("kind") == FOREIGN_KIND:
-            file = {}
-        for name, section in file.items():
-            if name in DEFAULTS and not isinstance(section, dict):
-                raise ConfigError(f"{source}: {name}: must be a mapping")
-        sections = _merged(DEFAULTS, file)
-        try:
-            self._set_ports(sections)
-            sections = _merged(sections, _from_flags(self.given))
-            self._set_discovery(sections)
-            self._set_size(sections)
-            self._set_tls(sections)
-        except FlagError as error:
-            raise ConfigError(str(error)) from error
-        return check_sections(sections, source=source)
-
-    def warnings(self) -> list[str]:
-        """A line for each thing asked for that is not done."""
-        lines = [
-            f"--{name}={value}: accepted without effect: {IGNORED[name].why}"
-            for name, value in self.given.items()
-            if name in IGNORED and value not in IGNORED[name].fits
-        ]
-        if self.text.strip() and read_sections(self.text).get("kind") == FOREIGN_KIND:
-            where = self.path or "--config-text"
-            lines.append(f"{where}: an {FOREIGN_KIND} of another picker: ignored")
-        return lines
-
-    # --- parts -------------------------------------------------------------------------------
-
-    def _set_ports(self, sections: _Sections) -> None:
-        ports = (
-            ("grpc-port", "server", "address"),
-            ("grpc-health-port", "server", "health_address"),
-            ("metrics-port", "admin", "metrics_address"),
-        )
-        for name, section, key in ports:
-            if name in self.given:
-                host = str(sections[section][key]).rpartition(":")[0]
-                sections[section][key] = f"{host}:{_port(name, self.given[name])}"
-
-    def _set_discovery(self, sections: _Sections) -> None:
-        given = self.given
-        pool, selector = given.get("pool-name", ""), given.get("endpoint-selector", "")
-        if (pool and selector) or not (pool or selector or "discovery" in sections):
-            raise FlagError("exactly one of: --pool-name, --endpoint-selector")
-        if given.get("pool-group", POOL_GROUP) != POOL_GROUP:
-            raise FlagError(f"--pool-group: {given['pool-group']!r}: must be {POOL_GROUP}")
-        wanted: _Sections = {}
-        if pool:
-            wanted["inference_pool"] = pool
-        elif selector:
-            wanted |= {"pod_selector": selector, "port": _ports(given)}
-        else:
-            return
-        namespace = given.get("pool-namespace") or self.environment.get("NAMESPACE")
-        if namespace:
-            wanted["namespace"] = namespace
-        merged = _merged(sections, {"discovery": {"kubernetes": wanted}})
-        sections["discovery"] = merged["discovery"]
-
-    def _set_size(self, sections: _Sections) -> None:
-        """A gateway's message is a part of a body or a whole one: a smaller limit than ours would
-        refuse bodies that it sends in parts, so it is only ever raised."""
-        name = "grpc-max-recv-msg-size"
-        if name not in self.given:
-            return
-        wanted = to_bytes(name, self.given[name]) - MESSAGE_OVERHEAD_BYTES
-        request = sections["request"]
-        known = request.get("max_body_bytes", RequestConfig().max_body_bytes)
-        if isinstance(known, int):
-            request["max_body_bytes"] = max(known, wanted)
-
-    def _set_tls(self, sections: _Sections) -> None:
-        server, folder = sections["server"], self.given.get("cert-path")
-        if not to_bool("secure-serving", self.given.get("secure-serving", "true")):
-            server["tls"] = None
-        elif folder:
-            server["tls"] = _files(Path(folder) / "tls.crt", Path(folder) / "tls.key")
-        elif server.get("tls") is None:
-            if self._certificate is None:
-                self._certificate = self.make_certificate()
-            server["tls"] = _files(*self._certificate)
-
-
-def _from_flags(given: Mapping[str, str]) -> _Sections:
-    """What flags say that stand for one field each."""
-    found: _Sections = {"server": {}, "scrape": {}, "request": {}, "destination": {}}
-    if "drain-timeout" in given:
-        found["server"]["drain_timeout_s"] = to_seconds("drain-timeout", given["drain-timeout"])
-    for name, key in (
-        ("refresh-metrics-interval", "interval_s"),
-        ("metrics-staleness-threshold", "expiry_s"),
-    ):
-        if name in given:
-            found["scrape"][key] = to_seconds(name, given[name])
-    if "disable-endpoint-subset-filter" in given:
-        name = "disable-endpoint-subset-filter"
-        found["request"]["honours_subset"] = not to_bool(name, given[name])
-    if "emit-endpoint-scores" in given:
-        name = "emit-endpoint-scores"
-        found["destination"]["tells_scores"] = to_bool(name, given[name])
-    if "tracing" in given:
-        found["tracing"] = {"is_on": to_bool("tracing", given["tracing"])}
-    found["log"] = _log(given)
-    return found
-
-
-def _log(given: Mapping[str, str]) -> _Sections:
-    found: _Sections = {}
-    if "v" in given:
-        found["level"] = _level(to_int("v", given["v"]))
-    if "zap-log-level" in given:
-        written = given["zap-log-level"]
-        is_number = written.isdecimal()
-        found["level"] = (
-            _level(to_int("zap-log-level", written))
-            if is_number
-            else {"warn": "warning", "panic": "error"}.get(written, written)
-        )
-    if "zap-devel" in given:
-        found["json_lines"] = not to_bool("zap-devel", given["zap-devel"])
-    if "zap-encoder" in given:
-        if given["zap-encoder"] not in ("json", "console"):
-            raise FlagError(f"--zap-encoder: {given['zap-encoder']!r}: must be json or console")
-        found["json_lines"] = given["zap-encoder"] == "json"
-    return found
-
-
-def _level(verbosity: int) -> str:
-    return "debug" if verbosity >= DEBUG_VERBOSITY else "info"
-
-
-def _ports(given: Mapping[str, str]) -> list[int]:
-    name = "endpoint-target-ports"
-    ports = [_port(name, port) for port in given.get(name, "").split(",") if port]
-    if not 1 <= len(set(ports)) <= 8:
-        raise FlagError(f"--{name}: from 1 to 8 ports, such as 8000 or 8000,8001")
-    return list(dict.fromkeys(ports))
-
-
-def _port(name: str, value: str) -> int:
-    port = to_int(name, value)
-    if not 0 <= port <= MAX_PORT:
-        raise FlagError(f"--{name}: {port}: a port must be at most {MAX_PORT}")
-    return port
-
-
-def _files(certificate: Path, key: Path) -> _Sections:
-    return {"cert_file": str(certificate), "key_file": str(key)}
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> _Sections:
-    """Both mappings; where both have a value, that of `above`, and mappings are merged again."""
-    merged = dict(below)
-    for key, value in above.items():
-        before = merged.get(key)
-        if isinstance(before, dict) and isinstance(value, dict):
-            merged[key] = _merged(before, value)
-        else:
-            merged[key] = value
-    # Copies, so that nobody writes into what was merged.
-    return {key: dict(value) if isinstance(value, dict) else value for key, value in merged.items()}
+    startup.serve(
+        made.config, path=made.path, text=made.text, parse=made.parse, warnings=made.warnings()
+    )

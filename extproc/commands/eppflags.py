@@ -1,6 +1,6 @@
 """The flags of `extproc epp`, under the names that inference gateways' charts pass.
 
-What each means to us, and what a chart may pass that means nothing here. The names are those of the
+Some mean nothing here, and are accepted because a chart may pass them. The names are those of the
 endpoint picker of the Gateway API Inference Extension and of its successor llm-d-router.
 """
 
@@ -17,7 +17,7 @@ class Flag:
 
     Attributes:
         kind: What its value is.
-        help: What it does here.
+        help: Its meaning here.
     """
 
     kind: Kind
@@ -40,25 +40,27 @@ class Ignored:
 
 
 FLAGS = {
-    "pool-name": Flag(Kind.TEXT, "InferencePool to serve; or --endpoint-selector"),
-    "pool-namespace": Flag(Kind.TEXT, "its namespace; else $NAMESPACE, else our own"),
-    "pool-group": Flag(Kind.TEXT, "its API group: inference.networking.k8s.io only"),
+    "pool-name": Flag(Kind.TEXT, "InferencePool to serve; or give --endpoint-selector"),
+    "pool-namespace": Flag(
+        Kind.TEXT, "namespace of the pool; by default $NAMESPACE, else the router's"
+    ),
+    "pool-group": Flag(Kind.TEXT, "API group of the pool: inference.networking.k8s.io only"),
     "endpoint-selector": Flag(Kind.TEXT, "label selector of the pods, instead of a pool"),
-    "endpoint-target-ports": Flag(Kind.TEXT, "with it: ports of each pod, comma-separated"),
+    "endpoint-target-ports": Flag(Kind.TEXT, "ports of each such pod, separated by commas"),
     "grpc-port": Flag(Kind.NUMBER, "port of ext_proc (default 9002)"),
     "grpc-health-port": Flag(Kind.NUMBER, "port of gRPC health, without TLS (default 9003)"),
     "metrics-port": Flag(Kind.NUMBER, "port of /metrics (default 9090)"),
-    "grpc-max-recv-msg-size": Flag(Kind.SIZE, "raises request.max_body_bytes to hold as much"),
+    "grpc-max-recv-msg-size": Flag(Kind.SIZE, "raises request.max_body_bytes to as much"),
     "drain-timeout": Flag(Kind.DURATION, "server.drain_timeout_s (default 120s)"),
     "secure-serving": Flag(Kind.SWITCH, "TLS on the ext_proc port (default true)"),
-    "cert-path": Flag(Kind.TEXT, "folder with tls.crt and tls.key; else self-signed"),
+    "cert-path": Flag(Kind.TEXT, "folder with tls.crt and tls.key; self-signed by default"),
     "refresh-metrics-interval": Flag(Kind.DURATION, "scrape.interval_s (default 50ms)"),
     "metrics-staleness-threshold": Flag(Kind.DURATION, "scrape.expiry_s (default 2s)"),
-    "disable-endpoint-subset-filter": Flag(Kind.SWITCH, "do not honour subset hints"),
-    "emit-endpoint-scores": Flag(Kind.SWITCH, "destination.tells_scores"),
-    "tracing": Flag(Kind.SWITCH, "tracing.is_on; needs the extra `otel` (default false)"),
-    "config-file": Flag(Kind.TEXT, "our configuration file; flags win over it"),
-    "config-text": Flag(Kind.TEXT, "the same as text"),
+    "disable-endpoint-subset-filter": Flag(Kind.SWITCH, "turns request.use_subset_hint off"),
+    "emit-endpoint-scores": Flag(Kind.SWITCH, "destination.emit_scores"),
+    "tracing": Flag(Kind.SWITCH, "tracing.enabled; needs the extra `otel` (default false)"),
+    "config-file": Flag(Kind.TEXT, "configuration file of the router; flags override it"),
+    "config-text": Flag(Kind.TEXT, "the text of such a file"),
     "v": Flag(Kind.NUMBER, "log level: 4 and above is debug"),
     "zap-log-level": Flag(Kind.TEXT, "log level: debug, info, error or a number as for -v"),
     "zap-encoder": Flag(Kind.TEXT, "json (default) or console"),
@@ -66,8 +68,8 @@ FLAGS = {
 }
 
 _PROFILE = "the engine's profile says which metrics are read (pods.engine)"
-_PODS = "pods are read where they serve, as the section pods says"
-_METRICS = "/metrics is plain HTTP without authentication; protect it by a NetworkPolicy"
+_PODS = "pods are read where they serve requests (section pods)"
+_METRICS = "/metrics is plain HTTP; protect it with a NetworkPolicy"
 
 IGNORED = {
     "health-checking": Ignored(
@@ -75,7 +77,7 @@ IGNORED = {
     ),
     "enable-cert-reload": Ignored(Kind.SWITCH, "certificates are always reloaded", ("true",)),
     "ha-enable-leader-election": Ignored(
-        Kind.SWITCH, "every replica serves, none is a follower", ("false",)
+        Kind.SWITCH, "every replica serves; there is no leader", ("false",)
     ),
     "metrics-endpoint-auth": Ignored(Kind.SWITCH, _METRICS, ("false",)),
     "metrics-client-ca-file": Ignored(Kind.TEXT, _METRICS),
@@ -84,10 +86,10 @@ IGNORED = {
     "enable-grpc-stream-metrics": Ignored(Kind.SWITCH, "stream metrics are always on", ("true",)),
     "refresh-prometheus-metrics-interval": Ignored(Kind.DURATION, "metrics are always current"),
     "allow-experimental-plugins": Ignored(Kind.SWITCH, "there are no such plugins", ("false",)),
-    "grpc-max-send-msg-size": Ignored(Kind.SIZE, "what we send has no limit"),
-    "tls-min-version": Ignored(Kind.TEXT, "TLS 1.2 is the least", ("VersionTLS12", "1.2")),
-    "tls-cipher-suites": Ignored(Kind.TEXT, "OpenSSL's defaults hold"),
-    "zap-stacktrace-level": Ignored(Kind.TEXT, "an exception always has its trace"),
+    "grpc-max-send-msg-size": Ignored(Kind.SIZE, "messages sent have no limit"),
+    "tls-min-version": Ignored(Kind.TEXT, "the minimum is TLS 1.2", ("VersionTLS12", "1.2")),
+    "tls-cipher-suites": Ignored(Kind.TEXT, "OpenSSL's defaults apply"),
+    "zap-stacktrace-level": Ignored(Kind.TEXT, "exceptions are always logged with their trace"),
     "zap-time-encoding": Ignored(Kind.TEXT, "times are ISO 8601", ("iso8601", "rfc3339")),
     "total-queued-requests-metric": Ignored(Kind.TEXT, _PROFILE),
     "total-running-requests-metric": Ignored(Kind.TEXT, _PROFILE),
@@ -106,15 +108,15 @@ KINDS = {name: flag.kind for name, flag in FLAGS.items()} | {
 
 
 def help_text() -> str:
-    """Every flag with what it does here."""
+    """Every flag with its meaning here."""
     rows = [f"  --{name:<32} {flag.help}" for name, flag in FLAGS.items()]
     ignored = [f"  --{name:<32} {flag.why}" for name, flag in IGNORED.items()]
     return "\n".join(
         (
             "Usage: extproc epp FLAGS",
             "",
-            "Serve a gateway as its endpoint picker (Endpoint Picker Protocol, docs/epp.md), with",
-            "the flags that gateways' charts pass.",
+            "Route a gateway's requests as its endpoint picker (docs/epp.md), with the flags that",
+            "gateways' charts pass.",
             "",
             *rows,
             "",

@@ -15,7 +15,7 @@ class FlagError(ValueError):
 
 
 class Kind(Enum):
-    """What a flag's value is."""
+    """The kind of a flag's value."""
 
     SWITCH = "true or false"  # never takes the next argument as its value
     NUMBER = "a whole number"
@@ -75,7 +75,7 @@ def _name(written: str) -> str | None:
 
 
 def to_bool(name: str, value: str) -> bool:
-    """What Go's `strconv.ParseBool` takes.
+    """Read a switch as Go's `strconv.ParseBool` does.
 
     Raises:
         FlagError: Anything else.
@@ -88,7 +88,7 @@ def to_bool(name: str, value: str) -> bool:
 
 
 def to_int(name: str, value: str) -> int:
-    """A whole number in decimal digits.
+    """Read a whole number in decimal digits.
 
     Raises:
         FlagError: Anything else.
@@ -99,7 +99,7 @@ def to_int(name: str, value: str) -> int:
 
 
 def to_seconds(name: str, value: str) -> float:
-    """A duration as Go writes it.
+    """Read a duration as Go writes it.
 
     Raises:
         FlagError: Anything else, a number without a unit included.
@@ -113,7 +113,7 @@ def to_seconds(name: str, value: str) -> float:
 
 
 def to_bytes(name: str, value: str) -> int:
-    """A Kubernetes quantity, an added `B` tolerated.
+    """Read a Kubernetes quantity; an added `B` is tolerated.
 
     Raises:
         FlagError: Anything else.

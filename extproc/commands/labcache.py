@@ -1,7 +1,7 @@
 """Results of trials that were run before, so that an interrupted run goes on where it was.
 
-A result is found again only by the very same trial and the very same code of `core` and `sim`: it
-is what the trial would give again. A rule from outside the package is never kept.
+A result is found again only by the very same trial and the very same code of `core` and `sim`: the
+trial would give it again. Results of a policy from outside the package are never kept.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class TrialCache:
         self._separator = b"" if text.endswith(b"\n") or not text else b"\n"
 
     def get(self, trial: Trial) -> list[TrialResult] | None:
-        """What the trial gave, or None if that is not known."""
+        """The results of a trial, or None if they are not known."""
         return self._known.get(self._key(trial))
 
     def add(self, trial: Trial, results: list[TrialResult]) -> None:
-        """Keep what a trial gave.
+        """Keep the results of a trial.
 
         Raises:
             OSError: The file cannot be written.

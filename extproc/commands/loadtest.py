@@ -14,16 +14,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from extproc.commands.guard import guard_command
+from extproc.commands.failure import FAILED, failure
 from extproc.commands.ramp import ramp_command
 from extproc.commands.session import (
-    FAILED,
     FleetOption,
     KeyOption,
     ProfileOption,
     TpotOption,
     TtftOption,
-    fault,
     key_headers,
     measured,
     refusing,
@@ -44,6 +42,7 @@ from extproc.loadtest.report.page import render
 from extproc.loadtest.results import LoadResult, RunResult, describe_machine, save
 from extproc.loadtest.screen import print_comparison, remarks
 from extproc.loadtest.targets import parse_targets
+from extproc.sim.trials.pages import check_libraries
 from extproc.sim.trials.suites import SloSpec
 
 DEFAULT_OUT = Path("loadtest/out/real")
@@ -52,34 +51,40 @@ NUM_RATES_BETWEEN = 2
 
 loadtest_app = typer.Typer(
     name="loadtest",
-    help="Real requests against rules, balancers and endpoints (docs/loadtest.md).",
+    help="Load tests with real requests (docs/loadtest.md).",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 RatesOption = Annotated[
-    list[float] | None, typer.Option("--rate", help="Requests a second; may repeat.")
+    list[float] | None, typer.Option("--rate", help="Requests per second; may be repeated.")
 ]
-SeedsOption = Annotated[list[int] | None, typer.Option("--seed", help="May repeat.")]
+SeedsOption = Annotated[
+    list[int] | None, typer.Option("--seed", help="Seed of the workload; may be repeated.")
+]
 ScenariosOption = Annotated[
-    list[str] | None, typer.Option("--scenario", help="Only this one of the suite's; may repeat.")
+    list[str] | None, typer.Option("--scenario", help="Run this scenario only; may be repeated.")
 ]
 
 
 @loadtest_app.command("run")
 def run_command(
-    suite: Annotated[str, typer.Argument(help="In loadtest/scenarios, or a file.")],
+    suite: Annotated[
+        str, typer.Argument(help="Suite to run: a name in loadtest/scenarios, or a file.")
+    ],
     rules: Annotated[
-        list[str] | None, typer.Option("--rule", help="Instead of the suite's; may repeat.")
+        list[str] | None,
+        typer.Option("--rule", help="Policy to run, not the suite's; may be repeated."),
     ] = None,
     rates: RatesOption = None,
     seeds: SeedsOption = None,
     scenarios: ScenariosOption = None,
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = DEFAULT_OUT,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = DEFAULT_OUT,
 ) -> None:
-    """A whole suite for real, its virtual twins beside it, as JSON and as a page."""
+    """Run a whole suite with real requests and in virtual time; write JSON and an HTML page."""
     with refusing():
+        check_libraries()
         found = read_suite(suite)
         specs = parse_targets([f"rule:{rule}" for rule in rules or found.rules])
         chosen = scenarios_of(found, scenarios or ())
@@ -105,7 +110,7 @@ def run_command(
 
 
 def _results(rounds: Sequence[Round]) -> list[RunResult]:
-    """What counts."""
+    """The results of the rounds that count."""
     return [run.result for round_ in counted(rounds) for run in round_ if run.result]
 
 
@@ -120,39 +125,45 @@ def _write(result: LoadResult, path: Path, console: Console) -> None:
         save(result, path)
         page.write_text(render(result, link=path.name), encoding="utf-8")
     except OSError as error:
-        raise fault(error, FAILED) from error
+        raise failure(error, FAILED) from error
     console.print(f"results: {path}", soft_wrap=True)
     console.print(f"page:    {page}", soft_wrap=True)
 
 
 @loadtest_app.command("compare")
 def compare_command(
-    load: Annotated[str, typer.Argument(help="A suite, a workload's name, or its file.")],
+    load: Annotated[
+        str, typer.Argument(help="Load to send: a suite, a workload's name, or its file.")
+    ],
     targets: Annotated[
         list[str],
         typer.Option(
             "--target",
             help="rule:NAME[?ARG=N], envoy:round_robin, envoy:least_request or "
-            "url:http://HOST:PORT[=LABEL]; may repeat.",
+            "url:http://HOST:PORT[=LABEL]; may be repeated.",
         ),
     ],
     rates: RatesOption = None,
     seeds: SeedsOption = None,
     scenarios: ScenariosOption = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Requests of a workload.")] = None,
-    slices: Annotated[int, typer.Option(min=1, help="Blocks that a workload is cut into.")] = 4,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Requests to send, of a workload.")
+    ] = None,
+    slices: Annotated[int, typer.Option(min=1, help="Blocks into which a workload is cut.")] = 4,
     fleet: FleetOption = None,
     profile: ProfileOption = "",
     ttft_s: TtftOption = None,
     tpot_s: TpotOption = None,
     api_key: KeyOption = "",
     out: Annotated[
-        Path | None, typer.Option(help="JSON to write, and a page beside it; else none.")
+        Path | None, typer.Option(help="JSON file to write, with an HTML page beside it.")
     ] = None,
 ) -> None:
-    """The same requests through every target, interleaved; ratios, paired block by block."""
+    """Send the same requests to several targets, block by block in turn, and compare them."""
     overrides = Overrides(fleet or (), profile, (ttft_s, tpot_s, None))
     with refusing():
+        if out is not None:
+            check_libraries()
         specs = parse_targets(targets)
         if is_suite(load):
             suite = read_suite(load, overrides)
@@ -200,4 +211,3 @@ def _slices(
 
 
 loadtest_app.command("ramp")(ramp_command)
-loadtest_app.command("guard")(guard_command)

@@ -26,19 +26,30 @@ from extproc.stack.processes import SignalledError
 
 
 def ramp_command(
-    target: Annotated[str, typer.Argument(help="rule:NAME, envoy:NAME or url:http://HOST:PORT.")],
+    target: Annotated[
+        str, typer.Argument(help="Target: rule:NAME, envoy:NAME or url:http://HOST:PORT.")
+    ],
     load: Annotated[
-        str, typer.Option(help="A suite, SUITE/SCENARIO, a workload's name, or its file.")
+        str,
+        typer.Option(help="Load to send: a suite, SUITE/SCENARIO, a workload's name, or its file."),
     ] = "standard",
-    seconds: Annotated[float, typer.Option(min=1, help="Length of a step.")] = 20.0,
-    from_rps: Annotated[float, typer.Option("--from", min=0.01, help="First rate.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds per step.")] = 20.0,
+    from_rps: Annotated[
+        float, typer.Option("--from", min=0.01, help="Requests per second of the first step.")
+    ] = 4.0,
     part: Annotated[
-        float | None, typer.Option("--part", min=0.01, max=1, help="Requests to be served well.")
+        float | None,
+        typer.Option(
+            "--part", min=0.01, max=1, help="Share of requests that must meet the objectives."
+        ),
     ] = None,
     resolution: Annotated[
-        float, typer.Option(min=1.01, help="How close the last two rates must be.")
+        float,
+        typer.Option(
+            min=1.01, help="Ratio of the lowest failed to the highest passed rate at the end."
+        ),
     ] = 1.1,
-    seed: Annotated[int, typer.Option(help="Of the workload.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
     fleet: FleetOption = None,
     profile: ProfileOption = "",
     ttft_s: TtftOption = None,
@@ -95,7 +106,7 @@ def step_words(step: Step) -> str:
 
 
 def conclusion(ramp: Ramp) -> str:
-    """What a search has found, or has so far."""
+    """The result of a search, or of a part of it."""
     low, high = ramp.bracket
     if not ramp.points:
         return "SLO capacity: nothing was measured"

@@ -1,4 +1,4 @@
-"""What the commands of `extproc loadtest` share: options, exit statuses, and the way they end."""
+"""The common part of the commands of `extproc loadtest`: options, exit statuses, and their end."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ import typer
 import uvloop
 from rich.console import Console
 
+from extproc.commands.failure import FAILED, failure
 from extproc.loadtest.blocks import Block, PlanError
 from extproc.loadtest.compare import Round, counted, fitted, run_rounds
-from extproc.loadtest.guard import GuardError
 from extproc.loadtest.screen import print_comparison, watching
 from extproc.loadtest.targets import TargetError, TargetSpec
+from extproc.sim.trials.pages import PageError
 from extproc.stack.processes import SignalledError, until_signalled
 
-FAILED, UNUSABLE, NOT_MEASURED = 1, 2, 3
-"""Exit statuses: something went wrong, was asked for in vain, or the machine was too busy."""
+NOT_MEASURED = 3
+"""Exit status: the machine was too busy."""
 _T = TypeVar("_T")
 
 FleetOption = Annotated[
-    list[str] | None, typer.Option("--fleet", help="KEY=VALUE of the fleet; may repeat.")
+    list[str] | None,
+    typer.Option("--fleet", help="Property of the fleet, as KEY=VALUE; may be repeated."),
 ]
-ProfileOption = Annotated[str, typer.Option(help="Engine profile of fake pods.")]
-TtftOption = Annotated[float | None, typer.Option(help="Objective: first token, seconds.")]
-TpotOption = Annotated[float | None, typer.Option(help="Objective: each further token, seconds.")]
+ProfileOption = Annotated[str, typer.Option(help="Engine profile of the fake pods.")]
+TtftOption = Annotated[float | None, typer.Option(help="Objective: seconds to the first token.")]
+TpotOption = Annotated[float | None, typer.Option(help="Objective: seconds per further token.")]
 KeyOption = Annotated[
-    str, typer.Option(envvar="LOADTEST_API_KEY", help="Sent to `url:` targets.", show_default=False)
+    str,
+    typer.Option(
+        envvar="LOADTEST_API_KEY", help="API key sent to `url:` targets.", show_default=False
+    ),
 ]
 
 
 def key_headers(api_key: str) -> Mapping[str, str]:
-    """What an API key is sent in."""
+    """The headers that carry an API key."""
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
@@ -88,7 +93,7 @@ def run_until_signalled(work: Coroutine[Any, Any, _T]) -> _T:
     try:
         return uvloop.run(until_signalled(work))
     except TargetError as error:
-        raise fault(error, FAILED) from error
+        raise failure(error, FAILED) from error
 
 
 def status_of(rounds: Sequence[Round]) -> int:
@@ -100,18 +105,12 @@ def status_of(rounds: Sequence[Round]) -> int:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Says in one line what is wrong with what was asked for.
+    """Say in one line why what was asked for cannot be done.
 
     Raises:
         typer.Exit: Something is.
     """
     try:
         yield
-    except (PlanError, TargetError, GuardError) as error:
-        raise fault(error, UNUSABLE) from error
-
-
-def fault(error: Exception, status: int) -> typer.Exit:
-    """Say what is wrong; the exit to raise."""
-    Console(stderr=True).print(f"extproc: {error}", style="red", markup=False, soft_wrap=True)
-    return typer.Exit(status)
+    except (PlanError, TargetError, PageError) as error:
+        raise failure(error) from error

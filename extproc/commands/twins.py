@@ -1,10 +1,10 @@
-"""The virtual twin of a real run: the same requests, fleet and rule in virtual time."""
+"""The virtual twin of a real run: the same requests, fleet and policy in virtual time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from extproc.commands.lab import make_policy
+from extproc.commands.labrun import make_policy
 from extproc.loadtest.measures import summarize_records
 from extproc.loadtest.results import RunResult
 from extproc.sim.fleet.fleet import Fleet
@@ -14,7 +14,7 @@ from extproc.workload.flights import Fate, FleetResult, Flight
 from extproc.workload.judge import measure
 
 RULE = "rule:"
-"""How the targets begin that have a twin: what else stands in front of pods is not simulated."""
+"""The beginning of a target that has a twin; other gateways in front of pods are not simulated."""
 
 
 def virtual_run(
@@ -26,12 +26,12 @@ def virtual_run(
     seed: int,
     num_requests: int | None = None,
 ) -> RunResult:
-    """Run a rule in virtual time.
+    """Run a policy in virtual time.
 
     Args:
         suite: Where settings come from.
         scenario: One of its scenarios.
-        rule: Without `rule:`.
+        rule: The policy, without `rule:`.
         rate_rps: Offered rate.
         seed: Of workload and fleet.
         num_requests: Instead of the suite's.

@@ -1,31 +1,31 @@
-"""What the sections of the configuration are made of. Part of `extproc.config`."""
+"""The base of the configuration's sections, and addresses in them."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from extproc.core.address import MAX_PORT
+from extproc.core.address import MAX_PORT, Address
 
 
-def check_port(address: str) -> str:
-    """Answer `host:port` if the port is one.
+def check_host_port(text: str) -> str:
+    """Return the text if it is an address.
 
     Raises:
-        ValueError: It is too large.
+        ValueError: It is not; the message says what is allowed.
     """
-    if int(address.rpartition(":")[2]) > MAX_PORT:
-        raise ValueError(f"the port must be at most {MAX_PORT}")
-    return address
+    try:
+        Address.parse(text)
+    except ValueError:
+        raise ValueError(
+            f"must be `host:port` (IPv6: `[host]:port`), the port at most {MAX_PORT}"
+        ) from None
+    return text
 
 
-Address = Annotated[
-    str,
-    Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:/,%]+):[0-9]{1,5}$", examples=["127.0.0.1:9002"]),
-    AfterValidator(check_port),
-]
-"""`host:port` or `[v6]:port`."""
+HostPort = Annotated[str, AfterValidator(check_host_port)]
+"""`host:port` or `[v6]:port`, as `core.address` reads it."""
 
 
 class Section(BaseModel):

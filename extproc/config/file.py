@@ -1,4 +1,4 @@
-"""Reads the configuration file, and says in words what is wrong with it. Part of `app`."""
+"""Reads the configuration file, and says in words what is wrong with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ConfigError(Exception):
 
 
 class ConfigParser(Protocol):
-    """What makes a configuration of a file's text, as `parse_config` does."""
+    """A reader of a file's text, such as `parse_config`."""
 
     def __call__(self, text: str, *, source: str) -> Config:
         """Raise `ConfigError` if it cannot."""

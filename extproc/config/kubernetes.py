@@ -1,4 +1,4 @@
-"""The section `discovery.kubernetes`. Part of `extproc.config`."""
+"""The section `discovery.kubernetes`."""
 
 from __future__ import annotations
 
@@ -22,43 +22,43 @@ class KubernetesConfig(Section):
     namespace: str | None = Field(
         None,
         pattern=_NAME,
-        description="Where the pods are; none means the service account's own namespace, or that "
-        "of the kubeconfig's context.",
+        description="Namespace of the pods; none means the service account's own, or that of the "
+        "kubeconfig's context.",
     )
     pod_selector: str | None = Field(
         None,
         min_length=1,
-        description="Pods by labels, e.g. `app=vllm,tier in (a,b)`; with `port`.",
+        description="Label selector of the pods, e.g. `app=vllm,tier in (a,b)`; needs `port`.",
     )
     service: str | None = Field(
-        None, pattern=_NAME, description="The endpoints of a Service, by its EndpointSlices."
+        None, pattern=_NAME, description="Service whose endpoints are the pods."
     )
     inference_pool: str | None = Field(
         None,
         pattern=_NAME,
-        description="The endpoints of an InferencePool (inference.networking.k8s.io/v1); one for "
-        "each of its target ports on each pod.",
+        description="InferencePool (inference.networking.k8s.io/v1) of the pods; each of its "
+        "target ports on each pod is an endpoint of its own.",
     )
     port: _Port | _PortName | tuple[_Port, ...] | None = Field(
         None,
-        description="With `pod_selector`: the pods' port, or a list of them, each an endpoint of "
-        "its own. With `service`: the port's name, or its number on the pods; none where the "
-        "Service has one port only.",
+        description="With `pod_selector`: the pods' port, or a list of ports, each an endpoint of "
+        "its own. With `service`: the port's name, or its number on the pods; not needed where the "
+        "Service has only one port.",
     )
     kubeconfig: Path | None = Field(
         None,
-        description="Kubeconfig file; none means the pod's service account, outside of a cluster "
-        "KUBECONFIG and then `~/.kube/config`.",
+        description="Kubeconfig file; none means the pod's service account, and outside a cluster "
+        "`$KUBECONFIG`, then `~/.kube/config`.",
     )
     watch_s: float = Field(
         60.0,
         ge=1,
         le=3600,
-        description="Seconds that a watch lasts before it is taken up again: how long a connection "
-        "that died without a sign may go unnoticed.",
+        description="Seconds after which a watch is renewed: how long a connection that has died "
+        "silently can go unnoticed.",
     )
     relist_s: float = Field(
-        600.0, ge=1, le=86_400, description="Seconds between two complete lists, at about."
+        600.0, ge=1, le=86_400, description="Approximate seconds between two complete lists."
     )
 
     @field_validator("port", mode="before")

@@ -1,4 +1,4 @@
-"""The section `peers`. Part of `extproc.config`."""
+"""The section `peers`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from extproc.config.base import Address, Section
+from extproc.config.base import HostPort, Section
 from extproc.core.address import MAX_PORT
 
 
 class PeersConfig(Section):
-    """The other replicas of this router: exactly one of the sources; we may be among them."""
+    """The other replicas of this router, from exactly one source, which may list this one, too."""
 
     service: str | None = Field(
         None,
         pattern=r"^[a-z0-9.-]{1,253}$",
-        description="Our own Kubernetes Service: its ready endpoints are the replicas.",
+        description="Kubernetes Service of the router: its ready endpoints are the replicas.",
     )
     namespace: str | None = Field(
-        None, description="Namespace of `service`; none means our own, as for `discovery`."
+        None, description="Namespace of `service`; none means the router's own, as for `discovery`."
     )
     kubeconfig: Path | None = Field(
         None, description="As in `discovery.kubernetes`, for `service` alone."
@@ -29,45 +29,45 @@ class PeersConfig(Section):
         pattern=r"^[A-Za-z0-9_.-]{1,253}$",
         description="Name whose A and AAAA records are the replicas.",
     )
-    static: tuple[Address, ...] | None = Field(
-        None, description="The replicas' `ip:port`, written down."
-    )
+    static: tuple[HostPort, ...] | None = Field(None, description="`ip:port` of each replica.")
     port: int | None = Field(
         None,
         ge=1,
         le=MAX_PORT,
         description="Port of the replicas' gRPC services, with `service` and `dns`; none means "
-        "that of our own `server.address`.",
+        "the port of `server.address`.",
     )
     interval_s: float = Field(
         5.0, ge=0.1, le=3600, description="Seconds between two lookups of `dns`."
     )
-    nameservers: tuple[Address, ...] = Field(
-        (), description="`ip:port` of the servers to ask for `dns`; none means /etc/resolv.conf."
+    nameservers: tuple[HostPort, ...] = Field(
+        (),
+        description="`ip:port` of the DNS servers for `dns`; none means those in /etc/resolv.conf.",
     )
     ca_file: Path | None = Field(
         None,
-        description="PEM file that replicas' certificates are signed by, where `server.tls` is "
-        "set; none means its `client_ca_file`, or its own certificate where there is none.",
+        description="PEM file with the CAs that replicas' certificates must be signed by, where "
+        "`server.tls` is set; none means its `client_ca_file`, or else its own certificate.",
     )
     tls_name: str | None = Field(
         None, description="Name that replicas' certificates must have; none accepts any."
     )
     tls_verify: bool = Field(
         True,
-        description="Check the replicas' certificates. Off where each makes its own at its start.",
+        description="Whether replicas' certificates are checked. Turn it off where each replica "
+        "signs its own.",
     )
     max_queued_bytes: int = Field(
         16 * 1024 * 1024,
         ge=1024,
         le=2**30,
-        description="Bytes of access log entries kept for replicas that do not take them.",
+        description="Bytes of access log entries kept for replicas that are not accepting them.",
     )
     hold_s: float = Field(
         10.0,
         ge=0,
         le=600,
-        description="Seconds that entries are kept for a replica that is not linked yet.",
+        description="Seconds for which entries are kept for a replica that is not connected yet.",
     )
 
     @model_validator(mode="after")

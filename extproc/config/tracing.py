@@ -1,4 +1,4 @@
-"""The section `tracing`. Part of `extproc.config`."""
+"""The section `tracing`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from extproc.config.base import Section
 class TracingConfig(Section):
     """Spans by OpenTelemetry (`pip install 'lora-extproc[otel]'`)."""
 
-    is_on: bool = Field(
+    enabled: bool = Field(
         False,
-        description="Send a span for each decision, as a child of Envoy's. Where to is said by "
-        "OpenTelemetry's environment variables, e.g. OTEL_EXPORTER_OTLP_ENDPOINT.",
+        description="Send a span for each decision, as a child of Envoy's. OpenTelemetry's "
+        "environment variables, e.g. OTEL_EXPORTER_OTLP_ENDPOINT, say where to.",
     )
     sample_ratio: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="Part of the decisions traced where Envoy does not say whether to.",
+        description="Share of decisions that are traced where Envoy has not decided that already.",
     )

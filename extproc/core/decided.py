@@ -50,9 +50,9 @@ def _describe_candidate(view: EndpointView, adapter: str | None) -> dict[str, An
             0 if adapter is None else whole(view.pending(adapter), _MAX_UINT32)
         ),
         "num_active_adapters": whole(view.num_active_adapters, _MAX_UINT32),
-        "has_loaded": adapter is not None and view.has_loaded(adapter),
-        "is_gpu_resident": adapter is not None and adapter in view.gpu_adapters,
-        "is_known": view.is_known,
+        "loaded": adapter is not None and view.has_loaded(adapter),
+        "on_gpu": adapter is not None and adapter in view.gpu_adapters,
+        "known": view.is_known,
         "kv_usage_ratio": between(view.kv_usage_ratio, 1.0),
     }
 

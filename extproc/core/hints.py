@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 
 from extproc.core.errors import RequestError
+from extproc.core.protocol import SERVED_KEY, SUBSET_KEY
 from extproc.core.rejections import invalid_header
 from extproc.core.types import NO_HINTS, Hints
 
@@ -24,7 +25,7 @@ CONTROL_HEADERS = HINT_HEADERS | {
     *("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"),
     *("x-llm-d-video-fps", "x-llm-d-video-duration-seconds", "x-llm-d-video-resolution"),
     *("x-llm-d-audio-duration-seconds", "x-llm-d-inference-ttl"),
-    *("x-gateway-destination-endpoint-subset", "x-gateway-destination-endpoint-served"),
+    *(SUBSET_KEY, SERVED_KEY),
 }
 """Those, and what other pickers read or set; nothing here does."""
 

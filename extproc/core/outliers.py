@@ -66,7 +66,7 @@ class OutlierSettings:
     """What the detection is configured with.
 
     Attributes:
-        is_on: False ejects nobody.
+        enabled: False ejects nobody.
         consecutive_failures: So many in a row eject.
         min_requests: Fewer within `WINDOW_S` say nothing about a failure rate.
         min_excess_ratio: A failure rate (0 to 1) this far above the others' median ejects.
@@ -75,7 +75,7 @@ class OutlierSettings:
         max_ejected_ratio: At most this part of the endpoints, 0 to 1.
     """
 
-    is_on: bool = True
+    enabled: bool = True
     consecutive_failures: int = 5
     min_requests: int = 20
     min_excess_ratio: float = 0.3
@@ -212,7 +212,7 @@ class Outliers:
             trial: What `begin` answered.
         """
         health = self._health.get(address)
-        if health is None or not self._settings.is_on:
+        if health is None or not self._settings.enabled:
             return
         is_failure = verdict in (Verdict.FAILED, Verdict.UNREACHABLE)
         if health.cause is not None and trial == health.serial:
@@ -315,7 +315,7 @@ class Outliers:
 
     def _make_room(self) -> None:
         """End the ejections that are too many, those first that would end first."""
-        room = self._max_ejected() if self._settings.is_on else 0
+        room = self._max_ejected() if self._settings.enabled else 0
         ejected = sorted(self._ejected(), key=lambda each: each.until_s)
         for health in ejected[: max(0, len(ejected) - room)]:
             health.readmit(health.since_s)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from extproc.core.address import host_of
 from extproc.core.admission import AdmissionSettings, admit
 from extproc.core.bounds import MAX_SLUG_CHARS, plain
 from extproc.core.policies import Policy
@@ -199,5 +200,7 @@ def _flaws(view: EndpointView) -> tuple[bool, bool, bool]:
 
 def is_in_subset(address: str, subset: frozenset[str]) -> bool:
     """Whether the data plane allows `address`: by `ip:port`, or by a bare `ip` for every port."""
-    host = address.rpartition(":")[0]
-    return address in subset or host in subset or host.strip("[]") in subset
+    if address in subset:
+        return True
+    host = host_of(address)
+    return host in subset or f"[{host}]" in subset

@@ -6,8 +6,10 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Any
 
+from extproc.core.address import Address
+
 TYPE_PREFIX = "type.googleapis.com/envoy."
-"""What the name of every type of Envoy's begins with."""
+"""The beginning of the names of Envoy's types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +29,14 @@ class TlsFiles:
     server_name: str = ""
 
 
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{address!r} is not host:port")
-    return host, int(port)
-
-
 def set_address(place: dict[str, Any], address: str) -> None:
     """Put `host:port` where Envoy wants an address.
 
     Raises:
         ValueError: It is not `host:port`.
     """
-    host, port = _split(address)
-    place["socket_address"] = {"address": host, "port_value": port}
+    parsed = Address.parse(address)
+    place["socket_address"] = {"address": parsed.host, "port_value": parsed.port}
 
 
 def is_name(address: str) -> bool:
@@ -50,7 +44,7 @@ def is_name(address: str) -> bool:
     if address.startswith("unix:"):
         return False
     try:
-        ipaddress.ip_address(_split(address)[0])
+        ipaddress.ip_address(Address.parse(address).host)
     except ValueError:
         return True
     return False

@@ -220,7 +220,7 @@ def is_loopback(host: str) -> bool:
 def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
     """A snapshot as plain values.
 
-    `{"endpoints": [{"address", "name", "is_ready", "is_known", "is_unreachable", "is_ejected",
+    `{"endpoints": [{"address", "name", "ready", "known", "unreachable", "ejected",
     "report_age_s" or null, "registered": [...] or null, "gpu_adapters": [...], "cpu_adapters":
     [...] (both most recently used first), "pending_by_adapter": {name: count}, "num_pending",
     "num_in_flight", "num_running", "num_waiting", "num_deferred", "num_active_adapters",
@@ -238,10 +238,10 @@ def _describe_view(view: EndpointView, now: float) -> dict[str, Any]:
     return {
         "address": view.address,
         "name": view.name,
-        "is_ready": view.is_ready,
-        "is_known": view.is_known,
-        "is_unreachable": view.is_unreachable,
-        "is_ejected": view.is_ejected,
+        "ready": view.is_ready,
+        "known": view.is_known,
+        "unreachable": view.is_unreachable,
+        "ejected": view.is_ejected,
         "report_age_s": None if view.reported_at_s is None else now - view.reported_at_s,
         "registered": None if view.registered is None else sorted(view.registered),
         "gpu_adapters": list(view.gpu_adapters),

@@ -20,9 +20,7 @@ from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
 from extproc.core.hints import CONTROL_HEADERS
 from extproc.core.messages import BodyMode
-from extproc.core.types import Pick
-from extproc.shell.cutbody import cut_body
-from extproc.shell.dynamicmetadata import (
+from extproc.core.protocol import (
     ALTERNATE_KEYS,
     ALTERNATES_NAMESPACE,
     DESTINATION_KEY,
@@ -34,6 +32,8 @@ from extproc.shell.dynamicmetadata import (
     SUBSET_KEY,
     SUBSET_NAMESPACE,
 )
+from extproc.core.types import Pick
+from extproc.shell.cutbody import cut_body
 
 ORCA_REQUEST_HEADER = "endpoint-load-metrics-format"
 """vLLM answers it with a load report in a header of its own, on non-streaming responses."""

@@ -33,8 +33,8 @@ from extproc.core.bounds import (
     whole,
 )
 from extproc.core.outliers import Verdict
+from extproc.core.protocol import PICK_ID_KEY, PICK_NAMESPACE
 from extproc.core.types import Outcome
-from extproc.shell.dynamicmetadata import PICK_ID_KEY, PICK_NAMESPACE
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 
 METHOD = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"

@@ -26,6 +26,7 @@ from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError
 
+from extproc.core.address import Address
 from extproc.core.types import Endpoint
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 
@@ -172,18 +173,17 @@ def _lb_endpoint(endpoint: Endpoint) -> endpoint_components_pb2.LbEndpoint | Non
     Scoped IPv6 (`fe80::1%eth0`) is refused too: some versions of Envoy crash on it
     (CVE-2026-73549).
     """
-    host, _, port = endpoint.address.rpartition(":")
     try:
-        ip = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-        port_value = int(port)
+        address = Address.parse(endpoint.address)
+        ip = ipaddress.ip_address(address.host)
     except ValueError:
         return None
-    if "%" in host or not 0 < port_value < 65536 or (ip.version == 6) != host.startswith("["):
+    if not address.port:
         return None
     lb_endpoint = endpoint_components_pb2.LbEndpoint(
         health_status=health_check_pb2.HEALTHY if endpoint.is_ready else health_check_pb2.DRAINING
     )
     socket_address = lb_endpoint.endpoint.address.socket_address
     socket_address.address = str(ip)
-    socket_address.port_value = port_value
+    socket_address.port_value = address.port
     return lb_endpoint

@@ -13,12 +13,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
 from grpc import aio
 
+from extproc.core.address import Address
 from extproc.core.budget import Budget
 from extproc.shell.rpc import Code, Method, Session
 
@@ -84,7 +85,7 @@ class GrpcioServer:
         await self._server.start()
         if address.startswith("unix:"):
             return address
-        return f"{address.rpartition(':')[0]}:{port}"
+        return str(replace(Address.parse(address), port=port))
 
     def end_long_lived(self) -> None:
         """End the streams that outlive requests, so that their peers reconnect elsewhere."""

@@ -1,7 +1,7 @@
-"""What the clients of a pod's HTTP share: one endless loop per endpoint, and a bounded GET.
+"""One endless loop of visits per endpoint.
 
 `scraper` and `vllm` ask every endpoint again and again, by the same rules, and may not import each
-other; so the rules are here, and what is asked is theirs. `podcheck` takes the GET.
+other; so the rules are here, and what is asked is theirs.
 
 1. The first visit is at once, the following ones are spread by a random phase, so that many
    endpoints are not asked in the same moment.
@@ -21,15 +21,13 @@ from random import Random
 from ssl import SSLContext
 
 import aiohttp
-from yarl import URL
 
-from extproc.core.errors import ExtprocError
 from extproc.core.types import Endpoint
-from extproc.shell.podhttp import connector
+from extproc.shell.podhttp import FAILURES, base_url, describe, open_session
 
 logger = logging.getLogger(__name__)
 
-# Answers for how many seconds to rest at least; 0 where the interval alone counts.
+# Returns for how many seconds to rest at least; 0 where the interval alone counts.
 Visit = Callable[[], Awaitable[float]]
 Begin = Callable[[aiohttp.ClientSession, Endpoint], Visit]
 OnFailure = Callable[[str, str, bool], None]
@@ -46,59 +44,50 @@ few dear ones do not decide how long the slowest hundredth of requests waits."""
 _MAX_DOUBLINGS = 30
 
 
-class ResponseError(ExtprocError):
-    """A server answered, but with a status or a body of no use. Count it, ask again later."""
-
-
-class TooLargeError(ResponseError):
-    """A server's answer is longer than the limit; the rest was not read."""
-
-
 # What the host, or the way to it, says of a port that nobody listens on. A timeout says nothing: it
 # may be we who were stopped for as long.
 _NOBODY_THERE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
-# How a visit may fail without anything being wrong with us. OSError: timeouts too.
-FAILURES = (aiohttp.ClientError, OSError, ExtprocError)
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """The pace of a loop of visits, and what each of its requests carries.
+
+    Attributes:
+        interval_s: From the start of one visit to the start of the next.
+        timeout_s: Longest visit.
+        max_backoff_s: Longest rest after failures.
+        headers: Sent with every request, e.g. `Authorization`.
+        ssl: For pods behind TLS; None trusts what the system trusts.
+    """
+
+    interval_s: float
+    timeout_s: float
+    max_backoff_s: float
+    headers: Mapping[str, str] | None = None
+    ssl: SSLContext | None = None
 
 
 class EndpointLoops:
     """Runs one loop of visits per endpoint. Belongs to one event loop."""
 
     def __init__(
-        self,
-        begin: Begin,
-        *,
-        on_failure: OnFailure,
-        rng: Random,
-        interval_s: float,
-        timeout_s: float,
-        max_backoff_s: float,
-        headers: Mapping[str, str] | None,
-        ssl: SSLContext | None,
+        self, begin: Begin, settings: LoopSettings, *, on_failure: OnFailure, rng: Random
     ) -> None:
         """Make it; nothing runs before `set_endpoints`.
 
         Args:
-            begin: Called once for each loop; what it answers is called for each visit, and keeps
-                what the visits of one endpoint have to remember.
+            begin: Called once for each loop; the function it returns is called for each visit, and
+                keeps what the visits of one endpoint have to remember.
+            settings: Of every loop.
             on_failure: Called with the address, what went wrong and whether it was that nobody is
                 there (`is_unreachable`).
             rng: For phases and backoff.
-            interval_s: From the start of one visit to the start of the next.
-            timeout_s: Longest visit.
-            max_backoff_s: Longest rest after failures.
-            headers: Sent with every request, e.g. `Authorization`.
-            ssl: For pods behind TLS; None trusts what the system trusts.
         """
         self._begin = begin
+        self._settings = settings
         self._on_failure = on_failure
         self._rng = rng
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
-        self._max_backoff_s = max_backoff_s
-        self._headers = headers
-        self._ssl = ssl
         self._session: aiohttp.ClientSession | None = None  # opened within the event loop
         self._loops: dict[str, _Loop] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -143,7 +132,7 @@ class EndpointLoops:
 
     def _start(self, endpoint: Endpoint) -> _Loop:
         if self._session is None:
-            self._session = open_session(self._headers, self._ssl)
+            self._session = open_session(self._settings.headers, self._settings.ssl)
         wake = asyncio.Event()
         # Not in a TaskGroup: endpoints come and go, and one loop's end must not end the others.
         task = asyncio.get_running_loop().create_task(
@@ -159,14 +148,14 @@ class EndpointLoops:
     async def _run(
         self, session: aiohttp.ClientSession, endpoint: Endpoint, wake: asyncio.Event
     ) -> None:
-        now = asyncio.get_running_loop().time
+        now, interval_s = asyncio.get_running_loop().time, self._settings.interval_s
         try:
             visit = self._begin(session, endpoint)
         except ValueError as error:  # a URL that is none
             self._tell(endpoint.address, describe(error), is_unreachable=False)
             return
         await self._try(endpoint.address, visit)
-        await _rest(wake, self._rng.uniform(0, self._interval_s))
+        await _rest(wake, self._rng.uniform(0, interval_s))
         num_failures = 0
         while True:
             began_s = now()
@@ -176,14 +165,14 @@ class EndpointLoops:
                 rest_s = self._backoff_s(num_failures)
             else:
                 num_failures = 0
-                rest_s = max(self._interval_s - (now() - began_s), least_s)
+                rest_s = max(interval_s - (now() - began_s), least_s)
             await _rest(wake, rest_s)
 
     async def _try(self, address: str, visit: Visit) -> float | None:
-        """Make one visit; answer its wish for a rest, None if it failed."""
+        """Make one visit; return its wish for a rest, None if it failed."""
         is_unreachable = False
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._settings.timeout_s):
                 return await visit()
         except FAILURES as error:
             message = describe(error)
@@ -203,8 +192,8 @@ class EndpointLoops:
     def _backoff_s(self, num_failures: int) -> float:
         return choose_backoff_s(
             num_failures,
-            interval_s=self._interval_s,
-            max_backoff_s=self._max_backoff_s,
+            interval_s=self._settings.interval_s,
+            max_backoff_s=self._settings.max_backoff_s,
             rng=self._rng,
         )
 
@@ -212,7 +201,7 @@ class EndpointLoops:
 def choose_backoff_s(
     num_failures: int, *, interval_s: float, max_backoff_s: float, rng: Random
 ) -> float:
-    """Say how long to rest after the last of `num_failures` in a row.
+    """Seconds to rest after the last of `num_failures` in a row.
 
     Between a half and the whole of the interval doubled with each failure, up to the limit:
     endpoints that failed together shall not return together.
@@ -245,55 +234,3 @@ async def _rest(wake: asyncio.Event, rest_s: float) -> None:
 def rest_after(reading_s: float) -> float:
     """Seconds to rest after a visit whose answer took so long to read."""
     return reading_s / READING_SHARE
-
-
-def base_url(endpoint: Endpoint) -> str:
-    """Where our own calls to an endpoint go, without a trailing slash."""
-    return endpoint.url.rstrip("/") or f"http://{endpoint.address}"
-
-
-def open_session(
-    headers: Mapping[str, str] | None = None, ssl: SSLContext | None = None
-) -> aiohttp.ClientSession:
-    """Open a session for GETs of pods. Call within the event loop; close it in the end.
-
-    Timeouts are the caller's. Compression is refused: it would cost the pod more than the network,
-    and us a bomb's inflation.
-    """
-    return aiohttp.ClientSession(
-        connector=connector(ssl),
-        headers={"Accept-Encoding": "identity", **(headers or {})},
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
-
-
-async def get(session: aiohttp.ClientSession, url: URL, *, max_bytes: int) -> tuple[int, bytes]:
-    """GET `url`; answer status and body. Redirects are not followed: a pod does not send us on.
-
-    Raises:
-        ResponseError: The body is compressed, which nobody asked for.
-        TooLargeError: The body is longer than `max_bytes`.
-        aiohttp.ClientError, OSError: As aiohttp raises them. Ask again later.
-    """
-    async with session.get(url, allow_redirects=False) as response:
-        encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
-        if encoding != "identity":
-            response.close()
-            raise ResponseError("the answer is compressed, unasked")
-        chunks, num_bytes = [], 0
-        async for chunk in response.content.iter_any():
-            chunks.append(chunk)
-            num_bytes += len(chunk)
-            if num_bytes > max_bytes:
-                response.close()  # else aiohttp would read the rest to keep the connection
-                raise TooLargeError(f"answer longer than {max_bytes} bytes")
-        return response.status, b"".join(chunks)
-
-
-def describe(error: BaseException) -> str:
-    """One line for people: what a visit or a call failed of."""
-    if isinstance(error, TimeoutError):
-        return "timed out"
-    return str(error) or type(error).__name__

@@ -23,8 +23,10 @@ from grpclib.const import Cardinality
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
+from extproc.core.address import Address
 from extproc.shell.files import check_readable, load_key_pair
-from extproc.shell.loops import choose_backoff_s, describe
+from extproc.shell.loops import choose_backoff_s
+from extproc.shell.podhttp import describe
 from extproc.shell.rpc import Call, Code, Session
 
 log = logging.getLogger(__name__)
@@ -128,10 +130,10 @@ class PeerDialler:
             await asyncio.sleep(rest_s)
 
     def _channel(self, address: str) -> Channel:
-        host, _, port = address.rpartition(":")
+        parsed = Address.parse(address)
         return Channel(
-            host.strip("[]"),
-            int(port),
+            parsed.host,
+            parsed.port,
             ssl=self._tls(),
             codec=_Bytes(),
             config=self._config,

@@ -12,10 +12,9 @@ arrived, so its age is never overstated; who needs the other end takes the durat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from random import Random
-from ssl import SSLContext
 
 import aiohttp
 from yarl import URL
@@ -23,16 +22,8 @@ from yarl import URL
 from extproc.core.engines import EngineProfile
 from extproc.core.exposition import parse_report
 from extproc.core.types import Endpoint, LoadReport
-from extproc.shell.loops import (
-    EndpointLoops,
-    OnFailure,
-    ResponseError,
-    TooLargeError,
-    Visit,
-    base_url,
-    get,
-    rest_after,
-)
+from extproc.shell.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
+from extproc.shell.podhttp import ResponseError, TooLargeError, base_url, get
 
 OnReport = Callable[[str, LoadReport, float, float], None]
 
@@ -53,50 +44,32 @@ class Scraper:
     def __init__(
         self,
         profile: EngineProfile,
+        settings: LoopSettings,
         *,
         on_report: OnReport,
         on_failure: OnFailure,
         clock: Callable[[], float],
         rng: Random,
-        interval_s: float = 0.05,
-        timeout_s: float = 2.0,
-        max_backoff_s: float = 1.0,
         max_page_bytes: int = 4 * 1024 * 1024,
-        headers: Mapping[str, str] | None = None,
-        ssl: SSLContext | None = None,
     ) -> None:
         """Make it; nothing is asked before `set_endpoints`.
 
         Args:
             profile: What the engine calls its metrics.
+            settings: Of the scrapes; pages over 250 KB are scraped less often.
             on_report: Called with address, report, when the response had arrived and how many
                 seconds the scrape took.
             on_failure: Called with address, what went wrong and whether nobody is there.
             clock: Monotonic seconds.
             rng: For phases and backoff.
-            interval_s: From the start of one scrape to the start of the next; pages over 250 KB
-                are scraped less often.
-            timeout_s: Longest scrape.
-            max_backoff_s: Longest rest after failures.
             max_page_bytes: Longest page. A server may outgrow it by LoRA series alone, which are
                 never removed; it is then asked for everything but those.
-            headers: Sent with every request, e.g. `Authorization`.
-            ssl: For pods behind TLS; None trusts what the system trusts.
         """
         self._profile = profile
         self._on_report = on_report
         self._clock = clock
         self._max_page_bytes = max_page_bytes
-        self._loops = EndpointLoops(
-            self._begin,
-            on_failure=on_failure,
-            rng=rng,
-            interval_s=interval_s,
-            timeout_s=timeout_s,
-            max_backoff_s=max_backoff_s,
-            headers=headers,
-            ssl=ssl,
-        )
+        self._loops = EndpointLoops(self._begin, settings, on_failure=on_failure, rng=rng)
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Scrape exactly these from now on. Call within the event loop."""

@@ -8,10 +8,9 @@ its answer into `created`, so two lists that say the same are not equal.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from random import Random
-from ssl import SSLContext
 
 import aiohttp
 import msgspec
@@ -21,7 +20,8 @@ from extproc.core.bounds import MAX_TOKENS, MAX_WALL_S, whole
 from extproc.core.errors import ExtprocError
 from extproc.core.openai import is_model_name
 from extproc.core.types import Endpoint, ModelCard
-from extproc.shell.loops import EndpointLoops, OnFailure, Visit, base_url, get, rest_after
+from extproc.shell.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
+from extproc.shell.podhttp import base_url, get
 
 OnModels = Callable[[str, tuple[ModelCard, ...], float, float], None]
 
@@ -119,43 +119,26 @@ class ModelsPoller:
 
     def __init__(
         self,
+        settings: LoopSettings,
         *,
         on_models: OnModels,
         on_failure: OnFailure,
         clock: Callable[[], float],
         rng: Random,
-        interval_s: float = 1.0,
-        timeout_s: float = 5.0,
-        max_backoff_s: float = 5.0,
-        headers: Mapping[str, str] | None = None,
-        ssl: SSLContext | None = None,
     ) -> None:
         """Make it; nothing is asked before `set_endpoints`.
 
         Args:
+            settings: Of the polls.
             on_models: Called with address, models, when the answer had arrived and how many seconds
                 it took.
             on_failure: Called with address, what went wrong and whether nobody is there.
             clock: Monotonic seconds.
             rng: For phases and backoff.
-            interval_s: From the start of one poll to the start of the next.
-            timeout_s: Longest poll.
-            max_backoff_s: Longest rest after failures.
-            headers: Sent with every request, e.g. `Authorization`.
-            ssl: For pods behind TLS; None trusts what the system trusts.
         """
         self._on_models = on_models
         self._clock = clock
-        self._loops = EndpointLoops(
-            self._begin,
-            on_failure=on_failure,
-            rng=rng,
-            interval_s=interval_s,
-            timeout_s=timeout_s,
-            max_backoff_s=max_backoff_s,
-            headers=headers,
-            ssl=ssl,
-        )
+        self._loops = EndpointLoops(self._begin, settings, on_failure=on_failure, rng=rng)
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Poll exactly these from now on. Call within the event loop."""

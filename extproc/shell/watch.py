@@ -13,6 +13,7 @@ from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from rich.text import Text
 
+from extproc.core.address import Address
 from extproc.core.errors import ExtprocError
 from extproc.shell.gen.client.extproc.v1 import (
     Candidate,
@@ -54,14 +55,17 @@ async def watch(
     Raises:
         WatchError: No router at `target`, or it ended the call.
     """
-    host, port = _split(target)
+    try:
+        address = Address.parse(target)
+    except ValueError as error:
+        raise WatchError(str(error)) from None
     request = WatchRequest(
         models=list(models),
         endpoint=endpoint,
         only_rejections=only_rejections,
         replay_last=replay_last,
     )
-    channel = Channel(host, port, ssl=tls)
+    channel = Channel(address.host, address.port, ssl=tls)
     try:
         # The server ends a call now and then, to bound what a reader that hangs can cost it.
         has_news = True
@@ -135,7 +139,7 @@ def _render_pick(line: Text, pick: Pick) -> None:
     if chosen is not None:
         line.append(f"  {_state(pick, chosen)}")
     if pick.adapter is not None:
-        num_loaded = sum(each.has_loaded for each in pick.candidates)
+        num_loaded = sum(each.loaded for each in pick.candidates)
         line.append(f"  loaded on {num_loaded}/{len(pick.candidates)}", style="dim")
 
 
@@ -153,17 +157,10 @@ def _name(pick: Pick, address: str) -> str:
 
 
 def _state(pick: Pick, candidate: Candidate) -> str:
-    if not candidate.is_known:
+    if not candidate.known:
         return "state unknown"
     pending = f"{candidate.num_pending} pending"
     if pick.adapter is None:
         return pending
-    where = "on GPU" if candidate.is_gpu_resident else "loaded" if candidate.has_loaded else "cold"
+    where = "on GPU" if candidate.on_gpu else "loaded" if candidate.loaded else "cold"
     return f"{where}, {pending}, {candidate.num_adapter_pending} of this adapter"
-
-
-def _split(target: str) -> tuple[str, int]:
-    host, _, port = target.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit():
-        raise WatchError(f"{target!r} is not host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)

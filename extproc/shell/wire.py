@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, cast
 
+from extproc.core.address import Address
 from extproc.core.budget import Budget
 from extproc.core.wire import Abuse, Connection, Counters, Limits, MethodLike
 from extproc.core.wire.limits import DEFAULT_LIMITS
@@ -260,7 +261,7 @@ class WireServer:
         else:
             self._listener = await self.loop.create_server(make, host, port)
             name = self._listener.sockets[0].getsockname()
-            self.address = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+            self.address = str(Address(name[0], name[1]))
 
     @property
     def port(self) -> int:
@@ -269,7 +270,7 @@ class WireServer:
         Raises:
             ValueError: On a Unix socket.
         """
-        return int(self.address.rpartition(":")[2])
+        return Address.parse(self.address).port
 
     async def drain(self, timeout_s: float) -> bool:
         """Stop listening, let every peer go elsewhere, wait until all have gone.

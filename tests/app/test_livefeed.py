@@ -81,10 +81,10 @@ def test_a_pod_is_told_with_its_load_and_the_age_of_its_report() -> None:
         {
             "name": "pod-1",
             "address": "10.0.0.1:8000",
-            "is_ready": True,
-            "is_known": True,
-            "is_unreachable": False,
-            "is_ejected": False,
+            "ready": True,
+            "known": True,
+            "unreachable": False,
+            "ejected": False,
             "age_s": 1.5,
             "in_flight": 1,
             "pending": 2,
@@ -221,10 +221,10 @@ def test_each_route_has_its_share_and_where_times_are_not_told_it_says_so() -> N
     assert known == {
         "ttft_s": 0.5,
         "window_s": 60.0,
-        "is_known": True,
+        "known": True,
         "paths": [["/v1/completions", 2, 3]],
     }
-    assert scene.frame()["slo"]["is_known"] is False
+    assert scene.frame()["slo"]["known"] is False
 
 
 def test_readiness_version_and_rule_are_told() -> None:

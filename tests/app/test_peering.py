@@ -24,7 +24,7 @@ from extproc.shell.rpc import Call, Code, Metadata, Method
 from tests.dnsserver import DnsServer
 from tests.e2e.harness import free_port
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 ELSEWHERE = "192.0.2.1"
 """Documentation range (RFC 5737): nobody answers there."""
 

@@ -13,7 +13,7 @@ import yaml
 
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests import clients
-from tests.test_app import Service, configuration, eventually, serving
+from tests.app.test_app import Service, configuration, eventually, serving
 
 PATH = "/v1/completions"
 
@@ -66,7 +66,7 @@ async def test_answers_are_judged_by_their_first_byte_and_our_rejections_are_mis
         assert await slo_of(service) == {
             "ttft_s": 0.5,
             "window_s": 60.0,
-            "is_known": True,
+            "known": True,
             "paths": [[PATH, 1, 3]],
         }
         await log.close()
@@ -86,7 +86,7 @@ async def test_where_nothing_tells_the_times_nothing_is_judged(
         slo = await slo_of(service)
 
         assert full.status == 429
-        assert (slo["is_known"], slo["paths"]) == (False, [])
+        assert (slo["known"], slo["paths"]) == (False, [])
         assert await has_judged(service, 0)
 
 

@@ -24,7 +24,7 @@ from extproc.config.file import ConfigError
 from extproc.shell import logs
 from tests.shell.pki import Pki
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 NOT_OURS = "192.0.2.1"
 """Reserved for documentation (RFC 5737): nobody's address."""
 
@@ -313,7 +313,7 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
         "admin": {"metrics_address": "127.0.0.1:0"},
     },
     "paths": lambda f: {"request": {"paths": ["/v1/completions", "/own/path"]}},
-    "tracing": lambda f: {"tracing": {"is_on": True}},
+    "tracing": lambda f: {"tracing": {"enabled": True}},
     "names": lambda f: {"discovery": {"dns": {"name": "pods.invalid", "port": 8000}}},
     "no pods": lambda f: {"discovery": {"static": []}},
     "a file of pods": lambda f: {"discovery": {"file": str(f.write("pods", "[]"))}},

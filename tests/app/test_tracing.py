@@ -134,7 +134,7 @@ def test_without_opentelemetry_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
 
     with pytest.raises(ConfigError, match=r"lora-extproc\[otel\]"):
-        make_tracing(TracingConfig(is_on=True))
+        make_tracing(TracingConfig(enabled=True))
 
 
 def test_the_service_name_is_opentelemetrys_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:

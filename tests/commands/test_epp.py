@@ -10,8 +10,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from extproc.commands.epp import Plan, plan
 from extproc.commands.eppflags import FLAGS, IGNORED, KINDS, help_text
+from extproc.commands.eppplan import Plan, plan
 from extproc.commands.goflags import FlagError, Kind
 from extproc.commands.main import app
 from extproc.config import Config
@@ -110,8 +110,8 @@ def test_without_flags_it_is_what_charts_expect() -> None:
     assert made.server.tls is not None
     assert made.completions.source == "response_phases"
     assert made.request.assumed_body_mode == "full-duplex-streamed"
-    assert made.request.honours_subset
-    assert not made.destination.tells_scores
+    assert made.request.use_subset_hint
+    assert not made.destination.emit_scores
 
 
 def test_ports_are_set_on_all_addresses_or_on_the_file_s(file: Path) -> None:
@@ -131,13 +131,13 @@ def test_ports_are_set_on_all_addresses_or_on_the_file_s(file: Path) -> None:
         ("drain-timeout", "1m30s", "server", "drain_timeout_s", 90.0),
         ("refresh-metrics-interval", "100ms", "scrape", "interval_s", 0.1),
         ("metrics-staleness-threshold", "5s", "scrape", "expiry_s", 5.0),
-        ("disable-endpoint-subset-filter", "true", "request", "honours_subset", False),
-        ("disable-endpoint-subset-filter", "false", "request", "honours_subset", True),
-        ("emit-endpoint-scores", "true", "destination", "tells_scores", True),
+        ("disable-endpoint-subset-filter", "true", "request", "use_subset_hint", False),
+        ("disable-endpoint-subset-filter", "false", "request", "use_subset_hint", True),
+        ("emit-endpoint-scores", "true", "destination", "emit_scores", True),
         ("grpc-max-recv-msg-size", "64Mi", "request", "max_body_bytes", 63 * 2**20),
         ("grpc-max-recv-msg-size", "4MiB", "request", "max_body_bytes", 16 * 2**20),
-        ("tracing", "true", "tracing", "is_on", True),
-        ("tracing", "false", "tracing", "is_on", False),
+        ("tracing", "true", "tracing", "enabled", True),
+        ("tracing", "false", "tracing", "enabled", False),
         ("v", "2", "log", "level", "info"),
         ("v", "4", "log", "level", "debug"),
         ("zap-log-level", "error", "log", "level", "error"),
@@ -245,7 +245,7 @@ def test_a_file_that_changes_is_read_with_the_flags(file: Path) -> None:
     fresh = made.parse(f"{OURS}admission: {{max_pending_per_endpoint: 3}}\n", source="new")
 
     assert fresh.admission.max_pending_per_endpoint == 3
-    assert fresh.destination.tells_scores
+    assert fresh.destination.emit_scores
     with pytest.raises(ConfigError):
         made.parse("discovery: 3\n", source="new")
 

@@ -82,6 +82,20 @@ def test_the_module_is_the_same_command() -> None:
     assert done.stderr.startswith("extproc: /nonexistent: cannot be read")
 
 
+def test_what_serves_loads_nothing_of_the_laboratory() -> None:
+    script = (
+        "import sys, extproc.commands.main, extproc.commands.eppplan, extproc.app.app; "
+        "print(*(name for name in sys.modules if name.startswith('extproc.')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    rooms = {name.split(".")[1] for name in done.stdout.split()}
+
+    assert "app" in rooms
+    assert not rooms & {"sim", "workload", "loadtest", "stack"}
+
+
 # --- serve -----------------------------------------------------------------------------------
 
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from extproc.config import Config, StaticEndpoint
+from extproc.config import Config
+from extproc.config.discovery import StaticEndpoint
 from extproc.config.file import MAX_MISTAKES, ConfigError, load_config, parse_config
 from extproc.core.engines import PROFILES
 from extproc.core.policies import BUILT_IN
@@ -74,7 +75,7 @@ log: {level: debug}
         ("log: {level: loud}", "log.level", "'loud'", "'debug', 'info', 'warning' or 'error'"),
         ("pods: {engine: tgi}", "pods.engine", "'tgi'", "'vllm' or 'sglang'"),
         ("admin: 5", "admin", "5", "valid dictionary"),
-        ("server: {address: nowhere}", "server.address", "'nowhere'", "match pattern"),
+        ("server: {address: nowhere}", "server.address", "'nowhere'", "`unix:PATH`"),
         ("request: {session_header: X-A}", "request.session_header", "'X-A'", "[a-z0-9-]"),
         ("request: {paths: []}", "request.paths", "[]", "at least 1 item"),
         ("preset: other", "preset", "'other'", "'founding'"),

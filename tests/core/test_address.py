@@ -1,4 +1,4 @@
-"""What may stand as an endpoint's address."""
+"""Addresses, and those that may stand as an endpoint's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,45 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.address import check_endpoint_address
+from extproc.core.address import MAX_PORT, Address, check_endpoint_address, host_of
+
+
+@given(
+    st.ip_addresses().map(str) | st.sampled_from(("localhost", "pod-0.vllm", "a_b")),
+    st.integers(0, MAX_PORT),
+)
+def test_an_address_is_read_as_it_was_written(host: str, port: int) -> None:
+    address = Address(host, port)
+
+    assert Address.parse(str(address)) == address
+    assert host_of(str(address)) == host
+
+
+def test_an_ipv6_host_stands_in_brackets() -> None:
+    assert str(Address("::1", 80)) == "[::1]:80"
+    assert Address.parse("[::1]:80") == Address("::1", 80)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a",
+        ":1",
+        "a:",
+        "a:x",
+        "a:65536",
+        "a:\u0661",
+        "::1:80",
+        "[a]:1",
+        "[::1]",
+        "a b:1",
+        "a/b:1",
+    ],
+)
+def test_what_is_not_host_and_port_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not host:port"):
+        Address.parse(text)
 
 
 @given(st.ip_addresses(), st.integers(1, 65_535))
@@ -18,7 +56,7 @@ def test_every_ip_address_with_a_port_is_taken_as_it_is(ip: object, port: int) -
 
 @pytest.mark.parametrize(
     "address",
-    ["localhost:80", "pod-0.vllm:8000", "a:1", "010.0.0.1:80", "10.0.0:80", "[::1::]:80", "[1]:80"],
+    ["localhost:80", "pod-0.vllm:8000", "a:1", "010.0.0.1:80", "10.0.0:80", "[::1::]:80"],
 )
 def test_a_name_is_refused_with_a_word_on_what_takes_names(address: str) -> None:
     with pytest.raises(ValueError, match=r"must be `ip:port`, got .*; discovery\.dns does"):
@@ -26,7 +64,8 @@ def test_a_name_is_refused_with_a_word_on_what_takes_names(address: str) -> None
 
 
 @pytest.mark.parametrize(
-    "address", ["", "10.0.0.1", "10.0.0.1:0", "10.0.0.1:65536", "::1:80", "[fe80::1%eth0]:80"]
+    "address",
+    ["", "10.0.0.1", "10.0.0.1:0", "10.0.0.1:65536", "::1:80", "[1]:80", "[fe80::1%eth0]:80"],
 )
 def test_what_is_no_address_and_port_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="must be `ip:port`, got"):

@@ -433,7 +433,7 @@ def test_a_trial_ends_with_its_request_whatever_becomes_of_that() -> None:
 def test_detection_follows_its_settings() -> None:
     made = pool(1, 2)
     refuses(made)
-    made.configure(PoolSettings(), OutlierSettings(is_on=False))
+    made.configure(PoolSettings(), OutlierSettings(enabled=False))
 
     assert not made.snapshot(now=0.0).endpoints[0].is_ejected
 
@@ -805,7 +805,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert (seen.num_pending, dict(seen.pending_by_adapter)) == (0, {})
 
 
-PoolMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+PoolMachine.TestCase.settings = settings(stateful_step_count=30)
 TestPoolInAnyOrder = PoolMachine.TestCase
 
 

@@ -313,4 +313,4 @@ class Relaying(RuleBasedStateMachine):
 
 
 TestRelaying = Relaying.TestCase
-TestRelaying.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRelaying.settings = settings(stateful_step_count=40)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from extproc.core import messages as m
 from extproc.core.messages import BodyMode
 from extproc.core.rejections import saturated
-from extproc.core.stream import HOLD_MARGIN_S, State
+from extproc.core.stream import HOLD_MARGIN_S
+from extproc.core.transitions import State
 from extproc.core.types import Reason, Wait
 from tests.builders import body, request_headers
 from tests.core.dispatcher import PICK, Exchange, begin
@@ -145,7 +146,7 @@ def test_a_held_buffered_body_is_not_kept() -> None:
     """The data plane holds it: ten thousand held prompts must not fill the picker's memory."""
     exchange, _commands = held(BodyMode.BUFFERED)
 
-    assert exchange.stream._body.held_bytes == 0
+    assert exchange.stream._incoming.held_bytes == 0
 
 
 def test_of_a_held_requests_headers_only_what_an_answer_needs_is_kept() -> None:
@@ -153,7 +154,7 @@ def test_of_a_held_requests_headers_only_what_an_answer_needs_is_kept() -> None:
     headers = {"x-session": "s", "x-request-id": "r", "authorization": "secret"}
     exchange.tell(request_headers(headers=headers), m.RequestBody(body(), True))
 
-    assert set(exchange.stream._headers.headers) == {":path", "x-request-id"}
+    assert set(exchange.stream._headers) == {":path", "x-request-id"}
     exchange.dispatcher.result = PICK
     exchange.tell(m.Wakeup())
     first, last = exchange.dispatcher.routed

@@ -125,7 +125,7 @@ async def test_a_pod_that_refuses_connections_attracts_no_traffic(
         await ask(client, NUM_CLIENTS)
         await pods[0].kill()
         answers = await ask(client, NUM_REQUESTS)
-        await eventually(lambda: shown(picker, pods[0].address, "is_unreachable"))
+        await eventually(lambda: shown(picker, pods[0].address, "unreachable"))
         after = await ask(client, NUM_REQUESTS // 4)
 
     assert num_failed(answers) < NUM_REQUESTS // 10, Counter(each.status for each in answers)
@@ -154,4 +154,4 @@ async def test_a_picker_that_was_stopped_does_not_try_dead_pods_again(
 
 
 async def is_unknown(picker: PickerProcess, address: str) -> bool:
-    return not await shown(picker, address, "is_known")
+    return not await shown(picker, address, "known")

@@ -93,7 +93,7 @@ async def test_a_decision_is_in_the_trace_of_its_request(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.port}")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-    async with PickerProcess(picker_config(pods, tracing={"is_on": True})) as picker:
+    async with PickerProcess(picker_config(pods, tracing={"enabled": True})) as picker:
         options = BootstrapOptions(mode=Mode.ORIGINAL_DST, pickers=(picker.address,))
         async with EnvoyProcess(with_tracing(render(options))) as envoy:
             client = Client(f"http://127.0.0.1:{envoy.port}", http)
@@ -105,7 +105,7 @@ async def test_a_decision_is_in_the_trace_of_its_request(
             async def has_spans() -> bool:
                 return bool(collector.spans)
 
-            await eventually(has_spans, within_s=30)
+            await eventually(has_spans, within_s=60)
     (decision,) = collector.spans
     attributes = {each["key"]: each["value"] for each in decision["attributes"]}
 

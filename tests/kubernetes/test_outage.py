@@ -71,7 +71,7 @@ async def knows(picker: PickerProcess, **ready: bool) -> None:
 
     async def check() -> bool:
         endpoints = (await picker.admin("/debug/snapshot"))["endpoints"]
-        return {each["name"]: each["is_ready"] for each in endpoints} == {
+        return {each["name"]: each["ready"] for each in endpoints} == {
             name.replace("_", "-"): is_ready for name, is_ready in ready.items()
         }
 

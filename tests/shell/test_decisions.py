@@ -92,9 +92,9 @@ def test_a_pick_is_described_with_its_candidates() -> None:
                     "num_pending": 4,
                     "num_adapter_pending": 2,
                     "num_active_adapters": 2,
-                    "has_loaded": True,
-                    "is_gpu_resident": True,
-                    "is_known": True,
+                    "loaded": True,
+                    "on_gpu": True,
+                    "known": True,
                     "kv_usage_ratio": 0.5,
                 }
             ],
@@ -126,7 +126,7 @@ def test_a_base_model_is_no_adapter_of_a_candidate() -> None:
 
     assert described["adapter"] is None
     assert [described["candidates"][0][name] for name in (
-        "num_adapter_pending", "has_loaded", "is_gpu_resident"
+        "num_adapter_pending", "loaded", "on_gpu"
     )] == [0, False, False]  # fmt: skip
 
 

@@ -11,8 +11,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
 from extproc.core.engines import PROFILES
-from extproc.shell import podcheck
-from extproc.shell.podcheck import OPTIONAL, REQUIRED, Check, check_pod, render
+from extproc.shell import podprobes
+from extproc.shell.podcheck import Check, check_pod, render
+from extproc.shell.podprobes import OPTIONAL, REQUIRED
 
 ROOT = Path(__file__).parents[2]
 HEALTH, BASE, ADAPTERS, UNKNOWN, STREAM, BY_NAME, METRICS, RUN, WAIT, KV, ACTIVE = REQUIRED
@@ -136,7 +137,7 @@ async def test_the_first_adapter_is_tried_unless_another_one_is_named() -> None:
 
 
 async def test_an_adapter_that_is_not_there_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podcheck, "_LORA_INFO_EVERY_S", 0.001)
+    monkeypatch.setattr(podprobes, "_LORA_INFO_EVERY_S", 0.001)
     checks = await check(Pod(), adapter="a9")
 
     assert checks[ADAPTERS].passed is False
@@ -214,7 +215,7 @@ async def test_a_metric_that_is_missing_fails_its_requirement(requirement: str, 
 async def test_an_adapter_that_the_metrics_never_name_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(podcheck, "_LORA_INFO_EVERY_S", 0.001)
+    monkeypatch.setattr(podprobes, "_LORA_INFO_EVERY_S", 0.001)
     silent, slotless = Pod(), Pod()
     silent.says_seen, slotless.slots = False, 0
 
@@ -274,7 +275,7 @@ async def test_a_wrong_answer_fails_what_depends_on_it(
     failed: set[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(podcheck, "_LORA_INFO_EVERY_S", 0.001)
+    monkeypatch.setattr(podprobes, "_LORA_INFO_EVERY_S", 0.001)
     pod = Pod()
     pod.answers[path] = answer
     checks = await check(pod)
@@ -317,5 +318,5 @@ def test_the_documentation_lists_the_same_requirements_in_the_same_words() -> No
     def listed(section: str) -> tuple[str, ...]:
         return tuple(re.findall(r"^- \*\*(.+)\*\*$", sections[section], re.MULTILINE))
 
-    assert listed("Required") == REQUIRED
-    assert listed("Optional") == OPTIONAL
+    assert listed("Required") == tuple(REQUIRED)
+    assert listed("Optional") == tuple(OPTIONAL)

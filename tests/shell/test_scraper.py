@@ -4,7 +4,7 @@ import asyncio
 import ipaddress
 import itertools
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,7 +23,8 @@ from extproc.core.engines import PROFILES
 from extproc.core.exposition import parse_report
 from extproc.core.types import Endpoint, LoadReport
 from extproc.shell import scraper as scraper_module
-from extproc.shell.loops import READING_SHARE, open_session
+from extproc.shell.loops import READING_SHARE, LoopSettings
+from extproc.shell.podhttp import open_session
 from extproc.shell.scraper import Scraper
 
 VLLM = PROFILES["vllm"]
@@ -69,27 +70,32 @@ class Pod:
 class Watch:
     """A scraper and what it tells."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        **options: Any,
+    ) -> None:
         self.reports: asyncio.Queue[tuple[str, LoadReport, float, float]] = asyncio.Queue()
         self.failures: asyncio.Queue[tuple[str, str, float]] = asyncio.Queue()
         self.scraper = Scraper(
             VLLM,
+            LoopSettings(0.002, 2.0, 0.01, headers, tls),
             on_report=lambda *told: self.reports.put_nowait(told),
             on_failure=lambda *told: self.failures.put_nowait(told),
             **{
                 "clock": asyncio.get_running_loop().time,
                 "rng": Random(1),
-                "interval_s": 0.002,
-                "max_backoff_s": 0.01,
                 **options,
             },
         )
 
     async def report(self) -> LoadReport:
-        return (await asyncio.wait_for(self.reports.get(), 10))[1]
+        return (await asyncio.wait_for(self.reports.get(), 60))[1]
 
     async def failure(self) -> str:
-        return (await asyncio.wait_for(self.failures.get(), 10))[1]
+        return (await asyncio.wait_for(self.failures.get(), 60))[1]
 
 
 @asynccontextmanager
@@ -253,7 +259,7 @@ async def test_a_server_behind_a_key_gets_it() -> None:
 async def test_a_report_carries_the_time_of_its_arrival_and_how_long_it_took() -> None:
     ticks = iter(range(0, 1000, 10))
     async with watching(Pod(), clock=lambda: float(next(ticks))) as watch:
-        _, report, taken_at_s, duration_s = await asyncio.wait_for(watch.reports.get(), 10)
+        _, report, taken_at_s, duration_s = await asyncio.wait_for(watch.reports.get(), 60)
 
     # The request is sent at 0, answered at 10.
     assert (report, taken_at_s, duration_s) == (REPORT, 10.0, 10.0)
@@ -266,7 +272,7 @@ async def test_a_server_that_is_down_is_a_failure_until_it_is_up() -> None:
     watch.scraper.set_endpoints([Endpoint(address)])
     assert "Cannot connect" in await watch.failure()
     async with pod.server(port=port):
-        assert await asyncio.wait_for(watch.reports.get(), 10) is not None
+        assert await asyncio.wait_for(watch.reports.get(), 60) is not None
         await watch.scraper.aclose()
 
 
@@ -277,11 +283,11 @@ async def test_endpoints_that_are_gone_are_not_reported_any_more() -> None:
         watch.scraper.set_endpoints([Endpoint(gone), Endpoint(stays)])
         addresses = set[str]()
         while addresses != {gone, stays}:
-            addresses.add((await asyncio.wait_for(watch.reports.get(), 10))[0])
+            addresses.add((await asyncio.wait_for(watch.reports.get(), 60))[0])
         watch.scraper.set_endpoints([Endpoint(stays)])
         while not watch.reports.empty():
             watch.reports.get_nowait()
-        told = [(await asyncio.wait_for(watch.reports.get(), 10))[0] for _ in range(5)]
+        told = [(await asyncio.wait_for(watch.reports.get(), 60))[0] for _ in range(5)]
         await watch.scraper.aclose()
 
     assert set(told) == {stays}
@@ -318,7 +324,7 @@ async def test_pods_behind_tls_are_scraped_with_the_given_trust_only(tmp_path: P
     server = Pod().server(scheme="https")
     await server.start_server(ssl=server_context)
     endpoint = Endpoint(f"127.0.0.1:{server.port}", url=f"https://127.0.0.1:{server.port}")
-    trusting, doubting = Watch(ssl=client_context), Watch()
+    trusting, doubting = Watch(tls=client_context), Watch()
     for watch in (trusting, doubting):
         watch.scraper.set_endpoints([endpoint])
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from extproc.core.address import Address
 from extproc.core.kubernetes.objects import (
     EndpointSlice,
     InferencePool,
@@ -133,7 +134,7 @@ def _port_of(each: EndpointSlice, wanted: int | str | None) -> int | None:
 
 
 def _endpoint(ip: str, port: int, name: str, scheme: str, *, is_ready: bool) -> Endpoint:
-    address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+    address = str(Address(ip, port))
     return Endpoint(address, f"{scheme}://{address}", name, is_ready)
 
 

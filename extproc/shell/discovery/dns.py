@@ -34,6 +34,7 @@ import dns.nameserver
 import dns.rdatatype
 import dns.resolver
 
+from extproc.core.address import Address
 from extproc.core.types import Endpoint
 
 _A, _AAAA, _SRV = dns.rdatatype.A, dns.rdatatype.AAAA, dns.rdatatype.SRV
@@ -164,7 +165,7 @@ class DnsDiscovery:
         return await lookup.addresses(targets, kinds)
 
     def _endpoint(self, ip: _Address, port: int, host: str) -> Endpoint:
-        address = f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}"
+        address = str(Address(str(ip), port))
         name = host.partition(".")[0] if self._port is None else ""
         return Endpoint(address, f"{self._scheme}://{address}", name)
 
@@ -272,5 +273,5 @@ class _Lookup:
 
 
 def _nameserver(address: str) -> dns.nameserver.Nameserver:
-    host, _, port = address.rpartition(":")
-    return dns.nameserver.Do53Nameserver(host.strip("[]"), int(port))
+    parsed = Address.parse(address)
+    return dns.nameserver.Do53Nameserver(parsed.host, parsed.port)

@@ -62,26 +62,26 @@ class Pick(_message.Message):
     def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., path: _Optional[str] = ..., body_bytes: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("address", "name", "num_pending", "num_adapter_pending", "num_active_adapters", "has_loaded", "is_gpu_resident", "is_known", "kv_usage_ratio")
+    __slots__ = ("address", "name", "num_pending", "num_adapter_pending", "num_active_adapters", "loaded", "on_gpu", "known", "kv_usage_ratio")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_PENDING_FIELD_NUMBER: _ClassVar[int]
     NUM_ADAPTER_PENDING_FIELD_NUMBER: _ClassVar[int]
     NUM_ACTIVE_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
-    HAS_LOADED_FIELD_NUMBER: _ClassVar[int]
-    IS_GPU_RESIDENT_FIELD_NUMBER: _ClassVar[int]
-    IS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    ON_GPU_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_RATIO_FIELD_NUMBER: _ClassVar[int]
     address: str
     name: str
     num_pending: int
     num_adapter_pending: int
     num_active_adapters: int
-    has_loaded: bool
-    is_gpu_resident: bool
-    is_known: bool
+    loaded: bool
+    on_gpu: bool
+    known: bool
     kv_usage_ratio: float
-    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., num_pending: _Optional[int] = ..., num_adapter_pending: _Optional[int] = ..., num_active_adapters: _Optional[int] = ..., has_loaded: _Optional[bool] = ..., is_gpu_resident: _Optional[bool] = ..., is_known: _Optional[bool] = ..., kv_usage_ratio: _Optional[float] = ...) -> None: ...
+    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., num_pending: _Optional[int] = ..., num_adapter_pending: _Optional[int] = ..., num_active_adapters: _Optional[int] = ..., loaded: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., known: _Optional[bool] = ..., kv_usage_ratio: _Optional[float] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("status", "reason", "message", "model", "retry_after_seconds", "request_id", "path")

@@ -71,7 +71,7 @@ const tiles = new Map();
 let lastPointMs = 0;
 
 function showTiles() {
-  const sum = (key) => frame.pods.reduce((total, pod) => total + (pod.is_known ? pod[key] : 0), 0);
+  const sum = (key) => frame.pods.reduce((total, pod) => total + (pod.known ? pod[key] : 0), 0);
   const rates = frame.rates || {};
   const isPoint = performance.now() - lastPointMs >= POINT_MS;
   if (isPoint) lastPointMs = performance.now();
@@ -125,9 +125,9 @@ function sparkline() {
 function showSlo() {
   const { slo } = frame;
   const what = `of the last ${duration(slo.window_s)}: answered, the first byte of the body within ${duration(slo.ttft_s)}`;
-  const isShown = slo.is_known && slo.paths.length > 0;
+  const isShown = slo.known && slo.paths.length > 0;
   $("slo").parentNode.hidden = !isShown;
-  if (!slo.is_known) {
+  if (!slo.known) {
     setText($("slo-note"), "Not known: no access log tells how long answers took.");
   } else {
     setText($("slo-note"), `${slo.paths.length ? "Requests" : "None yet. Requests"} ${what}.`);
@@ -155,10 +155,10 @@ const POD_COLUMNS = ["State", "In flight", "Running", "Waiting", "KV cache", "Ac
 let maxPods = NUM_PODS;
 
 function podState(pod) {
-  if (pod.is_unreachable) return ["✕ unreachable", "bad"];
-  if (pod.is_ejected) return ["✕ ejected: it fails", "bad"];
-  if (!pod.is_known) return pod.age_s === null ? ["✕ never heard of", "bad"] : ["✕ no report", "bad"];
-  return pod.is_ready ? ["✓ up", "good"] : ["◦ draining", "warn"];
+  if (pod.unreachable) return ["✕ unreachable", "bad"];
+  if (pod.ejected) return ["✕ ejected: it fails", "bad"];
+  if (!pod.known) return pod.age_s === null ? ["✕ never heard of", "bad"] : ["✕ no report", "bad"];
+  return pod.ready ? ["✓ up", "good"] : ["◦ draining", "warn"];
 }
 
 function showPods() {
@@ -186,7 +186,7 @@ function podRow(pod) {
   const head = make("th", pod.name, "", { scope: "row", role: "rowheader" });
   if (pod.address !== pod.name) head.append(" ", make("span", pod.address, "sub"));
   row.append(head);
-  const now = (text) => (pod.is_known ? text : "–");
+  const now = (text) => (pod.known ? text : "–");
   const waiting = pod.deferred ? `${pod.waiting} (${pod.deferred} for a slot)` : String(pod.waiting);
   const others = pod.pending - pod.in_flight;
   const values = [
@@ -201,7 +201,7 @@ function podRow(pod) {
   values.forEach((text, index) => {
     const cell = make("td", text, "", { role: "cell", "data-label": POD_COLUMNS[index] });
     if (index === 0) cell.className = `state ${kind}`;
-    if (index === 4 && pod.is_known) cell.append(bar(pod.kv));
+    if (index === 4 && pod.known) cell.append(bar(pod.kv));
     row.append(cell);
   });
   return row;

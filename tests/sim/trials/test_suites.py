@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import yaml
 
-from extproc.commands import lab
-from extproc.commands.lab import make_policy, plan, run, tune
+from extproc.commands import labrun
+from extproc.commands.labrun import make_policy, plan, run, tune
 from extproc.core.policies import Founding
 from extproc.sim.fleet.events import AdapterRegistered, PodJoin, PodLoss, SlowPod
 from extproc.sim.opponents import TUNABLE
@@ -305,7 +305,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
         ran.append(trial.rule)
         return run_trial(trial, make_policy, lambda: 0.0)
 
-    monkeypatch.setattr(lab, "_run_one", counting)
+    monkeypatch.setattr(labrun, "_run_one", counting)
     path = tmp_path / "tiny.yaml"
 
     def run_it(**fields: Any) -> Any:

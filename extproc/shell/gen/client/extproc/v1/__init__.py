@@ -61,17 +61,17 @@ class Candidate(betterproto2.Message):
     Distinct adapters with unfinished requests.
     """
 
-    has_loaded: "bool" = betterproto2.field(6, betterproto2.TYPE_BOOL)
+    loaded: "bool" = betterproto2.field(6, betterproto2.TYPE_BOOL)
     """
     The adapter is resident (in a GPU slot or in the CPU cache) or active here.
     """
 
-    is_gpu_resident: "bool" = betterproto2.field(7, betterproto2.TYPE_BOOL)
+    on_gpu: "bool" = betterproto2.field(7, betterproto2.TYPE_BOOL)
     """
     The adapter is in a GPU slot.
     """
 
-    is_known: "bool" = betterproto2.field(8, betterproto2.TYPE_BOOL)
+    known: "bool" = betterproto2.field(8, betterproto2.TYPE_BOOL)
     """
     There is a load report that has not expired.
     """

@@ -1,0 +1,52 @@
+"""The command `extproc check-pod`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from extproc.commands.failure import failure
+
+
+def check_pod(
+    url: Annotated[str, typer.Argument(help="Base URL of the model server.")],
+    engine: Annotated[str, typer.Option(help="Engine that it runs: vllm or sglang.")] = "vllm",
+    adapter: Annotated[
+        str, typer.Option(help="Adapter to try; by default the first one that the server lists.")
+    ] = "",
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the API key that the server requires.")
+    ] = None,
+    ca_file: Annotated[
+        Path | None, typer.Option(help="PEM file with the CAs of the server's certificate.")
+    ] = None,
+) -> None:
+    """Check whether a model server has what the router needs (docs/model-server.md)."""
+    from extproc.core.engines import PROFILES
+    from extproc.shell import podcheck
+    from extproc.shell.files import read_text
+    from extproc.shell.tls import client_context
+
+    if engine not in PROFILES:
+        raise failure(f"--engine {engine}: allowed: {', '.join(sorted(PROFILES))}")
+    try:
+        key = read_text(api_key_file).strip() if api_key_file else ""
+        context = client_context(ca_file, verify=True) if url.startswith("https:") else None
+    except OSError as error:
+        raise failure(error) from error
+    checks = asyncio.run(
+        podcheck.check_pod(
+            url,
+            profile=PROFILES[engine],
+            headers={"authorization": f"Bearer {key}"} if key else None,
+            ssl=context,
+            adapter=adapter or None,
+        )
+    )
+    for check in checks:
+        typer.echo(podcheck.render(check))
+    if any(check.passed is False and check.is_required for check in checks):
+        raise typer.Exit(1)

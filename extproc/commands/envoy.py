@@ -1,0 +1,164 @@
+"""The command `extproc envoy`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, TypeVar
+
+import typer
+
+from extproc.commands.failure import failure
+
+_Enum = TypeVar("_Enum", bound=StrEnum)
+
+
+def envoy(
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="How Envoy reaches the pods: original-dst, override-host or full-duplex "
+            "(envoy/README.md)."
+        ),
+    ] = "original-dst",
+    preset: Annotated[
+        str,
+        typer.Option(help="`founding`: for the router's preset of that name."),
+    ] = "",
+    body: Annotated[
+        str,
+        typer.Option(
+            help="How request bodies are sent to the router: buffered, buffered-partial, streamed, "
+            "streamed-strict, full-duplex or headers-only."
+        ),
+    ] = "",
+    listen: Annotated[
+        str, typer.Option(help="host:port on which Envoy takes requests.")
+    ] = "127.0.0.1:8080",
+    admin: Annotated[
+        str, typer.Option(help="host:port of Envoy's admin interface; it has no password.")
+    ] = "127.0.0.1:9901",
+    picker: Annotated[
+        list[str] | None,
+        typer.Option(help="host:port or unix:PATH of a router; may be repeated."),
+    ] = None,
+    pod: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="ip:port of a pod, in place of endpoint discovery (override-host only); may be "
+            "repeated."
+        ),
+    ] = None,
+    path: Annotated[
+        list[str] | None,
+        typer.Option(help="Inference path to let through; may be repeated."),
+    ] = None,
+    max_body_bytes: Annotated[int, typer.Option(help="Bytes of the largest request body.")] = 16
+    * 1024
+    * 1024,
+    max_heap_bytes: Annotated[
+        int, typer.Option(help="Bytes of Envoy's memory; near it, requests are refused.")
+    ] = 1024 * 1024 * 1024,
+    max_connections: Annotated[
+        int, typer.Option(help="Largest number of connections from clients.")
+    ] = 50_000,
+    request_timeout_s: Annotated[
+        float,
+        typer.Option(help="Seconds for a whole request to arrive; responses may take longer."),
+    ] = 60.0,
+    picker_ping_s: Annotated[
+        float,
+        typer.Option(help="Seconds between two pings of a router, and for it to answer one."),
+    ] = 5.0,
+    message_timeout_s: Annotated[
+        float, typer.Option(help="Seconds for the router to answer a message.")
+    ] = 10.0,
+    max_message_timeout_s: Annotated[
+        float, typer.Option(help="Seconds for which the router may at most hold a request.")
+    ] = 120.0,
+    flush_interval_s: Annotated[
+        float, typer.Option(help="Seconds by which an access log entry may be delayed.")
+    ] = 0.05,
+    response_phases: Annotated[
+        bool | None, typer.Option(help="Send response headers and trailers to the router, too.")
+    ] = None,
+    access_log: Annotated[
+        bool, typer.Option(help="Tell the router of finished requests by gRPC access log.")
+    ] = True,
+    shared_access_log: Annotated[
+        bool,
+        typer.Option(
+            help="One access log for several routers, which pass its entries on to each other "
+            "(section `peers`)."
+        ),
+    ] = False,
+    fail_open: Annotated[
+        bool | None, typer.Option(help="Let requests pass while no router can be reached.")
+    ] = None,
+    allow_mode_override: Annotated[
+        bool, typer.Option(help="Let the router ask for bodies.")
+    ] = False,
+    tls_ca: Annotated[
+        str, typer.Option(help="PEM file with the CAs of the router's certificate; turns TLS on.")
+    ] = "",
+    tls_cert: Annotated[
+        str, typer.Option(help="PEM file with a client certificate, for mutual TLS.")
+    ] = "",
+    tls_key: Annotated[
+        str, typer.Option(help="PEM file with the client certificate's private key.")
+    ] = "",
+    tls_name: Annotated[
+        str, typer.Option(help="Name that the router's certificate must have; any by default.")
+    ] = "",
+    pod_tls_ca: Annotated[
+        str, typer.Option(help="PEM file with the CAs of the pods' certificates; turns TLS on.")
+    ] = "",
+    pod_tls_name: Annotated[
+        str, typer.Option(help="Name that the pods' certificates must have; any by default.")
+    ] = "",
+) -> None:
+    """Print a complete Envoy configuration."""
+    from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, TlsFiles, render
+
+    if preset not in ("", "founding"):
+        raise failure(f"--preset {preset}: allowed: founding")
+    if preset and (mode != "original-dst" or body not in ("", "buffered")):
+        raise failure("--preset founding is original-dst with buffered bodies")
+    try:
+        options = BootstrapOptions(
+            mode=_one_of(Mode, "--mode", mode),
+            request_body=_one_of(RequestBody, "--body", body) if body else None,
+            response_phases=response_phases,
+            listen=listen,
+            admin=admin,
+            pickers=tuple(picker or ("127.0.0.1:9002",)),
+            picker_tls=TlsFiles(tls_ca, tls_cert, tls_key, tls_name) if tls_ca else None,
+            pod_tls=TlsFiles(pod_tls_ca, server_name=pod_tls_name) if pod_tls_ca else None,
+            static_pods=tuple(pod or ()),
+            inference_paths=tuple(path) if path else None,
+            max_body_bytes=max_body_bytes,
+            max_heap_bytes=max_heap_bytes,
+            max_connections=max_connections,
+            request_timeout_s=request_timeout_s,
+            picker_ping_s=picker_ping_s,
+            message_timeout_s=message_timeout_s,
+            max_message_timeout_s=max_message_timeout_s,
+            access_log_flush_interval_s=flush_interval_s,
+            access_log=access_log,
+            shared_access_log=shared_access_log,
+            failure_mode_allow=fail_open,
+            allow_mode_override=allow_mode_override,
+        )
+        typer.echo(render(options), nl=False)
+    except ValueError as error:
+        raise failure(error) from error
+
+
+def _one_of(kind: type[_Enum], option: str, value: str) -> _Enum:
+    """The value as an enum.
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    if value not in list(kind):
+        raise ValueError(f"{option} {value}: allowed: {', '.join(kind)}")
+    return kind(value)

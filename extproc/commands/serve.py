@@ -1,0 +1,51 @@
+"""The commands `extproc serve` and `extproc check-config`: the same checks, with and without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from extproc.commands.failure import failure
+
+# Not `readable`: reading it says more of why it cannot be read.
+ConfigOption = Annotated[
+    Path,
+    typer.Option(
+        "--config", "-c", readable=False, help="Configuration file (docs/configuration.md)."
+    ),
+]
+
+
+def serve(config: ConfigOption) -> None:
+    """Route Envoy's requests until SIGTERM."""
+    from extproc.app import startup
+    from extproc.config.file import ConfigError, parse_config, read_config
+
+    try:
+        text = read_config(config)
+        startup.serve(parse_config(text, source=str(config)), path=config, text=text)
+    except (ConfigError, OSError) as error:
+        raise failure(error) from error
+
+
+def check_config(config: ConfigOption) -> None:
+    """Check a configuration file on this machine as `serve` does, without serving.
+
+    What `serve` refuses is refused here. An address that is in use is only a warning: it may be
+    used by the very router whose configuration this is.
+    """
+    from extproc.app.startup import check_start
+    from extproc.config.file import ConfigError, load_config
+
+    try:
+        checked = load_config(config)
+    except ConfigError as error:
+        raise failure(error) from error
+    found = check_start(checked)
+    for warning in (*found.in_use, *found.warnings):
+        typer.echo(f"extproc: warning: {warning}", err=True)
+    if found.errors:
+        raise failure("\n".join(found.errors))
+    typer.echo(f"{config}: ok (policy {checked.policy.name})")

@@ -1,0 +1,64 @@
+"""The command `extproc watch`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from extproc.commands.failure import failure
+
+
+def watch(
+    target: Annotated[
+        str, typer.Argument(help="host:port of the router's gRPC services.")
+    ] = "127.0.0.1:9002",
+    model: Annotated[
+        list[str] | None, typer.Option(help="Show requests for this model only; may be repeated.")
+    ] = None,
+    endpoint: Annotated[
+        str, typer.Option(help="Show requests sent to this pod (ip:port) only.")
+    ] = "",
+    only_rejections: Annotated[bool, typer.Option(help="Show refused requests only.")] = False,
+    last: Annotated[int, typer.Option(help="Show the last N decisions first.")] = 0,
+    tls: Annotated[bool, typer.Option(help="Connect with TLS.")] = False,
+    tls_ca: Annotated[
+        str | None,
+        typer.Option(help="PEM file with the CAs of the router's certificate, not the system's."),
+    ] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option(help="PEM file with a client certificate, for mutual TLS.")
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(help="PEM file with the client certificate's private key.")
+    ] = None,
+) -> None:
+    """Follow the router's decisions live."""
+    from rich.console import Console
+
+    from extproc.shell import watch as client
+
+    console = Console(highlight=False, soft_wrap=True)
+
+    async def run() -> None:
+        context = None
+        if tls or tls_ca or tls_cert:
+            context = client.tls_context(ca_file=tls_ca, cert_file=tls_cert, key_file=tls_key)
+        decisions = client.watch(
+            target,
+            tls=context,
+            models=model or (),
+            endpoint=endpoint,
+            only_rejections=only_rejections,
+            replay_last=last,
+        )
+        async for decision in decisions:
+            console.print(client.render(decision))
+
+    try:
+        asyncio.run(run())
+    except KeyboardInterrupt:
+        return
+    except (client.WatchError, OSError) as error:
+        raise failure(error) from error

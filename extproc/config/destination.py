@@ -1,0 +1,35 @@
+"""The section `destination`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from extproc.config.base import Section
+
+
+class DestinationConfig(Section):
+    """How Envoy is told of the choice."""
+
+    num_fallbacks: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="Addresses sent after the first; only clusters in override-host mode use them. "
+        "Live.",
+    )
+    num_alternates: int = Field(
+        2,
+        ge=0,
+        le=2,
+        description="Addresses sent beside the destination where there are no fallbacks, in the "
+        "metadata `extproc.alternates`. In original-dst mode Envoy dials them where the first "
+        "refuses. Live.",
+    )
+    eds_cluster: str = Field(
+        "pods", description="Resource name under which endpoint discovery (EDS) lists the pods."
+    )
+    emit_scores: bool = Field(
+        False,
+        description="Also send each address's rank as a score, in the metadata `extproc.pick` / "
+        "`x-gateway-destination-endpoint-scores`.",
+    )

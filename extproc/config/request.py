@@ -1,0 +1,101 @@
+"""The section `request`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from extproc.config.base import Section
+from extproc.core.routes import DEFAULT_INFERENCE_PATHS, RouteTable
+
+MESSAGE_OVERHEAD_BYTES = 1024 * 1024
+"""Headers and framing of an ext_proc message beside the body it carries."""
+
+
+class RequestConfig(Section):
+    """How requests are read."""
+
+    max_body_bytes: int = Field(
+        16 * 1024 * 1024,
+        ge=1,
+        le=2**30,
+        description="Bytes of the largest request body; the limit on gRPC messages follows it.",
+    )
+    max_bytes_in_memory: int | None = Field(
+        None,
+        ge=1,
+        le=2**40,
+        description="Bytes of all request bodies, and of responses not yet sent, held in memory at "
+        "once. Above it large uploads wait, and requests that still do not fit get 429. None means "
+        "a quarter of the memory that the process may use (by cgroup, else resource limits, else "
+        "the machine), at most 512 MiB.",
+    )
+    early_decision_bytes: int = Field(
+        256 * 1024,
+        ge=1,
+        le=2**30,
+        description="Bytes of a streamed body after which its beginning alone may be decided on.",
+    )
+    paths: tuple[str, ...] = Field(
+        tuple(DEFAULT_INFERENCE_PATHS),
+        min_length=1,
+        description="Inference paths that are served, each in full, as `/v1/completions`, without "
+        "a trailing slash. Not `/v1/models`: the router answers that itself.",
+    )
+    session_header: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9-]+$",
+        description="Header (lower case) whose value keeps a client on one pod; allows stored "
+        "responses.",
+    )
+    max_hold_s: float = Field(
+        60.0,
+        ge=0,
+        le=3600,
+        description="Seconds for which a policy may hold a request; keep it 5 s below Envoy's "
+        "max_message_timeout.",
+    )
+    max_sessions: int = Field(
+        10_000,
+        ge=1,
+        le=10_000_000,
+        description="Sessions remembered; the least recently used are forgotten first.",
+    )
+    allow_mode_override: bool = Field(
+        False,
+        description="Set it where Envoy's filter has allow_mode_override: the router then asks for "
+        "the body where it needs one.",
+    )
+    assumed_body_mode: Literal[
+        "none", "streamed", "buffered", "buffered-partial", "full-duplex-streamed"
+    ] = Field(
+        "buffered",
+        description="How bodies arrive from gateways that do not say so (in protocol_config).",
+    )
+    model_namespace: str = Field(
+        "extproc.request",
+        description="Metadata namespace of a model's name that Envoy has read itself.",
+    )
+    model_key: str = Field("model", description="Key of the model's name in that namespace.")
+    use_subset_hint: bool = Field(
+        True,
+        description="Choose only among the pods that the gateway lists in `envoy.lb.subset_hint`, "
+        "where it does.",
+    )
+
+    @field_validator("paths")
+    @classmethod
+    def _can_be_routed(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        RouteTable(value)
+        return value
+
+    @model_validator(mode="after")
+    def _one_body_fits(self) -> RequestConfig:
+        least_bytes = self.max_body_bytes + MESSAGE_OVERHEAD_BYTES
+        if self.max_bytes_in_memory is not None and self.max_bytes_in_memory < least_bytes:
+            raise ValueError(
+                f"max_bytes_in_memory: {self.max_bytes_in_memory}; allowed: at least "
+                f"{least_bytes}, the largest body and what comes with it"
+            )
+        return self

@@ -1,0 +1,286 @@
+"""The requirements of a model server, each with the probe that tries it.
+
+`docs/model-server.md` explains the same requirements in the same words. The probes change nothing
+on the server: beyond reading they send three short chat requests, one of them for a model that
+nobody has, and two loads of an adapter without a name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from itertools import islice
+
+import msgspec
+
+from extproc.core.engines import EngineProfile
+from extproc.core.exposition import parse_report
+from extproc.core.types import LoadReport
+from extproc.shell.podhttp import ResponseError
+
+_UNKNOWN_MODEL = "extproc-check-pod-no-such-model"
+
+# vLLM writes its LoRA series between the first token of a request and the last: an answer of one
+# token never shows.
+_ANSWER_TOKENS = 8
+
+# The engine writes its LoRA series with each step; a server may need a moment to show it.
+_LORA_INFO_TRIES = 30
+_LORA_INFO_EVERY_S = 0.1
+
+_EVENT = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
+
+_MAX_QUOTED_CHARS = 120
+_MAX_NAMES = 5
+
+
+class _Model(msgspec.Struct):
+    id: str
+    parent: str | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Error(msgspec.Struct):
+    message: str
+    type: str
+    code: int | str | None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
+class _Chunk(msgspec.Struct):
+    model: str
+    choices: list[msgspec.Raw]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A server's answer to one request; as text, its beginning in one line."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+    def __str__(self) -> str:
+        text = self.body.decode(errors="replace").strip()[:_MAX_QUOTED_CHARS]
+        return f"HTTP {self.status}, {self.content_type or 'no content type'}: {text}"
+
+
+Verdict = tuple[bool | None, str]
+"""Whether a requirement is met, None where it could not be tried; and what was seen."""
+Ask = Callable[[str, str, object], Awaitable[Answer]]
+Probe = Callable[["Pod"], Awaitable[Verdict]]
+
+
+class Pod:
+    """The server under test, and what it has said so far."""
+
+    def __init__(self, ask: Ask, profile: EngineProfile, adapter: str | None) -> None:
+        self.ask = ask
+        self.profile = profile
+        self._adapter = adapter
+        self._models: list[_Model] | None = None
+
+    async def models(self) -> list[_Model]:
+        """The models that it lists, asked for once."""
+        if self._models is None:
+            answer = await self.ask("GET", "/v1/models", None)
+            if answer.status != HTTPStatus.OK:
+                raise ResponseError(str(answer))
+            self._models = msgspec.json.decode(answer.body, type=_Models).data
+        return self._models
+
+    async def adapter(self) -> str | None:
+        """The adapter to try: the given one, else the first one listed."""
+        listed = (model.id for model in await self.models() if model.parent)
+        return self._adapter or next(listed, None)
+
+    async def chat(self, model: str) -> Answer:
+        """The answer to a short chat request, streamed."""
+        messages = [{"role": "user", "content": "Hello"}]
+        body = {
+            "model": model,
+            "messages": messages,
+            "max_tokens": _ANSWER_TOKENS,
+            "stream": True,
+        }
+        return await self.ask("POST", "/v1/chat/completions", body)
+
+    async def page(self) -> bytes:
+        """Its metrics page.
+
+        Raises:
+            ResponseError: It has none.
+        """
+        answer = await self.ask("GET", "/metrics", None)
+        if answer.status != HTTPStatus.OK:  # some servers know it by this name only
+            answer = await self.ask("GET", "/metrics/", None)
+        if answer.status != HTTPStatus.OK:
+            raise ResponseError(str(answer))
+        return answer.body
+
+    async def report(self) -> LoadReport:
+        """The load report on its metrics page."""
+        return parse_report(await self.page(), self.profile)
+
+
+async def _answers_health(pod: Pod) -> Verdict:
+    answer = await pod.ask("GET", "/health", None)
+    return answer.status == HTTPStatus.OK, f"HTTP {answer.status}"
+
+
+async def _lists_base(pod: Pod) -> Verdict:
+    names = [model.id for model in await pod.models() if not model.parent]
+    return bool(names), _join(names) or "no entry without a parent"
+
+
+async def _lists_adapters(pod: Pod) -> Verdict:
+    models = await pod.models()
+    bases = {model.id for model in models if not model.parent}
+    adapters = {model.id: model.parent for model in models if model.parent}
+    wanted = await pod.adapter()
+    if wanted is None:
+        return None, "no adapter is registered there"
+    if wanted not in adapters:
+        return False, f"{wanted} is not listed with a parent"
+    strays = [name for name, parent in adapters.items() if parent not in bases]
+    return not strays, f"parent not listed: {_join(strays)}" if strays else _join(adapters)
+
+
+async def _refuses_unknown(pod: Pod) -> Verdict:
+    answer = await pod.chat(_UNKNOWN_MODEL)
+    if answer.status != HTTPStatus.NOT_FOUND:
+        return False, str(answer)
+    error = msgspec.json.decode(answer.body, type=_Refusal).error
+    return True, f"HTTP 404, {error.type}"
+
+
+async def _streams(pod: Pod) -> Verdict:
+    """Ask for an adapter, or for the base model of a server without any."""
+    names = [await pod.adapter(), *(model.id for model in await pod.models())]
+    model = next(filter(None, names), None)
+    if model is None:
+        return None, "no model is registered there"
+    answer = await pod.chat(model)
+    if answer.status != HTTPStatus.OK or answer.content_type != "text/event-stream":
+        return False, str(answer)
+    events = _EVENT.findall(answer.body)
+    if len(events) < 2 or events[-1] != b"[DONE]":
+        return False, f"{len(events)} events, the last one is not [DONE]"
+    for event in events[:-1]:
+        msgspec.json.decode(event, type=_Chunk)
+    return True, f"{len(events)} events from {model}"
+
+
+async def _answers_as_adapter(pod: Pod) -> Verdict:
+    adapter = await pod.adapter()
+    if adapter is None:
+        return None, "no adapter is registered there"
+    answer = await pod.chat(adapter)
+    if answer.status != HTTPStatus.OK:
+        return False, str(answer)
+    events = _EVENT.findall(answer.body)
+    model = msgspec.json.decode(events[0], type=_Chunk).model if events else "nobody"
+    return model == adapter, f"asked for {adapter}, answered by {model}"
+
+
+async def _has_metrics(pod: Pod) -> Verdict:
+    page = await pod.page()
+    parse_report(page, pod.profile)
+    return True, f"{len(page)} bytes"
+
+
+def _has(select: Callable[[EngineProfile], tuple[str, ...]]) -> Probe:
+    """Probe for one metric that the profile may know by several names."""
+
+    async def probe(pod: Pod) -> Verdict:
+        names = select(pod.profile)
+        if not names:
+            return None, f"the profile {pod.profile.name} knows no such metric"
+        page = await pod.page()
+        there = [name for name in names if _has_family(page, name)]
+        return bool(there), _join(there) or f"missing: {_join(names)}"
+
+    return probe
+
+
+async def _says_active_adapters(pod: Pod) -> Verdict:
+    if pod.profile.lora_info is None:
+        return None, f"the profile {pod.profile.name} knows no such metric"
+    adapter = await pod.adapter()
+    if adapter is None:
+        return None, "no adapter is registered there"
+    report = await pod.report()
+    for _ in range(_LORA_INFO_TRIES):
+        if any(name == adapter for name, _ in report.adapter_log) and report.max_loras:
+            return True, f"{adapter} seen, {report.max_loras} slots"
+        await asyncio.sleep(_LORA_INFO_EVERY_S)
+        report = await pod.report()
+    return False, f"{adapter} not seen after a request, slots: {report.max_loras}"
+
+
+async def _filters(pod: Pod) -> Verdict:
+    name, *others = pod.profile.running + pod.profile.waiting
+    answer = await pod.ask("GET", f"/metrics/?name[]={name}", None)
+    if answer.status != HTTPStatus.OK or not _has_family(answer.body, name):
+        return False, str(answer)
+    if any(_has_family(answer.body, other) for other in others):
+        return False, f"the whole page, {len(answer.body)} bytes"
+    return True, f"{len(answer.body)} bytes for one family"
+
+
+async def _loads_at_runtime(pod: Pod) -> Verdict:
+    """An empty name is refused with 400 where the endpoints are enabled: nothing changes."""
+    load = await pod.ask("POST", "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
+    unload = await pod.ask("POST", "/v1/unload_lora_adapter", {"lora_name": ""})
+    statuses = f"an empty name: HTTP {load.status} and {unload.status}"
+    return load.status == unload.status == HTTPStatus.BAD_REQUEST, statuses
+
+
+def _has_family(page: bytes, name: str) -> bool:
+    return re.search(rb"^" + re.escape(name.encode()) + rb"[{ \t]", page, re.MULTILINE) is not None
+
+
+def _join(names: Iterable[str]) -> str:
+    """At most a handful of names, for one line."""
+    first = list(islice(names, _MAX_NAMES + 1))
+    return ", ".join(first[:_MAX_NAMES]) + (", ..." if len(first) > _MAX_NAMES else "")
+
+
+REQUIRED: Mapping[str, Probe] = {
+    "`GET /health` answers 200.": _answers_health,
+    "`GET /v1/models` lists the base model, without a `parent`.": _lists_base,
+    "`GET /v1/models` lists every adapter, with the base model as `parent`.": _lists_adapters,
+    "A request for a model that is not there gets 404 and an OpenAI error body.": _refuses_unknown,
+    "`POST /v1/chat/completions` with `stream: true` answers in server-sent events, the last one "
+    "`data: [DONE]`.": _streams,
+    "A request with an adapter's name in `model` is answered by that adapter.": _answers_as_adapter,
+    "`GET /metrics` answers in the Prometheus text format.": _has_metrics,
+    "The metrics say how many requests run.": _has(lambda profile: profile.running),
+    "The metrics say how many requests wait.": _has(lambda profile: profile.waiting),
+    "The metrics say how much of the KV cache is used.": _has(lambda profile: profile.kv_usage),
+    "After a request for an adapter the metrics name it, and say how many adapter slots there "
+    "are.": _says_active_adapters,
+}
+
+OPTIONAL: Mapping[str, Probe] = {
+    "`GET /metrics/?name[]=...` answers with the named metrics only.": _filters,
+    "The metrics say when the server's process started.": _has(
+        lambda profile: (profile.process_start,)
+    ),
+    "The metrics say how many requests wait for an adapter slot.": _has(
+        lambda profile: (profile.deferred.family,) if profile.deferred else ()
+    ),
+    "The metrics say which adapters are loaded.": _has(
+        lambda profile: (profile.residency.family,) if profile.residency else ()
+    ),
+    "Adapters can be loaded and unloaded while the server runs.": _loads_at_runtime,
+}
