@@ -5,11 +5,12 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak fuzz-service loadtest loadtest-ci
+.PHONY: help demo test test-all test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak fuzz-service loadtest loadtest-ci
 
 help:
 	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: in a minute (ARGS=--keep)'
-	@echo 'make test       all tests but those with a real vLLM or a Docker engine'
+	@echo 'make test       every room, and a real Envoy in each mode: less than five minutes on two cores'
+	@echo 'make test-all   the slow rest: Envoy broken and loaded, Kubernetes, a browser, locust (15 minutes)'
 	@echo 'make test-docker  docker-compose.yml on a real Docker engine (5 minutes)'
 	@echo 'make test-litellm  the tests with a real LiteLLM proxy in front (0.5 GB, Python 3.11)'
 	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
@@ -32,8 +33,16 @@ help:
 demo: $(DEMO)
 	$(BIN)/extproc demo $(ARGS)
 
+# A file stays on one worker, whose tests share what they start; the longest files begin first.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
+# HYPOTHESIS_PROFILE=many tries more examples (tests/conftest.py).
 test: $(DEV)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'not vllm and not docker'
+	$(PYTEST) -m 'not slow and not vllm and not docker'
+
+# What `make test` leaves out, but for a real vLLM.
+test-all: $(DEV)
+	$(PYTEST) -m '(slow or docker) and not vllm'
 
 # Where no engine runs, EXTPROC_DOCKER_START may name a command that starts one.
 test-docker: $(DEV)
@@ -59,7 +68,7 @@ check: $(DEV)
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_repository.py
 
 coverage: $(DEV)
-	$(BIN)/python -m pytest --quiet tests/core --cov=extproc.core --cov-report=term-missing:skip-covered --cov-fail-under=100
+	HYPOTHESIS_PROFILE=many $(BIN)/python -m pytest --quiet tests/core --cov=extproc.core --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 format: $(DEV)
 	$(BIN)/ruff format .
@@ -92,12 +101,12 @@ soak: $(DEV)
 fuzz-service: $(DEV)
 	$(BIN)/python -m bench.fuzz_service $(BENCH)
 
-loadtest: $(DEMO)
+loadtest: $(DEV)
 	$(BIN)/extproc loadtest run standard $(ARGS)
 
 # Exits with 1 if they are not as expected, with 3 if the machine is too busy to say.
 loadtest-ci: $(DEMO)
-	$(BIN)/extproc loadtest guard $(ARGS)
+	$(BIN)/python -m bench.guard $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-litellm .venv-vllm build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

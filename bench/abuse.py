@@ -23,15 +23,12 @@ import hpack
 from bench.attacks import ATTACKS, ECHO, READY, Attack, Step, open_stream, split_frames
 from bench.figures import render_table
 from bench.machine import describe
-from bench.processes import BenchError
 from bench.report import default_path, write_json
 from extproc.core.budget import Budget
-from extproc.core.wire import Abuse, Connection, Counters, WireStream, frames
+from extproc.core.wire import Connection, Counters, WireStream, frames
 from extproc.core.wire.errors import ErrorCode
 from extproc.shell.rpc import Code
-
-NEEDS_SOCKET = frozenset({Abuse.TOO_MANY_CONNECTIONS})
-"""Limits that the core does not hold itself; no CPU of it is spent either."""
+from extproc.stack.processes import StackError
 
 # Last stream, error code (9113 6.8).
 _GOAWAY = Struct(">II")
@@ -283,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         machine = describe()
-    except BenchError as error:
+    except StackError as error:
         print(f"bench-abuse: {error}", file=sys.stderr)
         return 1
     rows = [measure(attack) for attack in ATTACKS]

@@ -63,26 +63,19 @@ def metrics_page(adapters: Sequence[str], *, now_wall_s: float) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def pods_config(
-    ports: Sequence[int], *, admin_port: int, adapters: Sequence[str], delay_s: float = 0.0
-) -> str:
+def pods_config(num_pods: int, *, adapters: Sequence[str], delay_s: float = 0.0) -> str:
     """One Envoy that plays all pods, a listener each."""
     models = models_page(adapters)
     listeners = []
-    for number, port in enumerate(ports):
+    for number in range(num_pods):
         # Each has run some adapters lately, the next one others.
         recent = (list(adapters) * 2)[number * 4 :][:8] if number * 4 < len(adapters) else []
         page = metrics_page(recent, now_wall_s=time.time())
-        listeners.append(_pod_listener(port, models, page, delay_s))
-    return yaml.safe_dump(
-        {
-            "admin": {"address": _address(admin_port)},
-            "static_resources": {"listeners": listeners},
-        }
-    )
+        listeners.append(_pod_listener(number, models, page, delay_s))
+    return yaml.safe_dump({"admin": {}, "static_resources": {"listeners": listeners}})
 
 
-def _pod_listener(port: int, models: str, metrics: str, delay_s: float) -> dict[str, Any]:
+def _pod_listener(number: int, models: str, metrics: str, delay_s: float) -> dict[str, Any]:
     routes = [
         _direct({"path": "/v1/models"}, models, "application/json"),
         _direct({"path": "/metrics/"}, metrics, "text/plain; version=0.0.4"),
@@ -107,8 +100,7 @@ def _pod_listener(port: int, models: str, metrics: str, delay_s: float) -> dict[
     }
     chain = {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
     return {
-        "name": f"pod-{port}",
-        "address": _address(port),
+        "name": f"pod-{number}",
         "per_connection_buffer_limit_bytes": _MAX_BODY_BYTES,
         "filter_chains": [{"filters": [chain]}],
     }
@@ -135,14 +127,13 @@ def _filter(name: str, kind: str, **settings: Any) -> dict[str, Any]:
     }
 
 
-def _address(port: int) -> dict[str, Any]:
-    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+def _address(pod: str) -> dict[str, Any]:
+    host, _, port = pod.rpartition(":")
+    return {"socket_address": {"address": host, "port_value": int(port)}}
 
 
 def gateway_config(
     *,
-    port: int,
-    admin_port: int,
     pods: Sequence[str],
     picker: str | None,
     is_ours: bool,
@@ -152,8 +143,6 @@ def gateway_config(
     """What `extproc envoy` prints, for a picker of ours, another ext_proc server, or none.
 
     Args:
-        port: For clients.
-        admin_port: Of Envoy's admin interface.
         pods: `ip:port` of each.
         picker: `host:port` of the ext_proc server; None for pods in turn without one.
         is_ours: It also takes the access log and health checks.
@@ -164,8 +153,6 @@ def gateway_config(
     options = BootstrapOptions(
         mode=Mode.ORIGINAL_DST,
         request_body=RequestBody.BUFFERED,
-        listen=f"127.0.0.1:{port}",
-        admin=f"127.0.0.1:{admin_port}",
         pickers=(picker or "127.0.0.1:9",),
         access_log=is_ours,
         message_timeout_s=message_timeout_s,
@@ -190,7 +177,7 @@ def gateway_config(
 
 
 def _direct_cluster(cluster: dict[str, Any], pods: Sequence[str]) -> dict[str, Any]:
-    places = [{"endpoint": {"address": _address(int(pod.rpartition(":")[2]))}} for pod in pods]
+    places = [{"endpoint": {"address": _address(pod)}} for pod in pods]
     rest = {key: value for key, value in cluster.items() if key != "original_dst_lb_config"}
     for options in rest["typed_extension_protocol_options"].values():
         options.pop("http_filters", None)

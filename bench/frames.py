@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 from extproc.app.livefeed import LiveFeed
+from extproc.core.accounting import DecisionRecord
 from extproc.core.attainment import Attainment
 from extproc.core.types import EndpointView, ModelCard, Outcome, Pick, RequestInfo, Snapshot
-from extproc.shell.decisions import DecisionRecord, DecisionsService
+from extproc.shell.decisions import DecisionsService
 from extproc.shell.telemetry import Telemetry
 
 SIZES = ((4, 12), (16, 64), (48, 300), (100, 400), (100, 5000))

@@ -30,11 +30,12 @@ from bench.figures import by_label, parse_counters, total
 from bench.fuzzattack import BROKE, Plan, choices
 from bench.fuzzhonest import HonestClients, summarise
 from bench.fuzzreport import Phase, Result, p99_ratios, render
-from bench.fuzzstack import Attack, Target, Watch, attacking, running
+from bench.fuzzstack import Attack, Target, Watch, attacking, port_of, running
 from bench.machine import describe
-from bench.processes import BenchError, get, raise_file_limit
+from bench.processes import get, raise_file_limit
 from bench.report import default_path, write_json
 from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody
+from extproc.stack.processes import StackError
 
 MAX_RSS_BYTES: Final = 256 * 2**20
 MAX_P99_RATIO: Final = 2.0
@@ -126,11 +127,11 @@ class Run:
             await self._phase(f"settling {number}", _SETTLE_S)
 
     def _plan(self, seed: int) -> Plan:
-        options, target = self._options, self._target
+        options, (router,) = self._options, self._target.routers
         return Plan(
-            envoy_port=target.envoy_port,
-            grpc_port=target.grpc_port,
-            admin_port=target.admin_port,
+            envoy_port=port_of(self._target.url),
+            grpc_port=port_of(router.address),
+            admin_port=port_of(router.admin_url),
             seed=seed,
             rate_per_s=options.hostile_per_s,
             max_at_once=options.max_at_once,
@@ -169,7 +170,7 @@ class Run:
         )
 
     def _log_bytes(self) -> int:
-        return self._target.programs["router"].log_path.stat().st_size
+        return self._target.children["router"].log_path.stat().st_size
 
     async def _result(self) -> Result:
         records = self._clients.records
@@ -232,7 +233,7 @@ def run(options: Options) -> Result:
     """Start everything, run the blocks, end everything.
 
     Raises:
-        BenchError: Something did not start.
+        StackError: Something did not start.
     """
     raise_file_limit()
     bootstrap = BootstrapOptions(
@@ -254,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         machine = describe()
         options = _options(args)
         result = run(options)
-    except (BenchError, ValueError, OSError) as error:
+    except (StackError, ValueError, OSError) as error:
         print(f"fuzz-service: {error}", file=sys.stderr)
         return 1
     print(render(result))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,58 +18,60 @@ import yaml
 
 from bench.fuzzattack import Plan, Tally
 from bench.fuzzfield import HONEST, SESSION_HEADER, SHAKY
-from bench.processes import (
-    BenchError,
-    Program,
-    cpu_s,
-    envoy_binary,
-    free_ports,
-    get,
-    memory,
-    waited_s,
-)
+from bench.processes import cpu_s, get, memory, waited_s
 from extproc.app.settings import BODY_SHARE_OF_MEMORY
 from extproc.envoyconfig import BootstrapOptions, Mode, render
+from extproc.sim.fakepod.config import PodConfig
+from extproc.stack.processes import StackError
+from extproc.stack.stack import Stack
 
 NUM_PODS: Final = 3
 _PARTS: Final = ("envoy", "router", "pods")
 _LOOK_S: Final = 0.1
+_LOG_CHARS: Final = 3000
 _ENDS_WITHIN_S: Final = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Running processes.
+class Target(Stack):
+    """The processes under attack: `envoy`, `router`, and honest pods.
 
     Attributes:
-        programs: By name: `envoy`, `router`, and each honest pod.
-        envoy_port: For clients.
-        grpc_port: The router's.
-        admin_port: The router's.
         endpoints: File from which the router reads its pods.
-        pods: Addresses of the honest ones.
     """
 
-    programs: Mapping[str, Program]
-    envoy_port: int
-    grpc_port: int
-    admin_port: int
-    endpoints: Path
-    pods: Sequence[str]
-
-    @property
-    def url(self) -> str:
-        """Of the gateway."""
-        return f"http://127.0.0.1:{self.envoy_port}"
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.endpoints = folder / "pods.yaml"
 
     @property
     def admin_url(self) -> str:
         """Of the router's HTTP port."""
-        return f"http://127.0.0.1:{self.admin_port}"
+        return self.routers[0].admin_url
+
+    async def start(self, bootstrap: BootstrapOptions, config: Mapping[str, Any]) -> None:
+        """Start everything, and return once a request would be served.
+
+        Args:
+            bootstrap: Envoy's; addresses are filled in.
+            config: The router's.
+
+        Raises:
+            StackError: Something did not start; with its log.
+        """
+        names, adapters = [f"pod-{n}" for n in range(NUM_PODS)], (*HONEST, *SHAKY)
+        await self.start_pods(
+            {name: PodConfig(name, adapters=adapters, max_loras=16) for name in names}
+        )
+        self.list_pods()
+        discovery = {"file": str(self.endpoints), "file_interval_s": 0.2}
+        router = await self.start_router({"discovery": discovery, **config})
+        gateway = render(replace(bootstrap, pickers=(router.address,)))
+        await self.start_envoy(gateway, HONEST, log_level="error")
 
     def list_pods(self, hostile: Sequence[str] = ()) -> None:
         """Tell the router of the honest pods and of these."""
-        write_whole(self.endpoints, yaml.safe_dump([*self.pods, *hostile]))
+        honest = [pod.address for pod in self.pods.values()]
+        write_whole(self.endpoints, yaml.safe_dump([*honest, *hostile]))
 
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds so far of `envoy`, `router`, and `pods`; and what they waited for a core.
@@ -76,11 +79,16 @@ class Target:
         The latter under `envoy waits` and so on: how much of a delay is the machine's.
         """
         used = dict.fromkeys((*_PARTS, *(f"{part} waits" for part in _PARTS)), 0.0)
-        for name, program in self.programs.items():
+        for name, child in self.children.items():
             part = name if name in _PARTS else "pods"
-            used[part] += cpu_s(program.pid)
-            used[f"{part} waits"] += waited_s(program.pid)
+            used[part] += cpu_s(child.pid)
+            used[f"{part} waits"] += waited_s(child.pid)
         return used
+
+
+def port_of(address: str) -> int:
+    """Of `host:port`, or of a URL that ends with it."""
+    return int(address.rpartition(":")[2])
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -94,7 +102,7 @@ def write_whole(path: Path, text: str) -> None:
 def running(
     bootstrap: BootstrapOptions, more: Mapping[str, Any], max_rss_bytes: int
 ) -> Iterator[Target]:
-    """Start everything, wait until a request would be served, and end it afterwards.
+    """Start everything, and end it afterwards.
 
     Args:
         bootstrap: Envoy's; addresses are filled in.
@@ -102,81 +110,30 @@ def running(
         more: Sections of the router's configuration that replace or extend ours.
 
     Raises:
-        BenchError: Something did not start; with its log.
+        StackError: Something did not start; with its log.
     """
-    with ExitStack() as exits:
-        folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="extproc-fuzz-")))
-        envoy_port, envoy_admin, grpc_port, admin_port, *pod_ports = free_ports(4 + NUM_PODS)
-        programs = {
-            f"pod-{n}": exits.enter_context(_pod(folder, n, port))
-            for n, port in enumerate(pod_ports)
-        }
-        target = Target(
-            programs=programs,
-            envoy_port=envoy_port,
-            grpc_port=grpc_port,
-            admin_port=admin_port,
-            endpoints=folder / "pods.yaml",
-            pods=[f"127.0.0.1:{port}" for port in pod_ports],
-        )
-        target.list_pods()
-        config = _merged(_router_config(target, bootstrap.mode, max_rss_bytes), more)
-        router = exits.enter_context(_router(folder, config))
-        router.wait_until(lambda: get(f"{target.admin_url}/healthz") is not None)
-        options = replace(
-            bootstrap,
-            listen=f"127.0.0.1:{envoy_port}",
-            admin=f"127.0.0.1:{envoy_admin}",
-            pickers=(f"127.0.0.1:{grpc_port}",),
-        )
-        envoy = exits.enter_context(_envoy(folder, render(options)))
-        envoy.wait_until(lambda: get(f"http://127.0.0.1:{envoy_admin}/ready") is not None)
-        envoy.wait_until(lambda: get(f"{target.url}/v1/models") is not None)
-        programs |= {"router": router, "envoy": envoy}
-        yield target
+    with tempfile.TemporaryDirectory(prefix="extproc-fuzz-") as folder:
+        target = Target(Path(folder))
+        try:
+            asyncio.run(target.start(bootstrap, _config(bootstrap.mode, max_rss_bytes, more)))
+            yield target
+        finally:
+            asyncio.run(target.close())
 
 
-def _router_config(target: Target, mode: Mode, max_rss_bytes: int) -> dict[str, Any]:
-    fallbacks = 2 if mode is Mode.OVERRIDE_HOST else 0
-    return {
-        "server": {"address": f"127.0.0.1:{target.grpc_port}"},
-        "admin": {"address": f"127.0.0.1:{target.admin_port}"},
-        "discovery": {"file": str(target.endpoints), "file_interval_s": 0.2},
+def _config(mode: Mode, max_rss_bytes: int, more: Mapping[str, Any]) -> dict[str, Any]:
+    config: dict[str, Any] = {
         "request": {
             "session_header": SESSION_HEADER,
             "max_bytes_in_memory": int(max_rss_bytes * BODY_SHARE_OF_MEMORY),
         },
-        "destination": {"num_fallbacks": fallbacks},
+        "destination": {"num_fallbacks": 2 if mode is Mode.OVERRIDE_HOST else 0},
         "log": {"level": "info", "json_lines": False},
     }
-
-
-def _merged(config: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     return config | {
         name: {**config.get(name, {}), **section} if isinstance(section, dict) else section
         for name, section in more.items()
     }
-
-
-def _router(folder: Path, config: dict[str, Any]) -> Program:
-    path = folder / "router.yaml"
-    path.write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "extproc", "serve", "--config", str(path)]
-    return Program(command, folder / "router.log")
-
-
-def _envoy(folder: Path, config: str) -> Program:
-    path = folder / "envoy.yaml"
-    path.write_text(config)
-    command = [envoy_binary(), "-c", str(path), "--concurrency", "1", "-l", "error"]
-    return Program([*command, "--disable-hot-restart"], folder / "envoy.log")
-
-
-def _pod(folder: Path, number: int, port: int) -> Program:
-    options = ["--name", f"pod-{number}", "--port", str(port), "--max-loras", "16"]
-    adapters = ["--adapters", ",".join((*HONEST, *SHAKY))]
-    command = [sys.executable, "-m", "extproc.sim.fakepod.pod", *options, *adapters]
-    return Program(command, folder / f"pod-{number}.log")
 
 
 # ---- the attackers' process
@@ -201,10 +158,10 @@ class Attack:
         """Have it stop, and read what it did.
 
         Raises:
-            BenchError: It had ended by itself.
+            StackError: It had ended by itself.
         """
         if self._process.returncode is not None:
-            raise BenchError("the attackers have broken down")
+            raise StackError("the attackers have broken down")
         self.cpu_s = cpu_s(self._process.pid)
         self._process.terminate()
         async with asyncio.timeout(_ENDS_WITHIN_S):
@@ -217,7 +174,7 @@ async def attacking(plan: Plan) -> AsyncIterator[Attack]:
     """Start the attackers; whoever leaves before `Attack.end` ends them at once.
 
     Raises:
-        BenchError: They did not start.
+        StackError: They did not start.
     """
     command = [sys.executable, "-m", "bench.fuzzattack", msgspec.json.encode(asdict(plan)).decode()]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
@@ -225,7 +182,7 @@ async def attacking(plan: Plan) -> AsyncIterator[Attack]:
         assert process.stdout is not None
         line = await process.stdout.readline()
         if not line:
-            raise BenchError("the attackers did not start")
+            raise StackError("the attackers did not start")
         yield Attack(process, msgspec.json.decode(line)["addresses"])
     finally:
         if process.returncode is None:
@@ -280,18 +237,18 @@ class Watch:
         self.slowest_health_s, self.rss_bytes = 0.0, {}
 
     def _look(self) -> None:
-        for name, program in self.target.programs.items():
-            if not program.is_running:
-                self.faults.append(f"{name} has died: {program.log}")
+        for name, child in self.target.children.items():
+            if not child.is_running:
+                self.faults.append(f"{name} has died: {child.log[-_LOG_CHARS:]}")
                 return
         for name in ("router", "envoy"):
-            now_bytes = memory(self.target.programs[name].pid).now_bytes
+            now_bytes = memory(self.target.children[name].pid).now_bytes
             self.rss_bytes[name] = max(self.rss_bytes.get(name, 0), now_bytes)
-        router = self.target.programs["router"]
+        router = self.target.children["router"]
         peak_bytes = memory(router.pid).peak_bytes
         if peak_bytes > self.max_rss_bytes:
             self.faults.append(
                 f"the router held {peak_bytes / 1e6:.0f} MB, its limit is "
                 f"{self.max_rss_bytes / 1e6:.0f} MB"
             )
-            router.kill()
+            router.send(signal.SIGKILL)

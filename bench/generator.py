@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,10 +24,10 @@ from typing import Any
 import uvloop
 
 from bench.machine import describe
-from bench.processes import BenchError
 from extproc.loadtest.measures import Percentiles
 from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S, ReplaySettings, replay
 from extproc.loadtest.workloads import make
+from extproc.stack.processes import StackError, bound_to_us
 from extproc.workload.exchange import RequestRecord, load_records, save_records
 
 ROOT = Path(__file__).parents[1]
@@ -113,7 +113,7 @@ def held(
 def running_server() -> Iterator[str]:
     """The URL of the server on its own core."""
     command = [sys.executable, "-m", "bench.sseserver"]
-    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    server = subprocess.Popen(bound_to_us(command), cwd=ROOT, stdout=subprocess.PIPE)
     try:
         os.sched_setaffinity(server.pid, {SERVER_CORE})
         assert server.stdout is not None
@@ -134,12 +134,12 @@ def measure(generator: str, url: str, rate_rps: float, seconds: float) -> Held:
             command = [sys.executable, "-m", "bench.generator", "--as-replay", url]
             command += [f"{rate_rps}", f"{num}", str(path)]
         with report.open("wb") as output:
-            child = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+            child = subprocess.Popen(bound_to_us(command), cwd=ROOT, stdout=output, stderr=output)
             os.sched_setaffinity(child.pid, {GENERATOR_CORE})
             _, status, used = os.wait4(child.pid, 0)
             child.returncode = os.waitstatus_to_exitcode(status)
         if not path.exists():
-            raise BenchError(f"{generator} ended with {child.returncode}:\n{report.read_text()}")
+            raise StackError(f"{generator} ended with {child.returncode}:\n{report.read_text()}")
         records = load_records(path)
     num = len(_workload(rate_rps, num).arrivals)
     cpu_s, wall_s = used.ru_utime + used.ru_stime, max(r.ended_s for r in records)
@@ -217,7 +217,7 @@ def _search(generator: str, url: str, options: argparse.Namespace) -> float:
     return highest(run_at, 2 * options.rate)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print what the generators hold."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rate", type=float, default=RATE_RPS)
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--search", action="store_true", help="also the highest rate")
     parser.add_argument("--only", choices=GENERATORS)
     parser.add_argument("--as-replay", nargs=4, metavar=("URL", "RATE", "NUM", "PATH"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.as_replay:
         url, rate, num, path = options.as_replay
         as_replay(url, float(rate), int(num), Path(path))

@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass
 from bench.figures import by_label, count_statuses, parse_counters, percentile, render_table, total
 from bench.load import Burst, chat_body
 from bench.machine import describe
-from bench.processes import BenchError, get, memory, raise_file_limit, require
+from bench.processes import get, memory, raise_file_limit, require
 from bench.report import default_path, write_json
 from bench.stack import Stack, StackOptions, Variant, running
+from extproc.stack.processes import StackError
 
 _CONNECTIONS = 100  # of the burst's clients
 _MESSAGE_TIMEOUT_S = 1.0
@@ -114,7 +115,7 @@ def hold(
     """Send a burst and watch it wait.
 
     Raises:
-        BenchError: Something did not start.
+        StackError: Something did not start.
     """
     options = StackOptions(
         transport,
@@ -158,15 +159,16 @@ def connections(transport: Variant, num_connections: int, duration_s: float) -> 
     """Open connections to the picker and ask on each of them once a second.
 
     Raises:
-        BenchError: Something did not start.
+        StackError: Something did not start.
     """
     with running(StackOptions(transport)) as stack:
+        assert stack.server is not None
         time.sleep(_SETTLE_S)
         pid = _picker_pid(stack)
         rss_before, rss = memory(pid).now_bytes, 0
         num_requests = num_connections * max(1, round(duration_s))
         burst = Burst(
-            f"http://{stack.server_address}{_HEALTH_PATH}",
+            f"http://{stack.server.address}{_HEALTH_PATH}",
             num_requests=num_requests,
             connections=num_connections,
             body=_EMPTY_MESSAGE,
@@ -212,7 +214,7 @@ def envoy_faults(stack: Stack) -> dict[str, int]:
 def envoy_stats(stack: Stack) -> dict[str, int]:
     """The gateway's counters of requests, ext_proc streams and the picker's cluster."""
     filters = "^http.openai|^cluster.picker"
-    page = get(f"{stack.gateway_admin_url}/stats?type=Counters&filter={filters}") or ""
+    page = get(f"{stack.gateway.admin_url}/stats?type=Counters&filter={filters}") or ""
     lines = (line.partition(": ") for line in page.splitlines())
     return {name: int(value) for name, _, value in lines}
 
@@ -266,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         pickers = [t for t in args.transports if t is not Variant.CONSTANT]
         many = [connections(t, args.connections, args.seconds) for t in pickers]
-    except BenchError as error:
+    except StackError as error:
         print(f"bench-hold: {error}", file=sys.stderr)
         return 1
     print(_render(holds, many))

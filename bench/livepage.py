@@ -17,22 +17,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 from bench import machine
 from bench.figures import render_table
 from bench.frames import SIZES, measure_frame
 from bench.load import run_wrk
-from bench.processes import BenchError, Program, cpu_s, free_ports, get, require
+from bench.processes import cpu_s, require, started
 from bench.stack import Stack, StackOptions, Variant, running
+from extproc.stack.processes import ChildProcess, StackError, free_port, get_page
 
 VIEWERS = (0, 1, 8)
 MANY_VIEWERS = 9
@@ -130,21 +129,30 @@ def _seen(viewers: Sequence[Viewer]) -> tuple[int, int]:
     return sum(v.num_frames for v in viewers), sum(v.num_bytes for v in viewers)
 
 
+class _FeedServer(ChildProcess):
+    """`bench.feedserver` on a port of its own."""
+
+    def __init__(self) -> None:
+        super().__init__("feed")
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    async def start(self) -> None:
+        """Start, and return once it serves."""
+        self.spawn([sys.executable, "-m", "bench.feedserver", str(self._port), "16000"])
+        await self.wait_until(lambda: get_page(self.url))
+
+
 def measure_viewers(duration_s: float) -> float:
     """CPU microseconds a second that one viewer more costs, in a process that only has viewers."""
-    (port,) = free_ports(1)
-    with tempfile.TemporaryDirectory(prefix="extproc-bench-") as folder:
-        command = [sys.executable, "-m", "bench.feedserver", str(port), "16000"]
-        with Program(command, Path(folder) / "log") as server:
-            url = f"http://127.0.0.1:{port}"
-            server.wait_until(lambda: get(url) is not None)
-            used_s = []
-            for count in (1, MANY_VIEWERS):
-                with viewing(url, count):
-                    time.sleep(_SETTLE_S)
-                    before_s = cpu_s(server.pid)
-                    time.sleep(duration_s)
-                    used_s.append(cpu_s(server.pid) - before_s)
+    used_s = []
+    with started(_FeedServer()) as server:
+        for count in (1, MANY_VIEWERS):
+            with viewing(server.url, count):
+                time.sleep(_SETTLE_S)
+                before_s = cpu_s(server.pid)
+                time.sleep(duration_s)
+                used_s.append(cpu_s(server.pid) - before_s)
     return 1e6 * (used_s[1] - used_s[0]) / duration_s / (MANY_VIEWERS - 1)
 
 
@@ -202,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 [measure(stack, count, args.rate, args.seconds) for count in VIEWERS]
                 for _ in range(args.rounds)
             ]
-    except BenchError as error:
+    except StackError as error:
         print(error, file=sys.stderr)
         return 1
     print(f"{args.rate:g} requests/s, {args.pods} pods, {args.adapters} adapters\n")

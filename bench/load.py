@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.figures import LoggedRequest, parse_h2load_log
-from bench.processes import BenchError
+from extproc.stack.processes import StackError, bound_to_us
 
 SCRIPT = Path(__file__).with_name("load.lua")
 _MARK = "BENCH "
@@ -71,7 +71,7 @@ def run_wrk(
     """Send for `duration_s`: as fast as answers come, or on a schedule of `rate_per_s`.
 
     Raises:
-        BenchError: wrk failed.
+        StackError: wrk failed.
     """
     done = subprocess.run(
         wrk_command(url, duration_s, connections),
@@ -82,7 +82,7 @@ def run_wrk(
         check=False,
     )
     if done.returncode != 0:
-        raise BenchError(f"wrk failed: {done.stdout}{done.stderr}")
+        raise StackError(f"wrk failed: {done.stdout}{done.stderr}")
     return parse_wrk(done.stdout)
 
 
@@ -90,11 +90,11 @@ def parse_wrk(output: str) -> LoadResult:
     """From the line that `load.lua` prints.
 
     Raises:
-        BenchError: It is not there.
+        StackError: It is not there.
     """
     lines = [line for line in output.splitlines() if line.startswith(_MARK)]
     if not lines:
-        raise BenchError(f"wrk printed no result: {output}")
+        raise StackError(f"wrk printed no result: {output}")
     found = json.loads(lines[-1].removeprefix(_MARK))
     return LoadResult(
         num_requests=found["requests"],
@@ -139,7 +139,7 @@ class Burst:
         if rate_per_connection is not None:
             command += ["--rps", f"{rate_per_connection:g}"]
         self._process = subprocess.Popen(
-            [*command, url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            bound_to_us([*command, url]), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
     @property

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.processes import envoy_binary
+from extproc.stack.envoy import find_envoy
 
 _BUSY = 0.3
 """Load per core before the start from which on figures say more about the rest than about us."""
@@ -54,6 +54,6 @@ def _version_of(package: str) -> str:
 
 
 def _envoy_version() -> str:
-    done = subprocess.run([envoy_binary(), "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run([find_envoy(), "--version"], capture_output=True, text=True, check=True)
     found = re.search(r"/(\d+\.\d+\.\d+)/", done.stdout)
     return found.group(1) if found else "unknown"

@@ -17,9 +17,10 @@ from pathlib import Path
 from bench.figures import medians, net_us_per_request
 from bench.load import LoadResult, run_wrk
 from bench.machine import describe
-from bench.processes import BenchError, Program, cpu_s, memory, raise_file_limit, require
+from bench.processes import cpu_s, memory, raise_file_limit, require
 from bench.report import Results, default_path, render, write_json
 from bench.stack import Stack, StackOptions, Variant, running
+from extproc.stack.processes import ChildProcess, StackError
 
 SMALL_BYTES = 308
 LARGE_BYTES = 107_000
@@ -76,7 +77,7 @@ def measure_variant(
     """Start one variant and run every cell: figures by name, `cell/figure`.
 
     Raises:
-        BenchError: Something did not start, or requests failed.
+        StackError: Something did not start, or requests failed.
     """
     with running(options) as stack:
         time.sleep(_SETTLE_S)
@@ -93,7 +94,7 @@ def measure_variant(
         return figures
 
 
-def _idle_cores(server: Program | None, idle_s: float) -> float:
+def _idle_cores(server: ChildProcess | None, idle_s: float) -> float:
     if server is None:
         return 0.0
     began_s, before_s = time.monotonic(), cpu_s(server.pid)
@@ -105,7 +106,7 @@ def _measure_cell(
     stack: Stack, cell: Cell, timing: Timing, idle_cores: float
 ) -> dict[str, float | None]:
     _load(stack, cell, timing.warm_up_s)
-    programs = {"envoy": stack.gateway}
+    programs: dict[str, ChildProcess] = {"envoy": stack.gateway}
     if stack.server is not None:
         programs["server"] = stack.server
     before_s = {name: cpu_s(program.pid) for name, program in programs.items()}
@@ -114,7 +115,7 @@ def _measure_cell(
     elapsed_s = time.monotonic() - began_s
     used_s = {name: cpu_s(program.pid) - before_s[name] for name, program in programs.items()}
     if result.num_errors:
-        raise BenchError(f"{stack.options.variant} {cell.name}: {result.num_errors} failed")
+        raise StackError(f"{stack.options.variant} {cell.name}: {result.num_errors} failed")
 
     figures: dict[str, float | None] = {
         f"{name}_us_per_request": net_us_per_request(
@@ -166,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     other=args.other,
                 )
                 rounds[-1][variant] = measure_variant(options, cells, timing)
-    except BenchError as error:
+    except StackError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     results = Results(

@@ -26,9 +26,10 @@ from bench.figures import by_label, parse_counters, slope_per_s, total
 from bench.hold import envoy_faults, envoy_stats
 from bench.load import chat_body, parse_wrk, wrk_command, wrk_environment
 from bench.machine import describe
-from bench.processes import BenchError, Program, get, memory, raise_file_limit, require
+from bench.processes import get, memory, raise_file_limit, require
 from bench.report import default_path, write_json
 from bench.stack import Stack, StackOptions, Variant, running
+from extproc.stack.processes import StackError
 
 BODY_BYTES = 308
 _POD_DELAY_S = 0.02  # so that clients leave while a pod works
@@ -229,11 +230,11 @@ async def soak(stack: Stack, args: argparse.Namespace) -> SoakResult:
 
 
 async def _sample(stack: Stack, at_s: float) -> Sample:
-    server: Program | None = stack.server
+    server = stack.server
     assert server is not None
     page = await asyncio.to_thread(get, f"{stack.server_admin_url}/metrics")
     if page is None:
-        raise BenchError(f"the picker does not answer: {server.log}")
+        raise StackError(f"the picker does not answer: {server.log}")
     return read_sample(page, at_s=at_s, rss_bytes=memory(server.pid).now_bytes)
 
 
@@ -267,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with running(options) as stack:
             time.sleep(_SETTLE_S)
             result = uvloop.run(soak(stack, args))
-    except BenchError as error:
+    except StackError as error:
         print(f"soak: {error}", file=sys.stderr)
         return 1
     print(json.dumps(asdict(replace(result, samples=[])), indent=1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,10 +10,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bench import envoys
-from bench.processes import ROOT, Program, envoy_binary, free_ports, get
+from bench.processes import started
+from extproc.stack.envoy import Envoy
+from extproc.stack.processes import ChildProcess, free_port
+from extproc.stack.router import Router
 
 
 class Variant(StrEnum):
@@ -58,22 +58,44 @@ class Stack:
     """Running processes.
 
     Attributes:
-        url: Of the gateway.
         gateway: The gateway's Envoy.
-        gateway_admin_url: Its admin interface.
         server: The ext_proc server; None where there is none.
-        server_address: `host:port` of its gRPC services.
-        server_admin_url: The picker's admin port; "" where it has none.
         options: What was asked for.
     """
 
-    url: str
-    gateway: Program
-    gateway_admin_url: str
-    server: Program | None
-    server_address: str
-    server_admin_url: str
+    gateway: Envoy
+    server: Router | Reference | None
     options: StackOptions
+
+    @property
+    def url(self) -> str:
+        """Of the gateway."""
+        return self.gateway.url
+
+    @property
+    def server_admin_url(self) -> str:
+        """The router's admin port; "" where the server is none."""
+        return self.server.admin_url if isinstance(self.server, Router) else ""
+
+
+class Reference(ChildProcess):
+    """An ext_proc server that is no router.
+
+    Attributes:
+        address: `host:port` of its gRPC services.
+    """
+
+    def __init__(self, options: StackOptions, pods: list[str]) -> None:
+        super().__init__("server")
+        self.address = f"127.0.0.1:{free_port()}"
+        self._arguments = ["bench.empty_grpcio", self.address, *pods]
+        if options.variant is Variant.CONSTANT:
+            hold_s = options.picker["policy"]["args"]["hold_s"]
+            self._arguments = ["bench.constant_wire", self.address, str(hold_s), pods[0]]
+
+    async def start(self) -> None:
+        """Start; it listens long before anybody asks."""
+        self.spawn([sys.executable, "-m", *self._arguments])
 
 
 @contextmanager
@@ -81,88 +103,41 @@ def running(options: StackOptions) -> Iterator[Stack]:
     """Start everything, wait until it is ready, and end it afterwards.
 
     Raises:
-        BenchError: Something did not start; with its log.
+        StackError: Something did not start; with its log.
     """
     with ExitStack() as exits:
-        folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="extproc-bench-")))
-        ports = free_ports(options.num_pods + 5)
-        pods_admin, admin, port, grpc_port, http_port = ports[:5]
-        pods = [f"127.0.0.1:{pod}" for pod in ports[5:]]
-        pods_config = envoys.pods_config(
-            ports[5:],
-            admin_port=pods_admin,
+        config = envoys.pods_config(
+            options.num_pods,
             adapters=envoys.adapter_names(options.num_adapters),
             delay_s=options.pod_delay_s,
         )
-        exits.enter_context(_envoy(folder, "pods", pods_config, pods_admin))
-        is_ours = options.variant in (Variant.GRPCIO, Variant.WIRE, Variant.OTHER)
-        address = None if options.variant is Variant.NONE else f"127.0.0.1:{grpc_port}"
-        server = None
-        if is_ours:
-            server = _picker(folder, options, grpc_port, http_port, pods)
-            exits.enter_context(server)
-            server.wait_until(lambda: get(f"http://127.0.0.1:{http_port}/healthz") is not None)
-        elif address is not None:
-            server = exits.enter_context(
-                Program(_reference(options, address, pods), folder / "it.log")
-            )
+        pods_envoy = exits.enter_context(started(Envoy(config, log_level="error", name="pods")))
+        pods = [f"127.0.0.1:{port}" for port in pods_envoy.ports]
+        server = _server(options, pods)
+        if server is not None:
+            exits.enter_context(started(server))
         config = envoys.gateway_config(
-            port=port,
-            admin_port=admin,
             pods=pods,
-            picker=address,
-            is_ours=is_ours,
+            picker=server and server.address,
+            is_ours=isinstance(server, Router),
             has_traceparent=options.has_traceparent,
             message_timeout_s=options.message_timeout_s,
         )
-        gateway = exits.enter_context(_envoy(folder, "gateway", config, admin))
-        yield Stack(
-            url=f"http://127.0.0.1:{port}",
-            gateway=gateway,
-            gateway_admin_url=f"http://127.0.0.1:{admin}",
-            server=server,
-            server_address=address or "",
-            server_admin_url=f"http://127.0.0.1:{http_port}" if is_ours else "",
-            options=options,
-        )
+        gateway = exits.enter_context(started(Envoy(config, log_level="error", name="gateway")))
+        yield Stack(gateway, server, options)
 
 
-def _reference(options: StackOptions, address: str, pods: list[str]) -> list[str]:
-    """The command of a server that is no picker."""
-    if options.variant is Variant.EMPTY:
-        return [sys.executable, "-m", "bench.empty_grpcio", address, *pods]
-    hold_s = options.picker["policy"]["args"]["hold_s"]
-    return [sys.executable, "-m", "bench.constant_wire", address, str(hold_s), pods[0]]
-
-
-def _envoy(folder: Path, name: str, config: str, admin_port: int) -> Program:
-    path = folder / f"{name}.yaml"
-    path.write_text(config)
-    command = [envoy_binary(), "-c", str(path), "--concurrency", "1", "-l", "error"]
-    envoy = Program([*command, "--disable-hot-restart"], folder / f"{name}.log")
-    try:
-        envoy.wait_until(lambda: get(f"http://127.0.0.1:{admin_port}/ready") is not None)
-    except BaseException:
-        envoy.stop()
-        raise
-    return envoy
-
-
-def _picker(
-    folder: Path, options: StackOptions, grpc_port: int, http_port: int, pods: list[str]
-) -> Program:
+def _server(options: StackOptions, pods: list[str]) -> Router | Reference | None:
+    if options.variant is Variant.NONE:
+        return None
+    if options.variant in (Variant.EMPTY, Variant.CONSTANT):
+        return Reference(options, pods)
     is_other = options.variant is Variant.OTHER
-    transport = Variant.WIRE if is_other else options.variant
     config = {
         **options.picker,
-        "server": {"address": f"127.0.0.1:{grpc_port}", "transport": str(transport)},
-        "admin": {"address": f"127.0.0.1:{http_port}"},
+        "server": {"transport": str(Variant.WIRE if is_other else options.variant)},
         "discovery": {"static": pods},
         "log": {"level": "error", "json_lines": False},
     }
-    path = folder / "picker.yaml"
-    path.write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "extproc", "serve", "--config", str(path)]
     # `python -m` finds the package in the folder where it starts.
-    cwd = options.other if is_other and options.other is not None else ROOT
-    return Program(command, folder / "picker.log", cwd=cwd)
+    return Router(config, folder=options.other if is_other else None)

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,32 @@ from hypothesis import settings
 
 from extproc.shell.logs import RepeatLimit
 
+FEW, MANY = 25, 100
+"""Examples of a property: while one works, and where nobody waits."""
+
 # A shared or slow machine is no failure: what a property costs is for the benchmarks to say.
-settings.register_profile("extproc", deadline=None)
-settings.load_profile("extproc")
+settings.register_profile("few", deadline=None, max_examples=FEW)
+settings.register_profile("many", deadline=None, max_examples=MANY)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What starts a real Envoy or API server is slow, unless it is marked as a smoke test."""
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if marks & {"e2e", "kubernetes"} and "smoke" not in marks:
+            item.add_marker(pytest.mark.slow)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        _put_the_longest_first(items, float(config.getini("timeout")))
+
+
+def _put_the_longest_first(items: list[pytest.Item], default_s: float) -> None:
+    """Files by the time that their tests are given: what begins last keeps one worker waiting."""
+    by_file: dict[Path, list[float]] = defaultdict(list)
+    for item in items:
+        timeout = item.get_closest_marker("timeout")
+        by_file[item.path].append(timeout.args[0] if timeout else default_s)
+    items.sort(key=lambda item: (max(by_file[item.path]), sum(by_file[item.path])), reverse=True)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import yaml
 
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
 from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, TlsFiles, render
-from tests.e2e.harness import envoy_binary
+from extproc.stack.envoy import find_envoy
 from tests.shell.pki import Pki
 
 FOLDER = Path(__file__).parents[1] / "envoy"
@@ -357,7 +357,7 @@ def combinations() -> list[BootstrapOptions]:
 
 async def complaint(options: BootstrapOptions, path: Path, slots: asyncio.Semaphore) -> str | None:
     path.write_text(render(options))
-    command = (envoy_binary(), "-c", str(path), "--mode", "validate", "--disable-hot-restart")
+    command = (find_envoy(), "-c", str(path), "--mode", "validate", "--disable-hot-restart")
     async with slots:
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT

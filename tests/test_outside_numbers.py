@@ -11,14 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.app.dispatch import ObservedDispatcher
+from extproc.app.dispatch import Dispatcher
 from extproc.app.livefeed import LiveFeed
 from extproc.app.observers import NAMES, Observers
+from extproc.app.recorder import Recorder
+from extproc.core.accounting import Accounting
 from extproc.core.admission import AdmissionSettings
 from extproc.core.attainment import Attainment
 from extproc.core.bounds import MAX_COUNT
@@ -112,11 +114,15 @@ class Service:
         self.telemetry = Telemetry(snapshot=self.snapshot, version="1")
         self.decisions, self.attainment = DecisionsService(), Attainment(1.0)
         self.observers = Observers()
-        self.dispatcher = ObservedDispatcher(
-            Router(self.pool, picker), self.telemetry, self.decisions, lambda: self.now,
-            lambda: 1_700_000_000.0, "r-", lambda _: None, self.attainment, lambda: True,
-            self.observers,
+        accounting = Accounting(self.pool, "r")
+        accounting.record_access_logs(1)
+        recorder = Recorder(
+            self.telemetry, self.decisions, self.attainment, accounting.knows_times,
+            self.observers, lambda: self.now, lambda: 1_700_000_000.0,
         )  # fmt: skip
+        self.dispatcher = Dispatcher(
+            Router(self.pool, picker), accounting, recorder, lambda: self.now
+        )
         self.feed = LiveFeed(
             about={}, snapshot=self.snapshot, registry=lambda: self.pool.registry,
             decisions=self.decisions, telemetry=self.telemetry, attainment=self.attainment,
@@ -159,7 +165,6 @@ class Service:
             assert encode(sequence, record)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(pages(), min_size=2, max_size=4),
     NUMBERS,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import logging
 import random
 import secrets
@@ -26,22 +25,25 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from extproc.app import settings, transports
-from extproc.app.dispatch import ObservedDispatcher
+from extproc.app.dispatch import Dispatcher, Endings, new_stream_of
 from extproc.app.dns import DnsEndpoints
 from extproc.app.gauges import add_gauges
 from extproc.app.kubernetes import KubernetesDiscovery
 from extproc.app.livefeed import LiveFeed
 from extproc.app.observers import Observers
 from extproc.app.peering import Peering
+from extproc.app.recorder import Recorder
 from extproc.app.sideports import SidePorts
-from extproc.app.traced import make_tracing, new_stream_of
+from extproc.app.traced import make_tracing
 from extproc.config import Config
 from extproc.config.file import ConfigError, ConfigParser, parse_config
+from extproc.core.accounting import Accounting
 from extproc.core.address import Address
 from extproc.core.attainment import Attainment
 from extproc.core.bounds import MAX_ENDPOINTS
 from extproc.core.engines import PROFILES
 from extproc.core.picker import Picker
+from extproc.core.pickids import pick_ids
 from extproc.core.pool import Pool
 from extproc.core.readiness import FirstLook
 from extproc.core.router import Router
@@ -125,7 +127,7 @@ class App:
     # --- composition -------------------------------------------------------------------------
 
     def _make_picker(self) -> Picker:
-        config, ids = self._config, itertools.count()
+        config = self._config
         try:
             policy = load_policy(config.policy.name, config.policy.args)
         except PolicyError as error:
@@ -134,7 +136,7 @@ class App:
             policy,
             config.policy.name,
             rng=self._rng,
-            next_id=lambda: f"{self._router_id}-{next(ids)}",
+            next_id=pick_ids(self._router_id),
             settings=settings.picker_settings(config),
             admission=settings.admission_settings(config),
         )
@@ -156,35 +158,6 @@ class App:
             config.admin.max_decisions, later=self._tell_later, clock=time.monotonic
         )
         self._attainment = Attainment(config.admin.slo_ttft_s)
-        self._dispatcher = ObservedDispatcher(
-            router=Router(self._pool, self._picker),
-            telemetry=self._telemetry,
-            decisions=self._decisions,
-            clock=time.monotonic,
-            wall_clock=time.time,
-            router_id=f"{self._router_id}-",
-            on_not_found=lambda address: self._models.look(address),
-            attainment=self._attainment,
-            knows_times=self._knows_times,
-            observers=self._observers,
-        )
-        stream_settings = settings.stream_settings(config)
-        self._tracing = make_tracing(config.tracing)
-        codec = Codec(
-            model_namespace=config.request.model_namespace,
-            model_key=config.request.model_key,
-            session_header=config.request.session_header or "",
-            asks_for_load=config.pods.orca,
-            honours_subset=config.request.use_subset_hint,
-            tells_scores=config.destination.emit_scores,
-        )
-        self._processor = ExternalProcessor(
-            new_stream_of(self._dispatcher, stream_settings, self._tracing, self._observers),
-            codec,
-            time.monotonic,
-            call_later=asyncio.get_running_loop().call_later,
-            is_open=lambda: not self._first_look.why_not_over(now=time.monotonic()),
-        )
         self._peering = Peering(
             config,
             router_id=self._router_id,
@@ -196,12 +169,54 @@ class App:
             observers=self._observers,
         )
         self._peering.add_metrics(self._telemetry)
+        self._accounting = Accounting(
+            self._pool,
+            self._router_id,
+            settings.accounting_settings(config),
+            self._peering.relay,
+        )
+        recorder = Recorder(
+            telemetry=self._telemetry,
+            decisions=self._decisions,
+            attainment=self._attainment,
+            knows_times=self._accounting.knows_times,
+            observers=self._observers,
+            clock=time.monotonic,
+            wall_clock=time.time,
+        )
+        router = Router(self._pool, self._picker, config.request.max_hold_s)
+        self._endings = Endings(
+            self._accounting,
+            self._pool.outliers,
+            recorder,
+            clock=time.monotonic,
+            on_doubt=lambda address: self._models.look(address),
+        )
+        dispatcher = Dispatcher(router, self._accounting, recorder, time.monotonic)
+        stream_settings = settings.stream_settings(config)
+        self._tracing = make_tracing(config.tracing)
+        codec = Codec(
+            model_namespace=config.request.model_namespace,
+            model_key=config.request.model_key,
+            session_header=config.request.session_header or "",
+            asks_for_load=config.pods.orca,
+            honours_subset=config.request.use_subset_hint,
+            tells_scores=config.destination.emit_scores,
+        )
+        self._processor = ExternalProcessor(
+            new_stream_of(dispatcher, stream_settings, self._tracing, self._observers),
+            codec,
+            time.monotonic,
+            call_later=asyncio.get_running_loop().call_later,
+            is_open=lambda: not self._first_look.why_not_over(now=time.monotonic()),
+        )
         self._completions = CompletionService(
-            self._dispatcher.complete,
+            self._endings.complete,
             wall_clock=time.time,
             on_garbage=self._telemetry.access_log_garbage,
             on_foreign=self._peering.pass_on if config.peers is not None else None,
             on_taken=self._peering.flush,
+            on_streams=self._accounting.record_access_logs,
         )
         self._eds = EdsService(
             config.destination.eds_cluster, on_nack=self._on_eds_nack, on_unusable=self._on_unusable
@@ -253,7 +268,7 @@ class App:
             decisions=self._decisions,
             telemetry=self._telemetry,
             attainment=self._attainment,
-            knows_times=self._knows_times,
+            knows_times=self._accounting.knows_times,
             health=self._why_not_ready,
             policy=lambda: self._config.policy.name,
             clock=time.monotonic,
@@ -321,8 +336,7 @@ class App:
         if self._pool.record_report(address, report, taken_at_s=taken_at_s, asked_at_s=asked_at_s):
             log.info("endpoint %s has restarted", address)
             self._models.poke(address)
-        lost = self._pool.reconcile(address, now=taken_at_s, grace_s=self._grace_s())
-        self._dispatcher.give_up(lost)
+        self._endings.reported(address, now=taken_at_s)
 
     def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("endpoint %s: metrics: %s", address, error)
@@ -347,21 +361,6 @@ class App:
     def _asked(self, address: str, *, has_told: bool) -> None:
         self._first_look.asked(address, has_told=has_told)
         self._update_health()
-
-    def _grace_s(self) -> float:
-        """How long a pick is safe from the pods' own counts."""
-        config = self._config.completions
-        alone = config.source == "scrape" or (config.source == "auto" and not self._has_access_log)
-        return config.scrape_grace_s if alone else config.lost_after_s
-
-    @property
-    def _has_access_log(self) -> bool:
-        return self._completions.is_connected or self._peering.is_fed
-
-    def _knows_times(self) -> bool:
-        """Whether completions say how long answers took: only the access log does."""
-        source = self._config.completions.source
-        return source in ("auto", "access_log") and self._has_access_log
 
     def _tell_later(self, seconds: float, tell: Callable[[], None]) -> None:
         """Have decisions told to watchers, behind the requests that are there now."""
@@ -499,8 +498,7 @@ class App:
     async def _upkeep(self) -> None:
         while True:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
-            now, max_age_s = time.monotonic(), self._config.completions.max_age_s
-            self._dispatcher.give_up(self._pool.expire(now=now, max_age_s=max_age_s))
+            self._endings.tick(now=time.monotonic())
             self._processor.tick()
             self._update_health()
 

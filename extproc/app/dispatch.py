@@ -1,82 +1,74 @@
-"""The core's decisions, observed: measured, counted, published, and ended by completions.
+"""Between the core, which decides, and all that looks on: a stream's questions, and how picks end.
 
-A part of `app`: the place where core objects and the shell's counters meet. It decides nothing,
-and whoever only looks on is called through `Observers`: an answer depends on none of them.
+Part of `app`: the place where core objects meet the recorder and the tracing. It decides nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from extproc.app.observers import Observers
-from extproc.core.attainment import OTHER, Attainment
-from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
-from extproc.core.orca import parse_orca
-from extproc.core.pool import InFlight
+from extproc.app.recorder import Recorder
+from extproc.app.traced import DecisionTrace
+from extproc.core.accounting import Accounting, Completion
+from extproc.core.outliers import Outliers
+from extproc.core.ports import StreamSettings
 from extproc.core.router import Router
-from extproc.core.routes import normalize_path, path_label
+from extproc.core.stream import Stream
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
-from extproc.shell.completions import Completion
-from extproc.shell.decisions import DecisionRecord, DecisionsService
-from extproc.shell.telemetry import Telemetry
+from extproc.shell.rpc import Metadata
+from extproc.shell.tracing import Tracing
 
-NOT_FOUND = 404
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class ObservedDispatcher:
-    """What a stream asks, answered by the router and told to telemetry.
+class Dispatcher:
+    """What a stream asks, answered by the core and recorded.
 
     Attributes:
         router: Decides.
-        telemetry: Counts.
-        decisions: Publishes.
+        accounting: Ends.
+        recorder: Records.
         clock: Monotonic seconds, of the finest kind there is.
-        wall_clock: Wall seconds, for people.
-        router_id: The first part of our picks' ids.
-        on_not_found: Called with an endpoint's address that answered 404 to a request that named a
-            model. It may be the model or something else that the request named: whoever is called
-            looks what is registered there.
-        attainment: Judges which requests were answered in time.
-        knows_times: Whether completions say how long their answers took; where not, nothing is
-            judged.
-        observers: Calls all that only looks on.
+        trace: That of the one stream that asks; None for any, where nothing is traced.
     """
 
     router: Router
-    telemetry: Telemetry
-    decisions: DecisionsService
+    accounting: Accounting
+    recorder: Recorder
     clock: Callable[[], float]
-    wall_clock: Callable[[], float]
-    router_id: str
-    on_not_found: Callable[[str], None]
-    attainment: Attainment
-    knows_times: Callable[[], bool]
-    observers: Observers
+    trace: DecisionTrace | None = None
 
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
         """Choose an endpoint and count the request there, or say why not, or when to ask again."""
+        trace = self.trace
+        if trace is not None:
+            trace.asked(now)
         started_s = self.clock()
         result = self.router.route(request, now=now)
-        seconds = self.clock() - started_s
-        self.observers.tell("telemetry", self.telemetry.routed, result, seconds)
-        if isinstance(result, Pick):
-            record = DecisionRecord(result, self.wall_clock(), seconds)
-            self.observers.tell("decisions", self.decisions.publish, record)
+        self.recorder.routed(result, self.clock() - started_s)
+        if trace is not None:
+            trace.answered(result, request.model, now)
         return result
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
-        """Count and publish an error that a client gets from us."""
-        self.observers.tell("telemetry", self.telemetry.rejected, rejection)
-        path = headers.get(":path", "").partition("?")[0]
-        request_id = headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS]
-        wall_s, shown = self.wall_clock(), path[:MAX_PATH_CHARS]
-        record = DecisionRecord(rejection, wall_s, 0.0, request_id, shown)
-        self.observers.tell("decisions", self.decisions.publish, record)
-        self.observers.tell("attainment", self._judge_rejection, path, rejection)
+        """Record an error that a client gets from us."""
+        self.recorder.rejected(rejection, headers)
+        if self.trace is not None:
+            self.trace.refused(rejection)
+
+    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
+        """End a pick that its own stream saw the end of."""
+        if self.accounting.finish(pick, outcome, now=now):
+            self.recorder.ended(outcome)
+
+    def served(self, pick: Pick, address: str, *, now: float) -> None:
+        """Count a pick where the data plane says that it was served."""
+        self.router.pool.move(pick.id, address, now=now)
 
     def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
         """The body of `GET /v1/models`."""
@@ -88,80 +80,62 @@ class ObservedDispatcher:
         """What is registered under `name` on an endpoint that a request may get."""
         return self.router.model(name, subset, now=now)
 
-    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
-        """End a pick that its own stream saw the end of."""
-        has_run = outcome is not Outcome.FAILED
-        if self.router.pool.finish(pick.id, now=now, has_run=has_run) is not None:
-            self.observers.tell("telemetry", self.telemetry.completed, outcome)
 
-    def served(self, pick: Pick, address: str, *, now: float) -> None:
-        """Count a pick where the data plane says that it was served."""
-        self.router.pool.move(pick.id, address, now=now)
+def new_stream_of(
+    dispatcher: Dispatcher,
+    settings: StreamSettings,
+    tracing: Tracing | None,
+    observers: Observers,
+) -> Callable[[Metadata], Stream]:
+    """Return what makes the machine of one request; tracing costs nothing where it is off."""
+    if tracing is None:
+        return lambda _metadata: Stream(dispatcher, settings)
+    router, accounting = dispatcher.router, dispatcher.accounting
+    recorder, clock = dispatcher.recorder, dispatcher.clock
 
-    def give_up(self, flights: Sequence[InFlight]) -> None:
-        """Count picks that the pool has finished because nobody said how they ended."""
-        for _ in flights:
-            self.observers.tell("telemetry", self.telemetry.completed, Outcome.EXPIRED)
-        self.observers.tell("telemetry", self.telemetry.picks_expired, len(flights))
+    def new_stream(metadata: Metadata) -> Stream:
+        trace = DecisionTrace(partial(tracing.begin, metadata), observers)
+        return Stream(Dispatcher(router, accounting, recorder, clock, trace), settings)
+
+    return new_stream
+
+
+@dataclass(slots=True)
+class Endings:
+    """Ends picks by what the outside tells, and sees to what follows.
+
+    Attributes:
+        accounting: Ends.
+        outliers: Has judged the endpoints by what was ended.
+        recorder: Records.
+        clock: Monotonic seconds.
+        on_doubt: Called with the address of an endpoint that may have lost a model.
+    """
+
+    accounting: Accounting
+    outliers: Outliers
+    recorder: Recorder
+    clock: Callable[[], float]
+    on_doubt: Callable[[str], None]
 
     def complete(self, completion: Completion) -> bool:
-        """Take an entry of Envoy's access log. False if it is about no pick of this router."""
-        pool = self.router.pool
-        pick_id = completion.pick_id or pool.pick_id_of(completion.request_id) or ""
-        now = self.clock()
-        ended_s = now - completion.lag_s
-        flight = pool.finish(
-            pick_id,
-            now=ended_s,
-            told_at_s=now,
-            has_run=_has_run(completion),
-            verdict=completion.verdict,
-            address=completion.address,
-            num_attempts=completion.attempts,
-        )
+        """Record an entry of the access log. False if it is about no pick of this router."""
+        flight, is_ours, doubtful = self.accounting.complete(completion, now=self.clock())
         if flight is None:
-            is_ours = pick_id.startswith(self.router_id)
             if is_ours:
-                self.observers.tell("telemetry", self.telemetry.completion_unmatched)
+                self.recorder.unmatched()
             return is_ours
-        tell, lag_s = self.observers.tell, completion.lag_s
-        tell("telemetry", self.telemetry.completed, completion.outcome, lag_s)
-        tell("attainment", self._judge, flight.pick.request.path, completion)
-        address = completion.address or flight.pick.address
-        is_of_endpoint = completion.is_from_endpoint and flight.pick.request.model
-        if is_of_endpoint and completion.status == NOT_FOUND:
-            self.on_not_found(address)
-        for news in pool.outliers.take_news():
+        self.recorder.completed(completion, flight.pick.request.path)
+        if doubtful:
+            self.on_doubt(doubtful)
+        for news in self.outliers.take_news():
             log.warning("endpoint %s ejected for %g s: %s", news.address, news.for_s, news.cause)
-        load = parse_orca(completion.orca) if completion.orca else None
-        if load is not None:
-            pool.record_orca(address, load)
         return True
 
-    def _judge(self, path: str, completion: Completion) -> None:
-        if self.knows_times():
-            counted = self.attainment.completed(
-                path_label(path or OTHER),
-                completion.outcome,
-                completion.status,
-                completion.first_body_byte_s,
-                completion.duration_s,
-                now=self.clock(),
-            )
-            self._judged(counted)
+    def reported(self, address: str, *, now: float) -> None:
+        """End the picks that the endpoint's newest report has no room for."""
+        self.recorder.given_up(len(self.accounting.reconcile(address, now=now)))
 
-    def _judge_rejection(self, path: str, rejection: Rejection) -> None:
-        if self.knows_times():
-            label = path_label(normalize_path(path) or OTHER)
-            self._judged(self.attainment.rejected(label, rejection, now=self.clock()))
-
-    def _judged(self, counted: tuple[str, bool] | None) -> None:
-        if counted is not None:
-            self.observers.tell("telemetry", self.telemetry.slo_judged, *counted)
-
-
-def _has_run(completion: Completion) -> bool:
-    """Whether the engine can have worked on the request: not refused, not unreachable."""
-    if completion.status == NOT_FOUND:
-        return False
-    return completion.first_byte_s is not None or completion.outcome is Outcome.CANCELLED
+    def tick(self, *, now: float) -> None:
+        """End the picks that nobody has told of for too long."""
+        self.recorder.given_up(len(self.accounting.expire(now=now)))

@@ -16,10 +16,12 @@ from typing import Any
 
 import msgspec
 
+from extproc.core.accounting import DecisionRecord
 from extproc.core.attainment import Attainment
+from extproc.core.explanation import explain
 from extproc.core.types import EndpointView, ModelCard, Pick, Snapshot
-from extproc.core.words import explain, shortened
-from extproc.shell.decisions import DecisionRecord, DecisionsService
+from extproc.core.words import shortened
+from extproc.shell.decisions import DecisionsService
 from extproc.shell.telemetry import Telemetry, Totals
 
 MAX_PODS = 100

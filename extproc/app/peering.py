@@ -14,10 +14,10 @@ from extproc.app.observers import Observers
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.config.peers import PeersConfig
+from extproc.core.accounting import Completion
 from extproc.core.address import Address
 from extproc.core.relay import Relay, RelaySettings, count_routers
 from extproc.core.types import Endpoint
-from extproc.shell.completions import Completion
 from extproc.shell.discovery.kubernetes import MissingLibraryError
 from extproc.shell.peers import METHOD, PeersService
 from extproc.shell.rpc import Method
@@ -49,6 +49,9 @@ class Peering:
         rng: For the rests between attempts.
         observers: Calls the relay: no request and no access log depends on peers.
 
+    Attributes:
+        relay: What is passed on, and whether a peer passes anything on to us.
+
     Raises:
         ConfigError: Nothing says on which port the peers listen, or the extra `kubernetes` is
             needed and not installed.
@@ -73,9 +76,9 @@ class Peering:
         self._on_num_routers = on_num_routers
         self._clock = clock
         self._rng = rng
-        self._relay = Relay(_relay_settings(config.peers))
+        self.relay = Relay(_relay_settings(config.peers))
         self._service = PeersService(
-            self._relay, router_id, on_entries=on_entries, clock=clock, on_garbage=on_garbage
+            self.relay, router_id, on_entries=on_entries, clock=clock, on_garbage=on_garbage
         )
         self._dialler: PeerDialler | None = None
         self.num_routers = 1
@@ -86,34 +89,19 @@ class Peering:
         if self._peers is not None and self._peers.service is not None:
             self._kubernetes = self._connect(self._peers)
 
-    @property
-    def is_fed(self) -> bool:
-        """Whether a peer passes an access log on to us: as good as one of our own."""
-        return self._relay.is_fed
-
     def methods(self) -> tuple[Method, ...]:
         """The methods that peers call."""
         return () if self._peers is None else self._service.methods()
 
     def pass_on(self, completion: Completion, entry: bytes) -> None:
-        """Take a finished request that is not about a pick of ours.
-
-        One without a pick's id may be anybody's: a request whose metadata was lost is found by
-        its request id.
-        """
+        """Take a finished request that is not about a pick of ours."""
         if self._peers is not None:
-            self._observers.tell("relay", self._offer, completion, entry)
-
-    def _offer(self, completion: Completion, entry: bytes) -> None:
-        router_id, _, _ = completion.pick_id.rpartition("-")
-        if router_id:
-            self._relay.offer(router_id, entry, now=self._clock())
-        elif not completion.pick_id:
-            self._relay.offer_to_all(entry, now=self._clock())
+            pass_on, now = self.relay.pass_on, self._clock()
+            self._observers.tell("relay", pass_on, completion.pick_id, entry, now=now)
 
     def flush(self) -> None:
         """Send what was taken."""
-        self._observers.tell("relay", self._relay.flush, now=self._clock())
+        self._observers.tell("relay", self.relay.flush, now=self._clock())
 
     async def run(self) -> None:
         """Follow the peers until cancelled."""
@@ -142,7 +130,7 @@ class Peering:
     async def drain(self) -> None:
         """Wait until peers have taken what they still get, but not for long."""
         for _ in range(FLUSH_LOOKS):
-            if not self._relay.has_work:
+            if not self.relay.has_work:
                 return
             await asyncio.sleep(FLUSH_S / FLUSH_LOOKS)
         log.warning("peers have not taken all access log entries")
@@ -154,7 +142,7 @@ class Peering:
 
     def add_metrics(self, telemetry: Telemetry) -> None:
         """Have our own counts read at each scrape of the metrics."""
-        relay, service = self._relay, self._service
+        relay, service = self.relay, self._service
         telemetry.add_gauge("routers", "Routers, this one included", lambda: self.num_routers)
         telemetry.add_gauge(
             "peers_connected", "Other routers with a link", lambda: len(relay.linked_routers())

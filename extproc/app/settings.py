@@ -9,6 +9,7 @@ from pathlib import Path
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
+from extproc.core.accounting import AccountingSettings, Source
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
 from extproc.core.messages import BodyMode
@@ -61,6 +62,17 @@ def admission_settings(config: Config) -> AdmissionSettings:
         admission.priorities,
         admission.sheddable_max_waiting,
         admission.sheddable_max_kv_usage_ratio,
+    )
+
+
+def accounting_settings(config: Config) -> AccountingSettings:
+    """What accounting is configured with."""
+    completions = config.completions
+    return AccountingSettings(
+        Source(completions.source),
+        completions.scrape_grace_s,
+        completions.lost_after_s,
+        completions.max_age_s,
     )
 
 

@@ -1,4 +1,4 @@
-"""Decisions as spans: a stream's dispatcher that tells tracing what was asked and answered.
+"""Decisions as spans: what a stream asked and was answered.
 
 A part of `app`, and only there when tracing is on.
 """
@@ -6,16 +6,12 @@ A part of `app`, and only there when tracing is on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib.metadata import version
 
 from extproc.app.observers import Observers
 from extproc.config.file import ConfigError
 from extproc.config.tracing import TracingConfig
-from extproc.core.ports import Dispatcher, StreamSettings
-from extproc.core.stream import Stream
-from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
-from extproc.shell.rpc import Metadata
+from extproc.core.types import Pick, Rejection, Wait
 from extproc.shell.tracing import DecisionSpan, Tracing, TracingError
 
 
@@ -33,71 +29,32 @@ def make_tracing(config: TracingConfig) -> Tracing | None:
         raise ConfigError(str(error)) from error
 
 
-def new_stream_of(
-    dispatcher: Dispatcher,
-    settings: StreamSettings,
-    tracing: Tracing | None,
-    observers: Observers,
-) -> Callable[[Metadata], Stream]:
-    """What makes the machine of one request; it costs nothing where tracing is off."""
-    if tracing is None:
-        return lambda _metadata: Stream(dispatcher, settings)
-
-    def new_stream(metadata: Metadata) -> Stream:
-        begin = partial(tracing.begin, metadata)
-        return Stream(TracedDispatcher(dispatcher, begin, observers), settings)
-
-    return new_stream
-
-
-class TracedDispatcher:
-    """One stream's dispatcher.
+class DecisionTrace:
+    """The trace of one stream's decision, as one span.
 
     Args:
-        dispatcher: Answers.
-        begin: Begins the stream's span; called once, with the first question.
+        begin: Begins the span; called once, with the first question.
         observers: Calls what makes spans.
     """
 
-    def __init__(
-        self, dispatcher: Dispatcher, begin: Callable[[], DecisionSpan], observers: Observers
-    ) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, begin: Callable[[], DecisionSpan], observers: Observers) -> None:
         self._begin = begin
         self._observers = observers
         self._span: DecisionSpan | None = None
         self._asked_at_s: float | None = None
         self._has_ended = False
 
-    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
-        """Ask, and put a pick or a wait into the span."""
+    def asked(self, now: float) -> None:
+        """Begin the span, where this is the first question."""
         self._observers.tell("tracing", self._open, now)
-        result = self._dispatcher.route(request, now=now)
-        self._observers.tell("tracing", self._answered, result, request.model, now)
-        return result
 
-    def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
+    def answered(self, result: Pick | Rejection | Wait, model: str, now: float) -> None:
+        """Put a pick or a wait into the span."""
+        self._observers.tell("tracing", self._answered, result, model, now)
+
+    def refused(self, rejection: Rejection) -> None:
         """End the span with the error that the client gets."""
-        self._dispatcher.rejected(rejection, headers)
         self._observers.tell("tracing", self._refused, rejection)
-
-    def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
-        """As without tracing."""
-        self._dispatcher.finish(pick, outcome, now=now)
-
-    def served(self, pick: Pick, address: str, *, now: float) -> None:
-        """As without tracing."""
-        self._dispatcher.served(pick, address, now=now)
-
-    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
-        """As without tracing."""
-        return self._dispatcher.models_body(subset, now=now)
-
-    def model(
-        self, name: str, subset: frozenset[str] | None, *, now: float
-    ) -> ModelCard | Rejection:
-        """As without tracing."""
-        return self._dispatcher.model(name, subset, now=now)
 
     def _open(self, now: float) -> None:
         if self._asked_at_s is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -77,7 +78,7 @@ class Calibration:
     profile: EngineProfile
     fit: Fit
     samples: tuple[tuple[Phase, Sample], ...]
-    loads: LoadTimes | None
+    loads: LoadTimes
     around_s: float
     max_loras: int | None
 
@@ -102,10 +103,12 @@ async def calibrate(
         clock: Seconds; the engine's own where it does not get a machine for itself.
 
     Raises:
-        CalibrationError: The server cannot be measured.
+        CalibrationError: The server cannot be measured, or numpy is not installed.
         ValueError: The samples do not tell the costs.
         aiohttp.ClientError: It does not answer.
     """
+    if find_spec("numpy") is None:
+        raise CalibrationError("fitting needs `pip install 'lora-extproc[loadtest]'`")
     headers = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
@@ -148,19 +151,15 @@ async def _measure(
         samples += [(phase, sample) for sample in taken]
     found = fit(sample for _, sample in samples)
     fitted = found.applied(profile, where=server.base_model)
-    loads = await server.measure_loads(adapters, settings.max_cpu_loras) if adapters else None
-    if loads is not None:
-        fitted = _with_loads(fitted, loads)
-        hot_s = loads.hot_s
-    else:
-        hot_s = await server.first_token_s()
+    loads = await server.measure_loads(adapters, settings.max_cpu_loras)
+    fitted = _with_loads(fitted, loads)
     step_s = fitted.forward_s(
         num_decoding=0,
         kv_tokens=_WARM_UP_TOKENS,
         prefill_tokens=_WARM_UP_TOKENS,
         num_adapters=1 if adapters else 0,
     )
-    around_s = max(0.0, hot_s - step_s)
+    around_s = max(0.0, loads.hot_s - step_s)
     return Calibration(fitted, found, tuple(samples), loads, around_s, server.max_loras)
 
 

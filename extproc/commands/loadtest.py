@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 
 from extproc.commands.failure import FAILED, failure
-from extproc.commands.guard import guard_command
 from extproc.commands.ramp import ramp_command
 from extproc.commands.session import (
     FleetOption,
@@ -43,6 +42,7 @@ from extproc.loadtest.report.page import render
 from extproc.loadtest.results import LoadResult, RunResult, describe_machine, save
 from extproc.loadtest.screen import print_comparison, remarks
 from extproc.loadtest.targets import parse_targets
+from extproc.sim.trials.pages import check_libraries
 from extproc.sim.trials.suites import SloSpec
 
 DEFAULT_OUT = Path("loadtest/out/real")
@@ -84,6 +84,7 @@ def run_command(
 ) -> None:
     """Run a whole suite with real requests and in virtual time; write JSON and an HTML page."""
     with refusing():
+        check_libraries()
         found = read_suite(suite)
         specs = parse_targets([f"rule:{rule}" for rule in rules or found.rules])
         chosen = scenarios_of(found, scenarios or ())
@@ -161,6 +162,8 @@ def compare_command(
     """Send the same requests to several targets, block by block in turn, and compare them."""
     overrides = Overrides(fleet or (), profile, (ttft_s, tpot_s, None))
     with refusing():
+        if out is not None:
+            check_libraries()
         specs = parse_targets(targets)
         if is_suite(load):
             suite = read_suite(load, overrides)
@@ -208,4 +211,3 @@ def _slices(
 
 
 loadtest_app.command("ramp")(ramp_command)
-loadtest_app.command("guard")(guard_command)

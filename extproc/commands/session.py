@@ -14,9 +14,9 @@ from rich.console import Console
 from extproc.commands.failure import FAILED, failure
 from extproc.loadtest.blocks import Block, PlanError
 from extproc.loadtest.compare import Round, counted, fitted, run_rounds
-from extproc.loadtest.guard import GuardError
 from extproc.loadtest.screen import print_comparison, watching
 from extproc.loadtest.targets import TargetError, TargetSpec
+from extproc.sim.trials.pages import PageError
 from extproc.stack.processes import SignalledError, until_signalled
 
 NOT_MEASURED = 3
@@ -112,5 +112,5 @@ def refusing() -> Iterator[None]:
     """
     try:
         yield
-    except (PlanError, TargetError, GuardError) as error:
+    except (PlanError, TargetError, PageError) as error:
         raise failure(error) from error

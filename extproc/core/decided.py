@@ -1,4 +1,4 @@
-"""One decision and when it fell, described in plain values.
+"""A decision described in plain values.
 
 The values are those of `extproc.v1.Decision` and can be encoded as such, whatever the core's own
 are: numbers within the fields' range, texts that have a UTF-8 form and an end.
@@ -6,8 +6,9 @@ are: numbers within the fields' range, texts that have a UTF-8 form and an end.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from extproc.core.accounting import DecisionRecord
 from extproc.core.bounds import between, plain, whole
 from extproc.core.types import EndpointView, Pick, Rejection
 
@@ -15,24 +16,6 @@ MAX_TEXT_CHARS = 1024
 """Of each text in a decision."""
 
 _MAX_UINT32, _MAX_UINT64 = 2**32 - 1, 2**64 - 1
-
-
-class DecisionRecord(NamedTuple):
-    """One decision and when it fell.
-
-    Attributes:
-        decision: What was decided.
-        wall_s: When, wall seconds.
-        seconds: What deciding took; 0 for an error that needed no choice.
-        request_id: `x-request-id`; only read for a rejection, as a pick has its own.
-        path: The request's path; only read for a rejection, as a pick has its own.
-    """
-
-    decision: Pick | Rejection
-    wall_s: float
-    seconds: float
-    request_id: str = ""
-    path: str = ""
 
 
 def describe_result(record: DecisionRecord) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Rules:
 1. `start` and `finish` come exactly once per pick, whatever ends the request; a second `finish` of
-   the same pick is answered with None and changes nothing.
+   the same pick returns None and changes nothing.
 2. A report is true at the moment it was taken. What we dispatched since is laid over it, and a
    report older than `report_expiry_s` is not trusted: the endpoint is then unknown, not idle.
 3. A finish belongs to the endpoint object that the pick was started on: an endpoint that left and
@@ -53,14 +53,14 @@ class Pool:
     # --- what the outside says --------------------------------------------------------------
 
     def configure(self, settings: PoolSettings, outliers: OutlierSettings | None = None) -> None:
-        """Take new thresholds; slot counts apply to endpoints that come or restart from now on."""
+        """Apply new thresholds; slot counts hold for endpoints that come or restart from now on."""
         self._settings = settings
         self.outliers.configure(outliers or OutlierSettings())
         for tracked in self._tracked.values():
             tracked.view = None
 
     def set_num_routers(self, num_routers: int) -> None:
-        """Take how many routers use these endpoints, ourselves included."""
+        """Record how many routers use these endpoints, ourselves included."""
         self._num_routers = num_routers
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
@@ -86,7 +86,7 @@ class Pool:
         taken_at_s: float,
         asked_at_s: float | None = None,
     ) -> bool:
-        """Take the result of a scrape. True if it shows that the process restarted.
+        """Record the result of a scrape. True if it shows that the process restarted.
 
         The report was true at some moment from `asked_at_s` to `taken_at_s`.
         """
@@ -114,7 +114,7 @@ class Pool:
         now: float,
         asked_at_s: float | None = None,
     ) -> None:
-        """Take what an endpoint's `/v1/models` lists, in its order. Asked for at `asked_at_s`."""
+        """Record the models that an endpoint lists, in its order; asked for at `asked_at_s`."""
         tracked = self._tracked.get(address)
         if tracked is None:
             return
@@ -135,23 +135,23 @@ class Pool:
         tracked.num_silences, tracked.view = 0, None
 
     def record_silence(self, address: str) -> None:
-        """Take that an endpoint was asked for its models and did not tell them."""
+        """Record that an endpoint did not say which models it has."""
         tracked = self._tracked.get(address)
         if tracked is not None and tracked.models is None:
             tracked.num_silences, tracked.view = tracked.num_silences + 1, None
 
     def record_unreachable(self, address: str) -> None:
-        """Take that a call of our own found nobody there: refused, or no way to it.
+        """Record that a call of our own found nobody there: refused, or no route.
 
-        That stays true until a call is answered, also when all reports have expired. A timeout is
-        no such thing: it may be we who were stopped.
+        That stays true until a call is answered, even when all reports have expired. A timeout does
+        not count: it may be this process that was stopped.
         """
         tracked = self._tracked.get(address)
         if tracked is not None:
             tracked.is_unreachable, tracked.view = True, None
 
     def record_orca(self, address: str, load: tuple[float, int]) -> None:
-        """Take (KV use, waiting requests) from a response header: newer than the last scrape."""
+        """Record (KV use, waiting requests) of a response header: newer than the last scrape."""
         tracked = self._tracked.get(address)
         if tracked is None or tracked.report is None:
             return
@@ -233,7 +233,7 @@ class Pool:
         return self._by_request_id.get(request_id)
 
     def expire(self, *, now: float, max_age_s: float) -> list[InFlight]:
-        """Finish every pick older than `max_age_s`; answer them, oldest first."""
+        """Finish every pick older than `max_age_s`; return them, oldest first."""
         old = []
         for flight in self._flights.values():
             if now - flight.started_at_s <= max_age_s:
@@ -322,7 +322,7 @@ class Pool:
     def _judge(
         self, flight: InFlight, said_of: dict[str, Verdict], *, now: float, ended_s: float
     ) -> None:
-        """Tell what a request's end says of endpoints, and that it is over where it was counted."""
+        """Tell outlier detection what a request's end says of endpoints, and that it is over."""
         counted = flight.tracked
         for address, verdict in {counted.endpoint.address: Verdict.NONE, **said_of}.items():
             tracked = self._tracked.get(address)

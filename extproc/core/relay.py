@@ -20,6 +20,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from extproc.core.pickids import router_of
+
 Send = Callable[[Sequence[bytes]], None]
 
 FULL = "full"
@@ -107,19 +109,25 @@ class Relay:
 
     # --- what there is to carry --------------------------------------------------------------
 
+    def pass_on(self, pick_id: str, entry: bytes, *, now: float) -> None:
+        """Queue an entry that is not about a pick of ours.
+
+        One without a pick's id may be anybody's: a request whose metadata was lost is found by its
+        request id. One with an id that names no router is nobody's.
+        """
+        named = router_of(pick_id)
+        anybody = () if pick_id else self.linked_routers()
+        for router_id in (named,) if named else anybody:
+            self.offer(router_id, entry, now=now)
+
     def offer(self, router_id: str, entry: bytes, *, now: float) -> None:
-        """Take an entry about a pick of `router_id`; it leaves with the next `flush`."""
+        """Queue an entry about a pick of `router_id`; it leaves with the next `flush`."""
         reason = self._why_not(router_id, entry)
         if reason is not None:
             self.num_dropped[reason] += 1
             return
         self._num_bytes += len(entry)
         self._queues.setdefault(router_id, deque()).append((now, entry))
-
-    def offer_to_all(self, entry: bytes, *, now: float) -> None:
-        """Take an entry that may be about anybody's pick."""
-        for router_id in self.linked_routers():
-            self.offer(router_id, entry, now=now)
 
     def flush(self, *, now: float) -> None:
         """Send what waits for a link that is idle."""
@@ -130,7 +138,7 @@ class Relay:
     # --- links -------------------------------------------------------------------------------
 
     def open(self, router_id: str, send: Send, *, now: float) -> Link:
-        """Take a new way to a router, and send what has waited for it."""
+        """Open a link to a router, and send what has waited for it."""
         link = Link(router_id, send, sent_at_s=now)
         self._links.append(link)
         self.flush(now=now)

@@ -1,4 +1,4 @@
-"""Pool and picker together: the whole decision for one request, and its accounting."""
+"""Pool and picker together: the whole decision for one request, and how long it may be put off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from extproc.core.listing import ModelListing
 from extproc.core.picker import Picker, is_in_subset
 from extproc.core.pool import Pool
-from extproc.core.rejections import model_not_found, no_endpoints
+from extproc.core.rejections import RETRY_AFTER_S, model_not_found, no_endpoints, saturated
 from extproc.core.types import (
     EndpointView,
     ModelCard,
@@ -19,6 +19,9 @@ from extproc.core.types import (
     Wait,
 )
 
+MIN_WAIT_S = 0.001
+"""A policy that asks to be asked at once is asked in the next pass, not in a loop."""
+
 
 @dataclass(slots=True)
 class Router:
@@ -27,10 +30,12 @@ class Router:
     Attributes:
         pool: The state.
         picker: The rule in force.
+        max_hold_s: Longest time that a request may wait for an endpoint, from its headers on.
     """
 
     pool: Pool
     picker: Picker
+    max_hold_s: float = 60.0
     _listing: ModelListing = field(default_factory=ModelListing, repr=False)
 
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
@@ -49,6 +54,8 @@ class Router:
         result = self.picker.pick(snapshot, request)
         if isinstance(result, Pick):
             self.pool.start(result, now=now)
+        elif isinstance(result, Wait):
+            return self._hold(result, request, now)
         return result
 
     def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
@@ -69,6 +76,13 @@ class Router:
             return _unknown(name, snapshot, subset)
         has_it = any(view.has_registered(name) for view in _allowed(snapshot, subset))
         return card if has_it else no_endpoints(name)
+
+    def _hold(self, wait: Wait, request: RequestInfo, now: float) -> Wait | Rejection:
+        """The policy's wait within its bounds; a 429 for a request that has waited long enough."""
+        give_up_s = request.arrived_at_s + self.max_hold_s
+        if now >= give_up_s:
+            return saturated(request.model, RETRY_AFTER_S)
+        return Wait(min(max(wait.until_s, now + MIN_WAIT_S), give_up_s), wait.reason)
 
 
 def _unknown(model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:

@@ -13,6 +13,7 @@ from itertools import combinations
 from math import inf
 
 from extproc.loadtest.blocks import Block, PlanError, by_fleet, rotated
+from extproc.loadtest.figures import Figure
 from extproc.loadtest.runs import BlockRun, run_block
 from extproc.loadtest.targets import Target, TargetSpec, listed_models, running_targets
 from extproc.loadtest.workloads import WorkloadError, renamed
@@ -20,51 +21,6 @@ from extproc.workload.intervals import Interval, interval, paired_ratio
 
 Round = Sequence[BlockRun]
 """What came of one block, one run per target that was still there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """Something that targets are compared by.
-
-    Attributes:
-        head: For tables, with its unit.
-        factor: From the result's unit to that one.
-        of: Its value in a run; None where it is not known.
-    """
-
-    head: str
-    factor: float
-    of: Callable[[BlockRun], float | None]
-
-    def value(self, run: BlockRun) -> float | None:
-        """Its value in a run that has a result."""
-        return None if run.result is None else self.of(run)
-
-
-def _loads(run: BlockRun) -> float | None:
-    assert run.result is not None
-    return run.result.metrics.loads_per_1000 if run.result.knows_pods else None
-
-
-def _summary(name: str, part: str = "") -> Callable[[BlockRun], float | None]:
-    def of(run: BlockRun) -> float:
-        assert run.result is not None
-        value = getattr(run.result.summary, name)
-        return float(getattr(value, part) if part else value)
-
-    return of
-
-
-FIGURES: Mapping[str, Figure] = {
-    "throughput_rps": Figure("finished/s", 1, _summary("throughput_rps")),
-    "ttft_mean_s": Figure("TTFT mean, ms", 1e3, _summary("ttft_s", "mean")),
-    "ttft_p50_s": Figure("TTFT p50, ms", 1e3, _summary("ttft_s", "p50")),
-    "ttft_p99_s": Figure("TTFT p99, ms", 1e3, _summary("ttft_s", "p99")),
-    "attainment": Figure("served well, %", 1e2, _summary("attainment")),
-    "satisfaction": Figure("satisfaction, %", 1e2, _summary("satisfaction")),
-    "loads_per_1000": Figure("adapter loads/1,000", 1, _loads),
-}
-"""By their names in results and expectations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +142,7 @@ def counted(rounds: Sequence[Round]) -> list[Round]:
 def mean_of(rounds: Sequence[Round], label: str, figure: Figure) -> Interval | None:
     """A target's mean over the rounds; None where the figure is not known."""
     values = [
-        figure.value(run) for round_ in counted(rounds) for run in round_ if run.label == label
+        figure.of(run.result) for round_ in counted(rounds) for run in round_ if run.label == label
     ]
     known = [value for value in values if value is not None]
     return interval(known) if known else None
@@ -199,7 +155,7 @@ def ratio_of(rounds: Sequence[Round], label: str, other: str, figure: Figure) ->
     """
     pairs = []
     for round_ in counted(rounds):
-        values = {run.label: figure.value(run) for run in round_}
+        values = {run.label: figure.of(run.result) for run in round_}
         if label in values and other in values:
             pairs.append((values[label], values[other]))
     mine = [value for value, _ in pairs if value]

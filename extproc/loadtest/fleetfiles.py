@@ -18,7 +18,6 @@ from extproc.envoyconfig import BootstrapOptions, render
 from extproc.sim.fakepod.config import PodConfig
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.opponents import OPPONENTS, opponent
-from extproc.stack.services import ANY_PORT
 
 BALANCERS: Mapping[str, str] = {"round_robin": "ROUND_ROBIN", "least_request": "LEAST_REQUEST"}
 """Envoy's own rules that a target can have, and their names in `lb_policy`."""
@@ -113,8 +112,6 @@ def gateway_bootstrap(pickers: Sequence[str], settings: FleetSettings) -> str:
     """An Envoy in front of pickers, as `extproc envoy` prints it."""
     return render(
         BootstrapOptions(
-            listen=ANY_PORT,
-            admin=ANY_PORT,
             pickers=tuple(pickers),
             access_log_flush_interval_s=settings.completion_flush_s,
             max_message_timeout_s=max(_ENVOY_HOLD_S, settings.max_hold_s + 5),
@@ -123,19 +120,18 @@ def gateway_bootstrap(pickers: Sequence[str], settings: FleetSettings) -> str:
 
 
 def balancer_bootstrap(balancer: str, pods: Sequence[str]) -> str:
-    """An Envoy that spreads requests over the pods by itself.
+    """An Envoy that spreads requests over the pods by itself; where it listens is left open.
 
     Args:
         balancer: One of `BALANCERS`.
         pods: `ip:port` of each.
     """
     document = {
-        "admin": {"address": _address(ANY_PORT)},
+        "admin": {},
         "static_resources": {
             "listeners": [
                 {
                     "name": "openai",
-                    "address": _address(ANY_PORT),
                     "filter_chains": [{"filters": [_connection_manager()]}],
                 }
             ],

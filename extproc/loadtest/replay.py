@@ -1,20 +1,19 @@
 """Sends a workload over HTTP at its own times, to any server with OpenAI's API.
 
 Open loop: a request is sent when it is due, whatever became of those before it. Where the generator
-itself is late, its records say so (`RequestRecord.delay_s`), and `Tally.has_lagged`.
+itself is late, its records say so (`RequestRecord.delay_s`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
 from extproc.workload.exchange import RequestForm, RequestRecord, StreamMeter, encode_body, error_of
-from extproc.workload.judge import percentile
 from extproc.workload.requests import Arrival, Workload
 
 MAX_MEDIAN_DELAY_S = 0.005
@@ -53,46 +52,48 @@ async def replay(
         settings: Where.
         sink: Gets each record when its request is over, in that order.
     """
-    async with (
-        aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={**_HEADERS, **settings.headers},
-            timeout=aiohttp.ClientTimeout(total=None),
-        ) as session,
-        asyncio.TaskGroup() as requests,
-    ):
-        sender = Sender(session, settings, asyncio.get_running_loop().time())
-        for index, arrival in enumerate(workload.arrivals):
-            wait_s = arrival.at_s - sender.now()
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={**_HEADERS, **settings.headers},
+        timeout=aiohttp.ClientTimeout(total=None),
+    ) as session:
+        sender = _Sender(session, settings)
+
+        async def send(index: int, arrival: Arrival) -> None:
+            sink(await sender.send(arrival, index))
+
+        await send_when_due(workload.arrivals, send)
+
+
+async def send_when_due(
+    arrivals: Iterable[Arrival], send: Callable[[int, Arrival], Coroutine[Any, Any, None]]
+) -> None:
+    """Give each request to `send`, with its place, when it is due; wait until all are over."""
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    async with asyncio.TaskGroup() as requests:
+        for index, arrival in enumerate(arrivals):
+            wait_s = started_s + arrival.at_s - loop.time()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
-            requests.create_task(_send_one(sender, arrival, index, sink))
+            requests.create_task(send(index, arrival))
 
 
-async def _send_one(
-    sender: Sender, arrival: Arrival, index: int, sink: Callable[[RequestRecord], None]
-) -> None:
-    sink(await sender.send(arrival, index))
-
-
-class Sender:
+class _Sender:
     """Sends single requests and says what became of them.
 
     Args:
         session: Without a timeout of its own.
         settings: Where to send.
-        started_s: The event loop's time that records count from.
     """
 
-    def __init__(
-        self, session: aiohttp.ClientSession, settings: ReplaySettings, started_s: float
-    ) -> None:
+    def __init__(self, session: aiohttp.ClientSession, settings: ReplaySettings) -> None:
         self._session = session
         self._settings = settings
         self._url = settings.url + settings.form.path
         self._loop = asyncio.get_running_loop()
-        self._started_s = started_s
+        self._started_s = self._loop.time()
 
     def now(self) -> float:
         """Seconds from the start."""
@@ -166,44 +167,3 @@ class _Answer:
     def error(self) -> str:
         """What is wrong with a body that was read to its end."""
         return error_of(self.status, self.meter)
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """A replay in a few numbers.
-
-    Attributes:
-        num_requests: All of them.
-        errors: How many failed, by kind.
-        ttft_p50_s: Median time to the first text, of those that have one.
-        ttft_p99_s: Its 99th percentile.
-        delay_p50_s: Median lateness of the generator.
-        delay_p99_s: Its 99th percentile.
-    """
-
-    num_requests: int
-    errors: Mapping[str, int]
-    ttft_p50_s: float
-    ttft_p99_s: float
-    delay_p50_s: float
-    delay_p99_s: float
-
-    @property
-    def has_lagged(self) -> bool:
-        """Whether the generator could not keep up, so that the rest is not to be trusted."""
-        return self.delay_p50_s > MAX_MEDIAN_DELAY_S
-
-
-def tally(records: Iterable[RequestRecord]) -> Tally:
-    """Count records."""
-    everything = list(records)
-    ttfts_s = sorted(r.ttft_s for r in everything if r.ttft_s is not None)
-    delays_s = sorted(record.delay_s for record in everything)
-    return Tally(
-        num_requests=len(everything),
-        errors=Counter(record.error for record in everything if record.error),
-        ttft_p50_s=percentile(ttfts_s, 0.5),
-        ttft_p99_s=percentile(ttfts_s, 0.99),
-        delay_p50_s=percentile(delays_s, 0.5),
-        delay_p99_s=percentile(delays_s, 0.99),
-    )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from extproc.loadtest.measures import GroupSummary, LoadSummary, fleet_result_of, summarize_records
+from extproc.loadtest.measures import LoadSummary, fleet_result_of, summarize_records
 from extproc.sim.trials.suites import SloSpec, Suite
 from extproc.workload.exchange import RequestRecord
 from extproc.workload.flights import PodTotals
@@ -253,40 +253,6 @@ class _Head(msgspec.Struct):
     format: str = ""
 
 
-def trimmed(result: LoadResult, *, num_groups: int = 6) -> LoadResult:
-    """The same, small: of each run's adapters and tenants the most and the least popular.
-
-    Virtual runs keep none: they are there for lines and tables. Those with seeds that were not run
-    for real are there for the order alone.
-    """
-    seeds = {run.seed for run in result.of_kind("real")}
-    return msgspec.structs.replace(
-        result,
-        runs=[
-            _trimmed(run, num_groups if run.kind == "real" else 0, is_drawn=run.seed in seeds)
-            for run in result.runs
-        ],
-        is_trimmed=True,
-    )
-
-
-def _trimmed(run: RunResult, num_groups: int, *, is_drawn: bool) -> RunResult:
-    summary = msgspec.structs.replace(
-        run.summary,
-        by_adapter=_ends(run.summary.by_adapter, num_groups),
-        by_tenant=_ends(run.summary.by_tenant, num_groups),
-        ttft_quantiles_s=run.summary.ttft_quantiles_s if is_drawn else (),
-    )
-    return msgspec.structs.replace(run, summary=summary)
-
-
-def _ends(groups: Mapping[str, GroupSummary], num: int) -> dict[str, GroupSummary]:
-    """The first and the last `num`."""
-    names = list(groups)
-    kept = names if len(names) <= 2 * num else names[:num] + names[len(names) - num :]
-    return {name: groups[name] for name in kept}
-
-
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{NUM_DIGITS}g}")
@@ -295,31 +261,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(part) for part in value]
     return value
-
-
-def merged(parts: Sequence[LoadResult]) -> LoadResult:
-    """Load tests of one suite, made apart, as one: the first one's words, all runs.
-
-    Of a run that was made again the last one counts.
-
-    Raises:
-        ResultError: There is none, or they are not of one suite and one machine.
-    """
-    if not parts:
-        raise ResultError("no results to merge")
-    first = parts[0]
-    for part in parts:
-        if (part.suite, part.slo, part.machine) != (first.suite, first.slo, first.machine):
-            raise ResultError(f"{part.name} of {part.date} is of another suite or machine")
-    runs = {
-        (run.kind, run.target, run.scenario, run.rate_rps, run.seed): run
-        for part in parts
-        for run in part.runs
-    }
-    return msgspec.structs.replace(
-        first,
-        date=min(part.date for part in parts),
-        runs=list(runs.values()),
-        note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
-        is_trimmed=any(part.is_trimmed for part in parts),
-    )

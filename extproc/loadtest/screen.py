@@ -12,8 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from extproc.loadtest.compare import (
-    FIGURES,
-    Figure,
     Round,
     Watch,
     counted,
@@ -21,6 +19,7 @@ from extproc.loadtest.compare import (
     pairs_of,
     ratio_of,
 )
+from extproc.loadtest.figures import FIGURES, Figure
 from extproc.loadtest.report.words import error_words
 from extproc.loadtest.runs import BlockRun, added_words
 from extproc.workload.intervals import Interval

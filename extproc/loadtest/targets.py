@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,12 +29,12 @@ from extproc.loadtest.fleetfiles import (
     policy_section,
 )
 from extproc.loadtest.listing import Listing
-from extproc.loadtest.replay import ReplaySettings, replay, tally
+from extproc.loadtest.replay import ReplaySettings, replay
 from extproc.plugins import PolicyError, load_policy
 from extproc.sim.fleet.fleet import BASE_MODEL
 from extproc.sim.fleet.settings import FleetSettings
-from extproc.stack.processes import DemoError, Program
-from extproc.stack.services import Stack
+from extproc.stack.processes import ChildProcess, StackError
+from extproc.stack.stack import Stack
 from extproc.workload.exchange import RequestForm, RequestRecord
 from extproc.workload.requests import Arrival, Workload
 
@@ -137,7 +138,7 @@ class Target:
     admin: str = ""
     pods: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    programs: Mapping[str, Program] = field(default_factory=dict, repr=False)
+    programs: Mapping[str, ChildProcess] = field(default_factory=dict, repr=False)
 
     @property
     def label(self) -> str:
@@ -147,7 +148,7 @@ class Target:
     async def died(self) -> str:
         """Wait until one of its processes ends, and say which. Processes of others never do."""
         waits = {
-            asyncio.ensure_future(program.ended()): name for name, program in self.programs.items()
+            asyncio.ensure_future(program.wait()): name for name, program in self.programs.items()
         }
         if not waits:
             await asyncio.Event().wait()
@@ -211,18 +212,18 @@ async def running_targets(
 async def _started(
     spec: TargetSpec, settings: FleetSettings, adapters: Mapping[str, int]
 ) -> AsyncIterator[Target]:
-    stack = Stack.make()
+    stack = Stack()
     try:
         try:
             await _start(stack, spec, settings, adapters)
-        except DemoError as error:
+        except StackError as error:
             raise TargetError(f"{spec.label}: {error}") from error
         yield Target(
             spec,
-            f"http://{stack.gateway}",
-            admin=f"http://{stack.admin}" if stack.admin else "",
-            pods={name: f"http://{address}" for name, address in stack.pods.items()},
-            programs=stack.programs,
+            stack.url,
+            admin=stack.routers[0].admin_url if stack.routers else "",
+            pods={name: pod.url for name, pod in stack.pods.items()},
+            programs=stack.children,
         )
     finally:
         await stack.close()
@@ -231,18 +232,15 @@ async def _started(
 async def _start(
     stack: Stack, spec: TargetSpec, settings: FleetSettings, adapters: Mapping[str, int]
 ) -> None:
-    commands = {}
-    for config in pod_configs(settings, adapters, BASE_MODEL):
-        path = stack.folder / f"{config.name}.json"
-        path.write_bytes(msgspec.json.encode(config))
-        commands[config.name] = ["--config", str(path)]
-    await stack.start_pods(commands)
+    configs = pod_configs(settings, adapters, BASE_MODEL)
+    await stack.start_pods({config.name: config for config in configs})
     if spec.kind == "envoy":
-        bootstrap = balancer_bootstrap(spec.name, list(stack.pods.values()))
+        pods = [pod.address for pod in stack.pods.values()]
+        bootstrap = balancer_bootstrap(spec.name, pods)
     else:
         for number in range(settings.num_routers):
-            await stack.start_picker(picker_config(spec.name, settings), f"picker-{number}")
-        bootstrap = gateway_bootstrap(stack.grpc, settings)
+            await stack.start_router(picker_config(spec.name, settings), f"router-{number}")
+        bootstrap = gateway_bootstrap([each.address for each in stack.routers], settings)
     await stack.start_envoy(bootstrap, adapters)
 
 
@@ -256,7 +254,7 @@ async def _warm_up(target: Target, settings: FleetSettings, adapters: Sequence[s
     workload = Workload("warm-up", arrivals, dict.fromkeys(adapters, 1), 0, "warm-up")
     records: list[RequestRecord] = []
     await replay(workload, target.replay_settings(settings), records.append)
-    if errors := tally(records).errors:
+    if errors := Counter(record.error for record in records if record.error):
         kinds = ", ".join(f"{count} {kind}" for kind, count in errors.items())
         raise TargetError(f"{target.label}: of {len(records)} requests to warm it up: {kinds}")
 

@@ -16,12 +16,13 @@ Source: envoyproxy.io/docs/envoy/latest/api-v3/data/accesslog/v3/accesslog.proto
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 from google.protobuf.message import DecodeError
 
+from extproc.core.accounting import Completion
 from extproc.core.bounds import (
     MAX_ATTEMPTS,
     MAX_DURATION_S,
@@ -80,44 +81,6 @@ _CLIENT_LEFT_FLAGS = ("downstream_connection_termination", "downstream_remote_re
 _CLIENT_LEFT_STATUSES = (0, 499)
 
 
-class Completion(NamedTuple):
-    """How one request ended, by Envoy's account; its numbers within the bounds of `core.bounds`.
-
-    Attributes:
-        pick_id: The id that the pick put into the metadata; "" for a request without a pick, or
-            one whose metadata was lost.
-        request_id: `x-request-id`, or "".
-        address: `ip:port` (`[v6]:port`) of the endpoint that served it last; "" if none did.
-        status: HTTP status for the client; 0 if it left before there was one.
-        outcome: Never EXPIRED.
-        is_from_endpoint: The response is the endpoint's own, not one that Envoy made. With
-            status 404 it says that the endpoint does not know the model.
-        first_byte_s: From the request's arrival to the first byte of the endpoint's answer.
-        duration_s: From the request's arrival to the last byte of the response.
-        attempts: Upstream attempts, retries included.
-        lag_s: From the end of the request to the arrival of this entry; 0 where the clocks of
-            Envoy and this host disagree by more than that, `MAX_LAG_S` at most.
-        orca: The load report in the response's header, unread; "" where there is none.
-        first_body_byte_s: As `first_byte_s`, to the first byte of the answer's body; None if none
-            came. Where Envoy is not configured to tell, the same as `first_byte_s`.
-        verdict: What it says of the endpoint of the last attempt.
-    """
-
-    pick_id: str
-    request_id: str
-    address: str
-    status: int
-    outcome: Outcome
-    is_from_endpoint: bool
-    first_byte_s: float | None
-    duration_s: float | None
-    attempts: int
-    lag_s: float
-    orca: str
-    first_body_byte_s: float | None
-    verdict: Verdict = Verdict.NONE
-
-
 class CompletionService:
     """Hands every finished request to a callable.
 
@@ -128,6 +91,7 @@ class CompletionService:
         on_foreign: Called with each request of Envoy's own stream that was not picked by us, and
             its serialized `HTTPAccessLogEntry`.
         on_taken: Called after each message of Envoy's own stream.
+        on_streams: Called with the number of open access logs whenever it changes.
     """
 
     def __init__(
@@ -138,18 +102,15 @@ class CompletionService:
         on_garbage: Callable[[], None] = lambda: None,
         on_foreign: Callable[[Completion, bytes], None] | None = None,
         on_taken: Callable[[], None] = lambda: None,
+        on_streams: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._on_completion = on_completion
         self._wall_clock = wall_clock
         self._on_garbage = on_garbage
         self._on_foreign = on_foreign
         self._on_taken = on_taken
+        self._on_streams = on_streams
         self.num_streams = 0
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether some Envoy has an access log open to us."""
-        return self.num_streams > 0
 
     def methods(self) -> tuple[Method, ...]:
         """StreamAccessLogs."""
@@ -184,8 +145,16 @@ class CompletionService:
             self._on_completion(_completion(entry, entry.common_properties, now_wall_s))
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
-        self.num_streams += 1
+        self._count(1)
         return _Stream(self, call, self._on_garbage)
+
+    def closed(self) -> None:
+        """An access log has ended."""
+        self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.num_streams += change
+        self._on_streams(self.num_streams)
 
 
 class _Stream:
@@ -210,7 +179,7 @@ class _Stream:
         self._call.end()
 
     def closed(self) -> None:
-        self._service.num_streams -= 1
+        self._service.closed()
 
 
 def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:

@@ -23,13 +23,12 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from extproc.core.decided import DecisionRecord, describe_result
+from extproc.core.accounting import DecisionRecord
+from extproc.core.decided import describe_result
+from extproc.core.explanation import explain
 from extproc.core.types import Rejection
-from extproc.core.words import explain
 from extproc.shell.gen import decisions_pb2
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
-
-__all__ = ["DecisionRecord", "DecisionsService", "describe", "encode"]
 
 METHOD = "/extproc.v1.Decisions/Watch"
 

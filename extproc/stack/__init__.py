@@ -1,1 +1,1 @@
-"""Envoy, the router and pods as supervised processes."""
+"""Envoy, routers and pods as supervised processes."""

@@ -1,21 +1,34 @@
-"""Processes that end with the command that started them, whatever ends it."""
+"""Processes that end with the one that started them, whatever ends it.
+
+None of them belongs to an event loop: one that was started in a loop can be stopped in another.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
+import secrets
 import shutil
 import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
+
+import aiohttp
 
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.05
-_LOG_CHARS = 2000
+_LOG_CHARS = 4000
+_PAGE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+_PORTS = range(20_000, 32_000)
+"""Below those that Linux gives to outgoing connections: no client takes one of them before the
+process for which it was chosen listens."""
 # prctl(2): the kernel ends this process when its parent is gone. Linux only: elsewhere a parent
 # that is killed with SIGKILL leaves its processes behind. A program of its own and no
 # `preexec_fn`: that would fork the parent, gRPC's threads and their fork handlers with it.
@@ -31,10 +44,11 @@ os.execvp(command[0], command)
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _T = TypeVar("_T")
+_given_ports: set[int] = set()
 
 
-class DemoError(Exception):
-    """It cannot run; the message says what is missing."""
+class StackError(Exception):
+    """A process cannot be started, or does not come up; the message says which and why."""
 
 
 class SignalledError(Exception):
@@ -74,61 +88,147 @@ async def until_signalled(work: Coroutine[Any, Any, _T]) -> _T:
         raise SignalledError(caught[0]) from None
 
 
-class Program:
-    """A child process and its log.
+class ChildProcess:
+    """A process in a group and a folder of its own; its output goes to a file there.
 
-    Args:
-        process: The process.
-        log_path: File with its standard output and error.
+    Start it from a thread that outlives it: the kernel ends it with the thread.
+
+    Attributes:
+        name: For messages.
+        dir: For its files; removed by `close`.
+        log_path: Its output.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, log_path: Path) -> None:
-        self._process = process
-        self._log_path = log_path
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dir = Path(tempfile.mkdtemp(prefix=f"extproc-{name}-"))
+        self.log_path = self.dir / "log"
+        self._closed_log = ""
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
         """Its process id."""
+        assert self._process is not None
         return self._process.pid
 
     @property
-    def log(self) -> str:
-        """What it wrote so far."""
-        return self._log_path.read_text(encoding="utf-8", errors="replace")
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
 
-    async def wait_for(self, look: Callable[[], Awaitable[_T | None]], what: str) -> _T:
-        """Look again and again until there is something, and return it.
+    @property
+    def returncode(self) -> int | None:
+        """Exit status; None while it runs, and before."""
+        return self._process.poll() if self._process else None
+
+    @property
+    def log(self) -> str:
+        """Its output so far; also after `close`."""
+        if not self.log_path.exists():
+            return self._closed_log
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def spawn(
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
+        """Start a program, also again after its end; the log is continued.
 
         Raises:
-            DemoError: The process ended first, or it took longer than `START_TIMEOUT_S`.
+            StackError: There is no such program.
         """
-        why = f"not within {START_TIMEOUT_S:g} s"
+        with self.log_path.open("ab") as log:
+            try:
+                self._process = subprocess.Popen(
+                    bound_to_us(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **(env or {})},
+                    cwd=cwd,
+                    # A group of its own: a Ctrl-C is for the parent, which then ends its children
+                    # in order. Not a session: Linux would give each its own share of the CPU
+                    # (sched_autogroup).
+                    process_group=0,
+                )
+            except OSError as error:
+                raise StackError(f"{command[0]}: {error}") from error
+
+    async def start(self) -> None:
+        """Start it, and return once it is ready.
+
+        Raises:
+            StackError: It cannot be started, or does not come up.
+        """
+        raise NotImplementedError
+
+    async def wait_until(
+        self, check: Callable[[], Awaitable[_T]], within_s: float = START_TIMEOUT_S
+    ) -> _T:
+        """Repeat `check` until it gives something true, and return that.
+
+        Raises:
+            StackError: It ended first, or took longer; with the end of its log.
+        """
+        why = f"not ready within {within_s:g} s"
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                while self._process.returncode is None:
-                    found = await look()
-                    if found is not None:
+            async with asyncio.timeout(within_s):
+                while self.is_running:
+                    if found := await check():
                         return found
                     await asyncio.sleep(_POLL_S)
-            why = f"ended with status {self._process.returncode}"
+            why = f"ended with status {self.returncode}"
         except TimeoutError:
             pass
-        raise DemoError(f"{what}: {why}\n{self.log[-_LOG_CHARS:]}")
+        raise StackError(f"{self.name}: {why}\n{self.log[-_LOG_CHARS:]}")
 
-    async def ended(self) -> int:
-        """Wait until it ends by itself; its exit status."""
-        return await self._process.wait()
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the whole group, if it runs."""
+        if self.is_running:
+            os.killpg(self.pid, number)
 
-    async def stop(self) -> None:
-        """Ask it to end, and kill it if it does not."""
-        if self._process.returncode is not None:
-            return
-        self._process.terminate()
+    async def wait(self, within_s: float | None = None) -> int:
+        """Return the exit status once it has ended.
+
+        Raises:
+            TimeoutError: It has not ended by then.
+        """
+        assert self._process is not None
+        async with asyncio.timeout(within_s):
+            while (status := self._process.poll()) is None:  # noqa: ASYNC110 # of no loop
+                await asyncio.sleep(_POLL_S)
+        return status
+
+    async def stop(self, within_s: float = STOP_TIMEOUT_S) -> int:
+        """Ask it to end, kill it if it does not, and return the exit status."""
+        self.send(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+            return await self.wait(within_s)
         except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+            return await self.kill()
+
+    async def kill(self) -> int:
+        """End it at once, and return the exit status."""
+        self.send(signal.SIGKILL)
+        return await self.wait()
+
+    async def close(self) -> None:
+        """Kill it if it runs, and remove its files."""
+        if self.is_running:
+            await self.kill()
+        self._closed_log = self.log
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 def bound_to_us(command: Sequence[str]) -> list[str]:
@@ -142,24 +242,24 @@ def bound_to_us(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
 
 
-async def spawn(command: Sequence[str], log_path: Path) -> Program:
-    """Start a program.
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 on which nothing listens now; another one each time."""
+    while True:
+        port = _PORTS[secrets.randbelow(len(_PORTS))]
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in _given_ports:
+            _given_ports.add(port)
+            return port
 
-    Raises:
-        DemoError: It cannot be started.
-    """
-    with log_path.open("wb") as log:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *bound_to_us(command),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # A group of its own: a Ctrl-C is for the parent, which then ends its children in
-                # order. Not a session: Linux would give each its own share of the CPU
-                # (sched_autogroup).
-                process_group=0,
-            )
-        except OSError as error:
-            raise DemoError(f"{command[0]}: {error}") from error
-    return Program(process, log_path)
+
+async def get_page(url: str) -> str | None:
+    """The page at `url`; None while there is no good answer."""
+    try:
+        async with aiohttp.ClientSession(timeout=_PAGE_TIMEOUT) as http, http.get(url) as response:
+            return await response.text() if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError):
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from random import Random
 from typing import Generic, TypeVar
 
@@ -48,11 +48,6 @@ def round_robin_ranks(names: Sequence[str], ranks: Sequence[int]) -> dict[str, i
 def zipf_shares(count: int, exponent: float) -> tuple[float, ...]:
     """Shares that fall with `rank ** -exponent`; uniform for exponent 0."""
     return normalised([(index + 1) ** -exponent for index in range(count)])
-
-
-def geometric_shares(count: int, ratio: float) -> tuple[float, ...]:
-    """Each `ratio` times the next: what Punica calls Zipf-`ratio` (arXiv 2310.18547)."""
-    return normalised([ratio**-index for index in range(count)])
 
 
 def normalised(weights: Iterable[float]) -> tuple[float, ...]:
@@ -99,13 +94,3 @@ def gamma_times(rng: Random, *, rate_rps: float, cv: float, end_s: float) -> lis
         times.append(now_s)
         now_s += gap_s
     return times
-
-
-def gap_cv(times: Sequence[float]) -> float:
-    """Coefficient of variation of the gaps between sorted `times`; 0 for fewer than three."""
-    gaps = [second - first for first, second in pairwise(times)]
-    if len(gaps) < 2:
-        return 0.0
-    mean = math.fsum(gaps) / len(gaps)
-    variance = math.fsum((gap - mean) ** 2 for gap in gaps) / len(gaps)
-    return math.sqrt(variance) / mean if mean else 0.0

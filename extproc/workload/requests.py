@@ -9,7 +9,7 @@ same workload gives the same bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -165,25 +165,6 @@ class Workload:
             ValueError: As `from_bytes`.
         """
         return cls.from_bytes(path.read_bytes())
-
-
-def merged(name: str, parts: Iterable[Workload]) -> Workload:
-    """Several workloads at the same time, as one. Its seed is the first one's.
-
-    Raises:
-        ValueError: There is none, or an adapter has two ranks.
-    """
-    workloads = tuple(parts)
-    if not workloads:
-        raise ValueError("no workloads to merge")
-    adapters: dict[str, int] = {}
-    for workload in workloads:
-        for adapter, rank in workload.adapters.items():
-            if adapters.setdefault(adapter, rank) != rank:
-                raise ValueError(f"adapter {adapter!r} has two ranks")
-    arrivals = sorted((a for w in workloads for a in w.arrivals), key=lambda a: a.at_s)
-    source = " + ".join(f"({workload.source})" for workload in workloads)
-    return Workload(name, tuple(arrivals), adapters, workloads[0].seed, source)
 
 
 class _Head(msgspec.Struct, forbid_unknown_fields=True):

@@ -91,34 +91,6 @@ SETTINGS: Mapping[str, SloraSetting] = MappingProxyType(
 )
 """Table 2's rows by model and accelerator, and two more by what they are for."""
 
-SWEEP_ALPHA = (0.1, 0.3, 0.6, 1.0)
-SWEEP_CV = (1.0, 2.0, 4.0, 6.0, 8.0)
-SWEEP_RATE_RPS: Mapping[str, tuple[float, ...]] = MappingProxyType(
-    {"7b-a10g": (1.0, 1.5, 2.0, 2.5), "13b-a100-80": (1.0, 2.0, 4.0, 6.0, 8.0)}
-)
-"""Figure 6: `a10g-req-rate` and `a100-80-S4-req-rate` in the code."""
-
-TABLE_3_RPS: Mapping[tuple[str, int], float] = MappingProxyType(
-    {
-        ("S1", 5): 8.05,
-        ("S1", 100): 7.99,
-        ("S1", 1000): 7.64,
-        ("S1", 2000): 7.61,
-        ("S2", 5): 7.48,
-        ("S2", 100): 7.29,
-        ("S2", 1000): 6.69,
-        ("S2", 2000): 6.71,
-        ("S4", 5): 4.49,
-        ("S4", 100): 4.28,
-        ("S4", 1000): 3.96,
-    }
-)
-"""S-LoRA's throughput on an A100-80 by model and number of adapters: finished requests per second
-from the first arrival to the last finish, all requests kept."""
-
-TTFT_SLO_S = 6.0
-"""What the paper asks of a first token, seconds."""
-
 
 def as_in_paper(
     name: str,

@@ -92,29 +92,6 @@ def zipf(
     return replace(workload, source=f"{source}; {workload.source}")
 
 
-def uniform(
-    name: str,
-    *,
-    num_adapters: int,
-    rate_rps: float,
-    duration_s: float,
-    seed: int,
-    cv: float = 1.0,
-    ranks: Sequence[int] = RANKS_MIXED,
-) -> Workload:
-    """`zipf` with exponent 0."""
-    return zipf(
-        name,
-        num_adapters=num_adapters,
-        exponent=0.0,
-        rate_rps=rate_rps,
-        duration_s=duration_s,
-        seed=seed,
-        cv=cv,
-        ranks=ranks,
-    )
-
-
 def flash_crowd(
     workload: Workload,
     *,
@@ -144,39 +121,5 @@ def flash_crowd(
         source=(
             f"{workload.source}; {share:g} of the requests go to {adapter} from {start_s:g} s to "
             f"{end_s:g} s (seed {seed})"
-        ),
-    )
-
-
-def with_prefixes(
-    workload: Workload,
-    *,
-    num_per_adapter: int,
-    prefix_tokens: int,
-    share: float,
-    seed: int,
-) -> Workload:
-    """Put one of its adapter's `num_per_adapter` beginnings before `share` of the prompts.
-
-    A beginning is `prefix_tokens` long and lengthens the prompt by as much.
-    """
-    rng = Random(seed)
-
-    def lengthened(arrival: Arrival) -> Arrival:
-        if rng.random() >= share:
-            return arrival
-        return replace(
-            arrival,
-            prompt_tokens=arrival.prompt_tokens + prefix_tokens,
-            prefix=f"{arrival.adapter or 'base'}/{rng.randrange(num_per_adapter)}",
-            prefix_tokens=prefix_tokens,
-        )
-
-    return replace(
-        workload,
-        arrivals=tuple(map(lengthened, workload.arrivals)),
-        source=(
-            f"{workload.source}; {share:g} of the prompts begin with one of {num_per_adapter} "
-            f"beginnings of {prefix_tokens} tokens per adapter (seed {seed})"
         ),
     )

@@ -35,13 +35,13 @@ async def test_pods_are_followed_by_name_and_survive_the_name_server() -> None:
             dns["nameservers"] = [server.address]
             server.records["pods.", "A"] = [host]
             async with PickerProcess({"discovery": {"dns": dns}}) as picker:
-                await eventually(lambda: _has(picker, [pod.address]), within_s=30)
+                await eventually(lambda: _has(picker, [pod.address]), within_s=60)
                 server.records["pods.", "A"] = ["127.0.0.2", host]
                 both = [pod.address, f"127.0.0.2:{port}"]
-                await eventually(lambda: _has(picker, both), within_s=30)
+                await eventually(lambda: _has(picker, both), within_s=60)
 
                 server.failing = {"A", "AAAA"}
-                await eventually(lambda: picker.counter("extproc_dns_failures_total"), within_s=30)
+                await eventually(lambda: picker.counter("extproc_dns_failures_total"), within_s=60)
                 assert await _has(picker, both)
                 assert "SERVFAIL" in picker.log
     finally:

@@ -57,7 +57,7 @@ async def test_it_is_not_ready_before_the_first_list(tmp_path: Path) -> None:
                     return has_tried and "discovery has not synced" in await response.text()
 
         try:
-            await eventually(says, within_s=40)
+            await eventually(says, within_s=60)
         finally:
             app.stop()
             await run

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.app.livefeed import MAX_ADAPTERS, MAX_DECISIONS, MAX_PODS, LiveFeed
+from extproc.core.accounting import DecisionRecord
 from extproc.core.attainment import Attainment
 from extproc.core.rejections import saturated
 from extproc.core.types import EndpointView, ModelCard, Outcome, Pick, Rejection, Snapshot
-from extproc.shell.decisions import DecisionRecord, DecisionsService
+from extproc.shell.decisions import DecisionsService
 from extproc.shell.telemetry import Telemetry
 from tests.builders import endpoint_view, pick, request
 

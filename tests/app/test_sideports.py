@@ -45,7 +45,7 @@ async def check(address: str, name: str) -> int:
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
-        answer = await ask(health_pb2.HealthCheckRequest(service=name), timeout=20)
+        answer = await ask(health_pb2.HealthCheckRequest(service=name), timeout=60)
         return int(answer.status)
 
 
@@ -86,7 +86,7 @@ async def test_the_health_port_serves_nothing_else() -> None:
                 response_deserializer=health_pb2.HealthCheckResponse.FromString,
             )
             with pytest.raises(aio.AioRpcError) as caught:
-                await ask(health_pb2.HealthCheckRequest(), timeout=20)
+                await ask(health_pb2.HealthCheckRequest(), timeout=60)
     finally:
         await sides.aclose()
 

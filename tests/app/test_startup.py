@@ -24,7 +24,7 @@ from extproc.config.file import ConfigError
 from extproc.shell import logs
 from tests.shell.pki import Pki
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 NOT_OURS = "192.0.2.1"
 """Reserved for documentation (RFC 5737): nobody's address."""
 

@@ -10,16 +10,17 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from extproc.app.dispatch import new_stream_of
 from extproc.app.observers import Observers
-from extproc.app.traced import make_tracing, new_stream_of
+from extproc.app.traced import make_tracing
 from extproc.config.file import ConfigError
 from extproc.config.tracing import TracingConfig
 from extproc.core import messages as m
 from extproc.core.ports import StreamSettings
-from extproc.core.rejections import model_not_found
-from extproc.core.types import Pick, Rejection
+from extproc.core.stream import Stream
 from extproc.shell.tracing import DEFAULT_SERVICE_NAME, Tracing
-from tests.core.dispatcher import PICK, FakeDispatcher
+from tests.app.scene import Scene
+from tests.builders import address, body
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
@@ -50,42 +51,39 @@ def decide(
     tracing: Tracing | None,
     metadata: dict[str, str],
     *,
-    result: Pick | Rejection = PICK,
+    model: str = "a",
     num_waits: int = 0,
     path: str = "/v1/chat/completions",
-    observers: Observers | None = None,
-) -> FakeDispatcher:
-    """One request for `sql`, through the stream, from headers to the answer and the end."""
-    dispatcher = FakeDispatcher(result, num_waits=num_waits)
-    stream = new_stream_of(dispatcher, StreamSettings(), tracing, observers or Observers())(
-        metadata
-    )
+) -> Stream:
+    """One request, through the stream, from headers to the answer and the end."""
+    scene = Scene(num_waits=num_waits)
+    stream = new_stream_of(scene.dispatcher, StreamSettings(), tracing, Observers())(metadata)
     headers = {":method": "POST", ":path": path, "content-type": "application/json"}
     list(stream.handle(m.RequestHeaders(headers, body_mode=m.BodyMode.BUFFERED), now=1.0))
     if path.startswith("/v1"):
-        list(stream.handle(m.RequestBody(b'{"model": "sql"}', end_of_stream=True), now=2.0))
+        list(stream.handle(m.RequestBody(body(model), end_of_stream=True), now=2.0))
         for number in range(num_waits):
             list(stream.handle(m.Wakeup(), now=3.0 + number))
     list(stream.handle(m.Ended(), now=9.0))
-    return dispatcher
+    return stream
 
 
 def test_a_decision_is_a_span_in_the_trace_that_it_was_asked_for_in(spans: Spans) -> None:
-    dispatcher = decide(spans.tracing, TRACED)
+    pick = decide(spans.tracing, TRACED).pick
     (span,) = spans.finished()
 
-    assert len(dispatcher.routed) == 1
+    assert pick is not None
     assert span.name == "extproc.decision"
     assert span.context is not None
     assert f"{span.context.trace_id:032x}" == TRACE
     assert span.parent is not None
     assert f"{span.parent.span_id:016x}" == PARENT
     assert span.attributes is not None
-    assert span.attributes["extproc.endpoint"] == PICK.address
-    assert span.attributes["extproc.reason"] == PICK.reason
-    assert span.attributes["extproc.pick_id"] == PICK.id
+    assert span.attributes["extproc.endpoint"] == pick.address == address(1)
+    assert span.attributes["extproc.reason"] == pick.reason == "at-last"
+    assert span.attributes["extproc.pick_id"] == pick.id
     assert span.attributes["extproc.wait_s"] == 0
-    assert span.attributes["gen_ai.request.model"] == "sql"
+    assert span.attributes["gen_ai.request.model"] == "a"
     assert span.resource.attributes["service.name"] == DEFAULT_SERVICE_NAME
 
 
@@ -99,7 +97,7 @@ def test_time_held_is_part_of_the_span_and_said_in_seconds(spans: Spans) -> None
 
 
 def test_an_error_of_ours_is_an_error_in_the_trace(spans: Spans) -> None:
-    decide(spans.tracing, TRACED, result=model_not_found("sql"))
+    decide(spans.tracing, TRACED, model="unknown")
     decide(spans.tracing, TRACED, path="/nowhere")
     unknown_model, unknown_path = spans.finished()
 
@@ -127,7 +125,7 @@ def test_without_a_trace_the_ratio_decides(ratio: float, count: int) -> None:
 
 def test_nothing_is_traced_unless_asked_for() -> None:
     assert make_tracing(TracingConfig()) is None
-    assert len(decide(None, TRACED).routed) == 1
+    assert decide(None, TRACED).pick is not None
 
 
 def test_without_opentelemetry_the_error_says_what_to_install(

@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from typer.testing import CliRunner
 
-from extproc.commands.demo.traffic import MAX_OUTPUT_TOKENS, Results, make_schedule, send_all
+from extproc.commands.demo.fleet import ADAPTERS
+from extproc.commands.demo.traffic import MAX_OUTPUT_TOKENS, Results, make_workload, send_all
 from extproc.commands.main import app
 from extproc.sim.fakepod.pod import PodConfig, start_pod
-from extproc.stack.services import ADAPTERS
-from tests.commands import Command, commands
+from tests.commandline import Command, commands
 
 NUM_PROCESSES = 7
 """The demo itself, four pods, the picker and Envoy."""
@@ -131,25 +131,25 @@ def test_a_demo_without_requests_is_refused() -> None:
 
 
 def test_both_runs_get_the_same_requests() -> None:
-    schedule = make_schedule(10, 20, seed=7)
+    workload = make_workload(10, 20, seed=7)
 
-    assert schedule == make_schedule(10, 20, seed=7)
-    assert [a.at_s for a in schedule] == sorted(a.at_s for a in schedule)
-    assert {a.model for a in schedule} == set(ADAPTERS)
-    assert max(a.output_tokens for a in schedule) <= MAX_OUTPUT_TOKENS
+    assert workload == make_workload(10, 20, seed=7)
+    assert {each.adapter for each in workload.arrivals} == set(ADAPTERS)
+    assert max(each.output_tokens for each in workload.arrivals) <= MAX_OUTPUT_TOKENS
 
 
 async def test_a_request_that_gets_no_answer_is_counted_as_failed() -> None:
-    schedule = make_schedule(0.1, 200, seed=7)
-    known = [arrival for arrival in schedule if arrival.model == ADAPTERS[0]]
+    workload = make_workload(0.1, 200, seed=7)
+    num_requests = len(workload.arrivals)
+    num_known = sum(arrival.adapter == ADAPTERS[0] for arrival in workload.arrivals)
     results = Results()
     pod = await start_pod(PodConfig(base_model="base", adapters=[ADAPTERS[0]]))
     try:
-        await send_all(pod.address, schedule, results)
+        await send_all(pod.url, workload, results)
     finally:
         await pod.stop()
 
-    assert 0 < len(known) < len(schedule)
-    assert results.num_done == len(schedule)
-    assert len(results.ttft_s) == len(known)
-    assert results.errors == {"NotFoundError": len(schedule) - len(known)}
+    assert 0 < num_known < num_requests
+    assert results.num_done == num_requests
+    assert len(results.ttft_s) == num_known
+    assert results.errors == {"NotFoundError": num_requests - num_known}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from extproc.core.decided import MAX_TEXT_CHARS, DecisionRecord, describe_result
+from extproc.core.accounting import DecisionRecord
+from extproc.core.decided import MAX_TEXT_CHARS, describe_result
 from extproc.core.rejections import no_endpoints, saturated
 from extproc.core.types import Reason, Rejection
 from tests.builders import endpoint_view, pick, request

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core import jsonmodel
@@ -20,8 +20,6 @@ from extproc.core.openai import MAX_MODEL_BYTES
 from extproc.core.slices import SLICE_BYTES, WORK_PER_PASS
 from extproc.core.types import Reason
 from tests.core.json_documents import documents, requests
-
-patient = settings(deadline=None)  # a busy machine is no failure
 
 NO_MODEL = object()
 ODD_MEMBERS = [
@@ -103,14 +101,12 @@ def cut(body: bytes, cuts: list[int]) -> list[bytes]:
 
 
 class TestModel:
-    @patient
     @given(documents(), st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"]))
     def test_is_what_json_loads_gives_or_an_error_in_other_encodings(
         self, text: str, encoding: str
     ) -> None:
         agrees_with_the_engine(text.encode(encoding), is_utf8=encoding.startswith("utf-8"))
 
-    @patient
     @given(documents(), st.booleans(), st.lists(st.integers(0, 500), max_size=9))
     def test_is_what_json_loads_gives_however_the_body_is_cut(
         self, text: str, has_mark: bool, cuts: list[int]
@@ -118,7 +114,6 @@ class TestModel:
         body = text.encode("utf-8-sig" if has_mark else "utf-8")
         agrees_with_the_engine(body, *cut(body, cuts))
 
-    @patient
     @given(
         st.lists(documents(), max_size=40),
         st.integers(0, 400),
@@ -133,7 +128,6 @@ class TestModel:
         body = f'{{"a":{escapes},"x":{value},"model":"a"}}'.encode()
         agrees_with_the_engine(body, *cut(body, cuts), b" ")
 
-    @patient
     @given(documents(), st.data())
     def test_is_what_json_loads_gives_after_any_damage(
         self, text: str, data: st.DataObject
@@ -145,7 +139,6 @@ class TestModel:
         agrees_with_the_engine(bytes(body))
         agrees_with_the_engine(bytes(body), *cut(bytes(body), [len(body) // 2]))
 
-    @patient
     @given(requests())
     def test_is_there_from_its_closing_quote_on(self, request: tuple[str, str, int]) -> None:
         text, model, complete_at = request

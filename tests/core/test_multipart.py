@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import AsyncGenerator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -21,8 +21,6 @@ from extproc.core.multipart import (
 )
 from extproc.core.slices import SLICE_BYTES, WORK_PER_PASS
 from extproc.core.types import Reason
-
-patient = settings(deadline=None)  # a busy machine is no failure
 
 BOUNDARY = "b0"
 FORM = f"multipart/form-data; boundary={BOUNDARY}"
@@ -164,7 +162,6 @@ def forms(draw: st.DrawFn) -> bytes:
 
 
 class TestModel:
-    @patient
     @given(forms())
     def test_is_what_the_engine_reads_or_an_error(self, form: bytes) -> None:
         try:
@@ -173,7 +170,6 @@ class TestModel:
             return
         assert model == engine_reads(form)
 
-    @patient
     @given(forms(), st.data())
     def test_is_what_the_engine_reads_or_an_error_after_damage(
         self, form: bytes, data: st.DataObject
@@ -186,7 +182,6 @@ class TestModel:
             return
         assert model == engine_reads(damaged)
 
-    @patient
     @given(forms(), st.integers(1, 20))
     def test_does_not_depend_on_how_the_form_is_cut(self, form: bytes, size: int) -> None:
         def outcome(size: int) -> str | Reason:
@@ -197,7 +192,6 @@ class TestModel:
 
         assert outcome(size) == outcome(1 << 20)
 
-    @patient
     @given(st.lists(clean_parts, max_size=3), st.lists(clean_parts, max_size=3))
     def test_of_every_well_formed_form_is_read(
         self, before: list[bytes], after: list[bytes]
@@ -339,7 +333,6 @@ class TestPrefix:
 
         assert found == [None] * complete_at + ["adapter-7"] * (len(self.BODY) + 1 - complete_at)
 
-    @patient
     @given(forms(), st.data())
     def test_never_gives_another_model_than_the_whole_form_with_one(
         self, form: bytes, data: st.DataObject

@@ -434,5 +434,5 @@ class OutlierMachine(RuleBasedStateMachine):
             assert not self.made.begin(address, now=later)
 
 
-OutlierMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+OutlierMachine.TestCase.settings = settings(stateful_step_count=40)
 TestOutliersInAnyOrder = OutlierMachine.TestCase

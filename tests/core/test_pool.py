@@ -805,7 +805,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert (seen.num_pending, dict(seen.pending_by_adapter)) == (0, {})
 
 
-PoolMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+PoolMachine.TestCase.settings = settings(stateful_step_count=30)
 TestPoolInAnyOrder = PoolMachine.TestCase
 
 

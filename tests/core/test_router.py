@@ -15,9 +15,19 @@ from extproc.core.outliers import Verdict
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
-from extproc.core.router import Router
+from extproc.core.router import MIN_WAIT_S, Router
 from extproc.core.tracked import MAX_SILENCES
-from extproc.core.types import Hints, ModelCard, Pick, Reason, Rejection, Wait
+from extproc.core.types import (
+    Choice,
+    Hints,
+    ModelCard,
+    Pick,
+    Reason,
+    Rejection,
+    RequestInfo,
+    Snapshot,
+    Wait,
+)
 from tests.builders import BASE, adapter_card, address, cards, endpoint, report, request
 
 ASKED = request(None, model="a")  # as a stream asks: it does not know what is an adapter
@@ -327,3 +337,48 @@ def test_hints_reach_the_pick_of_an_adapter_s_request() -> None:
     pick = routed(router(1).route(request(None, model="a", hints=hints), now=1.0))
 
     assert (pick.request.adapter, pick.request.hints) == ("a", hints)
+
+
+# --- holding ----------------------------------------------------------------------------------
+
+
+class Until:
+    """A policy that never chooses and asks to be asked again at `until_s`."""
+
+    def __init__(self, until_s: float) -> None:
+        self.until_s = until_s
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        return Wait(self.until_s, "never")
+
+
+@pytest.mark.parametrize(
+    ("until_s", "again_s"),
+    [
+        (7.0, 7.0),
+        (-5.0, 4.0 + MIN_WAIT_S),  # at once: in the next pass
+        (1e9, 33.0),  # never: when it has been held for as long as it may
+    ],
+)
+def test_a_held_request_is_asked_for_again_when_the_policy_says_within_bounds(
+    until_s: float, again_s: float
+) -> None:
+    made = router(1)
+    made.max_hold_s = 30.0
+    made.picker.configure(Until(until_s), "until")
+    info = request(None, model="a", arrived_at_s=3.0)
+
+    assert made.route(info, now=4.0) == Wait(again_s, "never")
+    assert made.pool.num_in_flight == 0
+
+
+def test_nobody_is_held_longer_than_the_limit() -> None:
+    made = router(1)
+    made.max_hold_s = 30.0
+    made.picker.configure(Until(1e9), "until")
+    info = request(None, model="a", arrived_at_s=3.0)
+
+    assert isinstance(made.route(info, now=32.999), Wait)
+    assert refused(made.route(info, now=33.0)) == (429, Reason.SATURATED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote, unquote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.routes import (
@@ -19,8 +19,6 @@ from extproc.core.routes import (
     path_label,
 )
 from extproc.core.types import Reason, Rejection
-
-patient = settings(deadline=None)  # a busy machine is no failure
 
 TABLE = RouteTable()
 
@@ -174,7 +172,6 @@ class TestModels:
 
         assert (found.kind, found.resource) == (RouteKind.GET_MODEL, model)
 
-    @patient
     @given(st.text(min_size=1))
     def test_are_found_by_every_id_that_has_one_reading(self, model: str) -> None:
         try:
@@ -240,14 +237,12 @@ class TestStoredResponse:
 
 
 class TestNormalForm:
-    @patient
     @given(hostile_paths | st.text().map("/".__add__) | st.text())
     def test_of_a_normal_path_is_itself(self, path: str) -> None:
         normal = normalize_path(path)
 
         assert normal is None or normalize_path(normal) == normal
 
-    @patient
     @given(hostile_paths | st.text().map("/".__add__))
     def test_is_what_the_engines_server_compares(self, path: str) -> None:
         """uvicorn unquotes the target up to its query, once, and repairs nothing."""
@@ -255,7 +250,6 @@ class TestNormalForm:
 
         assert normal is None or normal == unquote(path.partition("?")[0])
 
-    @patient
     @given(listed_paths, st.data())
     def test_of_a_listed_path_survives_any_percent_encoding(
         self, path: str, data: st.DataObject
@@ -268,7 +262,6 @@ class TestNormalForm:
 
         assert route("POST", written).path == path
 
-    @patient
     @given(st.sampled_from(["GET", "POST", "DELETE"]), hostile_paths)
     def test_is_listed_wherever_a_request_passes(self, method: str, path: str) -> None:
         found = TABLE.match(method, path)

@@ -15,7 +15,7 @@ from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.errors import ProtocolError
 from extproc.core.messages import BodyMode
 from extproc.core.rejections import model_not_found, no_endpoints, no_memory, saturated
-from extproc.core.stream import State
+from extproc.core.transitions import State
 from extproc.core.types import Outcome, Reason, Rejection, Wait
 from tests.builders import adapter_card, base_card, body, request_headers
 from tests.core.dispatcher import PICK, Exchange, begin
@@ -249,8 +249,8 @@ def test_what_a_body_holds_is_let_go_when_it_is_refused_or_answered_elsewhere() 
     elsewhere = begin()
     elsewhere.tell(request_headers(**DUPLEX), m.RequestBody(LARGE), m.ResponseHeaders(413))
 
-    assert refused.stream._body.held_bytes == 0
-    assert elsewhere.stream._body.held_bytes == 0
+    assert refused.stream._incoming.held_bytes == 0
+    assert elsewhere.stream._incoming.held_bytes == 0
 
 
 def test_trailers_complete_a_streamed_body() -> None:
@@ -898,7 +898,7 @@ def test_without_memory_for_the_rest_of_a_routed_body_its_pick_is_let_go_once() 
 def test_a_refused_request_keeps_no_bytes_although_its_stream_lives() -> None:
     exchange = begin(max_body_bytes=100)
     exchange.tell(request_headers(**DUPLEX), m.RequestBody(b"x" * 90))
-    parts = exchange.stream._body._kept  # what a slow reader would keep alive
+    parts = exchange.stream._incoming._reader._kept  # what a slow reader would keep alive
     exchange.tell(m.RequestBody(b"x" * 90))
 
     assert exchange.stream.state is State.DONE

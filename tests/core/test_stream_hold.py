@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from extproc.core import messages as m
 from extproc.core.messages import BodyMode
-from extproc.core.stream import HOLD_MARGIN_S, MIN_WAIT_S, State
+from extproc.core.rejections import saturated
+from extproc.core.stream import HOLD_MARGIN_S
+from extproc.core.transitions import State
 from extproc.core.types import Reason, Wait
 from tests.builders import body, request_headers
 from tests.core.dispatcher import PICK, Exchange, begin
@@ -16,11 +18,9 @@ from tests.core.dispatcher import PICK, Exchange, begin
 MAX_HOLD_S = 30.0
 
 
-def held(
-    mode: BodyMode, *events: m.Event, wait: Wait | None = None
-) -> tuple[Exchange, list[m.Command]]:
+def held(mode: BodyMode, *events: m.Event) -> tuple[Exchange, list[m.Command]]:
     """A stream in this mode that the rule has just held, and what it last said."""
-    exchange = begin(wait or Wait(until_s=10.0), max_hold_s=MAX_HOLD_S, early_decision_bytes=1)
+    exchange = begin(Wait(until_s=10.0), max_hold_s=MAX_HOLD_S, early_decision_bytes=1)
     exchange.tell(request_headers(body_mode=mode, sends_body_early=True))
     return exchange, exchange.tell(*(events or (m.RequestBody(body(), True),)))
 
@@ -56,16 +56,9 @@ def test_a_rule_learns_when_the_request_arrived() -> None:
     assert [request.arrived_at_s for request in exchange.dispatcher.routed] == [1.0]
 
 
-def test_a_rule_that_asks_to_be_asked_at_once_is_asked_in_a_later_pass() -> None:
-    exchange, commands = held(BodyMode.BUFFERED, wait=Wait(until_s=-5.0))
-
-    assert commands[-1] == m.WakeAt(exchange.now + MIN_WAIT_S)
-
-
-def test_nobody_is_held_longer_than_the_limit() -> None:
-    exchange, commands = held(BodyMode.BUFFERED, wait=Wait(until_s=1e9))
-    assert commands[-1] == m.WakeAt(1.0 + MAX_HOLD_S)
-    exchange.now = 1.0 + MAX_HOLD_S
+def test_a_request_that_is_held_and_then_refused_gets_the_error() -> None:
+    exchange, _commands = held(BodyMode.BUFFERED)
+    exchange.dispatcher.result = saturated("a", 1)
     reply, end = exchange.tell(m.Wakeup())
 
     assert isinstance(reply, m.Reply)
@@ -153,7 +146,7 @@ def test_a_held_buffered_body_is_not_kept() -> None:
     """The data plane holds it: ten thousand held prompts must not fill the picker's memory."""
     exchange, _commands = held(BodyMode.BUFFERED)
 
-    assert exchange.stream._body.held_bytes == 0
+    assert exchange.stream._incoming.held_bytes == 0
 
 
 def test_of_a_held_requests_headers_only_what_an_answer_needs_is_kept() -> None:
@@ -161,7 +154,7 @@ def test_of_a_held_requests_headers_only_what_an_answer_needs_is_kept() -> None:
     headers = {"x-session": "s", "x-request-id": "r", "authorization": "secret"}
     exchange.tell(request_headers(headers=headers), m.RequestBody(body(), True))
 
-    assert set(exchange.stream._headers.headers) == {":path", "x-request-id"}
+    assert set(exchange.stream._headers) == {":path", "x-request-id"}
     exchange.dispatcher.result = PICK
     exchange.tell(m.Wakeup())
     first, last = exchange.dispatcher.routed

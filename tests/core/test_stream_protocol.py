@@ -15,7 +15,7 @@ from extproc.core import jsonmodel, slices
 from extproc.core import messages as m
 from extproc.core.errors import ProtocolError
 from extproc.core.messages import BodyMode
-from extproc.core.stream import State
+from extproc.core.transitions import State
 from extproc.core.types import Pick, Rejection, Wait
 from tests.builders import body, request_headers
 from tests.core.dispatcher import PICK, Exchange, begin
@@ -179,7 +179,7 @@ def echoed(observer: Observer, kind: type) -> bytes:
     )
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * settings().max_examples)
 @given(
     event_sequences(),
     stream_settings(),

@@ -19,7 +19,7 @@ import aiohttp
 import yaml
 from google.protobuf import struct_pb2
 
-from tests.e2e.harness import PickerProcess, eventually, free_port
+from tests.e2e.harness import PickerProcess, free_port
 
 DESTINATION = "x-gateway-destination-endpoint"
 SUBSET_HEADER = "x-test-subset"
@@ -258,30 +258,16 @@ class EppProcess(PickerProcess):
         self._config_path.write_text(yaml.safe_dump(document))
         self.health_address = f"127.0.0.1:{free_port()}"
         self.metrics_url = f"http://127.0.0.1:{free_port()}"
-        self._flags = flags
-
-    async def start(self, *, within_s: float = 90.0) -> None:
-        """Start; return once it is ready.
-
-        Raises:
-            AssertionError: It ended or did not become ready; with its log.
-        """
-        self.spawn(
-            [
-                *(sys.executable, "-m", "extproc", "epp"),
-                *("--config-file", str(self._config_path)),
-                *("--grpc-port", self.address.rpartition(":")[2]),
-                *("--grpc-health-port", self.health_address.rpartition(":")[2]),
-                f"--metrics-port={self.metrics_url.rpartition(':')[2]}",
-                *("--zap-encoder", "json", "-v", "2"),
-                *("--tracing=false", "--metrics-endpoint-auth=false"),
-                *self._flags,
-            ]
-        )
-        try:
-            await eventually(self._is_ready, within_s=within_s)
-        except AssertionError as error:
-            raise AssertionError(f"the picker did not start: {self.log[-4000:]}") from error
+        self.command = [
+            *(sys.executable, "-m", "extproc", "epp"),
+            *("--config-file", str(self._config_path)),
+            *("--grpc-port", self.address.rpartition(":")[2]),
+            *("--grpc-health-port", self.health_address.rpartition(":")[2]),
+            f"--metrics-port={self.metrics_url.rpartition(':')[2]}",
+            *("--zap-encoder", "json", "-v", "2"),
+            *("--tracing=false", "--metrics-endpoint-auth=false"),
+            *flags,
+        ]
 
     def change_config(self, **sections: Any) -> None:
         """Replace sections of the file that it follows."""

@@ -19,6 +19,7 @@ from tests.e2e.harness import EnvoyProcess, PickerProcess, eventually
 
 NUM_PODS = 3
 MAX_BODY_BYTES = 2 * 1024 * 1024
+PATIENCE_S = 60.0
 
 
 def pod_config(number: int, **more: Any) -> PodConfig:
@@ -43,10 +44,14 @@ async def running_envoy(
     options.setdefault("max_body_bytes", MAX_BODY_BYTES)
     addresses = tuple(each if isinstance(each, str) else each.address for each in pickers)
     config = render(BootstrapOptions(mode=mode, pickers=addresses, **options))
-    async with EnvoyProcess(config) as envoy:
+    envoy = EnvoyProcess(config)
+    try:
+        await envoy.start(within_s=PATIENCE_S)
         if mode is Mode.OVERRIDE_HOST:
             await knows_pods(envoy, num_pods)
         yield envoy
+    finally:
+        await envoy.close()
 
 
 async def knows_pods(envoy: EnvoyProcess, num_pods: int) -> None:
@@ -56,7 +61,7 @@ async def knows_pods(envoy: EnvoyProcess, num_pods: int) -> None:
         stats = await envoy.stats("cluster.pods.membership_total")
         return stats["cluster.pods.membership_total"] == num_pods
 
-    await eventually(check)
+    await eventually(check, within_s=PATIENCE_S)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -95,6 +100,6 @@ async def asking_picker(pods: list[RunningPod]) -> AsyncIterator[PickerProcess]:
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     """Connections without limit, and no timeout shorter than a test's."""
     connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=30)
+    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         yield session

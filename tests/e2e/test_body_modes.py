@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import aiohttp
 import pytest
@@ -13,8 +14,16 @@ import pytest_asyncio
 
 from extproc.envoyconfig import Mode, RequestBody
 from extproc.sim.fakepod.pod import RunningPod
-from tests.e2e.conftest import NUM_PODS, running_envoy
-from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat, h2_request, raw_request
+from tests.e2e.conftest import NUM_PODS, PATIENCE_S, running_envoy
+from tests.e2e.harness import (
+    Client,
+    EnvoyProcess,
+    PickerProcess,
+    chat,
+    eventually,
+    h2_request,
+    raw_request,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -40,18 +49,32 @@ CASES = [Case(mode, body) for mode, body in product(Mode, RequestBody)] + [
         Mode, (RequestBody.BUFFERED, RequestBody.STREAMED, RequestBody.FULL_DUPLEX)
     )
 ]
+AS_SHIPPED = [
+    Case(Mode.ORIGINAL_DST, RequestBody.BUFFERED),
+    Case(Mode.OVERRIDE_HOST, RequestBody.BUFFERED),
+    Case(Mode.FULL_DUPLEX, RequestBody.FULL_DUPLEX),
+]
+"""What the configurations in envoy/ say."""
+
+
+def parameters() -> list[Any]:
+    """All cases; those as shipped are smoke tests."""
+    return [
+        pytest.param(case, marks=pytest.mark.smoke if case in AS_SHIPPED else ()) for case in CASES
+    ]
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """A running Envoy and what it was configured with."""
+    """A running Envoy, what it was configured with, and the picker that it asks."""
 
     case: Case
     envoy: EnvoyProcess
     client: Client
+    picker: PickerProcess
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=CASES, ids=str)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=parameters(), ids=str)
 async def gateway(
     request: pytest.FixtureRequest,
     picker: PickerProcess,
@@ -62,14 +85,16 @@ async def gateway(
     case: Case = request.param
     asked = fallback_picker if case.mode is Mode.OVERRIDE_HOST else picker
     asks_for_body = case.body is RequestBody.STREAMED_STRICT
+    if asks_for_body:
+        asked = asking_picker
     async with running_envoy(
         case.mode,
-        asking_picker if asks_for_body else asked,
+        asked,
         request_body=case.body,
         response_phases=case.response_phases,
         allow_mode_override=asks_for_body,
     ) as envoy:
-        yield Gateway(case, envoy, Client(envoy.url, http))
+        yield Gateway(case, envoy, Client(envoy.url, http), asked)
 
 
 @pytest.mark.parametrize("padding_bytes", [0, 107_000, 1_500_000])
@@ -107,6 +132,14 @@ async def test_an_answer_streams_back(gateway: Gateway) -> None:
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert len(events) >= 4
     assert events[-1] == "data: [DONE]"
+
+
+async def test_every_pick_is_heard_of_when_its_request_has_ended(gateway: Gateway) -> None:
+    answers = [await gateway.client.chat(model) for model in MODELS]
+    await eventually(gateway.picker.has_none_in_flight, within_s=PATIENCE_S)
+
+    assert [answer.status for answer in answers] == [200] * NUM_PODS
+    assert await gateway.picker.counter("extproc_picks_expired_total") == 0
 
 
 async def test_a_body_that_ends_half_a_second_later_is_routed(gateway: Gateway) -> None:

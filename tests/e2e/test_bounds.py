@@ -94,7 +94,6 @@ async def upload_by_http2(port: int) -> None:
         writer.close()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("start", "counter"),
     [

@@ -12,11 +12,13 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from aiohttp import web
 
 from extproc.envoyconfig import Mode
@@ -118,7 +120,7 @@ class ChaosLoad:
         async def has_enough() -> bool:
             return self.causes.total() >= before.total() + num
 
-        await eventually(has_enough, within_s=40)
+        await eventually(has_enough, within_s=60)
         return self.causes - before
 
 
@@ -130,7 +132,7 @@ async def all_served(load: ChaosLoad) -> bool:
 async def check_books(picker: PickerProcess, load: ChaosLoad) -> None:
     """Every request has one end, and so has every pick."""
     assert load.num_begun == load.causes.total()
-    await eventually(picker.has_none_in_flight, within_s=40)
+    await eventually(picker.has_none_in_flight, within_s=60)
     picks = await picker.counter("extproc_picks_total")
     assert picks == await picker.counter("extproc_completions_total")
     assert await picker.counter("extproc_picks_expired_total") == 0
@@ -147,34 +149,45 @@ def config(pods: Sequence[str], mode: Mode, **sections: object) -> dict[str, obj
     }
 
 
-# --- freezes ---------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Service:
+    """An Envoy, its router, and three pods; whole again after each test."""
+
+    pods: list[PodProcess]
+    picker: PickerProcess
+    envoy: EnvoyProcess
+
+    def load(self, http: aiohttp.ClientSession) -> ChaosLoad:
+        return ChaosLoad(Client(self.envoy.url, http))
 
 
-Freeze = Callable[[PickerProcess, EnvoyProcess, PodProcess], ChildProcess]
-FROZEN: dict[str, Freeze] = {
-    "router": lambda picker, envoy, pod: picker,
-    "envoy": lambda picker, envoy, pod: envoy,
-    "pod": lambda picker, envoy, pod: pod,
-}
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("mode", MODES)
-async def test_freezes_of_a_moment_cost_no_request(mode: Mode, http: aiohttp.ClientSession) -> None:
-    """Shorter than any time limit, in random order: everything waits, and nothing is lost."""
-    rng = random.Random(7)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=MODES, ids=str)
+async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
+    mode: Mode = request.param
     async with AsyncExitStack() as stack:
-        pods = [await stack.enter_async_context(PodProcess("pod")) for _ in range(2)]
+        pods = [await stack.enter_async_context(PodProcess("pod")) for _ in range(3)]
         picker = await stack.enter_async_context(
             PickerProcess(config([pod.address for pod in pods], mode))
         )
-        envoy = await stack.enter_async_context(running_envoy(mode, picker, num_pods=2))
-        load = await stack.enter_async_context(ChaosLoad(Client(envoy.url, http)).running())
+        envoy = await stack.enter_async_context(running_envoy(mode, picker, num_pods=3))
+        yield Service(pods, picker, envoy)
+
+
+# --- freezes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(240)
+async def test_freezes_of_a_moment_cost_no_request(
+    service: Service, http: aiohttp.ClientSession
+) -> None:
+    """Shorter than any time limit, in random order: everything waits, and nothing is lost."""
+    rng = random.Random(7)
+    async with service.load(http).running() as load:
         await eventually(lambda: all_served(load), within_s=60)
         load.causes.clear()
         begun = load.num_begun
-        for which in rng.sample([*FROZEN] * 2, k=6):
-            frozen = FROZEN[which](picker, envoy, rng.choice(pods))
+        frozen: ChildProcess
+        for frozen in rng.sample([service.picker, service.envoy, *service.pods], k=5):
             frozen.send(signal.SIGSTOP)
             await asyncio.sleep(rng.uniform(0.05, 0.8))
             frozen.send(signal.SIGCONT)
@@ -185,22 +198,15 @@ async def test_freezes_of_a_moment_cost_no_request(mode: Mode, http: aiohttp.Cli
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("mode", MODES)
-async def test_counts_add_up_after_freezes(mode: Mode, http: aiohttp.ClientSession) -> None:
-    async with AsyncExitStack() as stack:
-        pods = [await stack.enter_async_context(PodProcess("pod")) for _ in range(2)]
-        picker = await stack.enter_async_context(
-            PickerProcess(config([pod.address for pod in pods], mode))
-        )
-        envoy = await stack.enter_async_context(running_envoy(mode, picker, num_pods=2))
-        async with ChaosLoad(Client(envoy.url, http)).running() as load:
-            for frozen in (picker, pods[0], envoy):
-                await load.some()
-                frozen.send(signal.SIGSTOP)
-                await asyncio.sleep(1.0)
-                frozen.send(signal.SIGCONT)
-            await eventually(lambda: all_served(load), within_s=60)
-        await check_books(picker, load)
+async def test_counts_add_up_after_freezes(service: Service, http: aiohttp.ClientSession) -> None:
+    async with service.load(http).running() as load:
+        for frozen in (service.picker, service.pods[0], service.envoy):
+            await load.some()
+            frozen.send(signal.SIGSTOP)
+            await asyncio.sleep(1.0)
+            frozen.send(signal.SIGCONT)
+        await eventually(lambda: all_served(load), within_s=60)
+    await check_books(service.picker, load)
 
     assert not OURS.intersection(load.causes), load.causes
 
@@ -237,7 +243,7 @@ async def test_a_router_frozen_for_longer_than_envoy_waits_costs_what_envoy_says
 
 
 @asynccontextmanager
-async def failing_pod(status: int, release: Awaitable[None] | None = None) -> AsyncIterator[str]:
+async def failing_pod(status: int) -> AsyncIterator[str]:
     """A pod whose pages are good and whose answers are `status` at once; its address."""
 
     async def page(request: web.Request) -> web.Response:
@@ -292,25 +298,18 @@ async def test_a_pod_that_fails_at_once_costs_its_own_answers_and_nothing_of_our
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("mode", MODES)
 async def test_a_pod_that_comes_to_refuse_connections_costs_a_clear_error_at_most(
-    mode: Mode, http: aiohttp.ClientSession
+    service: Service, http: aiohttp.ClientSession
 ) -> None:
-    async with AsyncExitStack() as stack:
-        pods = [await stack.enter_async_context(PodProcess("pod")) for _ in range(3)]
-        picker = await stack.enter_async_context(
-            PickerProcess(config([pod.address for pod in pods], mode))
-        )
-        envoy = await stack.enter_async_context(running_envoy(mode, picker, num_pods=3))
-        async with ChaosLoad(Client(envoy.url, http)).running() as load:
-            await eventually(lambda: all_served(load), within_s=60)
-            await pods[0].kill()
-            await eventually(lambda: all_served(load), within_s=60)
-            # While reports were fresh it failed some; it must not again when they are old.
-            after = await load.some(300)
-            await pods[0].start()
-            await eventually(lambda: all_served(load), within_s=60)
-        await check_books(picker, load)
+    async with service.load(http).running() as load:
+        await eventually(lambda: all_served(load), within_s=60)
+        await service.pods[0].kill()
+        await eventually(lambda: all_served(load), within_s=60)
+        # While reports were fresh it failed some; it must not again when they are old.
+        after = await load.some(300)
+        await service.pods[0].start()
+        await eventually(lambda: all_served(load), within_s=60)
+    await check_books(service.picker, load)
 
     assert set(load.causes) <= {"served", "endpoint_unavailable"}, load.causes
     assert set(after) == {"served"}, after

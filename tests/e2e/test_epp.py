@@ -516,7 +516,7 @@ async def status_of(channel: aio.Channel, name: str) -> int:
         request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
         response_deserializer=health_pb2.HealthCheckResponse.FromString,
     )
-    answer = await ask(health_pb2.HealthCheckRequest(service=name), timeout=20)
+    answer = await ask(health_pb2.HealthCheckRequest(service=name), timeout=60)
     return int(answer.status)
 
 
@@ -548,7 +548,7 @@ async def test_not_ready_before_the_pool_is_known_and_alive_all_the_same(tmp_pat
             except aio.AioRpcError:
                 return False
 
-        await eventually(is_alive, within_s=30)
+        await eventually(is_alive, within_s=60)
         async with aio.insecure_channel(picker.health_address) as channel:
             before = await status_of(channel, "readiness")
             ext_proc = await status_of(channel, "envoy.service.ext_proc.v3.ExternalProcessor")

@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 import yaml
 
 from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, render
@@ -68,7 +69,7 @@ class Load:
     async def _ask(self, number: int) -> None:
         while not self._stopped:
             model = self._models[number % len(self._models)]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 self.answers.append(await self._client.chat(model))
             number += 1
 
@@ -117,11 +118,17 @@ async def own_pods(**more: Any) -> AsyncIterator[list[RunningPod]]:
 # --- the picker ------------------------------------------------------------------------------
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def picker(pods: list[RunningPod]) -> AsyncIterator[PickerProcess]:
+    """One that tests kill or stop, and leave as they found it."""
+    async with PickerProcess(picker_config(pods)) as running:
+        yield running
+
+
 async def test_a_killed_picker_costs_clear_errors_until_it_is_back(
-    pods: list[RunningPod], http: aiohttp.ClientSession
+    picker: PickerProcess, http: aiohttp.ClientSession
 ) -> None:
     async with (
-        PickerProcess(picker_config(pods)) as picker,
         running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
         Load(Client(envoy.url, http), ["only-0", "only-1"]).running() as load,
     ):
@@ -140,10 +147,9 @@ async def test_a_killed_picker_costs_clear_errors_until_it_is_back(
 
 
 async def test_with_override_host_everybody_is_served_while_the_picker_is_gone(
-    pods: list[RunningPod], http: aiohttp.ClientSession
+    picker: PickerProcess, http: aiohttp.ClientSession
 ) -> None:
     async with (
-        PickerProcess(picker_config(pods)) as picker,
         running_envoy(Mode.OVERRIDE_HOST, picker) as envoy,
         Load(Client(envoy.url, http), ["shared", "base"]).running() as load,
     ):
@@ -162,10 +168,9 @@ async def test_with_override_host_everybody_is_served_while_the_picker_is_gone(
     [(Mode.ORIGINAL_DST, "picker_timeout"), (Mode.OVERRIDE_HOST, "served")],
 )
 async def test_a_picker_that_hangs_costs_the_message_timeout(
-    mode: Mode, expected: str, pods: list[RunningPod], http: aiohttp.ClientSession
+    mode: Mode, expected: str, picker: PickerProcess, http: aiohttp.ClientSession
 ) -> None:
     async with (
-        PickerProcess(picker_config(pods)) as picker,
         running_envoy(mode, picker, message_timeout_s=0.5) as envoy,
     ):
         client = Client(envoy.url, http)
@@ -179,11 +184,10 @@ async def test_a_picker_that_hangs_costs_the_message_timeout(
 
 
 async def test_in_full_duplex_a_picker_that_hangs_costs_the_pings_to_it(
-    pods: list[RunningPod], http: aiohttp.ClientSession
+    picker: PickerProcess, http: aiohttp.ClientSession
 ) -> None:
     """No message timer runs there: Envoy gives the connection up, as often as it may retry."""
     async with (
-        PickerProcess(picker_config(pods)) as picker,
         running_envoy(Mode.FULL_DUPLEX, picker, picker_ping_s=0.5) as envoy,
     ):
         client = Client(envoy.url, http)
@@ -547,7 +551,6 @@ async def test_half_of_the_pods_stay_where_all_answer_that_they_are_full(
 # --- many at once ----------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(120)
 async def test_more_than_1024_requests_can_be_under_decision_at_once(
     pods: list[RunningPod],
 ) -> None:

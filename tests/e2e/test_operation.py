@@ -25,7 +25,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 NUM_LEAVING = 10_000
 
 
-@pytest.mark.timeout(180)
 async def test_picks_and_finishes_balance_after_10000_requests_with_clients_that_leave() -> None:
     """They leave in the body, before the answer, within it, or not at all."""
     rng = random.Random(7)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 import yaml
 
 from extproc.envoyconfig import BootstrapOptions, Mode, render
@@ -107,14 +109,23 @@ async def test_alone_a_picker_that_knows_nothing_costs_a_clear_error_until_it_do
     assert early.headers["retry-after"] == "1"
 
 
-async def test_of_two_pickers_one_may_die(
-    pods: list[RunningPod], http: aiohttp.ClientSession
-) -> None:
-    """A request goes to the other one, and each hears of what it chose."""
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def two_pickers(pods: list[RunningPod]) -> AsyncIterator[list[PickerProcess]]:
+    """A test may kill one, and starts it again."""
     async with (
         PickerProcess(picker_config(pods)) as first,
         PickerProcess(picker_config(pods)) as second,
-        running_envoy(Mode.ORIGINAL_DST, first, second) as envoy,
+    ):
+        yield [first, second]
+
+
+async def test_of_two_pickers_one_may_die(
+    two_pickers: list[PickerProcess], http: aiohttp.ClientSession
+) -> None:
+    """A request goes to the other one, and each hears of what it chose."""
+    first, _ = two_pickers
+    async with (
+        running_envoy(Mode.ORIGINAL_DST, *two_pickers) as envoy,
         Load(Client(envoy.url, http), ["only-0", "only-1"], num_clients=2).running() as load,
     ):
         await load.some(100)
@@ -122,18 +133,18 @@ async def test_of_two_pickers_one_may_die(
         # Those that it was deciding are lost; those that come after are not.
         await load.some(10)
         after = await load.some(200)
+    await first.start()
 
     assert Counter(map(outcome, after)) == {"served": len(after)}
 
 
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_a_picker_that_went_is_asked_again_as_soon_as_it_passes_a_check(
-    mode: Mode, pods: list[RunningPod], http: aiohttp.ClientSession
+    mode: Mode, two_pickers: list[PickerProcess], http: aiohttp.ClientSession
 ) -> None:
+    first, _ = two_pickers
     async with (
-        PickerProcess(picker_config(pods)) as first,
-        PickerProcess(picker_config(pods)) as second,
-        running_envoy(mode, first, second) as envoy,
+        running_envoy(mode, *two_pickers) as envoy,
         Load(Client(envoy.url, http), ["shared", "base"]).running() as load,
     ):
         await load.some()

@@ -144,7 +144,7 @@ class Load:
         while not self._stopped:
             began_s = time.monotonic()
             model = self._models[number % len(self._models)]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 answer = await self._client.chat(model, max_tokens=3)
             self.answers.append((began_s, answer))
             number += 1
@@ -235,10 +235,10 @@ class Switch:
 # --- counts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_routers", [2, 3])
 async def test_each_router_hears_how_its_own_picks_ended_though_one_gets_the_whole_log(
-    num_routers: int, http: aiohttp.ClientSession
+    http: aiohttp.ClientSession,
 ) -> None:
+    num_routers = 3
     models = ["base", "shared", *(f"only-{n}" for n in range(NUM_PODS))]
     async with fleet(http, num_routers=num_routers) as routers:
         async with Load(routers.client, models).running() as load:
@@ -328,7 +328,7 @@ async def test_no_request_fails_while_one_router_after_the_other_is_restarted(
             for number in range(4):
                 router = routers.routers[number % 2]
                 await load.some()
-                assert await router.stop(within_s=30) == 0
+                assert await router.stop(within_s=60) == 0
                 await load.some()
                 await router.start(within_s=PATIENCE_S)
                 await eventually(routers.are_believed_in)

@@ -105,7 +105,7 @@ async def test_a_decision_is_in_the_trace_of_its_request(
             async def has_spans() -> bool:
                 return bool(collector.spans)
 
-            await eventually(has_spans, within_s=30)
+            await eventually(has_spans, within_s=60)
     (decision,) = collector.spans
     attributes = {each["key"]: each["value"] for each in decision["attributes"]}
 

@@ -10,7 +10,6 @@ Everything here blocks; tests that run something beside it in the event loop cal
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import secrets
@@ -18,7 +17,6 @@ import shutil
 import signal
 import ssl
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -31,19 +29,11 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tests.e2e.harness import free_port
+from extproc.stack.processes import ChildProcess, free_port
 
 READY_S = 180.0
 """Two seconds on an idle machine."""
 PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
-
-# The kernel kills the child if the thread that made it dies: hence `launch` says from where.
-_DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
 
 _AUDIT_POLICY = """
 apiVersion: audit.k8s.io/v1
@@ -53,14 +43,6 @@ rules:
 - {level: Metadata, userGroups: ["system:serviceaccounts"]}
 - {level: None}
 """
-
-_running: set[subprocess.Popen[bytes]] = set()
-
-
-@atexit.register
-def _kill_all() -> None:
-    for process in list(_running):
-        _kill(process)
 
 
 def find_program(name: str) -> str | None:
@@ -100,8 +82,7 @@ class ApiServer:
         self.kubeconfig = self.dir / "kubeconfig"
         self._port = free_port()
         self._etcd_url = f"http://127.0.0.1:{free_port()}"
-        self._etcd: subprocess.Popen[bytes] | None = None
-        self._server: subprocess.Popen[bytes] | None = None
+        self._programs = {name: ChildProcess(name) for name in ("etcd", "kube-apiserver")}
 
     @property
     def url(self) -> str:
@@ -133,9 +114,9 @@ class ApiServer:
 
     def close(self) -> None:
         """End both programs and remove what they wrote."""
-        for process in (self._server, self._etcd):
-            if process is not None:
-                _kill(process)
+        for program in self._programs.values():
+            _kill(program)
+            shutil.rmtree(program.dir, ignore_errors=True)
         shutil.rmtree(self.dir, ignore_errors=True)
 
     def start(self) -> None:
@@ -146,7 +127,7 @@ class ApiServer:
     def launch(self) -> None:
         """Start without waiting. From the main thread: the server dies with the thread."""
         keys = self.dir / "service-accounts.key"
-        self._server = self._spawn(
+        self._spawn(
             "kube-apiserver",
             f"--etcd-servers={self._etcd_url}",
             f"--secure-port={self._port}",
@@ -173,7 +154,7 @@ class ApiServer:
         """
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
-            if self._server is None or self._server.poll() is not None:
+            if not self._programs["kube-apiserver"].is_running:
                 break
             if self._is_ready():
                 return
@@ -182,14 +163,11 @@ class ApiServer:
 
     def stop(self) -> None:
         """Kill the API server; etcd stays, and with it all objects."""
-        if self._server is not None:
-            _kill(self._server)
-            self._server = None
+        _kill(self._programs["kube-apiserver"])
 
     def log(self, program: str) -> str:
         """The end of what a program wrote."""
-        path = self.dir / f"{program}.log"
-        return path.read_text(errors="replace")[-2000:] if path.exists() else ""
+        return self._programs[program].log[-2000:]
 
     # --- use ---------------------------------------------------------------------------------
 
@@ -265,7 +243,7 @@ class ApiServer:
 
     def _start_etcd(self) -> None:
         peers = f"http://127.0.0.1:{free_port()}"
-        self._etcd = self._spawn(
+        self._spawn(
             "etcd",
             f"--data-dir={self.dir}/etcd",
             "--unsafe-no-fsync",
@@ -276,20 +254,10 @@ class ApiServer:
             f"--initial-cluster=default={peers}",
         )
 
-    def _spawn(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _spawn(self, program: str, *arguments: str) -> None:
         path = find_program(program)
         assert path is not None, missing_programs(program)
-        with (self.dir / f"{program}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-S", "-c", _DIE_WITH_PARENT, path, *arguments],
-                cwd=self.dir,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        _running.add(process)
-        return process
+        self._programs[program].spawn([path, *arguments], cwd=self.dir)
 
     def _kubectl(
         self, *arguments: str, input: str | None = None
@@ -307,8 +275,7 @@ class ApiServer:
         )
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    _running.discard(process)
+def _kill(program: ChildProcess) -> None:
+    program.send(signal.SIGKILL)
+    while program.is_running:
+        time.sleep(0.01)

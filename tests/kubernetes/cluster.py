@@ -27,7 +27,7 @@ class Cluster:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=16, ssl=context),
             headers={"Authorization": f"Bearer {self.server.admin_token}"},
-            timeout=aiohttp.ClientTimeout(total=30),
+            timeout=aiohttp.ClientTimeout(total=60),
         )
         return self
 

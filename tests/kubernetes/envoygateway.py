@@ -20,12 +20,13 @@ from typing import Any
 
 import aiohttp
 
-from tests.e2e.harness import ChildProcess, envoy_binary, eventually
+from extproc.stack.envoy import find_envoy
+from tests.e2e.harness import ChildProcess, eventually
 from tests.kubernetes.apiserver import ApiServer, find_program, missing_programs
 
 SYSTEM = "envoy-gateway-system"
 CONTROLLER_NAME = "gateway.envoyproxy.io/gatewayclass-controller"
-WITHIN_S = 40.0
+WITHIN_S = 60.0
 _KINDS = (
     "gatewayclass",
     "gateway",
@@ -160,7 +161,7 @@ class Proxy(ChildProcess):
         """Return once it is ready; then it has all that the controller sent."""
         self.arguments = await asyncio.to_thread(self._arguments)
         more = ("--disable-hot-restart", "--concurrency", "1")
-        self.spawn([envoy_binary(), *self.arguments, *more])
+        self.spawn([find_envoy(), *self.arguments, *more])
         try:
             await eventually(self._is_ready, within_s=WITHIN_S, every_s=0.2)
         except AssertionError as error:

@@ -15,7 +15,7 @@ from extproc.core.types import Endpoint
 from extproc.shell.discovery.kubewatch import WatchTimes
 from tests.e2e.harness import eventually
 
-PATIENCE_S = 40.0
+PATIENCE_S = 60.0
 TIMES = WatchTimes(watch_s=20.0, relist_s=3600.0)
 """No relist: what is lost must be found by the signs that there are."""
 

@@ -33,8 +33,13 @@ class Picker(PickerProcess):
         token = server.token(namespace, "extproc")
         self._kubeconfig = server.kubeconfig_for(token, namespace=namespace)
 
-    def spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        super().spawn(command, {**(env or {}), "KUBECONFIG": str(self._kubeconfig)})
+    def spawn(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        super().spawn(command, {**(env or {}), "KUBECONFIG": str(self._kubeconfig)}, cwd)
 
 
 def at_address(config: dict[str, Any], ip: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ DESTINATION = "x-gateway-destination-endpoint"
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
 MAX_CHUNK_BYTES = 62_000
 """Of an echoed body: 64 KiB is what Envoy takes, and a message has a frame."""
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 _EOF: Any = getattr(aio, "EOF")  # noqa: B009
 
 

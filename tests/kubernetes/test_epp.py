@@ -57,7 +57,7 @@ async def healths(picker: EppProcess) -> dict[str, int]:
     async with aio.insecure_channel(picker.health_address) as channel:
         stub, told = health_pb2_grpc.HealthStub(channel), {}
         for name in HEALTH_NAMES:
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=20)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
             told[name] = answer.status
     return told
 
@@ -93,7 +93,7 @@ async def served_by(client: Client, model: str) -> str:
     async def ask() -> str:
         return (await client.chat(model)).served_by
 
-    name: str = await eventually(ask, within_s=30)
+    name: str = await eventually(ask, within_s=60)
     return name
 
 
@@ -111,7 +111,7 @@ async def test_an_inference_pool_is_served_by_the_flags_of_a_chart(
     async with serving(kubeconfig, *flags) as (_, client):
         served = [await served_by(client, f"only-{number}") for number in range(2)]
         await cluster.delete_pool("pool")
-        await eventually(lambda: is_refused(client), within_s=30)
+        await eventually(lambda: is_refused(client), within_s=60)
 
     assert served == ["pod-0", "pod-1"]
 
@@ -142,7 +142,7 @@ async def test_a_pool_that_does_not_exist_is_not_served_before_it_does(
         async def is_ready() -> bool:
             return await healths(picker) == dict.fromkeys(HEALTH_NAMES, SERVING)
 
-        await eventually(is_ready, within_s=30)
+        await eventually(is_ready, within_s=60)
         found = await picker.metrics()
     finally:
         await picker.close()
@@ -165,7 +165,7 @@ async def test_a_pool_that_is_deleted_leaves_the_picker_ready_to_say_503(
     async with serving(kubeconfig, *flags) as (picker, client):
         await served_by(client, "only-0")
         await cluster.delete_pool("pool")
-        await eventually(lambda: is_refused(client), within_s=30)
+        await eventually(lambda: is_refused(client), within_s=60)
         gone = await healths(picker), await picker.metrics()
         await cluster.put_pool("pool", {"app": "vllm"}, [port])
 
@@ -193,7 +193,7 @@ async def test_what_is_beside_the_pool_and_not_read_is_told_in_one_line(
         async def is_told() -> bool:
             return "not read" in picker.log
 
-        await eventually(is_told, within_s=30)
+        await eventually(is_told, within_s=60)
         [line] = [line for line in picker.log.splitlines() if "not read" in line]
 
     assert "InferencePool pool: 2 inferenceobjectives, 1 inferencemodelrewrites not read" in line

@@ -34,7 +34,7 @@ from tests.kubernetes.manifests import (
     picker_config,
 )
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 APPLY = ("apply", "--server-side", "--validate=strict", "-k")
 WITHIN_S = 60.0
@@ -125,18 +125,12 @@ class InCluster(PickerProcess):
         )
         (folder / "extproc.yaml").write_text(yaml.safe_dump(config))
         arguments = container(applied.text)["args"]
-        self.arguments = [each.replace("/etc/extproc", str(folder)) for each in arguments]
+        arguments = [each.replace("/etc/extproc", str(folder)) for each in arguments]
+        self.command = [sys.executable, "-m", "extproc", *arguments]
         server = applied.api_server
         token = server.token(applied.namespace, "extproc")
-        self.kubeconfig = server.kubeconfig_for(token, namespace=applied.namespace)
-
-    async def start(self, *, within_s: float = WITHIN_S) -> None:
-        command = [sys.executable, "-m", "extproc", *self.arguments]
-        self.spawn(command, {"KUBECONFIG": str(self.kubeconfig)})
-        try:
-            await eventually(self._is_ready, within_s=within_s)
-        except AssertionError as error:
-            raise AssertionError(f"the picker did not start: {self.log[-4000:]}") from error
+        kubeconfig = server.kubeconfig_for(token, namespace=applied.namespace)
+        self.env = {"KUBECONFIG": str(kubeconfig)}
 
     @property
     def port(self) -> int:

@@ -82,7 +82,7 @@ async def running(overlay: str, folder: Path, **sections: Any) -> AsyncIterator[
         await picker.start(within_s=START_S)
         async with (
             EnvoyProcess(found.write(folder)) as envoy,
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http,
         ):
             yield Gateway(overlay, pods, picker, envoy, Client(envoy.url, http))
     finally:
@@ -184,8 +184,8 @@ async def test_the_picker_hears_of_the_end_of_each_request(gateway: Gateway) -> 
     async def all_told() -> bool:
         return await gateway.picker.counter(entries) >= before + 3
 
-    await eventually(all_told, within_s=25.0)
-    await eventually(gateway.picker.has_none_in_flight, within_s=25.0)
+    await eventually(all_told, within_s=60)
+    await eventually(gateway.picker.has_none_in_flight, within_s=60)
     assert await gateway.picker.counter("extproc_access_log_streams") >= 1
 
 

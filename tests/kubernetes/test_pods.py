@@ -230,7 +230,7 @@ async def test_refusals_change_nothing_and_are_counted(
         counts = one_pod.kubernetes.failures
         return all(counts[f"status_{status}"] for status in (429, 500, 503))
 
-    await eventually(is_refused, within_s=40.0)
+    await eventually(is_refused, within_s=60)
     assert one_pod.seen == {"10.0.0.1:8000": True}
     assert one_pod.num_told == 1
     await cluster.set_pod("a", ip="10.0.0.2", is_ready=True)

@@ -14,6 +14,19 @@ from extproc.workload.judge import Slo
 from extproc.workload.requests import Arrival, Workload
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.05, target=0.9)
+TINY = """
+name: tiny
+about: Two servers, four adapters.
+num_requests: 30
+seeds: [1]
+rates_rps: [10]
+rules: [founding, round_robin]
+slo: {ttft_s: 2, tpot_s: 0.5, target: 0.9}
+fleet: {num_pods: 2, max_loras: 2, drain_s: 30, scrape_interval_s: 0.2}
+scenarios:
+  - name: four
+    workload: {num_adapters: 4, prompt_tokens: 20, output_tokens: 5}
+"""
 
 
 def block(

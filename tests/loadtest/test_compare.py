@@ -14,7 +14,6 @@ from rich.console import Console
 from extproc.loadtest import compare
 from extproc.loadtest.blocks import Block
 from extproc.loadtest.compare import (
-    FIGURES,
     Round,
     Watch,
     counted,
@@ -23,6 +22,7 @@ from extproc.loadtest.compare import (
     pairs_of,
     ratio_of,
 )
+from extproc.loadtest.figures import FIGURES
 from extproc.loadtest.runs import BlockRun, attainment_at_most
 from extproc.loadtest.screen import line_of, print_comparison, ratio_words, remarks
 from extproc.loadtest.targets import Target, TargetSpec

@@ -16,29 +16,16 @@ from typer.testing import CliRunner
 from extproc.commands.loadtest import loadtest_app
 from extproc.loadtest.blocks import Block, sliced
 from extproc.loadtest.compare import Round, Watch, run_rounds
-from extproc.loadtest.guard import Expectation, Line, save_expectation
 from extproc.loadtest.loads import SuiteLoad
 from extproc.loadtest.results import load
 from extproc.loadtest.runs import run_block
 from extproc.loadtest.targets import TargetError, parse_targets, running_targets
 from extproc.sim.fakepod.pod import PodConfig, start_pod
 from extproc.sim.trials.suites import parse_suite
-from tests.commands import Command, commands
+from tests.commandline import Command, commands
+from tests.loadtest.builders import TINY
 
 FLEET = ["num_pods=2", "max_loras=2", "drain_s=30", "scrape_interval_s=0.2"]
-TINY = """
-name: tiny
-about: Two servers, four adapters.
-num_requests: 30
-seeds: [1]
-rates_rps: [10]
-rules: [founding, round_robin]
-slo: {ttft_s: 2, tpot_s: 0.5, target: 0.9}
-fleet: {num_pods: 2, max_loras: 2, drain_s: 30, scrape_interval_s: 0.2}
-scenarios:
-  - name: four
-    workload: {num_adapters: 4, prompt_tokens: 20, output_tokens: 5}
-"""
 
 
 def small_block(num_requests: int = 24) -> Block:
@@ -125,7 +112,7 @@ async def test_a_run_that_is_given_up_leaves_its_fleet_idle() -> None:
 
 @pytest.mark.e2e
 async def test_a_target_without_a_program_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("extproc.stack.services.find_envoy", lambda: "/nosuch/envoy")
+    monkeypatch.setattr("extproc.stack.envoy.find_envoy", lambda: "/nosuch/envoy")
     block = small_block()
 
     with pytest.raises(TargetError, match="round_robin: /nosuch/envoy: .*No such file"):
@@ -153,8 +140,6 @@ async def test_a_target_without_a_program_is_one_line(monkeypatch: pytest.Monkey
         (["run", "quick", "--rule", "nosuch"], "policy nosuch: unknown"),
         (["ramp", "nosuch"], "give rule:NAME"),
         (["ramp", "rule:founding", "--load", "nosuch"], "no workload 'nosuch'"),
-        (["guard", "--expectation", "/nosuch/x.json"], "No such file"),
-        (["guard", "--swap", "nosuch=founding"], "give NAME=OTHER"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_status_2(arguments: list[str], message: str) -> None:
@@ -222,38 +207,6 @@ def test_a_suite_is_run_for_real_and_in_virtual_time(tiny: str, tmp_path: Path) 
         content.runs[0].summary.num_requests
     }
     assert "<svg" in (out / "tiny.html").read_text(encoding="utf-8")
-
-
-def expecting(ratio: float, tolerance: float, path: Path) -> str:
-    lines = [
-        Line(
-            rule="founding",
-            other="round_robin",
-            figure="ttft_mean_s",
-            ratio=ratio,
-            tolerance=tolerance,
-        )
-    ]
-    made = Expectation(suite="tiny", lines=lines, num_runs=2, machine="m", date="2026-01-01")
-    save_expectation(made, path)
-    return str(path)
-
-
-@pytest.mark.e2e
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(("ratio", "status"), [(1.0, 0), (1e9, 1)])
-def test_the_guard_tells_what_is_expected_from_what_is_not(
-    ratio: float, status: int, tiny: str, tmp_path: Path
-) -> None:
-    path = expecting(ratio, 1000, tmp_path / "expectation.json")
-
-    result = CliRunner().invoke(loadtest_app, ["guard", "--suite", tiny, "--expectation", path])
-    if result.exit_code == 3:
-        pytest.skip("the machine is too busy")
-
-    assert result.exit_code == status, result.output
-    assert ("NOT as expected" in result.output) is bool(status)
-    assert ("TOO LOW" in result.output) is bool(status)
 
 
 # --- ends -------------------------------------------------------------------------------------

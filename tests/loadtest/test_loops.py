@@ -22,7 +22,7 @@ from extproc.workload.exchange import RequestForm, RequestRecord
 from extproc.workload.requests import Arrival
 from tests.loadtest.threads import handled, pod, served
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @contextmanager
@@ -66,8 +66,7 @@ def test_an_open_loop_sends_everything_once_and_not_before_it_is_due() -> None:
 
     assert sorted(record.index for record in records) == list(range(60))
     assert sorted(begun_s) == sorted(record.sent_s for record in records)
-    assert sorted(sent_s for sent_s, _ in firsts_s) == sorted(begun_s)
-    assert all(sent_s < first_s for sent_s, first_s in firsts_s)
+    assert sorted(firsts_s) == sorted(begun_s)
     assert {record.error for record in records} == {""}
     assert [r.at_s for r in sorted(records, key=lambda r: r.index)] == [a.at_s for _, a in share]
     assert all(record.delay_s >= 0 for record in records)

@@ -88,6 +88,7 @@ class _Short:
         return replace(made, workload=replace(made.workload, arrivals=arrivals))
 
 
+@pytest.mark.slow
 async def test_it_finds_the_capacity_of_an_endpoint_by_itself() -> None:
     """A pod that takes 10 ms for one request at a time serves less than 100 in a second."""
     profile = replace(INSTANT, step_s=0.01, max_num_seqs=1)

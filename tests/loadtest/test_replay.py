@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from extproc.loadtest.replay import ReplaySettings, replay, tally
+from extproc.loadtest.replay import ReplaySettings, replay
 from extproc.sim.engine.profiles import INSTANT
 from extproc.sim.fakepod.pod import PodConfig, start_pod
 from extproc.workload.exchange import CHAT, RequestForm, RequestRecord
 from extproc.workload.requests import Workload
 from tests.sim.lab import arrival, poisson, workload
-from tests.sim.test_exchange import record
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -80,7 +79,7 @@ async def test_a_request_is_sent_when_it_is_due_whatever_became_of_those_before(
         num_seen += 1
         if num_seen == 3:
             third.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await third.wait()
         return web.Response(text="data: [DONE]\n\n")
 
@@ -114,7 +113,7 @@ async def test_a_client_without_a_first_token_leaves_and_the_pod_hears_of_it() -
     pod = await start_pod(PodConfig(adapters=["a"], profile=profile))
     try:
         error = await error_at(pod.url, patience_s=0.2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not pod.pod.runner.engine.counters.num_aborted:
                 await asyncio.sleep(0.01)
     finally:
@@ -179,20 +178,3 @@ async def test_headers_go_with_every_request() -> None:
         await pod.stop()
 
     assert (refused, served) == ("http_401", "")
-
-
-def test_a_run_whose_generator_lagged_says_so() -> None:
-    on_time = [record(n, sent_s=0.001, first_token_s=0.1) for n in range(10)]
-    late = [record(n, sent_s=0.02) for n in range(11)]
-
-    assert not tally(on_time).has_lagged
-    assert tally(on_time + late).has_lagged
-    assert tally(on_time).ttft_p50_s == pytest.approx(0.099)
-
-
-def test_errors_are_counted_by_kind() -> None:
-    counted = tally([record(0), record(1, error="reset"), record(2, error="reset")])
-
-    assert counted.errors == {"reset": 2}
-    assert counted.num_requests == 3
-    assert tally([]).num_requests == 0

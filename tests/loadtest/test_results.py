@@ -17,7 +17,6 @@ from extproc.loadtest.results import (
     real_run,
     save,
     single_run,
-    trimmed,
 )
 from extproc.workload.flights import PodTotals
 from tests.loadtest.loads import SLO, records, result, run, suite
@@ -86,32 +85,6 @@ def test_another_file_is_refused_with_a_reason(tmp_path: Path, content: str, say
 
     with pytest.raises(ResultError, match=says):
         load(path)
-
-
-def test_trimming_keeps_the_ends_and_every_figure() -> None:
-    whole = result(run("rule:founding"), msgspec.structs.replace(run("rule:x"), kind="virtual"))
-
-    small = trimmed(whole, num_groups=2)
-
-    real, virtual = small.runs
-    names = list(whole.runs[0].summary.by_adapter)
-    assert len(names) > 4
-    assert list(real.summary.by_adapter) == [*names[:2], *names[-2:]]
-    assert list(real.summary.by_tenant) == ["tenant-0", "tenant-1", "tenant-2"]
-    assert virtual.summary.by_adapter == {}
-    assert [each.metrics for each in small.runs] == [each.metrics for each in whole.runs]
-    assert small.is_trimmed
-    assert virtual.summary.ttft_quantiles_s == whole.runs[1].summary.ttft_quantiles_s != ()
-    assert not whole.is_trimmed
-
-
-def test_of_seeds_that_were_not_run_for_real_no_distribution_is_kept() -> None:
-    other = msgspec.structs.replace(run("rule:founding", seed=2), kind="virtual")
-
-    small = trimmed(result(run("rule:founding"), other))
-
-    assert [bool(each.summary.ttft_quantiles_s) for each in small.runs] == [True, False]
-    assert small.runs[1].metrics == other.metrics
 
 
 def test_targets_are_in_the_order_of_the_real_runs() -> None:

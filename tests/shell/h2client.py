@@ -23,7 +23,7 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Heard(NamedTuple):

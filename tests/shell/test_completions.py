@@ -11,10 +11,11 @@ from envoy.service.accesslog.v3 import als_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.accounting import Completion
 from extproc.core.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_LAG_S, MAX_STATUS
 from extproc.core.outliers import Verdict
 from extproc.core.types import Outcome
-from extproc.shell.completions import Completion, CompletionService
+from extproc.shell.completions import CompletionService
 from extproc.shell.rpc import Code
 from tests.shell.fake_call import begin
 
@@ -286,16 +287,17 @@ def test_intermediate_entries_are_passed_over() -> None:
     assert completions(logged) == []
 
 
-def test_the_service_knows_whether_a_log_is_open() -> None:
-    service = CompletionService(lambda _: None, wall_clock=lambda: NOW_WALL_S)
-    seen = [(service.is_connected, service.num_streams)]
+def test_the_service_tells_how_many_logs_are_open() -> None:
+    told: list[int] = []
+    service = CompletionService(
+        lambda _: None, wall_clock=lambda: NOW_WALL_S, on_streams=told.append
+    )
     sessions = [begin(service.methods(), "StreamAccessLogs")[1] for _ in range(2)]
-    seen.append((service.is_connected, service.num_streams))
     for session in sessions:
         session.closed()
-        seen.append((service.is_connected, service.num_streams))
 
-    assert seen == [(False, 0), (True, 2), (True, 1), (False, 0)]
+    assert told == [1, 2, 1, 0]
+    assert service.num_streams == 0
 
 
 def test_a_stream_hands_on_its_messages_and_ends_with_its_peer() -> None:

@@ -16,6 +16,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.accounting import DecisionRecord
 from extproc.core.openai import MAX_MODEL_BYTES
 from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo
 from extproc.shell.decisions import (
@@ -24,7 +25,6 @@ from extproc.shell.decisions import (
     MAX_REQUEST_BYTES,
     MAX_SHARE,
     MIN_BEHIND,
-    DecisionRecord,
     DecisionsService,
     describe,
     encode,

@@ -171,7 +171,7 @@ async def test_it_follows_until_it_is_cancelled(path: Path) -> None:
     path.write_text("one")
     follower = Follower(path)
     running = asyncio.ensure_future(follower.watch.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not follower.texts:
             await asyncio.sleep(0.001)
         path.write_text("two")

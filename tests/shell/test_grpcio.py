@@ -38,7 +38,7 @@ from tests.shell.ext_proc import destination, phase, read, request_body, request
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 MAX_MESSAGE_BYTES = 200_000
 BODY = body()
-SOON_S = 10.0
+SOON_S = 60.0
 """What takes longer than this does not come at all."""
 
 

@@ -18,7 +18,7 @@ from aiohttp import ClientSession, web
 from extproc.shell.httpserver import HttpLimit, HttpLimits, HttpListener
 
 NUM_CLIENTS = 20
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 NEVER_S = 3600.0
 LARGE_BYTES = 8 * 1024 * 1024
 """More than the kernel keeps for a socket."""
@@ -185,7 +185,10 @@ def test_answers_that_nobody_reads_hold_so_much_together(run: Run) -> None:
             await served.until(lambda: served.num_large == NUM_CLIENTS)
             await served.until(lambda: served.num_unread_bytes <= LARGE_BYTES)
             assert served.dropped[HttpLimit.ANSWER] > 0
-            assert served.num_open == NUM_CLIENTS - served.dropped[HttpLimit.ANSWER]
+            # One is counted as dropped before its connection is closed.
+            await served.until(
+                lambda: served.num_open == NUM_CLIENTS - served.dropped[HttpLimit.ANSWER]
+            )
             assert await served.get() == "small"
 
     run(main())

@@ -22,7 +22,7 @@ from extproc.shell.peerdial import PeerDialler, tls_context
 from extproc.shell.peers import METHOD, PeersService
 from tests.shell.pki import Pki
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 async def eventually(check: Callable[[], bool]) -> None:

@@ -167,7 +167,7 @@ class Listener:
         )
 
     async def next(self) -> tuple[Any, ...]:
-        return await asyncio.wait_for(self.told.get(), 10)
+        return await asyncio.wait_for(self.told.get(), 60)
 
 
 async def test_a_poller_tells_the_models_of_every_endpoint_again_and_again() -> None:
@@ -244,10 +244,10 @@ async def test_a_look_polls_long_before_it_is_time_and_a_second_one_waits() -> N
         await listener.next()
         poller.look(address)
         await listener.next()
-        for _ in range(100):
+        for _ in range(40):
             poller.look(address)
             await asyncio.sleep(0.002)
-        assert pod.num_asked == 2  # far more than a poke's rest has passed
+        assert pod.num_asked == 2  # more than a poke's rest has passed
         await listener.next()
         await poller.aclose()
 

@@ -21,8 +21,9 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server, Stream
 
+from extproc.core.accounting import DecisionRecord
 from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo
-from extproc.shell.decisions import DecisionRecord, DecisionsService
+from extproc.shell.decisions import DecisionsService
 from extproc.shell.gen.client.extproc import v1
 from extproc.shell.rpc import Call, Code, Metadata, Method
 from extproc.shell.watch import Decision, WatchError, render, tls_context, watch
@@ -174,7 +175,7 @@ async def test_leaving_frees_the_place_on_the_server() -> None:
     service.publish(picked())
     async with serving(service) as port:
         await take(watch(f"127.0.0.1:{port}", replay_last=1), 1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while service.num_watchers:
                 await asyncio.sleep(0.01)
 

@@ -40,7 +40,7 @@ async def test_tls_offers_http2_and_checks_the_client(tmp_path: Path) -> None:
         )
         options = [("grpc.ssl_target_name_override", "localhost")]
         with grpc.secure_channel(server.address, credentials, options=options) as channel:
-            return list(stream(channel, ECHO)(iter([b"x" * 100_000]), timeout=5))
+            return list(stream(channel, ECHO)(iter([b"x" * 100_000]), timeout=60))
 
     async with running(ssl_context=certificates.context) as (server, _):
         assert await asyncio.to_thread(call, True) == [b"x" * 100_000]
@@ -155,7 +155,7 @@ async def test_changed_certificate_serves_the_next_connection(tmp_path: Path) ->
     async with running(**options) as (server, _):
         before = await served()
         pki.issue("server")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await served() == before:
                 await asyncio.sleep(0.1)
 
@@ -176,7 +176,7 @@ async def test_drain_moves_long_lived_calls_and_waits_for_the_others() -> None:
 
         def watch() -> str:
             with grpc.insecure_channel(server.address) as channel:
-                call = stream(channel, WATCH)(iter([b"x"]), timeout=20)
+                call = stream(channel, WATCH)(iter([b"x"]), timeout=60)
                 with pytest.raises(grpc.RpcError) as moved:
                     list(call)
                 return str(moved.value.code().name)
@@ -187,7 +187,7 @@ async def test_drain_moves_long_lived_calls_and_waits_for_the_others() -> None:
             asyncio.to_thread(grpcio_echo_slowly, server.address, begun, go_on)
         )
         await wait_until(lambda: len(sessions) == 2 and begun.is_set())
-        draining = asyncio.ensure_future(server.drain(20))
+        draining = asyncio.ensure_future(server.drain(60))
         assert await watching == "UNAVAILABLE"
         assert not draining.done()
         go_on.set()
@@ -204,11 +204,11 @@ def grpcio_echo_slowly(target: str, begun: threading.Event, go_on: threading.Eve
     def bodies() -> Any:
         yield b"one"
         begun.set()
-        go_on.wait(20)
+        go_on.wait(60)
         yield b"two"
 
     with grpc.insecure_channel(target) as channel:
-        return list(stream(channel, ECHO)(bodies(), timeout=20))
+        return list(stream(channel, ECHO)(bodies(), timeout=60))
 
 
 async def test_drain_gives_up_after_its_time() -> None:
@@ -239,7 +239,7 @@ async def test_close_loses_open_calls_and_tells_their_sessions() -> None:
 async def test_peer_that_breaks_the_protocol_reads_why() -> None:
     async with running() as (server, _):
         reader, writer = await raw_client(server, b"\0\0\x05\x06\0\0\0\0\0hello")
-        got = await asyncio.wait_for(reader.read(), 10)
+        got = await asyncio.wait_for(reader.read(), 60)
         writer.close()
 
         assert b"length of PING" in got
@@ -252,7 +252,7 @@ async def test_connection_above_the_limit_is_closed() -> None:
         await wait_until(lambda: bool(server.wires))
         reader, second = await asyncio.open_connection("127.0.0.1", server.port)
         with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), 10) == b""
+            assert await asyncio.wait_for(reader.read(), 60) == b""
         first.close()
         second.close()
 
@@ -262,7 +262,7 @@ async def test_connection_above_the_limit_is_closed() -> None:
 async def test_connection_that_says_nothing_is_closed() -> None:
     async with running(limits=Limits(handshake_timeout_s=0.1)) as (server, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        await asyncio.wait_for(reader.read(), 10)
+        await asyncio.wait_for(reader.read(), 60)
         writer.close()
 
         assert server.counters.abuse[Abuse.HANDSHAKE_TIMEOUT] == 1
@@ -327,7 +327,7 @@ async def test_peer_that_never_reads_loses_its_connection_and_no_other() -> None
         with contextlib.suppress(OSError):
             while server.counters.abuse[Abuse.SLOW_READER] == 0:
                 writer.write(pings)
-                await asyncio.wait_for(writer.drain(), 10)
+                await asyncio.wait_for(writer.drain(), 60)
         got = await asyncio.to_thread(grpcio_echo, server.address, [b"x"])
         writer.close()
 
@@ -342,7 +342,7 @@ async def test_megabytes_go_to_a_reader_that_is_only_slow() -> None:
         def watch() -> int:
             options = [("grpc.max_receive_message_length", -1)]
             with grpc.insecure_channel(server.address, options=options) as channel:
-                call = stream(channel, WATCH)(iter([b"x"]), timeout=20)
+                call = stream(channel, WATCH)(iter([b"x"]), timeout=60)
                 return sum(len(message) for message in call)
 
         reading = asyncio.ensure_future(asyncio.to_thread(watch))

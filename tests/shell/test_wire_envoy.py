@@ -35,7 +35,7 @@ async def post(port: int, body: bytes, headers: str = "") -> bytes:
     head = f"POST /v1 HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
     writer.write(head.encode() + headers.encode() + b"\r\n" + body)
     try:
-        return await asyncio.wait_for(reader.read(), 30)
+        return await asyncio.wait_for(reader.read(), 60)
     finally:
         writer.close()
 

@@ -33,7 +33,7 @@ async def run_tool(*command: str, stdin: bytes | None = None) -> tuple[int, byte
     process = await asyncio.create_subprocess_exec(
         *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
     )
-    output, _ = await asyncio.wait_for(process.communicate(stdin), 30)
+    output, _ = await asyncio.wait_for(process.communicate(stdin), 60)
     return process.returncode or 0, output
 
 
@@ -99,7 +99,7 @@ async def test_many_grpcio_calls_at_once() -> None:
         def calls() -> int:
             with grpc.insecure_channel(server.address) as channel:
                 method: Any = channel.unary_unary(ECHO, None, None)
-                futures = [method.future(b"%d" % i, timeout=20) for i in range(300)]
+                futures = [method.future(b"%d" % i, timeout=60) for i in range(300)]
                 return sum(future.result() == b"%d" % i for i, future in enumerate(futures))
 
         assert await asyncio.to_thread(calls) == 300
@@ -136,7 +136,7 @@ async def test_grpclib_gets_its_messages_back(size_bytes: int) -> None:
     async with running() as (server, _), grpclib_channel(server) as channel:
         body = os.urandom(size_bytes)
         method: Any = StreamStreamMethod(channel, ECHO, bytes, bytes)
-        got = await asyncio.wait_for(method([body, body]), 20)
+        got = await asyncio.wait_for(method([body, body]), 60)
         one: Any = UnaryUnaryMethod(channel, ECHO, bytes, bytes)
 
         assert got == [body, body]
@@ -174,7 +174,7 @@ def h2_echo(port: int, body: bytes, window_bytes: int) -> bytes:
         ],
     )
     rest, got = b"\0" + len(body).to_bytes(4, "big") + body, b""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         while True:
             while rest and (room := connection.local_flow_control_window(1)):
                 size = min(room, connection.max_outbound_frame_size, len(rest))

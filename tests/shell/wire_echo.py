@@ -81,7 +81,7 @@ async def running(**options: Any) -> AsyncIterator[tuple[WireServer, list[Echo]]
 
 async def wait_until(is_so: Callable[[], bool]) -> None:
     """Wait for something that must come."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not is_so():
             await asyncio.sleep(0.01)
 
@@ -95,4 +95,4 @@ def grpcio_echo(target: str, bodies: list[bytes], path: str = ECHO) -> list[byte
     """Send all bodies on one stream with grpcio."""
     options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(target, options=options) as channel:
-        return list(stream(channel, path)(iter(bodies), timeout=20))
+        return list(stream(channel, path)(iter(bodies), timeout=60))

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-import shutil
-import sys
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
@@ -17,16 +12,19 @@ from extproc.core.wire import Limits
 from extproc.core.wire.limits import DEFAULT_LIMITS
 from extproc.shell.rpc import Call, Method
 from extproc.shell.wire import WireServer, serve
+from extproc.stack.envoy import Envoy, find_envoy
+from extproc.stack.processes import StackError
 
-ENVOY = Path(sys.executable).parent / "envoy"
-has_envoy = ENVOY.exists() or shutil.which("envoy") is not None
+try:
+    has_envoy = bool(find_envoy())
+except StackError:
+    has_envoy = False
 
 _CONFIG = """
-admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}
+admin: {}
 static_resources:
   listeners:
-  - address: {socket_address: {address: 127.0.0.1, port_value: 0}}
-    filter_chains:
+  - filter_chains:
     - filters:
       - name: envoy.filters.network.http_connection_manager
         typed_config:
@@ -140,31 +138,18 @@ class DuplexProcessor(Processor):
             self._call.end()
 
 
-class Proxy:
-    """A running Envoy with its picker."""
+class Proxy(Envoy):
+    """An Envoy with its picker."""
 
-    def __init__(
-        self, port: int, admin: str, pid: int, server: WireServer, opened: list[Processor]
-    ) -> None:
-        self.port = port
+    def __init__(self, config: str, server: WireServer, opened: list[Processor]) -> None:
+        super().__init__(config)
         self.server = server
         self.opened = opened
-        self.pid = pid
-        self._admin = admin
 
     async def stats(self, pattern: str) -> dict[str, int]:
         """Envoy's counters whose name holds `pattern`, by the part behind it."""
-        url = f"http://{self._admin}/stats?format=json&filter={pattern}"
-        text = await asyncio.to_thread(_get, url)
-        stats = json.loads(text)["stats"]
-        return {
-            s["name"].rpartition(pattern)[2].lstrip("."): s["value"] for s in stats if "value" in s
-        }
-
-
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        return str(answer.read().decode())
+        found = await super().stats(pattern)
+        return {name.rpartition(pattern)[2].lstrip("."): found[name] for name in found}
 
 
 @contextlib.asynccontextmanager
@@ -190,34 +175,8 @@ async def envoy(
     config = _CONFIG.replace("BODY_MODE", body_mode).replace("ADDRESS", address)
     config = config.replace("MESSAGE_TIMEOUT", message_timeout).replace("    TLS\n", "")
     config = config.replace("TRAILER_MODE", "SEND" if "DUPLEX" in body_mode else "SKIP")
-    (tmp_path / "envoy.yaml").write_text(config)
-    with (tmp_path / "envoy.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            str(ENVOY), "-c", str(tmp_path / "envoy.yaml"), "--concurrency", "1",
-            "--disable-hot-restart", "--admin-address-path", str(tmp_path / "admin"),
-            "-l", "warning", stdout=log, stderr=log,
-        )  # fmt: skip
     try:
-        admin = await _wait_for_admin(tmp_path / "admin", process, tmp_path / "envoy.log")
-        listeners = json.loads(
-            await asyncio.to_thread(_get, f"http://{admin}/listeners?format=json")
-        )
-        listening = listeners["listener_statuses"][0]["local_address"]["socket_address"]
-        yield Proxy(listening["port_value"], admin, process.pid, server, opened)
+        async with Proxy(config, server, opened) as proxy:
+            yield proxy
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
         await server.close()
-
-
-async def _wait_for_admin(path: Path, process: asyncio.subprocess.Process, log: Path) -> str:
-    for _ in range(200):
-        if process.returncode is not None:
-            raise RuntimeError(log.read_text())
-        with contextlib.suppress(OSError):
-            admin = path.read_text()
-            if admin and await asyncio.to_thread(_get, f"http://{admin}/ready") == "LIVE\n":
-                return admin
-        await asyncio.sleep(0.05)
-    raise RuntimeError("Envoy is not ready: " + log.read_text())

@@ -150,7 +150,7 @@ def _engine(max_loras: int, profile: EngineProfile = SMALL) -> Engine:
     return Engine(profile, max_loras=max_loras, max_cpu_loras=max_loras + 1, ranks=RANKS)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(_EVENTS, _MAX_LORAS)
 def test_each_step_is_that_of_the_rules_written_out(events: list[Event], max_loras: int) -> None:
     fast = _Single(_engine(max_loras))
@@ -163,7 +163,7 @@ def test_each_step_is_that_of_the_rules_written_out(events: list[Event], max_lor
     assert plain.steps == fast.steps
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.lists(st.one_of(_PREFIXED, st.just(Pass(0.1)), st.just(Pass(1.0))), max_size=60))
 def test_shared_beginnings_are_found_and_evicted_as_single_blocks_are(events: list[Event]) -> None:
     profile = replace(SMALL, kv_capacity_tokens=70)
@@ -175,7 +175,7 @@ def test_shared_beginnings_are_found_and_evicted_as_single_blocks_are(events: li
     assert plain.steps == fast.steps
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(_EVENTS, _MAX_LORAS)
 def test_many_steps_at_once_are_equal_to_single_steps(events: list[Event], max_loras: int) -> None:
     single, many = _Single(_engine(max_loras)), _Many(_engine(max_loras))
@@ -193,7 +193,7 @@ def test_many_steps_at_once_are_equal_to_single_steps(events: list[Event], max_l
     assert many.engine.cpu_adapters == single.engine.cpu_adapters
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=2 * settings().max_examples)
 @given(_EVENTS, _MAX_LORAS, st.integers(1, 40))
 def test_in_the_middle_too_the_state_and_the_page_are_those_of_single_steps(
     events: list[Event], max_loras: int, cut: int
@@ -217,7 +217,6 @@ def test_in_the_middle_too_the_state_and_the_page_are_those_of_single_steps(
         )
 
 
-@settings(deadline=None)
 @given(_EVENTS, _MAX_LORAS)
 def test_the_page_says_what_held_at_the_end_of_the_last_step(
     events: list[Event], max_loras: int

@@ -21,7 +21,7 @@ from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.judge import Slo, measure
 from extproc.workload.requests import Arrival, Workload
-from extproc.workload.synthetic import uniform
+from extproc.workload.synthetic import zipf
 from tests.sim.lab import run
 
 Key = TypeVar("Key", int, float)
@@ -48,8 +48,14 @@ def test_more_adapters_than_slots_is_a_cliff() -> None:
     the median, on the edge between the halves, lies anywhere from 50 to 4,000 ms by the seed."""
 
     def mean_ms(num_adapters: int, seed: int) -> float:
-        work = uniform(
-            "u", num_adapters=num_adapters, rate_rps=12, duration_s=60, seed=seed, ranks=(16,)
+        work = zipf(
+            "u",
+            num_adapters=num_adapters,
+            exponent=0,
+            rate_rps=12,
+            duration_s=60,
+            seed=seed,
+            ranks=(16,),
         )
         result = run(work, num_pods=1, max_loras=8, warm_up_s=20)
         return measure(result, Slo()).ttft_mean_s * 1e3

@@ -56,7 +56,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 @pytest.mark.parametrize("name", sorted(OPPONENTS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_every_rule_chooses_from_the_snapshot_and_is_decided_by_its_seed(
     name: str, data: st.DataObject

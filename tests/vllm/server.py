@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import aiohttp
+
+from extproc.stack.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -73,9 +74,7 @@ class VllmServer:
     """One server process. It is started at once; `wait_until_ready` before use."""
 
     def __init__(self, models: Path, log: Path, adapters: Sequence[str], flags: Sequence[str]):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.models = models
         self.adapters = tuple(adapters)
         self.address = f"127.0.0.1:{port}"

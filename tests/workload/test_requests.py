@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.sim.engine.records import EngineRequest
-from extproc.workload.requests import Arrival, Workload, merged
+from extproc.workload.requests import Arrival, Workload
 
 _RANKS = {"a": 8, "b": 64}
 
@@ -87,19 +87,6 @@ def test_a_window_has_its_own_time() -> None:
     workload = _workload(*(Arrival(float(at_s), None, 1, 1) for at_s in range(5)))
 
     assert [a.at_s for a in workload.window(1.0, 3.0).arrivals] == [0.0, 1.0]
-
-
-def test_merged_workloads_keep_all_arrivals_in_order() -> None:
-    first = _workload(Arrival(1.0, "a", 1, 1), Arrival(3.0, "a", 1, 1))
-    second = Workload("x", (Arrival(2.0, "c", 1, 1),), {"c": 16}, 2, "other")
-    both = merged("both", [first, second])
-
-    assert [a.adapter for a in both.arrivals] == ["a", "c", "a"]
-    assert both.adapters == {"a": 8, "b": 64, "c": 16}
-    with pytest.raises(ValueError, match="two ranks"):
-        merged("both", [first, Workload("x", (), {"a": 16}, 2, "other")])
-    with pytest.raises(ValueError, match="no workloads"):
-        merged("none", [])
 
 
 def test_an_engine_gets_everything_but_time_and_tenant() -> None:

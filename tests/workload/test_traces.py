@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from extproc.workload.draws import gap_cv
 from extproc.workload.requests import Workload
 from extproc.workload.traces import (
     Half,
@@ -16,6 +15,7 @@ from extproc.workload.traces import (
     read_trace,
     rescaled,
 )
+from tests.workload.gaps import gap_cv
 
 DATA = Path(__file__).parents[2] / "loadtest" / "data"
 

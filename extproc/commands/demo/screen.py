@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
+from extproc.commands.demo.fleet import ADAPTERS, NUM_PODS, PROFILE, cpu_places
 from extproc.commands.demo.traffic import Results
-from extproc.stack.services import ADAPTERS, NUM_PODS, PROFILE, cpu_places
 
 
 def introduction(slots: int, rate: float, seconds: float) -> Panel:
@@ -195,16 +195,16 @@ def _where(candidate: dict[str, Any]) -> str:
     return "in memory" if candidate["loaded"] else "no"
 
 
-def invitation(gateway: str, admin: str, grpc: str, adapter: str) -> str:
+def invitation(url: str, admin_url: str, grpc: str, adapter: str) -> str:
     """What to try while it stays up."""
     return f"""
 It stays up until Ctrl-C. Try:
 
-  curl -N http://{gateway}/v1/chat/completions -H 'content-type: application/json' \\
+  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model": "{adapter}", "messages": [{{"role": "user", "content": "hi"}}], "stream": true}}'
 
   extproc watch {grpc}
 
-  http://{admin}/
+  {admin_url}/
     live in a browser: pods x adapters, every pod's load, each decision with its reason, the SLO
 """

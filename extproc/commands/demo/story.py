@@ -11,9 +11,11 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from extproc.commands.demo import screen
-from extproc.commands.demo.traffic import Arrival, Results, make_schedule, send_all
-from extproc.stack.processes import DemoError, SignalledError, until_signalled
-from extproc.stack.services import ADAPTERS, NUM_PODS, Stack, start_stack
+from extproc.commands.demo.fleet import ADAPTERS, NUM_PODS, start
+from extproc.commands.demo.traffic import Results, make_workload, send_all
+from extproc.stack.processes import SignalledError, StackError, until_signalled
+from extproc.stack.stack import Stack
+from extproc.workload.requests import Workload
 
 SEED = 7
 POLICIES = ("round_robin", "founding")
@@ -42,16 +44,16 @@ class Run:
 def run(*, keep: bool, seconds: float, rate: float, slots: int) -> int:
     """Run the demo; the exit status of the command."""
     console = Console(highlight=False)
-    schedule = make_schedule(seconds, rate, SEED)
-    if not schedule:
+    workload = make_workload(seconds, rate, SEED)
+    if not workload.arrivals:
         console.print("[red]no request falls into this time: more --seconds or --rate[/red]")
         return 2
     console.print(screen.introduction(slots, rate, seconds))
     try:
-        return asyncio.run(until_signalled(_Demo(console, schedule, slots).run(keep=keep)))
+        return asyncio.run(until_signalled(_Demo(console, workload, slots).run(keep=keep)))
     except SignalledError as error:
         return 128 + error.number
-    except DemoError as error:
+    except StackError as error:
         console.print(f"[red]{error}[/red]")
         return 1
 
@@ -59,17 +61,18 @@ def run(*, keep: bool, seconds: float, rate: float, slots: int) -> int:
 class _Demo:
     """The demo, once."""
 
-    def __init__(self, console: Console, schedule: list[Arrival], slots: int) -> None:
+    def __init__(self, console: Console, workload: Workload, slots: int) -> None:
         self._console = console
-        self._schedule = schedule
+        self._workload = workload
         self._slots = slots
 
     async def run(self, *, keep: bool) -> int:
         runs: list[Run] = []
         for policy in POLICIES:
             self._console.print(f"\n[bold]{policy}[/bold] on {NUM_PODS} fresh pods")
-            stack = await start_stack(policy, self._slots)
+            stack = Stack()
             try:
+                await start(stack, policy, self._slots)
                 runs.append(await self._run_policy(stack, policy))
                 if policy == POLICIES[-1]:
                     self._conclude(runs)
@@ -82,11 +85,11 @@ class _Demo:
     async def _run_policy(self, stack: Stack, policy: str) -> Run:
         results = Results()
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
-            traffic = tasks.create_task(send_all(stack.gateway, self._schedule, results))
+            traffic = tasks.create_task(send_all(stack.url, self._workload, results))
             await self._show(session, stack, traffic, results)
             pods = {
-                name: await _get(session, f"http://{address}/debug/engine")
-                for name, address in stack.pods.items()
+                name: await _get(session, f"{pod.url}/debug/engine")
+                for name, pod in stack.pods.items()
             }
             decisions = await _decisions(session, stack)
         return Run(policy, results, pods, decisions)
@@ -111,9 +114,10 @@ class _Demo:
                     self._console.print(look)
 
     async def _look(self, session: aiohttp.ClientSession, stack: Stack, results: Results) -> Group:
-        snapshot = await _get(session, f"http://{stack.admin}/debug/snapshot")
+        snapshot = await _get(session, f"{stack.routers[0].admin_url}/debug/snapshot")
         decisions = await _decisions(session, stack)
-        return screen.pods_table(snapshot["endpoints"], decisions, results, len(self._schedule))
+        num_requests = len(self._workload.arrivals)
+        return screen.pods_table(snapshot["endpoints"], decisions, results, num_requests)
 
     def _conclude(self, runs: list[Run]) -> None:
         columns = [screen.column(run.policy, run.results, run.pods, run.decisions) for run in runs]
@@ -125,7 +129,8 @@ class _Demo:
 
     async def _stay(self, stack: Stack) -> None:
         # Without a wrap: the lines are there to be copied.
-        text = screen.invitation(stack.gateway, stack.admin, stack.grpc[0], ADAPTERS[0])
+        (router,) = stack.routers
+        text = screen.invitation(stack.url, router.admin_url, router.address, ADAPTERS[0])
         self._console.print(text, soft_wrap=True, markup=False)
         try:
             await asyncio.Event().wait()
@@ -134,7 +139,7 @@ class _Demo:
 
 
 async def _decisions(session: aiohttp.ClientSession, stack: Stack) -> list[dict[str, Any]]:
-    answer = await _get(session, f"http://{stack.admin}/debug/decisions?n={_MAX_DECISIONS}")
+    answer = await _get(session, f"{stack.routers[0].admin_url}/debug/decisions?n={_MAX_DECISIONS}")
     found: list[dict[str, Any]] = answer["decisions"]
     return found
 

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
 from openai import AsyncOpenAI
 
-from extproc.stack.services import ADAPTERS
+from extproc.commands.demo.fleet import ADAPTERS
+from extproc.loadtest.replay import send_when_due
+from extproc.workload.draws import zipf_shares
+from extproc.workload.requests import Arrival, Workload
+from extproc.workload.synthetic import independent
 
 PROMPT = "tell me more " * 20
 MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS = 12, 36
 ZIPF_EXPONENT = 0.7
 TIMEOUT_S = 120.0
 """Of each step of a request. The client's own is 5 s to connect, too little on a busy machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One request of the schedule: when (seconds from the start), for whom, how long an answer."""
-
-    at_s: float
-    model: str
-    output_tokens: int
 
 
 @dataclass(slots=True)
@@ -43,30 +36,29 @@ class Results:
     num_done: int = 0
 
 
-def make_schedule(seconds: float, rate: float, seed: int) -> list[Arrival]:
+def make_workload(seconds: float, rate: float, seed: int) -> Workload:
     """Poisson arrivals; the adapters' shares fall off like Zipf's."""
-    rng = random.Random(seed)
-    weights = [1 / (rank + 1) ** ZIPF_EXPONENT for rank in range(len(ADAPTERS))]
-    arrivals: list[Arrival] = []
-    at_s = 0.0
-    while True:
-        at_s += rng.expovariate(rate)
-        if at_s >= seconds:
-            return arrivals
-        (model,) = rng.choices(ADAPTERS, weights)
-        arrivals.append(Arrival(at_s, model, rng.randint(MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS)))
+    return independent(
+        "demo",
+        shares=dict(zip(ADAPTERS, zipf_shares(len(ADAPTERS), ZIPF_EXPONENT), strict=True)),
+        ranks=dict.fromkeys(ADAPTERS, 16),
+        rate_rps=rate,
+        duration_s=seconds,
+        seed=seed,
+        lengths=lambda rng: (len(PROMPT), rng.randint(MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS)),
+    )
 
 
-async def send_all(gateway: str, schedule: list[Arrival], results: Results) -> None:
+async def send_all(url: str, workload: Workload, results: Results) -> None:
     """Send each request at its time, whether or not earlier ones have ended."""
     async with AsyncOpenAI(
-        base_url=f"http://{gateway}/v1", api_key="demo", max_retries=0, timeout=TIMEOUT_S
+        base_url=f"{url}/v1", api_key="demo", max_retries=0, timeout=TIMEOUT_S
     ) as client:
-        started_s = time.perf_counter()
-        async with asyncio.TaskGroup() as tasks:
-            for arrival in schedule:
-                await asyncio.sleep(max(0.0, started_s + arrival.at_s - time.perf_counter()))
-                tasks.create_task(_send(client, arrival, results))
+
+        async def send(_index: int, arrival: Arrival) -> None:
+            await _send(client, arrival, results)
+
+        await send_when_due(workload.arrivals, send)
 
 
 async def _send(client: AsyncOpenAI, arrival: Arrival, results: Results) -> None:
@@ -82,16 +74,16 @@ async def _send(client: AsyncOpenAI, arrival: Arrival, results: Results) -> None
 
 async def _stream(client: AsyncOpenAI, arrival: Arrival, results: Results) -> str:
     """Read one answer to its end; what is wrong with it, or ""."""
-    began_s, num_tokens = time.perf_counter(), 0
+    began_s, num_tokens, model = time.perf_counter(), 0, str(arrival.adapter)
     stream = await client.chat.completions.create(
-        model=arrival.model,
+        model=model,
         messages=[{"role": "user", "content": PROMPT}],
         max_tokens=arrival.output_tokens,
         stream=True,
     )
     async with stream:
         async for chunk in stream:
-            if chunk.model != arrival.model:
+            if chunk.model != model:
                 return "WrongModel"
             if chunk.choices and chunk.choices[0].delta.content:
                 if not num_tokens:

@@ -7,11 +7,12 @@ the subset, the model registered) and never an empty set. It must not keep the s
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Protocol
 
 from extproc.core.policies.controls import LeastPending, RandomChoice, RoundRobin
 from extproc.core.policies.founding import Founding
-from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
+from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 __all__ = ["BUILT_IN", "Founding", "LeastPending", "Policy", "RandomChoice", "RoundRobin"]
 
@@ -29,7 +30,21 @@ class Policy(Protocol):
         ...
 
 
-BUILT_IN: dict[str, type[Policy]] = {
+class ExplainedPolicy(Policy, Protocol):
+    """A rule that can say why, in words for people."""
+
+    @staticmethod
+    def explain(
+        reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
+    ) -> str | None:
+        """Say why it chose `chosen` over `others` (never empty), given the slug that it answered.
+
+        None for a slug that is not its own.
+        """
+        ...
+
+
+BUILT_IN: dict[str, type[ExplainedPolicy]] = {
     "founding": Founding,
     "least_pending": LeastPending,
     "random": RandomChoice,

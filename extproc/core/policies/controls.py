@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
-from extproc.core.policies.ranking import least
-from extproc.core.types import Choice, RequestInfo, Snapshot
+from extproc.core.policies.ranking import fewest_pending, least
+from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
+from extproc.core.words import pending
 
 
 class RandomChoice:
@@ -14,6 +16,13 @@ class RandomChoice:
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         """Choose uniformly."""
         return Choice((rng.choice(snapshot.endpoints),), "random")
+
+    @staticmethod
+    def explain(
+        reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
+    ) -> str:
+        """Say why."""
+        return f"drawn at random among {1 + len(others)} pods ({pending(chosen, others)})"
 
 
 class RoundRobin:
@@ -34,6 +43,13 @@ class RoundRobin:
         self._turns[chosen.address] = self._num_turns
         return Choice((chosen,), "turn")
 
+    @staticmethod
+    def explain(
+        reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
+    ) -> str:
+        """Say why."""
+        return f"it was its turn among {1 + len(others)} pods ({pending(chosen, others)})"
+
 
 class LeastPending:
     """The endpoint with the fewest unfinished requests."""
@@ -41,3 +57,10 @@ class LeastPending:
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         """Choose by the total of unfinished requests."""
         return Choice((least(snapshot.endpoints, lambda v: v.num_pending, rng),), "least-pending")
+
+    @staticmethod
+    def explain(
+        reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
+    ) -> str:
+        """Say why."""
+        return fewest_pending(chosen, others)

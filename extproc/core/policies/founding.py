@@ -14,12 +14,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from extproc.core.policies.ranking import least, lowest, one_of
+from extproc.core.policies.ranking import by_lot, fewest_pending, least, lowest, one_of
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
+from extproc.core.words import pending, pod_name, short, spread, whereabouts
 
 DEFAULT_THRESHOLD = 16
 """Requests. A batch of 16 still decodes at nearly the speed of one on an 8B-class model (H100:
 10.5 ms a step and 0.044 ms more per sequence), so packing up to here costs next to nothing."""
+_MAX_NAMED = 3
+"""Alternatives that an explanation names; the rest are a number."""
 
 
 class Founding:
@@ -48,6 +51,22 @@ class Founding:
         busiest = lowest(below, [-v.pending_by_adapter.get(adapter, 0) for v in below])
         return Choice((_emptiest(busiest, rng),), "affinity")
 
+    @staticmethod
+    def explain(
+        reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
+    ) -> str | None:
+        """Say why."""
+        if reason == "base":
+            return fewest_pending(chosen, others)
+        if adapter is None:
+            return None
+        if reason == "affinity":
+            return _why_affinity(adapter, chosen, others)
+        if reason == "cold":
+            none = f"none of the {1 + len(others)} pods has {short(adapter)} loaded"
+            return f"{none}, and {_why_emptiest(chosen, others)}"
+        return _why_spill(adapter, chosen, others) if reason == "spill" else None
+
 
 def _emptiest(views: Sequence[EndpointView], rng: random.Random) -> EndpointView:
     """The fewest active adapters, then the least pending in total; of equals any."""
@@ -57,3 +76,48 @@ def _emptiest(views: Sequence[EndpointView], rng: random.Random) -> EndpointView
 
 def _num_pending(view: EndpointView) -> int:
     return view.num_pending
+
+
+# --- in words ------------------------------------------------------------------------------------
+
+
+def _why_affinity(adapter: str, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
+    own = f"{chosen.pending(adapter) or 'none'} of its requests pending"
+    here = f"{short(adapter)} is {whereabouts(chosen, adapter)} there with {own}"
+    also = [view for view in others if view.has_loaded(adapter)]
+    if not also:
+        return f"{here}, and none of the other {len(others)} pods has it loaded"
+    as_many = [view for view in also if view.pending(adapter) == chosen.pending(adapter)]
+    most = "and no other pod below the rule's threshold has more"
+    if as_many:
+        most = f"{most}; of the {1 + len(as_many)} with as many {_why_emptiest(chosen, as_many)}"
+    return f"{here}, {most}; also loaded on {_busiest_first(also, adapter)}"
+
+
+def _why_spill(adapter: str, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
+    loaded = [view for view in (chosen, *others) if view.has_loaded(adapter)]
+    full = f"where {short(adapter)} is loaded, the rule's threshold is reached"
+    return f"{full} ({_busiest_first(loaded, adapter)}), and {_why_emptiest(chosen, others)}"
+
+
+def _why_emptiest(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
+    """What sets it apart from `others` in the second stage, and what is left to chance."""
+    as_few = [v for v in others if v.num_active_adapters == chosen.num_active_adapters]
+    equals = [view for view in as_few if view.num_pending == chosen.num_pending]
+    if len(equals) == len(others):
+        of_each = f"{chosen.num_active_adapters} active, {chosen.num_pending} pending"
+        return f"this pod was {by_lot(equals)} ({of_each})"
+    elsewhere = spread([view.num_active_adapters for view in others])
+    counts = f"{chosen.num_active_adapters} active, {elsewhere} elsewhere"
+    fewest = f"this pod has the fewest active adapters ({counts})"
+    if len(equals) < len(as_few):
+        least_of = f"of {1 + len(as_few)} with as few the least pending"
+        fewest = f"{fewest}, {least_of} ({pending(chosen, as_few)})"
+    return f"{fewest}, {by_lot(equals)}" if equals else fewest
+
+
+def _busiest_first(views: Sequence[EndpointView], adapter: str) -> str:
+    ranked = sorted(views, key=lambda view: (-view.pending(adapter), pod_name(view)))
+    named = [f"{pod_name(view)} with {view.pending(adapter)}" for view in ranked[:_MAX_NAMED]]
+    more = len(ranked) - _MAX_NAMED
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")

@@ -17,6 +17,16 @@
 
 from extproc.core.wire.connection import Connection
 from extproc.core.wire.limits import Abuse, Counters, Limits
-from extproc.core.wire.stream import MethodLike, SessionLike, WireStream
+from extproc.core.wire.service import CallLike, MethodLike, SessionLike
+from extproc.core.wire.stream import WireStream
 
-__all__ = ["Abuse", "Connection", "Counters", "Limits", "MethodLike", "SessionLike", "WireStream"]
+__all__ = [
+    "Abuse",
+    "CallLike",
+    "Connection",
+    "Counters",
+    "Limits",
+    "MethodLike",
+    "SessionLike",
+    "WireStream",
+]

@@ -12,17 +12,20 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from extproc.core.budget import Budget
-from extproc.core.wire import dispatch, frames, grpc
+from extproc.core.wire import frames, grpc
+from extproc.core.wire.control import ControlFrames
+from extproc.core.wire.dispatch import FrameHandler
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
 from extproc.core.wire.floods import FloodMeter
 from extproc.core.wire.flow import GivenWindows
 from extproc.core.wire.headers import HeaderReader
-from extproc.core.wire.lifetime import Lifetime
+from extproc.core.wire.lifetime import Lifetime, server_preface
 from extproc.core.wire.limits import DEFAULT_LIMITS, Abuse, Counters, Limits
+from extproc.core.wire.opening import Opener
 from extproc.core.wire.outbox import Outbox
 from extproc.core.wire.requests import judge_request
+from extproc.core.wire.service import MethodLike
 from extproc.core.wire.states import REMEMBERED
-from extproc.core.wire.stream import MethodLike, WireStream
 from extproc.core.wire.streams import Streams
 
 _ID_MASK: Final = 0x7FFFFFFF
@@ -73,45 +76,28 @@ class Connection:
         self.counters = counters if counters is not None else Counters()
         self.counters.connections_opened += 1
         self.counters.connections_open += 1
-        self.now_s = now
         self.budget = budget if budget is not None else Budget()
         self.outbox = Outbox(on_output_ready, self.budget)
-        self.reader = HeaderReader(
-            lambda fields: judge_request(fields, methods), limits, self.counters
-        )
-        self.streams = Streams(self.outbox, limits, self.counters, self.budget, on_session_error)
-        self.windows = GivenWindows(limits, self.streams)
-        self.floods = FloodMeter(limits, self.outbox, now)
-        self.lifetime = Lifetime(now)
-        # The only frame type allowed next: SETTINGS first, CONTINUATION within a header block.
-        self.expected_kind: int | None = frames.SETTINGS
-        self.open_block: dispatch.OpenBlock | None = None
-        self.is_failed = False
-        self._is_lost = False
+        streams = Streams(self.outbox, limits, self.counters, self.budget, on_session_error)
+        reader = HeaderReader(lambda fields: judge_request(fields, methods), limits, self.counters)
+        self.streams = streams
+        self.windows = GivenWindows(limits, streams)
+        self._floods = floods = FloodMeter(limits, self.outbox, now)
+        self._lifetime = lifetime = Lifetime(streams, now)
+        self._opener = Opener(streams, reader, lifetime, floods)
+        control = ControlFrames(streams, reader, lifetime, floods)
+        self._handler = FrameHandler(streams, self.windows, reader, floods, control, self._opener)
+        self.is_failed = self._is_lost = False
         self._unread = bytearray()
         self._preface_left = frames.PREFACE
-        self._put_preface()
-
-    def _put_preface(self) -> None:
-        """9113 3.4: "The server connection preface consists of a potentially empty SETTINGS"."""
-        limits, outbox = self.limits, self.outbox
-        outbox.is_in_pass = True
-        values = {
-            frames.HEADER_TABLE_SIZE: 0,
-            frames.MAX_CONCURRENT_STREAMS: limits.max_streams_per_connection,
-            frames.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
-            frames.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
-        }
-        outbox.put(0, frames.settings(values))
-        increment = limits.connection_window_bytes - frames.DEFAULT_WINDOW_BYTES
-        if increment > 0:
-            outbox.put(0, frames.window_update(0, increment))
-        outbox.is_in_pass = False
+        self.outbox.is_in_pass = True
+        self.outbox.put(0, server_preface(limits))
+        self.outbox.is_in_pass = False
 
     @property
     def is_over(self) -> bool:
         """Nothing more will come or go: write what is there, then close the socket."""
-        return self.is_failed or (self.lifetime.is_final and not self.streams.open)
+        return self.is_failed or (self._lifetime.is_final and not self.streams.open)
 
     # ---- bytes in
 
@@ -124,26 +110,23 @@ class Connection:
     def receive_pass(self, data: bytes, position: int, *, now: float) -> int:
         """Handle what a read brought, from `position` on: all, or `_PASS_UNITS` of work.
 
-        Raises nothing, whatever it is.
-
         Returns:
             Where the next pass goes on; the length of `data` when nothing is left.
         """
         if self.is_failed:
             return len(data)
-        self.now_s = now
-        self.lifetime.last_received_s = now
-        if now >= self.floods.end_s:
-            self.floods.restart(now)
+        self._lifetime.last_received_s = now
+        if now >= self._floods.end_s:
+            self._floods.restart(now)
         self.outbox.is_in_pass = True
         try:
             if self._preface_left:
                 position = self._read_preface(data, position)
             if self._unread:
-                position = self._complete_unread(data, position)
-            position = self._read_frames(data, position)
+                position = self._complete_unread(data, position, now)
+            position = self._read_frames(data, position, now)
         except ConnectionFault as fault:
-            self.fail(fault)
+            self._fail(fault)
             position = len(data)
         if self.budget.is_exceeded:
             self.budget.relieve()
@@ -159,7 +142,7 @@ class Connection:
         self._preface_left = self._preface_left[len(expected) :]
         return position + len(expected)
 
-    def _complete_unread(self, data: bytes, position: int) -> int:
+    def _complete_unread(self, data: bytes, position: int, now: float) -> int:
         """Finish the frame that the last read cut; return where the next one begins."""
         unread = self._unread
         start = min(len(data), position + max(0, frames.FRAME_HEADER_BYTES - len(unread)))
@@ -173,16 +156,16 @@ class Connection:
         if len(unread) == size:
             whole = bytes(unread)
             unread.clear()
-            self._read_frames(whole, 0)
+            self._read_frames(whole, 0, now)
         return cut
 
-    def _read_frames(self, data: bytes, position: int) -> int:
+    def _read_frames(self, data: bytes, position: int, now: float) -> int:
         """Handle the whole frames from `position` on, and keep the one that is cut.
 
         Returns where the next pass goes on; it had enough to do when that is not the end.
         """
-        streams, slots = self.streams, self.streams.closed.slots
-        streams_open = streams.open
+        handler, opener, streams = self._handler, self._opener, self.streams
+        streams_open, slots = streams.open, streams.closed.slots
         read_header, read_u32 = frames.FRAME_HEADER.unpack_from, frames.U32.unpack_from
         quick_bytes = self.limits.max_message_bytes + grpc.PREFIX_BYTES
         end, taken_bytes, units_left = len(data), 0, _PASS_UNITS
@@ -197,8 +180,8 @@ class Connection:
             if stop > end:
                 break
             position = stop
-            if self.expected_kind is not None:
-                dispatch.check_expected(self, kind, flags, stream_id & _ID_MASK)
+            if handler.expected_kind is not None:
+                handler.check_expected(kind, flags, stream_id & _ID_MASK)
             if kind == frames.DATA:
                 # 9113 6.9: DATA counts towards the connection window whatever becomes of it.
                 taken_bytes += length
@@ -231,7 +214,7 @@ class Connection:
                     and stream_id & 1
                     and flags & ~frames.END_STREAM == frames.END_HEADERS
                 ):
-                    self.open_stream(stream_id, flags, data[start:stop])
+                    opener.open(stream_id, flags, data[start:stop], now)
                     continue
             elif kind == frames.RST_STREAM and length == frames.U32.size:
                 slot = (stream_id >> 1) & _RING_MASK
@@ -239,7 +222,7 @@ class Connection:
                     slots[slot] = stream_id << 1 | 1
                     self.outbox.drop_frames(stream_id)
                     continue
-            dispatch.handle(self, kind, flags, stream_id & _ID_MASK, data[start:stop])
+            handler.handle(kind, flags, stream_id & _ID_MASK, data[start:stop], now)
             if kind == frames.SETTINGS:
                 units_left = 0  # it may have moved the windows of all open streams
         self.windows.take(taken_bytes)
@@ -248,59 +231,25 @@ class Connection:
         self._unread += data[position:]
         return end
 
-    def open_stream(self, stream_id: int, flags: int, block: bytes) -> None:
-        """Begin a request: a header block on an identifier above all before (9113 5.1.1)."""
-        counters, streams = self.counters, self.streams
-        request = self.reader.requests.get(block)
-        if request is None:
-            request = self.reader.read_request(block)
-        else:
-            counters.header_blocks_cached += 1
-        streams.last_id = stream_id
-        method = request.method
-        if (
-            method is None
-            or self.lifetime.is_draining
-            or streams.is_full
-            or request.content_length is not None
-        ) and (dispatch.turn_down(self, stream_id, flags, request) or method is None):
-            return
-        stream = WireStream(streams, stream_id, request)
-        streams.open[stream_id] = stream
-        counters.streams_opened += 1
-        counters.streams_open += 1
-        if request.timeout_s is not None:
-            streams.deadlines_s[stream_id] = self.now_s + request.timeout_s
-        if flags & frames.END_STREAM:
-            stream.is_half_closed, stream.is_plain = True, False
-        try:
-            stream.session = method.open(stream, request.metadata)
-        except Exception as error:
-            streams.fail_session(stream, error)
-        if stream.is_half_closed:
-            streams.end_request(stream)
-
     # ---- time and end
 
     def tick(self, *, now: float) -> None:
         """Look what has taken too long; to be called about once a second."""
         if self.is_failed:
             return
-        self.now_s = now
         self.outbox.is_in_pass = True
         self.streams.expire(now)
         try:
-            self.lifetime.tick(self)
+            self._lifetime.tick(now=now)
         except ConnectionFault as fault:
-            self.fail(fault)
+            self._fail(fault)
         self.streams.settle()
         self.outbox.is_in_pass = False
 
     def start_drain(self, *, now: float) -> None:
         """Let the peer go elsewhere, without losing a call."""
-        self.now_s = now
         if not self.is_failed:
-            self.lifetime.start_drain(self)
+            self._lifetime.start_drain(now=now)
 
     def pause_sending(self) -> None:
         """The socket takes no more; what is queued waits, reading goes on."""
@@ -316,13 +265,12 @@ class Connection:
         outbox.is_in_pass = True
         self.streams.settle()
         if outbox.queued_bytes > self.limits.max_queued_bytes:
-            self.fail(
-                ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "slow reader", Abuse.SLOW_READER)
-            )
+            fault = ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "slow reader", Abuse.SLOW_READER)
+            self._fail(fault)
         outbox.is_in_pass = False
         return outbox.take()
 
-    def fail(self, fault: ConnectionFault) -> None:
+    def _fail(self, fault: ConnectionFault) -> None:
         """9113 5.4.1: GOAWAY with the last stream that we have seen, then close."""
         if fault.abuse is not None:
             self.counters.abuse[fault.abuse] += 1

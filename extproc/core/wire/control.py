@@ -6,15 +6,16 @@ something and a peer may send it for nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from extproc.core.wire import frames
 from extproc.core.wire.errors import ConnectionFault, ErrorCode, StreamFault
+from extproc.core.wire.floods import FloodMeter
+from extproc.core.wire.headers import HeaderReader
+from extproc.core.wire.lifetime import Lifetime
 from extproc.core.wire.limits import Abuse
 from extproc.core.wire.states import Scope
-
-if TYPE_CHECKING:
-    from extproc.core.wire.connection import Connection
+from extproc.core.wire.streams import Streams
 
 _PING_BYTES: Final = 8
 _PRIORITY_BYTES: Final = 5
@@ -24,53 +25,156 @@ _ID_MASK: Final = 0x7FFFFFFF
 _UPDATES_PER_DATA_FRAME: Final = 10
 # Open streams whose windows SETTINGS changes, for which the frame counts once more.
 _STREAMS_PER_COUNT: Final = 4096
-# Noted among the flags of a HEADERS frame whose priority fields name its own stream.
-SELF_DEPENDENT: Final = 0x100
 
 
-def on_settings(connection: Connection, flags: int, stream_id: int, payload: bytes) -> None:
-    """9113 6.5."""
-    # 9113 6.5: stream identifier not 0: PROTOCOL_ERROR.
-    if stream_id:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
-    # 9113 6.5: ACK with a payload, or a length not a multiple of 6: FRAME_SIZE_ERROR.
-    if len(payload) % frames.SETTING.size or (flags & frames.ACK and payload):
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of SETTINGS")
-    if flags & frames.ACK:
-        # 9113 4.3.1, 6.5.3: only now does our table size bind the peer's encoder.
-        connection.reader.forbid_table()
-        connection.lifetime.on_settings_acknowledged()
-        return
-    connection.floods.count(Abuse.SETTINGS_FLOOD)
-    # 9113 6.5.3: "The values in the SETTINGS frame MUST be processed in the order they appear".
-    windows_bytes = []
-    for name, value in frames.SETTING.iter_unpack(payload):
-        if name == frames.INITIAL_WINDOW_SIZE:
-            windows_bytes.append(_check_window(value))
+class ControlFrames:
+    """Handles the control frames of one connection."""
+
+    __slots__ = ("_floods", "_lifetime", "_outbox", "_reader", "_streams")
+
+    def __init__(
+        self, streams: Streams, reader: HeaderReader, lifetime: Lifetime, floods: FloodMeter
+    ) -> None:
+        self._streams = streams
+        self._outbox = streams.outbox
+        self._reader = reader
+        self._lifetime = lifetime
+        self._floods = floods
+
+    def on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """9113 6.5."""
+        # 9113 6.5: stream identifier not 0: PROTOCOL_ERROR.
+        if stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
+        # 9113 6.5: ACK with a payload, or a length not a multiple of 6: FRAME_SIZE_ERROR.
+        if len(payload) % frames.SETTING.size or (flags & frames.ACK and payload):
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of SETTINGS")
+        if flags & frames.ACK:
+            # 9113 4.3.1, 6.5.3: only now does our table size bind the peer's encoder.
+            self._reader.forbid_table()
+            self._lifetime.on_settings_acknowledged()
+            return
+        self._floods.count(Abuse.SETTINGS_FLOOD)
+        # 9113 6.5.3: "The values in the SETTINGS frame MUST be processed in the order they appear".
+        windows_bytes = []
+        for name, value in frames.SETTING.iter_unpack(payload):
+            if name == frames.INITIAL_WINDOW_SIZE:
+                windows_bytes.append(_check_window(value))
+            else:
+                self._apply(name, value)
+        if windows_bytes:
+            # A look at thousands of streams is worth more than one frame.
+            num_streams = len(self._streams.open)
+            self._floods.count(Abuse.SETTINGS_FLOOD, weight=num_streams // _STREAMS_PER_COUNT)
+            self._resize_windows(max(windows_bytes), windows_bytes[-1])
+        # 9113 6.5.3: "MUST immediately emit a SETTINGS frame with the ACK flag set": what was
+        # framed under the old values goes before it, what is framed under the new ones after it.
+        self._outbox.seal()
+        self._outbox.put(0, frames.SETTINGS_ACK)
+        self._outbox.pump()
+
+    def _apply(self, name: int, value: int) -> None:
+        """9113 6.5.2: a receiver of "any unknown or unsupported identifier MUST ignore" it."""
+        if name == frames.MAX_FRAME_SIZE:
+            if not frames.DEFAULT_MAX_FRAME_BYTES <= value <= frames.LARGEST_MAX_FRAME_BYTES:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
+            # Small frames let streams take turns; larger ones would save nothing here.
+            self._outbox.max_frame_bytes = min(value, frames.DEFAULT_MAX_FRAME_BYTES)
+        elif name == frames.ENABLE_PUSH and value > 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+
+    def _resize_windows(self, largest_bytes: int, initial_bytes: int) -> None:
+        """9113 6.9.2: adjust all stream windows by the difference; they may become negative.
+
+        Once for a frame, however many values it has for it: a frame may have thousands, a
+        connection thousands of streams. The largest of them is the one that may take a window past
+        its maximum.
+        """
+        outbox = self._outbox
+        before_bytes = outbox.initial_window_bytes
+        outbox.initial_window_bytes = initial_bytes
+        room_bytes = frames.LARGEST_WINDOW_BYTES - (largest_bytes - before_bytes)
+        for stream in self._streams.open.values():
+            if stream.window_bytes > room_bytes:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "stream window above 2^31-1")
+            outbox.add_stream_window(stream, initial_bytes - before_bytes)
+
+    def on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """9113 6.7."""
+        if stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
+        if len(payload) != _PING_BYTES:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of PING")
+        if flags & frames.ACK:
+            # 9113 6.7: "An endpoint MUST NOT respond to PING frames containing this flag."
+            self._lifetime.on_ping_acknowledged(payload)
+            return
+        self._floods.count(Abuse.PING_FLOOD)
+        self._outbox.put(0, frames.ping(payload, is_ack=True))
+
+    def on_window_update(self, stream_id: int, payload: bytes) -> None:
+        """9113 6.9."""
+        if len(payload) != frames.U32.size:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of WINDOW_UPDATE")
+        self._floods.count(Abuse.WINDOW_UPDATE_FLOOD, per_data_frame=_UPDATES_PER_DATA_FRAME)
+        increment = frames.U32.unpack(payload)[0] & _ID_MASK
+        if stream_id == 0:
+            # 9113 6.9: an increment of 0 on the connection is a connection error.
+            if not increment:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+            self._outbox.add_window(increment)
+            return
+        stream = self._streams.open.get(stream_id)
+        if stream is None:
+            self._streams.obey(stream_id, frames.WINDOW_UPDATE)
+            return
+        # 9113 6.9: "MUST treat the receipt of a WINDOW_UPDATE frame with a flow-control window
+        # increment of 0 as a stream error of type PROTOCOL_ERROR".
+        if not increment:
+            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+        # 9113 6.9.1: a stream window above 2^31-1 is a stream error of type FLOW_CONTROL_ERROR.
+        if not self._outbox.add_stream_window(stream, increment):
+            raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "stream window above 2^31-1")
+        self._outbox.pump()
+
+    def on_rst_stream(self, stream_id: int, payload: bytes) -> None:
+        """9113 6.4."""
+        streams = self._streams
+        if stream_id == 0:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on the connection")
+        if len(payload) != frames.U32.size:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of RST_STREAM")
+        scope = streams.obey(stream_id, frames.RST_STREAM)
+        if scope is Scope.ACCEPT:
+            stream = streams.open[stream_id]
+            if not stream.has_answered:
+                # CVE-2023-44487 counts where nothing was answered: Envoy ends answered calls so.
+                self._floods.count(Abuse.RAPID_RESET)
+            streams.on_reset_by_peer(stream)
+        elif streams.closed.age(stream_id):
+            # Answered in this very read: the answer is not written yet.
+            self._outbox.drop_frames(stream_id)
         else:
-            _apply(connection, name, value)
-    if windows_bytes:
-        # A look at thousands of streams is worth more than one frame.
-        num_streams = len(connection.streams.open)
-        connection.floods.count(Abuse.SETTINGS_FLOOD, weight=num_streams // _STREAMS_PER_COUNT)
-        _resize_windows(connection, max(windows_bytes), windows_bytes[-1])
-    # 9113 6.5.3: "MUST immediately emit a SETTINGS frame with the ACK flag set": what was framed
-    # under the old values goes before it, what is framed under the new ones after it.
-    outbox = connection.outbox
-    outbox.seal()
-    outbox.put(0, frames.SETTINGS_ACK)
-    outbox.pump()
+            self._floods.count(Abuse.OTHER_FRAME_FLOOD)
 
+    def on_priority(self, stream_id: int, payload: bytes) -> None:
+        """9113 5.3.2 deprecates the scheme; 6.3 keeps its checks, and 7540 5.3.1 its own."""
+        if stream_id == 0:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY on the connection")
+        self._floods.count(Abuse.OTHER_FRAME_FLOOD)
+        # 9113 6.3: "A PRIORITY frame with a length other than 5 octets MUST be treated as a stream
+        # error of type FRAME_SIZE_ERROR."
+        if len(payload) != _PRIORITY_BYTES:
+            raise StreamFault(ErrorCode.FRAME_SIZE_ERROR, "length of PRIORITY")
+        if depends_on_itself(stream_id, payload):
+            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "stream depends on itself")
 
-def _apply(connection: Connection, name: int, value: int) -> None:
-    """9113 6.5.2; "An endpoint that receives [...] any unknown [...] identifier MUST ignore"."""
-    if name == frames.MAX_FRAME_SIZE:
-        if not frames.DEFAULT_MAX_FRAME_BYTES <= value <= frames.LARGEST_MAX_FRAME_BYTES:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
-        # Small frames let streams take turns; larger ones would save nothing here.
-        connection.outbox.max_frame_bytes = min(value, frames.DEFAULT_MAX_FRAME_BYTES)
-    elif name == frames.ENABLE_PUSH and value > 1:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+    def on_goaway(self, stream_id: int, payload: bytes) -> None:
+        """9113 6.8: the peer opens nothing new; what runs goes on, so there is nothing to do."""
+        if stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
+        if len(payload) < 8:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of GOAWAY")
 
 
 def _check_window(initial_bytes: int) -> int:
@@ -78,103 +182,6 @@ def _check_window(initial_bytes: int) -> int:
     if initial_bytes > frames.LARGEST_WINDOW_BYTES:
         raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE above 2^31-1")
     return initial_bytes
-
-
-def _resize_windows(connection: Connection, largest_bytes: int, initial_bytes: int) -> None:
-    """9113 6.9.2: adjust all stream windows by the difference; they may become negative.
-
-    Once for a frame, however many values it has for it: a frame may have thousands, a connection
-    thousands of streams. The largest of them is the one that may take a window past its maximum.
-    """
-    outbox = connection.outbox
-    before_bytes = outbox.initial_window_bytes
-    outbox.initial_window_bytes = initial_bytes
-    room_bytes = frames.LARGEST_WINDOW_BYTES - (largest_bytes - before_bytes)
-    for stream in connection.streams.open.values():
-        if stream.window_bytes > room_bytes:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "stream window above 2^31-1")
-        outbox.add_stream_window(stream, initial_bytes - before_bytes)
-
-
-def on_ping(connection: Connection, flags: int, stream_id: int, payload: bytes) -> None:
-    """9113 6.7."""
-    if stream_id:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
-    if len(payload) != _PING_BYTES:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of PING")
-    if flags & frames.ACK:
-        # 9113 6.7: "An endpoint MUST NOT respond to PING frames containing this flag."
-        connection.lifetime.on_ping_acknowledged(connection, payload)
-        return
-    connection.floods.count(Abuse.PING_FLOOD)
-    connection.outbox.put(0, frames.ping(payload, is_ack=True))
-
-
-def on_goaway(stream_id: int, payload: bytes) -> None:
-    """9113 6.8: the peer opens nothing new; what runs goes on, so there is nothing to do."""
-    if stream_id:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
-    if len(payload) < 8:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of GOAWAY")
-
-
-def on_window_update(connection: Connection, stream_id: int, payload: bytes) -> None:
-    """9113 6.9."""
-    if len(payload) != frames.U32.size:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of WINDOW_UPDATE")
-    connection.floods.count(Abuse.WINDOW_UPDATE_FLOOD, per_data_frame=_UPDATES_PER_DATA_FRAME)
-    increment = frames.U32.unpack(payload)[0] & _ID_MASK
-    if stream_id == 0:
-        # 9113 6.9: an increment of 0 on the connection is a connection error.
-        if not increment:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
-        connection.outbox.add_window(increment)
-        return
-    stream = connection.streams.open.get(stream_id)
-    if stream is None:
-        connection.streams.obey(stream_id, frames.WINDOW_UPDATE)
-        return
-    # 9113 6.9: "MUST treat the receipt of a WINDOW_UPDATE frame with a flow-control window
-    # increment of 0 as a stream error of type PROTOCOL_ERROR".
-    if not increment:
-        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
-    # 9113 6.9.1: a stream window above 2^31-1 is a stream error of type FLOW_CONTROL_ERROR.
-    if not connection.outbox.add_stream_window(stream, increment):
-        raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "stream window above 2^31-1")
-    connection.outbox.pump()
-
-
-def on_rst_stream(connection: Connection, stream_id: int, payload: bytes) -> None:
-    """9113 6.4."""
-    if stream_id == 0:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on the connection")
-    if len(payload) != frames.U32.size:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of RST_STREAM")
-    scope = connection.streams.obey(stream_id, frames.RST_STREAM)
-    if scope is Scope.ACCEPT:
-        stream = connection.streams.open[stream_id]
-        if not stream.has_answered:
-            # CVE-2023-44487 counts where nothing was answered: Envoy ends answered calls this way.
-            connection.floods.count(Abuse.RAPID_RESET)
-        connection.streams.on_reset_by_peer(stream)
-    elif connection.streams.closed.age(stream_id):
-        # Answered in this very read: the answer is not written yet.
-        connection.outbox.drop_frames(stream_id)
-    else:
-        connection.floods.count(Abuse.OTHER_FRAME_FLOOD)
-
-
-def on_priority(connection: Connection, stream_id: int, payload: bytes) -> None:
-    """9113 5.3.2 deprecates the scheme; 6.3 keeps its checks, and 7540 5.3.1 its own."""
-    if stream_id == 0:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY on the connection")
-    connection.floods.count(Abuse.OTHER_FRAME_FLOOD)
-    # 9113 6.3: "A PRIORITY frame with a length other than 5 octets MUST be treated as a stream
-    # error of type FRAME_SIZE_ERROR."
-    if len(payload) != _PRIORITY_BYTES:
-        raise StreamFault(ErrorCode.FRAME_SIZE_ERROR, "length of PRIORITY")
-    if depends_on_itself(stream_id, payload):
-        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "stream depends on itself")
 
 
 def depends_on_itself(stream_id: int, fields: bytes) -> bool:

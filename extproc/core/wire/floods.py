@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
 from extproc.core.wire.limits import Abuse, Limits
-
-if TYPE_CHECKING:
-    from extproc.core.wire.outbox import Outbox
+from extproc.core.wire.outbox import Outbox
 
 
 class FloodMeter:

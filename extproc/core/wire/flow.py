@@ -6,15 +6,11 @@ the others. A stream's is given back as the budget for bodies has room.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from extproc.core.wire import frames
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
 from extproc.core.wire.limits import Limits
-
-if TYPE_CHECKING:
-    from extproc.core.wire.stream import WireStream
-    from extproc.core.wire.streams import Streams
+from extproc.core.wire.stream import WireStream
+from extproc.core.wire.streams import Streams
 
 
 class GivenWindows:

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
 from extproc.core.wire.limits import Abuse, Counters, Limits
-from extproc.core.wire.requests import Request
+from extproc.core.wire.requests import Field, Request
 
 V = TypeVar("V")
 
@@ -44,23 +43,6 @@ _MAX_REFUSED: Final = 4096
 _NAME: Final = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 # 9113 8.2.1: no NUL, LF or CR anywhere, no SP or HTAB at either end.
 _VALUE: Final = re.compile(rb"(?![ \t])[^\x00\n\r]*(?<![ \t])")
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One header field, decoded.
-
-    Attributes:
-        name: Lowercase, with its colon if it is a pseudo-header field.
-        value: As Latin-1, which loses nothing.
-        size_bytes: What the field counts towards the header list (9113 6.5.2).
-        is_valid: Whether name and value keep 9113 8.2.1.
-    """
-
-    name: str
-    value: str
-    size_bytes: int
-    is_valid: bool
 
 
 class StickyCache(Generic[V]):
@@ -116,7 +98,7 @@ class HeaderReader:
         )
         # Remembered blocks that read the dynamic table as it is now.
         self._volatile: set[bytes] = set()
-        # What `Connection` looks blocks up in; empty while everything must pass the decoder.
+        # What `Opener` looks blocks up in; empty while everything must pass the decoder.
         self.requests: dict[bytes, Request] = self._blocks.kept
 
     def forbid_table(self) -> None:

@@ -7,17 +7,30 @@ counts. Streams that the peer opens in between are served.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from extproc.core.wire import frames, grpc
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
-from extproc.core.wire.limits import Abuse
-
-if TYPE_CHECKING:
-    from extproc.core.wire.connection import Connection
+from extproc.core.wire.limits import Abuse, Limits
+from extproc.core.wire.streams import Streams
 
 _KEEPALIVE_PING: Final = b"extproc\x00"
 _DRAIN_PING: Final = b"extproc\x01"
+
+
+def server_preface(limits: Limits) -> bytes:
+    """9113 3.4: "The server connection preface consists of a potentially empty SETTINGS"."""
+    values = {
+        frames.HEADER_TABLE_SIZE: 0,
+        frames.MAX_CONCURRENT_STREAMS: limits.max_streams_per_connection,
+        frames.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+        frames.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
+    }
+    preface = frames.settings(values)
+    increment = limits.connection_window_bytes - frames.DEFAULT_WINDOW_BYTES
+    if increment > 0:
+        preface += frames.window_update(0, increment)
+    return preface
 
 
 class Lifetime:
@@ -31,23 +44,25 @@ class Lifetime:
 
     __slots__ = (
         "_data_frames",
+        "_drain_since_s",
         "_idle_since_s",
         "_keepalive_since_s",
         "_last_id",
         "_opened_s",
         "_settings_acknowledged",
         "_stalled_since_s",
-        "drain_since_s",
+        "_streams",
         "is_draining",
         "is_final",
         "last_received_s",
     )
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, streams: Streams, now: float) -> None:
+        self._streams = streams
         self.last_received_s = now
         self.is_draining = False
         self.is_final = False
-        self.drain_since_s = now
+        self._drain_since_s = now
         self._opened_s = now
         self._settings_acknowledged = False
         self._keepalive_since_s: float | None = None
@@ -60,39 +75,40 @@ class Lifetime:
         """The handshake is complete."""
         self._settings_acknowledged = True
 
-    def on_ping_acknowledged(self, connection: Connection, opaque: bytes) -> None:
+    def on_ping_acknowledged(self, opaque: bytes) -> None:
         """One of our PINGs came back; others are nobody's."""
         if opaque == _DRAIN_PING:
-            self.finish_drain(connection)
+            self._finish_drain()
         elif opaque == _KEEPALIVE_PING:
             self._keepalive_since_s = None
 
-    def start_drain(self, connection: Connection) -> None:
+    def start_drain(self, *, now: float) -> None:
         """Announce the end; streams that outlive requests end now, so that they move on."""
         if self.is_draining:
             return
         self.is_draining = True
-        self.drain_since_s = connection.now_s
-        connection.outbox.put(0, frames.goaway(frames.LARGEST_STREAM_ID, ErrorCode.NO_ERROR))
-        connection.outbox.put(0, frames.ping(_DRAIN_PING))
-        for stream in list(connection.streams.open.values()):
+        self._drain_since_s = now
+        outbox = self._streams.outbox
+        outbox.put(0, frames.goaway(frames.LARGEST_STREAM_ID, ErrorCode.NO_ERROR))
+        outbox.put(0, frames.ping(_DRAIN_PING))
+        for stream in list(self._streams.open.values()):
             if stream.method is not None and stream.method.is_long_lived:
                 stream.end(grpc.UNAVAILABLE, "draining")
 
-    def finish_drain(self, connection: Connection) -> None:
+    def _finish_drain(self) -> None:
         """Name the last stream that counts."""
         if self.is_draining and not self.is_final:
             self.is_final = True
-            last_id = connection.streams.last_id
-            connection.outbox.put(0, frames.goaway(last_id, ErrorCode.NO_ERROR))
+            goaway = frames.goaway(self._streams.last_id, ErrorCode.NO_ERROR)
+            self._streams.outbox.put(0, goaway)
 
-    def tick(self, connection: Connection) -> None:
+    def tick(self, *, now: float) -> None:
         """Look what has taken too long.
 
         Raises:
             ConnectionFault: The connection has.
         """
-        now, limits = connection.now_s, connection.limits
+        limits = self._streams.limits
         if not self._settings_acknowledged:
             # 9113 6.5.3: no acknowledgement "within a reasonable amount of time": SETTINGS_TIMEOUT.
             if now - self._opened_s > limits.handshake_timeout_s:
@@ -100,37 +116,36 @@ class Lifetime:
                     ErrorCode.SETTINGS_TIMEOUT, "handshake", Abuse.HANDSHAKE_TIMEOUT
                 )
             return
-        self._tick_keepalive(connection)
-        self._tick_idle(connection)
-        self._tick_queue(connection)
-        if self.is_draining and now - self.drain_since_s > limits.keepalive_timeout_s:
-            self.finish_drain(connection)
+        self._tick_keepalive(now)
+        self._tick_idle(now)
+        self._tick_queue(now)
+        if self.is_draining and now - self._drain_since_s > limits.keepalive_timeout_s:
+            self._finish_drain()
 
-    def _tick_keepalive(self, connection: Connection) -> None:
-        now, limits = connection.now_s, connection.limits
-        since = self._keepalive_since_s
+    def _tick_keepalive(self, now: float) -> None:
+        limits, since = self._streams.limits, self._keepalive_since_s
         if since is None or self.last_received_s > since:
             # Any byte is a sign of life, also where the PING itself is still behind others.
             self._keepalive_since_s = None
             if now - self.last_received_s > limits.keepalive_s:
                 self._keepalive_since_s = now
-                connection.outbox.put(0, frames.ping(_KEEPALIVE_PING))
+                self._streams.outbox.put(0, frames.ping(_KEEPALIVE_PING))
         elif now - since > limits.keepalive_timeout_s:
             raise ConnectionFault(ErrorCode.NO_ERROR, "peer is silent", Abuse.HALF_OPEN)
 
-    def _tick_idle(self, connection: Connection) -> None:
-        now = connection.now_s
-        if connection.streams.open or connection.streams.last_id != self._last_id:
-            self._last_id = connection.streams.last_id
+    def _tick_idle(self, now: float) -> None:
+        streams = self._streams
+        if streams.open or streams.last_id != self._last_id:
+            self._last_id = streams.last_id
             self._idle_since_s = now
-        elif now - self._idle_since_s > connection.limits.idle_timeout_s and not self.is_draining:
-            connection.counters.abuse[Abuse.IDLE] += 1
-            self.start_drain(connection)
+        elif now - self._idle_since_s > streams.limits.idle_timeout_s and not self.is_draining:
+            streams.counters.abuse[Abuse.IDLE] += 1
+            self.start_drain(now=now)
 
-    def _tick_queue(self, connection: Connection) -> None:
-        now, outbox = connection.now_s, connection.outbox
+    def _tick_queue(self, now: float) -> None:
+        outbox = self._streams.outbox
         if not outbox.queued_bytes or outbox.data_frames != self._data_frames:
             self._data_frames = outbox.data_frames
             self._stalled_since_s = now
-        elif now - self._stalled_since_s > connection.limits.stall_timeout_s:
+        elif now - self._stalled_since_s > self._streams.limits.stall_timeout_s:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "slow reader", Abuse.SLOW_READER)

@@ -6,61 +6,57 @@ The common frame, which holds exactly one message, never comes here: `Connection
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from extproc.core.wire import frames, grpc
 from extproc.core.wire.limits import Abuse
-
-if TYPE_CHECKING:
-    from extproc.core.wire.connection import Connection
-    from extproc.core.wire.stream import WireStream
+from extproc.core.wire.stream import WireStream
+from extproc.core.wire.streams import Streams
 
 # Shorter than any message with its prefix.
 _REFUSED: Final = 0
 
 
-def take_content(connection: Connection, stream: WireStream, content: bytes) -> None:
+def take_content(streams: Streams, stream: WireStream, content: bytes, *, now: float) -> None:
     """Take content of a stream: deliver whole messages, keep the rest."""
     start, stop = 0, len(content)
     while start < stop and not stream.is_ended:
         if stream.partial is None:
             prefix = content[start : start + grpc.PREFIX_BYTES]
-            size = _announced_bytes(connection, stream, prefix)
+            size = _announced_bytes(streams, stream, prefix)
             if size == _REFUSED:
                 return
             if size is not None and start + size <= stop:
                 message = content[start + grpc.PREFIX_BYTES : start + size]
-                connection.streams.deliver(stream, message)
+                streams.deliver(stream, message)
                 start += size
                 continue
             stream.partial = bytearray()
-            connection.streams.partial_since_s[stream.id] = connection.now_s
-        start = _grow(connection, stream, stream.partial, content, start)
+            streams.partial_since_s[stream.id] = now
+        start = _grow(streams, stream, stream.partial, content, start)
 
 
 def _grow(
-    connection: Connection, stream: WireStream, partial: bytearray, content: bytes, start: int
+    streams: Streams, stream: WireStream, partial: bytearray, content: bytes, start: int
 ) -> int:
     """Add to a message of which a part is here; return how far `content` is used."""
-    size = _announced_bytes(connection, stream, partial[: grpc.PREFIX_BYTES])
+    size = _announced_bytes(streams, stream, partial[: grpc.PREFIX_BYTES])
     wanted = (size or grpc.PREFIX_BYTES) - len(partial)
     added = memoryview(content)[start : start + wanted]
     partial += added
-    connection.streams.budget.add(stream, len(added))
+    streams.budget.add(stream, len(added))
     if size is None:
-        size = _announced_bytes(connection, stream, partial)
+        size = _announced_bytes(streams, stream, partial)
     if len(partial) == size:
         message = bytes(memoryview(partial)[grpc.PREFIX_BYTES :])
-        connection.streams.forget_partial(stream)
+        streams.forget_partial(stream)
         partial.clear()  # callers still know it, and the message is a copy
-        connection.streams.budget.add(stream, -size)
-        connection.streams.deliver(stream, message)
+        streams.budget.add(stream, -size)
+        streams.deliver(stream, message)
     return start + len(added)
 
 
-def _announced_bytes(
-    connection: Connection, stream: WireStream, prefix: bytes | bytearray
-) -> int | None:
+def _announced_bytes(streams: Streams, stream: WireStream, prefix: bytes | bytearray) -> int | None:
     """Read how long a message with its prefix is; None while the prefix is not whole.
 
     Where the message is compressed or too long: ends the stream, and returns `_REFUSED`.
@@ -71,8 +67,8 @@ def _announced_bytes(
         _refuse_compressed(stream, prefix[0])
         return _REFUSED
     size: int = frames.U32.unpack_from(prefix, 1)[0]
-    if size > connection.limits.max_message_bytes:
-        connection.counters.abuse[Abuse.MESSAGE_TOO_LARGE] += 1
+    if size > streams.limits.max_message_bytes:
+        streams.counters.abuse[Abuse.MESSAGE_TOO_LARGE] += 1
         stream.end(grpc.RESOURCE_EXHAUSTED, f"message of {size} bytes beyond the limit")
         return _REFUSED
     return grpc.PREFIX_BYTES + size

@@ -12,17 +12,33 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from extproc.core.budget import Budget
 from extproc.core.wire import frames
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
 
-if TYPE_CHECKING:
-    from extproc.core.wire.stream import WireStream
-
 # Connection frames live among the streams' frames under the identifier that no stream has.
 CONNECTION: Final = 0
+
+
+class Sender(Protocol):
+    """A stream that has DATA to send.
+
+    Attributes:
+        window_bytes: The peer's window for it (9113 6.9.1).
+        queue: DATA that waits for a window; None where none does.
+    """
+
+    window_bytes: int
+    queue: bytearray | None
+
+    @property
+    def id(self) -> int:
+        """HTTP/2 stream identifier."""
+
+    def on_queue_sent(self) -> None:
+        """Nothing waits for a window any more."""
 
 
 class Outbox:
@@ -68,7 +84,7 @@ class Outbox:
         self._is_awake = False
         self._frames: dict[int, list[bytes]] = {}
         self._sealed: list[dict[int, list[bytes]]] = []
-        self._turns: deque[WireStream] = deque()
+        self._turns: deque[Sender] = deque()
         self._held_window_bytes: int | None = None
 
     def put(self, stream_id: int, chunk: bytes) -> None:
@@ -97,7 +113,7 @@ class Outbox:
         sealed, self._sealed = self._sealed, []
         return b"".join(chain.from_iterable(chunks for part in sealed for chunks in part.values()))
 
-    def drop(self, stream: WireStream) -> None:
+    def drop(self, stream: Sender) -> None:
         """Forget everything of a stream that is not written yet."""
         self.drop_frames(stream.id)
         self.forget_queue(stream)
@@ -110,7 +126,7 @@ class Outbox:
             if stream_id in part:
                 self._refund(stream_id, part.pop(stream_id))
 
-    def forget_queue(self, stream: WireStream) -> None:
+    def forget_queue(self, stream: Sender) -> None:
         """Give up the DATA of a stream that waits for a window."""
         if stream.queue is not None:
             self._unqueue(len(stream.queue))
@@ -132,7 +148,7 @@ class Outbox:
         self.queued_bytes -= size_bytes
         self._budget.add_unsent(-size_bytes)
 
-    def enqueue(self, stream: WireStream, payload: bytes) -> None:
+    def enqueue(self, stream: Sender, payload: bytes) -> None:
         """Queue DATA of a stream that does not fit a window or a frame, and send what does."""
         if stream.queue is None:
             stream.queue = bytearray()
@@ -172,7 +188,7 @@ class Outbox:
             self.window_bytes, self._held_window_bytes = self._held_window_bytes, None
             self.pump()
 
-    def add_stream_window(self, stream: WireStream, change_bytes: int) -> bool:
+    def add_stream_window(self, stream: Sender, change_bytes: int) -> bool:
         """Change a stream's window, down too (9113 6.9.2); false where it passes 2^31-1."""
         was_blocked = stream.window_bytes <= 0
         stream.window_bytes += change_bytes
@@ -197,7 +213,7 @@ class Outbox:
             elif stream.window_bytes > 0:
                 turns.append(stream)
 
-    def _send_frame(self, stream: WireStream, queue: bytearray) -> None:
+    def _send_frame(self, stream: Sender, queue: bytearray) -> None:
         size = min(len(queue), self.window_bytes, stream.window_bytes, self.max_frame_bytes)
         payload = bytes(memoryview(queue)[:size])
         del queue[:size]

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from extproc.core.wire import grpc
-
-if TYPE_CHECKING:
-    from extproc.core.wire.headers import Field
-    from extproc.core.wire.stream import MethodLike
+from extproc.core.wire.service import MethodLike
 
 # 9113 8.2.2: "An endpoint MUST NOT generate an HTTP/2 message containing connection-specific header
 # fields"; a message with one is malformed.
@@ -24,6 +21,23 @@ _CONNECTION_SPECIFIC: Final = frozenset(
 )
 _MAX_QUOTED_CHARS: Final = 64
 _PSEUDO: Final = frozenset((":method", ":scheme", ":authority", ":path"))
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One header field, decoded.
+
+    Attributes:
+        name: Lowercase, with its colon if it is a pseudo-header field.
+        value: As Latin-1, which loses nothing.
+        size_bytes: What the field counts towards the header list (9113 6.5.2).
+        is_valid: Whether name and value keep 9113 8.2.1.
+    """
+
+    name: str
+    value: str
+    size_bytes: int
+    is_valid: bool
 
 
 @dataclass(frozen=True, slots=True)

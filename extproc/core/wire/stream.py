@@ -8,63 +8,36 @@ everything queued; when the peer has not finished its request by then, RST_STREA
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
+from extproc.core.budget import Budget
 from extproc.core.wire import frames, grpc
 from extproc.core.wire.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from extproc.core.wire.requests import Request
-    from extproc.core.wire.streams import Streams
+from extproc.core.wire.outbox import Outbox
+from extproc.core.wire.requests import Request
+from extproc.core.wire.service import NO_SESSION, SessionLike
 
 _NO_ERROR: Final = int(ErrorCode.NO_ERROR)
 # 7541 6.3: "Dynamic Table Size Update" to 0. Our encoder never indexes; it says so once.
 _TABLE_UPDATE: Final = b"\x20"
 
 
-class SessionLike(Protocol):
-    """What a service gives for one call; the contract is `extproc.shell.rpc.Session`."""
+class Book(Protocol):
+    """The streams of the connection, as one of them sees them.
 
-    def receive(self, message: bytes) -> None:
-        """Take one message from the peer."""
+    Attributes:
+        outbox: Where its frames go.
+        budget: Where what it holds is counted.
+    """
 
-    def half_close(self) -> None:
-        """The peer will send nothing more."""
+    outbox: Outbox
+    budget: Budget
 
-    def closed(self) -> None:
-        """The call is over, whoever ended it. Called exactly once, last."""
+    def give_up(self, stream: WireStream) -> None:
+        """There is no room for what the stream holds: let its session say so, or end it."""
 
-    # And `give_up()` where it can answer better than RESOURCE_EXHAUSTED that memory is short.
-
-
-class MethodLike(Protocol):
-    """One method that a service offers; the contract is `extproc.shell.rpc.Method`."""
-
-    @property
-    def path(self) -> str:
-        """`/package.Service/Method`."""
-
-    @property
-    def open(self) -> Callable[[WireStream, Mapping[str, str]], SessionLike]:
-        """Begins a call."""
-
-    @property
-    def is_long_lived(self) -> bool:
-        """Ends with UNAVAILABLE at drain."""
-
-
-class _NoSession:
-    """Stands where no session is: before the method has answered, and when it failed to."""
-
-    def receive(self, message: bytes) -> None: ...
-
-    def half_close(self) -> None: ...
-
-    def closed(self) -> None: ...
-
-
-NO_SESSION: Final = _NoSession()
+    def on_answered(self, stream: WireStream) -> None:
+        """The stream's trailers are written."""
 
 
 class WireStream:
@@ -90,8 +63,8 @@ class WireStream:
     waited_s: float
 
     __slots__ = (
+        "_book",
         "_end_block",
-        "_streams",
         "content_left",
         "encoding",
         "has_answered",
@@ -110,14 +83,14 @@ class WireStream:
         "window_bytes",
     )
 
-    def __init__(self, streams: Streams, stream_id: int, request: Request) -> None:
-        self._streams = streams
+    def __init__(self, book: Book, stream_id: int, request: Request) -> None:
+        self._book = book
         self.id = stream_id
         # Not the request itself: its metadata is the peer's to make large.
         self.method = request.method
         self.encoding = request.encoding
         self.session: SessionLike = NO_SESSION
-        self.window_bytes = streams.outbox.initial_window_bytes
+        self.window_bytes = book.outbox.initial_window_bytes
         self.unacknowledged_bytes = 0
         self.is_plain = request.content_length is None
         self.is_half_closed = False
@@ -139,7 +112,7 @@ class WireStream:
         """Queue one message. Ignored after `end` and after the peer has left."""
         if self.is_ended:
             return
-        outbox = self._streams.outbox
+        outbox = self._book.outbox
         size = len(message)
         framed = size + grpc.PREFIX_BYTES
         if (
@@ -186,20 +159,20 @@ class WireStream:
         now_bytes = 0 if self.is_ended else num_bytes
         change_bytes, self.kept_bytes = now_bytes - self.kept_bytes, now_bytes
         if change_bytes:
-            self._streams.budget.add(self, change_bytes)
+            self._book.budget.add(self, change_bytes)
         if is_whole:
-            self._streams.budget.set_whole(self)
+            self._book.budget.set_whole(self)
 
     def grant(self) -> None:
         """Give the peer its window back (9113 6.9.1)."""
         if not self.is_ended:
             update = frames.window_update(self.id, self.unacknowledged_bytes)
-            self._streams.outbox.put(self.id, update)
+            self._book.outbox.put(self.id, update)
             self.unacknowledged_bytes = 0
 
     def give_up(self) -> None:
         """There is no room for what the call holds: let its session say so, or end it."""
-        self._streams.give_up(self)
+        self._book.give_up(self)
 
     def on_queue_sent(self) -> None:
         """Nothing waits for a window any more: the end may follow."""
@@ -212,7 +185,7 @@ class WireStream:
             self._put_block(frames.END_HEADERS, grpc.RESPONSE_BLOCK)
 
     def _put_block(self, flags: int, block: bytes) -> None:
-        outbox = self._streams.outbox
+        outbox = self._book.outbox
         if not outbox.table_update_stream:
             # 9113 4.3.1: an encoder answers a reduced table size with a size update at the start
             # of the next block. Size 0 before the first block answers every reduction to come.
@@ -230,13 +203,13 @@ class WireStream:
                     grpc.OK_WORD, grpc.END_FLAGS, stream_id, block,
                     grpc.RESET_WORD, 0, stream_id, _NO_ERROR,
                 )  # fmt: skip
-            self._streams.outbox.put(stream_id, end)
+            self._book.outbox.put(stream_id, end)
         else:
             self.put_end(block if self.has_answered else grpc.RESPONSE_BLOCK + block)
-        self._streams.on_answered(self)
+        self._book.on_answered(self)
 
     def put_end(self, block: bytes) -> None:
         """Write the last header block, and RST_STREAM(NO_ERROR) where the peer goes on."""
         self._put_block(grpc.END_FLAGS, block)
         if not self.is_half_closed:
-            self._streams.outbox.put(self.id, frames.rst_stream(self.id, _NO_ERROR))
+            self._book.outbox.put(self.id, frames.rst_stream(self.id, _NO_ERROR))

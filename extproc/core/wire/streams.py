@@ -13,8 +13,9 @@ from extproc.core.wire import frames, grpc
 from extproc.core.wire.errors import ConnectionFault, ErrorCode, StreamFault
 from extproc.core.wire.limits import Abuse, Counters, Limits
 from extproc.core.wire.outbox import Outbox
+from extproc.core.wire.service import NO_SESSION
 from extproc.core.wire.states import TABLE, ClosedStreams, Scope, State, Verdict
-from extproc.core.wire.stream import NO_SESSION, WireStream
+from extproc.core.wire.stream import WireStream
 
 
 class Streams:

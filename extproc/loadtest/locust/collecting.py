@@ -19,13 +19,13 @@ class News(msgspec.Struct, array_like=True):
     Attributes:
         records: Of the requests that are over since the last time.
         begun_s: When requests were sent since the last time; times as in records.
-        firsts_s: When requests were sent and when they had their first text, since the last time.
+        firsts_s: When requests were sent that have had their first text since the last time.
         is_final: There is no more to come.
     """
 
     records: list[RequestRecord]
     begun_s: list[float]
-    firsts_s: list[tuple[float, float]]
+    firsts_s: list[float]
     is_final: bool
 
 
@@ -63,8 +63,8 @@ class Collecting:
             return
         for at_s in news.begun_s:
             self.figures.begin(at_s)
-        for sent_s, first_s in news.firsts_s:
-            self.figures.take_first(sent_s, first_s)
+        for sent_s in news.firsts_s:
+            self.figures.take_first(sent_s)
         for record in news.records:
             share.num_records += 1
             self.records.append(record)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from extproc.loadtest.llmd import save_benchmark_reports
 from extproc.loadtest.locust.collecting import Collecting
 from extproc.loadtest.locust.plan import options_of
 from extproc.loadtest.measures import LoadSummary, summarize_records
@@ -72,7 +71,7 @@ def _write(collecting: Collecting, options: Namespace, wall_clock: Callable[[], 
     ordered = sorted(collecting.records, key=lambda record: record.index)
     if options.records:
         save_records(ordered, Path(options.records))
-    if not (options.result or options.llmd_reports):
+    if not options.result:
         return
     plan = collecting.plan
     result = single_run(
@@ -85,10 +84,7 @@ def _write(collecting: Collecting, options: Namespace, wall_clock: Callable[[], 
         seed=plan.seed,
         about=f"Sent by locust in {plan.mode} loop, by {_processes(len(plan.workers))}.",
     )
-    if options.result:
-        save(result, Path(options.result))
-    if options.llmd_reports:
-        save_benchmark_reports(result, Path(options.llmd_reports))
+    save(result, Path(options.result))
 
 
 def _processes(num: int) -> str:

@@ -159,8 +159,6 @@ def add_options(parser: LocustArgumentParser) -> None:
     add("--picker-admin", default="", help="URL of the picker's admin port, for the heatmap")
     add("--records", default="", help="write a JSON line per request to this file")
     add("--result", default="", help="write the result to this JSON file")
-    text = "write the result as llm-d-benchmark's report into this folder"
-    add("--llmd-reports", default="", help=text)
     add("--fail-on-lag", action="store_true", help="exit 3 if the generator lagged")
 
 

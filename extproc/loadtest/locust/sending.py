@@ -54,7 +54,7 @@ class Sender:
         self._clock = clock
         self._connections = Connections(server)
         self._begun_s: list[float] = []
-        self._firsts_s: list[tuple[float, float]] = []
+        self._firsts_s: list[float] = []
 
     def now(self) -> float:
         """Seconds from the start; negative before it."""
@@ -80,7 +80,7 @@ class Sender:
         """
         sent_s = self.now()
         self._begun_s.append(sent_s)
-        reading = _Reading(self._clock, lambda: self._firsts_s.append((sent_s, self.now())))
+        reading = _Reading(self._clock, lambda: self._firsts_s.append(sent_s))
         error = self._error_of(reading, request)
         times_s = reading.meter.times_s
         return RequestRecord(
@@ -105,7 +105,7 @@ class Sender:
         begun_s, self._begun_s = self._begun_s, []
         return begun_s
 
-    def take_firsts(self) -> list[tuple[float, float]]:
+    def take_firsts(self) -> list[float]:
         """When requests were sent and had their first text, of those that nobody has taken yet."""
         firsts_s, self._firsts_s = self._firsts_s, []
         return firsts_s

@@ -1,6 +1,6 @@
 """Whether real runs come out in the order that the laboratory predicts.
 
-Of two targets the laboratory predicts an order by a measure if, over its seeds, the difference is
+Of two targets the laboratory predicts an order by a figure if, over its seeds, the difference is
 surely not nought (95 %, paired by seed; with fewer than three seeds that cannot be said and is
 taken as given) and more than `TIE_RATIO` of the larger value. Real runs agree if their means differ
 the same way.
@@ -13,46 +13,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
+from extproc.loadtest.figures import Figure
 from extproc.loadtest.results import RunResult
 from extproc.workload.intervals import paired_difference
 
 TIE_RATIO = 0.02
 MIN_SEEDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """What runs are compared by.
-
-    Attributes:
-        name: For people.
-        key: Field of `Metrics`.
-        form: How to print a value.
-        needs_pods: Known only of pods that can be asked.
-        is_more_better: Else less is.
-    """
-
-    name: str
-    key: str
-    form: str
-    needs_pods: bool = False
-    is_more_better: bool = True
-
-    def of(self, run: RunResult) -> float | None:
-        """Its value in a run; None if it is not known."""
-        value: float = getattr(run.metrics, self.key)
-        return None if self.needs_pods and not run.knows_pods else value
-
-
-MEASURES = (
-    Measure("finished per second", "throughput_rps", "{:.2f}"),
-    Measure("first token, mean (s)", "ttft_mean_s", "{:.2f}", is_more_better=False),
-    Measure("first token, median (s)", "ttft_p50_s", "{:.2f}", is_more_better=False),
-    Measure("first token, 99th percentile (s)", "ttft_p99_s", "{:.2f}", is_more_better=False),
-    Measure("SLO attainment", "attainment", "{:.1%}"),
-    Measure("S-LoRA satisfaction", "slora_satisfaction", "{:.3f}"),
-    Measure("adapter loads per 1,000", "loads_per_1000", "{:.0f}", True, False),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +43,9 @@ class Agreement:
         return "no: " + ", ".join(f"{larger} is not above {other}" for larger, other in self.wrong)
 
 
-def mean_of(runs: Iterable[RunResult], measure: Measure) -> float | None:
-    """Mean over runs; None if there is none, or it is not known."""
-    values = [value for run in runs if (value := measure.of(run)) is not None]
-    return fmean(values) if values else None
-
-
-def agreement(runs: Sequence[RunResult], measure: Measure) -> Agreement:
+def agreement(runs: Sequence[RunResult], figure: Figure) -> Agreement:
     """Hold real runs of one scenario at one rate against virtual ones."""
-    real, virtual = _values(runs, "real", measure), _values(runs, "virtual", measure)
+    real, virtual = _values(runs, "real", figure), _values(runs, "virtual", figure)
     predicted = [
         (larger, other)
         for pair in combinations([target for target in real if target in virtual], 2)
@@ -100,7 +60,7 @@ def agreement(runs: Sequence[RunResult], measure: Measure) -> Agreement:
     return Agreement(len(predicted), tuple(wrong))
 
 
-def distance(runs: Sequence[RunResult], measure: Measure) -> float | None:
+def distance(runs: Sequence[RunResult], figure: Figure) -> float | None:
     """Median over all runs that have a twin of how far the real value is from the virtual one.
 
     As a part of the virtual value; None if there is nothing to compare.
@@ -109,17 +69,17 @@ def distance(runs: Sequence[RunResult], measure: Measure) -> float | None:
     apart = []
     for run in runs:
         twin = twins.get(_key(run)) if run.kind == "real" else None
-        value, expected = measure.of(run), measure.of(twin) if twin else None
+        value, expected = figure.of(run), figure.of(twin) if twin else None
         if value is not None and expected:
             apart.append(abs(value / expected - 1))
     return median(apart) if apart else None
 
 
-def _values(runs: Iterable[RunResult], kind: str, measure: Measure) -> dict[str, dict[int, float]]:
+def _values(runs: Iterable[RunResult], kind: str, figure: Figure) -> dict[str, dict[int, float]]:
     """By target and seed."""
     values: dict[str, dict[int, float]] = {}
     for run in runs:
-        value = measure.of(run)
+        value = figure.of(run)
         if run.kind == kind and value is not None:
             values.setdefault(run.target, {})[run.seed] = value
     return values

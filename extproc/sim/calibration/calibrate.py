@@ -123,16 +123,6 @@ def read_page(page: str, *, at_s: float) -> Reading:
         raise ValueError(f"the page has no {error}") from error
 
 
-def sample_between(first: Reading, second: Reading) -> Sample | None:
-    """The mean step between two readings: `sample_over` both.
-
-    None also if the number of adapters changed.
-    """
-    if first.num_adapters != second.num_adapters:
-        return None
-    return sample_over((first, second), num_adapters=first.num_adapters)
-
-
 def sample_over(readings: Sequence[Reading], *, num_adapters: int) -> Sample | None:
     """The mean step between the first and the last of some readings.
 

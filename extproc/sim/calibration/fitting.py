@@ -6,16 +6,16 @@ Samples under different loads (`extproc.sim.calibration.calibrate`) give the cos
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
+from typing import Any
 
 from extproc.sim.calibration.calibrate import Sample
 from extproc.sim.engine.profiles import INSTANT, EngineProfile
 
-_SINGULAR = 1e-7
-"""Pivots of scaled columns below this, per sample: the samples do not tell the costs apart."""
-
+_SINGULAR = 1e-6
+"""Singular values below this part of the largest: the samples do not tell the costs apart."""
 _ROUNDS = 20
 """Of weighing the samples anew; what remains to move after as many is far below any noise."""
 _EXACT_RATIO = 0.002
@@ -24,66 +24,33 @@ _MAX_GROWTH = 1.0
 """An adapter that lengthens a step by more than a first one's whole is not looked for."""
 _GROWTH_STEP = 0.0002
 """How exactly the growth is found."""
+_NAMES = ("step_s", "step_per_decode_s", "step_per_kv_token_s", "step_per_prefill_token_s")
+"""Of the costs, in the order of `Sample.terms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Costs as in `EngineProfile`, and how well they tell the samples' steps.
+    """Costs, and how well they tell the samples' steps.
 
     Attributes:
-        step_s: Seconds.
-        step_per_decode_s: Seconds.
-        step_per_kv_token_s: Seconds.
-        step_per_prefill_token_s: Seconds.
-        lora_ratio: None where the samples do not tell.
-        lora_per_adapter_ratio: None where the samples do not tell.
+        costs: By their names in `EngineProfile`; those of adapters only where samples tell them.
         errors: For each sample, how much longer the costs say that its step is, as part of what
             it was.
     """
 
-    step_s: float
-    step_per_decode_s: float
-    step_per_kv_token_s: float
-    step_per_prefill_token_s: float
-    lora_ratio: float | None = None
-    lora_per_adapter_ratio: float | None = None
-    errors: tuple[float, ...] = ()
-
-    @property
-    def mean_error_ratio(self) -> float:
-        """Mean of the errors, without sign."""
-        return math.fsum(map(abs, self.errors)) / len(self.errors)
-
-    @property
-    def median_error_ratio(self) -> float:
-        """Median of the errors, without sign: what disturbs single samples does not move it."""
-        return median(map(abs, self.errors))
-
-    @property
-    def max_error_ratio(self) -> float:
-        """The largest error, without sign."""
-        return max(map(abs, self.errors))
+    costs: Mapping[str, float]
+    errors: tuple[float, ...]
 
     def applied(self, profile: EngineProfile, *, where: str) -> EngineProfile:
         """`profile` with these costs, said to be measured at `where`; the others stay."""
+        sizes = [abs(error) for error in self.errors]
         provenance = (
-            f"step costs measured on {where}: {len(self.errors)} samples, errors "
-            f"{self.median_error_ratio:.1%} in the median, {self.mean_error_ratio:.1%} in the "
-            f"mean, {self.max_error_ratio:.1%} at most; the rest: {profile.provenance}"
+            f"step costs measured on {where}: {len(sizes)} samples, errors {median(sizes):.1%} in "
+            f"the median, {fmean(sizes):.1%} in the mean, {max(sizes):.1%} at most; the rest: "
+            f"{profile.provenance}"
         )
-        return replace(self.costs_in(profile), provenance=provenance)
-
-    def costs_in(self, profile: EngineProfile) -> EngineProfile:
-        """`profile` with these costs; the others stay."""
-        return replace(
-            profile,
-            step_s=self.step_s,
-            step_per_decode_s=self.step_per_decode_s,
-            step_per_kv_token_s=self.step_per_kv_token_s,
-            step_per_prefill_token_s=self.step_per_prefill_token_s,
-            lora_ratio=_or(self.lora_ratio, profile.lora_ratio),
-            lora_per_adapter_ratio=_or(self.lora_per_adapter_ratio, profile.lora_per_adapter_ratio),
-        )
+        changes: dict[str, Any] = dict(self.costs)
+        return replace(profile, **changes, provenance=provenance)
 
 
 def fit(samples: Iterable[Sample]) -> Fit:
@@ -101,42 +68,20 @@ def fit(samples: Iterable[Sample]) -> Fit:
         ValueError: There are too few samples, or they are too much alike.
     """
     samples = list(samples)
-    with_adapters = [sample for sample in samples if sample.num_adapters]
-    without = [sample for sample in samples if not sample.num_adapters]
-    if not with_adapters:
-        return _judged(Fit(*_split(_least_errors([(s.terms, s.step_s) for s in without]))), without)
-    costs, growth = _fit_adapters(with_adapters)
-    ratio = 0.0
-    if without:
-        ratio = max(0.0, median(_dot(costs, s.terms) / s.step_s for s in without) - 1)
-    plain = _split([cost / (1 + ratio) for cost in costs])
-    return _judged(Fit(*plain, ratio, growth * (1 + ratio)), samples)
-
-
-def _fit_adapters(samples: Sequence[Sample]) -> tuple[list[float], float]:
-    """Costs of a step with one adapter, and by which part of that each further one lengthens it.
-
-    For each growth the best costs are known, so the best growth is searched for, by thirds.
-    """
-
-    def costs_at(growth: float) -> tuple[float, list[float]]:
-        rows = [(s.terms, s.step_s / (1 + growth * (s.num_adapters - 1))) for s in samples]
-        costs = _least_errors(rows)
-        return math.fsum(abs(_dot(costs, terms) / value - 1) for terms, value in rows), costs
-
-    low, high = 0.0, _MAX_GROWTH if len({sample.num_adapters for sample in samples}) > 1 else 0.0
-    while high - low > _GROWTH_STEP:
-        third = (high - low) / 3
-        if costs_at(low + third) <= costs_at(high - third):
-            high -= third
-        else:
-            low += third
-    growth = low if low < _GROWTH_STEP else (low + high) / 2
-    return costs_at(growth)[1], growth
-
-
-def _judged(found: Fit, samples: Sequence[Sample]) -> Fit:
-    return replace(found, errors=tuple(errors_of(found.costs_in(INSTANT), samples)))
+    adapted = [sample for sample in samples if sample.num_adapters]
+    plain = [sample for sample in samples if not sample.num_adapters]
+    adapters: dict[str, float] = {}
+    if adapted:
+        costs, growth = _fit_adapters(adapted)
+        ratio = 0.0
+        if plain:
+            ratio = max(0.0, median(_dot(costs, s.terms) / s.step_s for s in plain) - 1)
+        costs = [cost / (1 + ratio) for cost in costs]
+        adapters = {"lora_ratio": ratio, "lora_per_adapter_ratio": growth * (1 + ratio)}
+    else:
+        costs = _least_errors(plain, [sample.step_s for sample in plain])
+    found: dict[str, Any] = {**dict(zip(_NAMES, costs, strict=True)), **adapters}
+    return Fit(found, tuple(errors_of(replace(INSTANT, **found), samples)))
 
 
 def errors_of(profile: EngineProfile, samples: Iterable[Sample]) -> list[float]:
@@ -154,82 +99,59 @@ def errors_of(profile: EngineProfile, samples: Iterable[Sample]) -> list[float]:
     ]
 
 
-def _split(costs: Sequence[float]) -> tuple[float, float, float, float]:
-    """Costs in the order of `Sample.terms`."""
-    fixed, per_decode, per_kv_token, per_prefill_token = costs
-    return fixed, per_decode, per_kv_token, per_prefill_token
+def _fit_adapters(samples: Sequence[Sample]) -> tuple[list[float], float]:
+    """Costs of a step with one adapter, and by which part of that each further one lengthens it.
+
+    For each growth the best costs are known, so the best growth is searched for, by thirds.
+    """
+
+    def costs_at(growth: float) -> tuple[float, list[float]]:
+        times_s = [s.step_s / (1 + growth * (s.num_adapters - 1)) for s in samples]
+        costs = _least_errors(samples, times_s)
+        pairs = zip(samples, times_s, strict=True)
+        return math.fsum(abs(_dot(costs, s.terms) / time_s - 1) for s, time_s in pairs), costs
+
+    low, high = 0.0, _MAX_GROWTH if len({sample.num_adapters for sample in samples}) > 1 else 0.0
+    while high - low > _GROWTH_STEP:
+        third = (high - low) / 3
+        if costs_at(low + third) <= costs_at(high - third):
+            high -= third
+        else:
+            low += third
+    growth = low if low < _GROWTH_STEP else (low + high) / 2
+    return costs_at(growth)[1], growth
 
 
-_Row = tuple[Sequence[float], float]
+def _least_errors(samples: Sequence[Sample], times_s: Sequence[float]) -> list[float]:
+    """Coefficients of the samples' terms, none negative, with the least sum of relative errors.
 
+    That is least squares, where a row weighs the less the larger its error was the time before.
+    """
+    import numpy as np  # of the extra `loadtest`
 
-def _least_errors(rows: Sequence[_Row]) -> list[float]:
-    """Coefficients, none negative, with the least sum of relative errors: least squares, where a
-    row weighs the less the larger its error was the time before."""
-    found = _least_squares(rows, [1.0] * len(rows))
-    for _ in range(_ROUNDS):
-        errors = (abs(_dot(found, terms) / value - 1) for terms, value in rows)
-        found = _least_squares(rows, [max(_EXACT_RATIO, error) ** -0.5 for error in errors])
-    return found
-
-
-def _least_squares(rows: Sequence[_Row], weights: Sequence[float]) -> list[float]:
-    """Coefficients, none negative, with the least sum of squares of weighted relative errors."""
-    width = len(rows[0][0]) if rows else 0
-    if len(rows) < max(2, width):
-        raise ValueError(f"{len(rows)} samples are too few")
-    kept = list(range(width))
-    while True:
-        found = _solve(
-            [
-                ([weight * terms[i] / value for i in kept], weight)
-                for (terms, value), weight in zip(rows, weights, strict=True)
-            ]
-        )
-        worst = min(range(len(kept)), key=lambda place: found[place] * _scale(rows, kept[place]))
-        if found[worst] >= 0:
-            break
-        del kept[worst]
-    coefficients = [0.0] * width
-    for place, value in zip(kept, found, strict=True):
-        coefficients[place] = value
-    return coefficients
-
-
-def _solve(rows: Sequence[_Row]) -> list[float]:
-    """Normal equations, by Gauss with pivots; columns are scaled to lie near each other."""
-    width = len(rows[0][0])
-    scales = [_scale(rows, column) or 1.0 for column in range(width)]
-    scaled = [([t / scale for t, scale in zip(terms, scales, strict=True)], v) for terms, v in rows]
-    table = [
-        [
-            *(
-                math.fsum(terms[row] * terms[column] for terms, _ in scaled)
-                for column in range(width)
-            ),
-            math.fsum(terms[row] * value for terms, value in scaled),
-        ]
-        for row in range(width)
-    ]
-    for column in range(width):
-        pivot = max(range(column, width), key=lambda row: abs(table[row][column]))
-        if abs(table[pivot][column]) < _SINGULAR * len(rows):
-            raise ValueError("the samples are too much alike: vary batch, lengths and prompts")
-        table[column], table[pivot] = table[pivot], table[column]
-        for row in range(width):
-            if row != column:
-                part = table[row][column] / table[column][column]
-                table[row] = [a - part * b for a, b in zip(table[row], table[column], strict=True)]
-    return [table[i][width] / table[i][i] / scales[i] for i in range(width)]
-
-
-def _scale(rows: Sequence[_Row], column: int) -> float:
-    return max(abs(terms[column]) for terms, _ in rows)
+    terms = np.array([sample.terms for sample in samples], ndmin=2)
+    if len(samples) < max(2, terms.shape[1]):
+        raise ValueError(f"{len(samples)} samples are too few")
+    scales = terms.max(axis=0)
+    scales[scales == 0] = 1.0
+    rows = terms / scales / np.array(times_s)[:, np.newaxis]
+    weights = np.ones(len(samples))
+    for _ in range(1 + _ROUNDS):
+        costs, kept = np.zeros(len(scales)), list(range(len(scales)))
+        while True:
+            found, _, rank, _ = np.linalg.lstsq(
+                rows[:, kept] * weights[:, np.newaxis], weights, rcond=_SINGULAR
+            )
+            if rank < len(kept):
+                raise ValueError("the samples are too much alike: vary batch, lengths and prompts")
+            worst = int(found.argmin())
+            if found[worst] >= 0:
+                break
+            del kept[worst]
+        costs[kept] = found
+        weights = np.maximum(_EXACT_RATIO, np.abs(rows @ costs - 1)) ** -0.5
+    return [float(cost) for cost in costs / scales]
 
 
 def _dot(first: Sequence[float], second: Sequence[float]) -> float:
     return math.fsum(a * b for a, b in zip(first, second, strict=True))
-
-
-def _or(found: float | None, other: float) -> float:
-    return other if found is None else found

@@ -168,11 +168,11 @@ class LiveServer:
         """Ask for adapters one after the other, so that each has just lost its place.
 
         Args:
-            adapters: Such that can be asked for.
+            adapters: Such that can be asked for; none tells the time to the first token alone.
             max_cpu_loras: Places in the server's CPU cache, which it does not tell; None for as
                 many as slots, vLLM's default.
         """
-        hot_s = await self.first_token_s(adapters[0])
+        hot_s = await self._cycle(adapters[:1] or (self.base_model,))
         slots = self.max_loras
         if not slots or len(adapters) <= slots:
             return LoadTimes(hot_s)
@@ -185,10 +185,6 @@ class LiveServer:
             return LoadTimes(hot_s, gpu_load_s)
         missing_s = await self._cycle(adapters[: places + 1])
         return LoadTimes(hot_s, gpu_load_s, max(0.0, missing_s - hot_s - gpu_load_s))
-
-    async def first_token_s(self, model: str = "") -> float:
-        """Median time to the first token of a lone short request, for the base model by default."""
-        return await self._cycle((model or self.base_model,))
 
     async def _cycle(self, adapters: Sequence[str]) -> float:
         """Median time to the first token, the adapters asked for in turn."""

@@ -64,8 +64,8 @@ class Api(Protocol):
         ...
 
     def start(self, reply: Reply) -> bytes:
-        """The events that go out before the first token is there."""
-        ...
+        """The events that go out before the first token is there: none for most."""
+        return b""
 
     def token(self, reply: Reply, index: int) -> bytes:
         """The events of the token at `index`."""
@@ -76,7 +76,7 @@ class Api(Protocol):
         ...
 
 
-class CompletionApi:
+class CompletionApi(Api):
     """`/v1/completions`."""
 
     def whole(self, reply: Reply) -> Json:
@@ -91,10 +91,6 @@ class CompletionApi:
         }
         return {**self._head(reply), "choices": [choice], "usage": reply.usage}
 
-    def start(self, reply: Reply) -> bytes:
-        """See `Api`."""
-        return b""
-
     def token(self, reply: Reply, index: int) -> bytes:
         """See `Api`."""
         choice = {
@@ -104,7 +100,7 @@ class CompletionApi:
             "finish_reason": reply.finish_reason(index),
             "stop_reason": None,
         }
-        return _event({**self._head(reply), "choices": [choice]})
+        return event({**self._head(reply), "choices": [choice]})
 
     def end(self, reply: Reply, *, has_usage: bool) -> bytes:
         """See `Api`."""
@@ -119,7 +115,7 @@ class CompletionApi:
         }
 
 
-class ChatApi:
+class ChatApi(Api):
     """`/v1/chat/completions`."""
 
     def whole(self, reply: Reply) -> Json:
@@ -134,10 +130,6 @@ class ChatApi:
         head = self._head(reply, "chat.completion")
         return {**head, "choices": [choice], "usage": reply.usage}
 
-    def start(self, reply: Reply) -> bytes:
-        """See `Api`."""
-        return b""
-
     def token(self, reply: Reply, index: int) -> bytes:
         """See `Api`. The role goes out with the first token."""
         content = self._chunk(reply, {"content": reply.token(index)}, reply.finish_reason(index))
@@ -151,7 +143,7 @@ class ChatApi:
 
     def _chunk(self, reply: Reply, delta: Json, finish_reason: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return _event({**self._head(reply, "chat.completion.chunk"), "choices": [choice]})
+        return event({**self._head(reply, "chat.completion.chunk"), "choices": [choice]})
 
     def _head(self, reply: Reply, object_: str) -> Json:
         return {
@@ -160,60 +152,6 @@ class ChatApi:
             "created": reply.created_wall_s,
             "model": reply.model,
         }
-
-
-class MessagesApi:
-    """Anthropic's `/v1/messages`."""
-
-    def whole(self, reply: Reply) -> Json:
-        """See `Api`."""
-        return {
-            **self._head(reply),
-            "content": [{"type": "text", "text": reply.text}],
-            "stop_reason": "max_tokens",
-            "stop_sequence": None,
-            "usage": self._usage(reply, reply.output_tokens),
-        }
-
-    def start(self, reply: Reply) -> bytes:
-        """See `Api`."""
-        return b""
-
-    def token(self, reply: Reply, index: int) -> bytes:
-        """See `Api`. The message and its text block start with the first token."""
-        delta = {"type": "text_delta", "text": reply.token(index)}
-        events = named({"type": "content_block_delta", "index": 0, "delta": delta})
-        if index:
-            return events
-        message = {**self._head(reply), "content": [], "stop_reason": None, "stop_sequence": None}
-        message["usage"] = self._usage(reply, 0)
-        block = {"type": "text", "text": ""}
-        return (
-            named({"type": "message_start", "message": message})
-            + named({"type": "content_block_start", "index": 0, "content_block": block})
-            + events
-        )
-
-    def end(self, reply: Reply, *, has_usage: bool) -> bytes:
-        """See `Api`. Anthropic's stream always has the counts."""
-        delta = {"stop_reason": "max_tokens", "stop_sequence": None}
-        usage = self._usage(reply, reply.output_tokens)
-        return (
-            named({"type": "content_block_stop", "index": 0})
-            + named({"type": "message_delta", "delta": delta, "usage": usage})
-            + named({"type": "message_stop"})
-        )
-
-    def _head(self, reply: Reply) -> Json:
-        return {
-            "id": f"chatcmpl-{reply.id}",
-            "type": "message",
-            "role": "assistant",
-            "model": reply.model,
-        }
-
-    def _usage(self, reply: Reply, output_tokens: int) -> Json:
-        return {"input_tokens": reply.prompt_tokens, "output_tokens": output_tokens}
 
 
 def embedding(reply: Reply, size: int) -> Json:
@@ -245,20 +183,6 @@ def model_list(base_model: str, adapters: Mapping[str, str], max_len: int, creat
 
 
 def _card(name: str, root: str, parent: str | None, max_len: int | None, created: int) -> Json:
-    permission = {
-        "id": f"modelperm-{name}",
-        "object": "model_permission",
-        "created": created,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
     return {
         "id": name,
         "object": "model",
@@ -267,27 +191,22 @@ def _card(name: str, root: str, parent: str | None, max_len: int | None, created
         "root": root,
         "parent": parent,
         "max_model_len": max_len,
-        "permission": [permission],
     }
 
 
 def _usage_and_done(head: Json, reply: Reply, has_usage: bool) -> bytes:
-    usage = _event({**head, "choices": [], "usage": reply.usage}) if has_usage else b""
+    usage = event({**head, "choices": [], "usage": reply.usage}) if has_usage else b""
     return usage + b"data: [DONE]\n\n"
 
 
-def _event(body: Json) -> bytes:
+def event(body: Json) -> bytes:
+    """A server-sent event."""
     return b"data: " + encode(body) + b"\n\n"
-
-
-def named(body: Json) -> bytes:
-    """An event with its type as the name."""
-    return f"event: {body['type']}\n".encode() + _event(body)
 
 
 def stream_error(error: ApiError) -> bytes:
     """The end of a stream that fails after its headers are out."""
-    return _event(error.openai()) + b"data: [DONE]\n\n"
+    return event(error.openai()) + b"data: [DONE]\n\n"
 
 
 def encode(body: Json) -> bytes:

@@ -30,10 +30,6 @@ class ApiError(Exception):
         error = {"message": str(self), "type": self.type, "param": self.param, "code": self.status}
         return {"error": error}
 
-    def anthropic(self) -> Json:
-        """The body in Anthropic's shape."""
-        return {"type": "error", "error": {"type": self.type, "message": str(self)}}
-
 
 def invalid(error: str, param: str | None = None) -> ApiError:
     """A request that does not have the form its endpoint wants."""

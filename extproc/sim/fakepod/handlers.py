@@ -24,13 +24,12 @@ from extproc.sim.fakepod.apierrors import (
     unknown_model,
 )
 from extproc.sim.fakepod.config import PodConfig
-from extproc.sim.fakepod.prompts import chat_tokens, prompt_tokens, tokens_of
+from extproc.sim.fakepod.prompts import chat_tokens, prompt_tokens
 from extproc.sim.fakepod.registry import AdapterRegistry
 from extproc.sim.fakepod.responses import ResponsesApi
 from extproc.sim.fakepod.runner import EngineDeadError, EngineRunner, Generation
 from extproc.sim.fakepod.vllmpage import CONTENT_TYPE, VllmPage
 
-VLLM_VERSION = "0.32.0"
 EMBEDDING_SIZE = 64
 _KEPT_REQUESTS = 100
 _ORCA_FORMAT = "endpoint-load-metrics-format"
@@ -70,7 +69,6 @@ class Pod:
         self.page = VllmPage(
             model_name=config.base_model,
             max_loras=config.max_loras,
-            max_model_len=config.profile.max_model_len,
             num_gpu_blocks=engine.kv_blocks,
             block_tokens=config.profile.block_tokens,
             names=self.registry.names_by_key,
@@ -86,18 +84,13 @@ class Pod:
             web.post("/v1/completions", self.completions),
             web.post("/v1/chat/completions", self.chat),
             web.post("/v1/responses", self.responses),
-            web.post("/v1/messages", self.messages),
             web.post("/v1/embeddings", self.embeddings),
             web.post("/v1/audio/transcriptions", self.transcriptions),
-            web.post("/tokenize", self.tokenize),
             web.get("/v1/models", self.models),
             web.get("/metrics", self.metrics),
             web.get("/metrics/", self.filtered_metrics),
             web.get("/health", self.health),
-            web.route("*", "/ping", self.health),
-            web.get("/version", self.version),
             web.get("/debug/engine", self.debug_engine),
-            web.get("/debug/last-requests", self.debug_last_requests),
         ]
         if self.config.runtime_updating:
             routes.append(web.post("/v1/load_lora_adapter", self.load_adapter))
@@ -130,19 +123,6 @@ class Pod:
         body["max_tokens"] = body.get("max_output_tokens")
         return await self._generate(request, body, ResponsesApi(), length)
 
-    async def messages(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/messages`, whose errors have Anthropic's shape."""
-        body = await _json_body(request)
-        for field in ("model", "messages", "max_tokens"):
-            if field not in body:
-                raise missing_field(field, body)
-        try:
-            return await self._generate(
-                request, body, answers.MessagesApi(), chat_tokens(body["messages"])
-            )
-        except ApiError as error:
-            return web.json_response(error.anthropic(), status=error.status)
-
     async def embeddings(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/embeddings`: costs the prefill."""
         body = await _json_body(request)
@@ -166,18 +146,6 @@ class Pod:
         await self._finished(generation)
         usage = {"type": "duration", "seconds": len(audio) // 32_000}  # 16 kHz, 16 bits
         return _answer({"text": reply.token(0), "usage": usage}, reply)
-
-    async def tokenize(self, request: web.Request) -> web.StreamResponse:
-        """`POST /tokenize`: asks the tokenizer only, not the engine."""
-        body = await _json_body(request)
-        text = body.get("prompt", body.get("messages"))
-        if text is None:
-            raise missing_field("prompt", body)
-        model, _ = self._served(body.get("model"))
-        tokens = tokens_of(text if isinstance(text, str) else json.dumps(text))
-        length = self.config.profile.max_model_len
-        answer = {"count": len(tokens), "max_model_len": length, "tokens": tokens}
-        return web.json_response(answer, headers={"x-served-model": model})
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """`GET /v1/models`."""
@@ -216,12 +184,8 @@ class Pod:
         return response
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        """`GET /health`, `/ping`: 503 once the engine is dead, and before the pod ends."""
+        """`GET /health`: 503 once the engine is dead, and before the pod ends."""
         return web.Response(status=503 if self.runner.is_dead or self.is_draining else 200)
-
-    async def version(self, request: web.Request) -> web.StreamResponse:
-        """`GET /version`."""
-        return web.json_response({"version": VLLM_VERSION})
 
     async def debug_engine(self, request: web.Request) -> web.StreamResponse:
         """`GET /debug/engine`: the model's inside. No vLLM has this."""
@@ -240,10 +204,6 @@ class Pod:
                 **asdict(engine.stats),
             }
         )
-
-    async def debug_last_requests(self, request: web.Request) -> web.StreamResponse:
-        """`GET /debug/last-requests`: what the pod was sent, newest last. No vLLM has this."""
-        return web.json_response(list(self.last_requests))
 
     def _refuse_if_draining(self) -> None:
         """A load report is an invitation: one that will end soon gives none."""

@@ -35,8 +35,7 @@ POD: web.AppKey[Pod] = web.AppKey("pod", Pod)
 _WALL: Callable[[], float] = time.time  # noqa: TID251
 
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # vLLM: serve/middleware/authenticate.py
-_UNRECORDED = ("/metrics", "/health", "/ping", "/version", "/debug", "/v1/models")
-_UNCOUNTED = ("/metrics", "/health", "/ping", "/version", "/debug")
+_UNRECORDED = ("/metrics", "/health", "/debug", "/v1/models")
 _SHUTDOWN_S = 0.2  # grace for running requests when a pod stops, where `drain_s` is not longer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -87,26 +86,10 @@ async def _add_name(request: web.Request, response: web.StreamResponse) -> None:
 
 @web.middleware
 async def _middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Keys, records, counts; and errors in vLLM's shape."""
+    """Keys, records, and errors in vLLM's shape."""
     pod = request.app[POD]
-    started_s = asyncio.get_running_loop().time()
     if not request.path.startswith(_UNRECORDED):
         pod.last_requests.append(_recorded(request))
-    response = await _answered(pod, request, handler)
-    if not request.path.startswith(_UNCOUNTED):
-        resource = request.match_info.route.resource
-        pod.page.record_http(
-            handler=resource.canonical if resource else "none",
-            method=request.method,
-            status=response.status,
-            request_bytes=request.content_length or 0,
-            response_bytes=response.content_length or 0,
-            duration_s=asyncio.get_running_loop().time() - started_s,
-        )
-    return response
-
-
-async def _answered(pod: Pod, request: web.Request, handler: Handler) -> web.StreamResponse:
     key = pod.config.api_key
     if key is not None and request.path.startswith(_GUARDED):
         scheme, _, given = request.headers.get("authorization", "").partition(" ")

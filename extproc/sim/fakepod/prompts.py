@@ -5,12 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 
-def tokens_of(text: str) -> list[int]:
-    """The token ids of a text; an empty one is one token too."""
-    data = text.encode() or b"\0"
-    return [int.from_bytes(data[i : i + 4], "big") % 128_000 for i in range(0, len(data), 4)]
-
-
 def prompt_tokens(prompt: object) -> int:
     """Length of a prompt: a text, a list of token ids, or a list of either."""
     if isinstance(prompt, str):

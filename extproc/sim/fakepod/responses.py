@@ -6,14 +6,14 @@ Of stored responses nothing is kept: the gateway does not route by their ids.
 
 from __future__ import annotations
 
-from extproc.sim.fakepod.answers import Reply, named
+from extproc.sim.fakepod.answers import Api, Reply, event
 from extproc.sim.fakepod.apierrors import Json
 
 _NUM_OPENING = 4
 """Events before the first token's delta."""
 
 
-class ResponsesApi:
+class ResponsesApi(Api):
     """`/v1/responses`."""
 
     def whole(self, reply: Reply) -> Json:
@@ -34,66 +34,41 @@ class ResponsesApi:
     def start(self, reply: Reply) -> bytes:
         """See `Api`."""
         response = self._response(reply, "in_progress", [])
-        return named({"type": "response.created", "sequence_number": 0, "response": response}) + (
-            named({"type": "response.in_progress", "sequence_number": 1, "response": response})
-        )
+        kinds = ("response.created", "response.in_progress")
+        return _events(0, *({"type": kind, "response": response} for kind in kinds))
 
     def token(self, reply: Reply, index: int) -> bytes:
         """See `Api`. The message and its part are opened with the first token."""
-        delta = named(
-            {
-                "type": "response.output_text.delta",
-                "sequence_number": _NUM_OPENING + index,
-                **self._place(reply),
-                "delta": reply.token(index),
-                "logprobs": [],
-            }
+        place, delta = self._place(reply), {"delta": reply.token(index), "logprobs": []}
+        text = {"type": "response.output_text.delta", **place, **delta}
+        if index:
+            return _events(_NUM_OPENING + index, text)
+        message = {**self._message(reply, "in_progress"), "content": []}
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        return _events(
+            _NUM_OPENING - 2,
+            {"type": "response.output_item.added", "output_index": 0, "item": message},
+            {"type": "response.content_part.added", **place, "part": part},
+            text,
         )
-        return delta if index else self._opening(reply) + delta
 
     def end(self, reply: Reply, *, has_usage: bool) -> bytes:
         """See `Api`. The last event is the whole answer, token counts included."""
-        place, number = self._place(reply), _NUM_OPENING + reply.output_tokens
-        message = self._message(reply, "completed")
-        events: list[Json] = [
+        place, message = self._place(reply), self._message(reply, "completed")
+        return _events(
+            _NUM_OPENING + reply.output_tokens,
             {"type": "response.output_text.done", **place, "text": reply.text, "logprobs": []},
             {"type": "response.content_part.done", **place, "part": message["content"][0]},
             {"type": "response.output_item.done", "output_index": 0, "item": message},
             {"type": "response.completed", "response": self.whole(reply)},
-        ]
-        return b"".join(
-            named({**event, "sequence_number": number + i}) for i, event in enumerate(events)
-        )
-
-    def _opening(self, reply: Reply) -> bytes:
-        message = {**self._message(reply, "in_progress"), "content": []}
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        return named(
-            {
-                "type": "response.output_item.added",
-                "sequence_number": 2,
-                "output_index": 0,
-                "item": message,
-            }
-        ) + named(
-            {
-                "type": "response.content_part.added",
-                "sequence_number": 3,
-                **self._place(reply),
-                "part": part,
-            }
         )
 
     def _place(self, reply: Reply) -> Json:
         return {"item_id": f"msg_{reply.id}", "output_index": 0, "content_index": 0}
 
     def _message(self, reply: Reply, status: str) -> Json:
-        text: Json = {
-            "type": "output_text",
-            "text": reply.text,
-            "annotations": [],
-            "logprobs": None,
-        }
+        text: Json = {"type": "output_text", "text": reply.text}
+        text |= {"annotations": [], "logprobs": None}
         return {
             "id": f"msg_{reply.id}",
             "type": "message",
@@ -106,22 +81,21 @@ class ResponsesApi:
         return {
             "id": f"resp_{reply.id}",
             "created_at": reply.created_wall_s,
-            "incomplete_details": None,
-            "instructions": None,
-            "metadata": None,
             "model": reply.model,
             "object": "response",
             "output": output,
             "parallel_tool_calls": True,
-            "temperature": 1.0,
             "tool_choice": "auto",
             "tools": [],
-            "top_p": 1.0,
-            "background": False,
             "max_output_tokens": reply.output_tokens,
-            "previous_response_id": None,
-            "service_tier": "auto",
             "status": status,
-            "truncation": "disabled",
             "usage": None,
         }
+
+
+def _events(number: int, *bodies: Json) -> bytes:
+    """Events with their types as names, numbered from `number` on."""
+    return b"".join(
+        f"event: {body['type']}\n".encode() + event({**body, "sequence_number": number + place})
+        for place, body in enumerate(bodies)
+    )

@@ -138,7 +138,7 @@ class EngineRunner:
             return
         self.engine.abort(request.id)
         self._aborted.add(request.id)
-        self.page.record_abort(request)
+        self.page.forget(request)
 
     async def load_adapter(self, adapter: str, *, is_reload: bool = False) -> None:
         """Load an adapter between two steps, which stalls the engine; returns when it is there.

@@ -1,8 +1,8 @@
 """A fleet in virtual time: pods, routers that share nothing, clients, and what goes wrong.
 
-Each router is the production `Router` (pool, admission, picker, rule) and knows what production
-knows: scrapes with their real delay, completions when Envoy flushes its access log, endpoints when
-discovery sees them. One seed decides everything; two runs of it are equal to the byte.
+Each router is the production one (pool, admission, picker, rule, accounting) and knows what it
+knows there: scrapes with their real delay, completions when Envoy flushes its access log, endpoints
+when discovery sees them. One seed decides everything; two runs of it are equal to the byte.
 
 Left out, being the same for every rule: the time that the network and Envoy take.
 """
@@ -16,16 +16,11 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-from extproc.core.admission import AdmissionSettings
 from extproc.core.policies import Policy
-from extproc.core.pool import PoolSettings
-from extproc.core.stream import MIN_WAIT_S
-from extproc.core.types import Endpoint, Pick, Rejection, RequestInfo, Wait
+from extproc.core.types import Endpoint, Pick, Rejection, RequestInfo
 from extproc.sim.engine.activity import NEVER_S
-from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.records import EngineCounters
 from extproc.sim.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
-from extproc.sim.fleet.pod import FleetPod
+from extproc.sim.fleet.pod import FleetPod, started_engine
 from extproc.sim.fleet.router import FleetRouter
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.flights import Fate, FleetResult, Flight
@@ -86,12 +81,9 @@ class Fleet:
             FleetRouter(
                 policy(),
                 policy_name,
+                settings,
+                router_id=str(number),
                 rng=random.Random(f"router/{seed}/{number}"),
-                prefix=f"{number}-",
-                pool_settings=PoolSettings(
-                    settings.report_expiry_s, settings.max_loras, settings.max_cpu_loras
-                ),
-                admission=AdmissionSettings(settings.max_pending),
             )
             for number in range(settings.num_routers)
         ]
@@ -170,17 +162,7 @@ class Fleet:
             flight.status = answer.status
             flight.end(Fate.SHED, self.now)
         else:
-            self._hold(flight, answer)
-
-    def _hold(self, flight: Flight, wait: Wait) -> None:
-        """As the stream does: ask again when the rule says, and give up with 429 at the limit."""
-        give_up_s = flight.arrival.at_s + self.settings.max_hold_s
-        if self.now >= give_up_s:
-            flight.status = 429
-            flight.end(Fate.SHED, self.now)
-            return
-        again_s = min(max(wait.until_s, self.now + MIN_WAIT_S), give_up_s)
-        self._at(again_s, partial(self._decide, flight))
+            self._at(answer.until_s, partial(self._decide, flight))
 
     def _dispatch(self, flight: Flight, pick: Pick) -> None:
         flight.pod, flight.pick_id, flight.dispatched_s = pick.address, pick.id, self.now
@@ -235,7 +217,7 @@ class Fleet:
             pod.catch_up(self.now)
             for flight in pod.take_ended():
                 self.routers[flight.router].ended.append(flight)
-        router.hear_of_ends(self.now)
+        router.read_access_log(self.now)
         self._at(self.now + self.settings.completion_flush_s, partial(self._flush, router))
 
     def _discover(self) -> None:
@@ -261,21 +243,9 @@ class Fleet:
 
     def _add_pod(self) -> FleetPod:
         number = len(self.pods) + len(self._gone) + 1
-        settings = self.settings
-        engine = Engine(
-            settings.profile,
-            max_loras=settings.max_loras,
-            max_cpu_loras=settings.max_cpu_loras,
-            max_lora_rank=settings.max_lora_rank,
-            ranks=self.workload.adapters,
-        )
-        # vLLM loads what it is started with, in this order; routers count on it (`Residency`).
-        for adapter in self._adapters:
-            engine.load_adapter(adapter)
-        engine.counters = EngineCounters()
         pod = FleetPod(
             f"10.0.{number // 250}.{number % 250}:8000",
-            engine,
+            started_engine(self.settings, self._adapters, self.workload.adapters),
             base_model=BASE_MODEL,
             adapters=self._adapters,
             now=self.now,

@@ -7,14 +7,15 @@ on, as the gauges of the metrics page do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from extproc.core.types import LoadReport, ModelCard
 from extproc.sim.engine.activity import NEVER_S
 from extproc.sim.engine.engine import Engine
 from extproc.sim.engine.profiles import EngineProfile
-from extproc.sim.engine.records import EngineRequest, Timeline
+from extproc.sim.engine.records import EngineCounters, EngineRequest, Timeline
+from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.flights import Fate, Flight, PodTotals
 
 WALL_AT_START_S = 1_700_000_000.0
@@ -166,6 +167,24 @@ class FleetPod:
             del self.flights[flight.id]
             flight.end(Fate.FINISHED, timeline.finished_s)
             self._ended.append(flight)
+
+
+def started_engine(
+    settings: FleetSettings, adapters: Iterable[str], ranks: Mapping[str, int]
+) -> Engine:
+    """An engine of the fleet that has loaded `adapters` as vLLM does when it starts: in this order,
+    on which routers count (`Residency`). `ranks` are those of all adapters that may come."""
+    engine = Engine(
+        settings.profile,
+        max_loras=settings.max_loras,
+        max_cpu_loras=settings.max_cpu_loras,
+        max_lora_rank=settings.max_lora_rank,
+        ranks=ranks,
+    )
+    for adapter in adapters:
+        engine.load_adapter(adapter)
+    engine.counters = EngineCounters()
+    return engine
 
 
 def _scaled(profile: EngineProfile, factor: float) -> EngineProfile:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import random
-from itertools import count
 
+from extproc.core.accounting import Accounting, Completion
 from extproc.core.admission import AdmissionSettings
 from extproc.core.picker import Picker
+from extproc.core.pickids import pick_ids
 from extproc.core.policies import Policy
 from extproc.core.pool import Pool, PoolSettings
 from extproc.core.router import Router
-from extproc.workload.flights import Flight
+from extproc.core.types import Outcome
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.workload.flights import Fate, Flight
+
+_OUTCOMES = {
+    Fate.FINISHED: Outcome.COMPLETED,
+    Fate.FAILED: Outcome.FAILED,
+    Fate.ABANDONED: Outcome.CANCELLED,
+}
+_STATUSES = {Outcome.COMPLETED: 200, Outcome.FAILED: 503, Outcome.CANCELLED: 0}
 
 
 class FleetRouter:
@@ -19,40 +29,64 @@ class FleetRouter:
     Args:
         policy: Its rule.
         policy_name: For its picks.
+        settings: The fleet's.
+        router_id: The first part of its picks' ids.
         rng: Its own randomness.
-        prefix: Of its picks' ids.
-        pool_settings: As in production.
-        admission: As in production.
     """
 
     def __init__(
         self,
         policy: Policy,
         policy_name: str,
+        settings: FleetSettings,
         *,
+        router_id: str,
         rng: random.Random,
-        prefix: str,
-        pool_settings: PoolSettings,
-        admission: AdmissionSettings,
     ) -> None:
-        numbers = count()
-        self.pool = Pool(pool_settings)
+        self.pool = Pool(
+            PoolSettings(settings.report_expiry_s, settings.max_loras, settings.max_cpu_loras)
+        )
         self.policy = policy
         picker = Picker(
             policy,
             policy_name,
             rng=rng,
-            next_id=lambda: f"{prefix}{next(numbers)}",
-            admission=admission,
+            next_id=pick_ids(router_id),
+            admission=AdmissionSettings(settings.max_pending),
         )
-        self.router = Router(self.pool, picker)
+        self.router = Router(self.pool, picker, settings.max_hold_s)
+        self.accounting = Accounting(self.pool, router_id)
         self.known: set[str] = set()
         self.seen_s: dict[str, float] = {}  # when the page of each pod that it saw last was made
         self.ended: list[Flight] = []
 
-    def hear_of_ends(self, now: float) -> None:
-        """Read the access log: the requests that ended since the last time."""
+    def read_access_log(self, now: float) -> None:
+        """End the requests that ended since the last time."""
         ended, self.ended = self.ended, []
         for flight in ended:
-            ended_s = now if flight.ended_s is None else flight.ended_s
-            self.pool.finish(flight.pick_id, now=ended_s, has_run=flight.has_run)
+            self.accounting.complete(_completion(flight, now), now=now)
+
+
+def _completion(flight: Flight, now: float) -> Completion:
+    """The entry of Envoy's access log about a request that was sent to a pod.
+
+    Without a verdict on the pod: the laboratory has no outlier detection.
+    """
+    arrived_s, first_token_s, ended_s = flight.arrival.at_s, flight.first_token_s, flight.ended_s
+    assert ended_s is not None
+    outcome = _OUTCOMES[flight.fate]
+    first_byte_s = None if first_token_s is None else first_token_s - arrived_s
+    return Completion(
+        pick_id=flight.pick_id,
+        request_id=flight.id,
+        address=flight.pod,
+        status=_STATUSES[outcome],
+        outcome=outcome,
+        is_from_endpoint=outcome is Outcome.COMPLETED,
+        first_byte_s=first_byte_s,
+        duration_s=ended_s - arrived_s,
+        attempts=1,
+        lag_s=now - ended_s,
+        orca="",
+        first_body_byte_s=first_byte_s,
+    )

@@ -15,7 +15,7 @@ import hpack
 from hyperframe import frame as hf
 
 from extproc.core.budget import Budget
-from extproc.core.wire import Connection, Counters, Limits, WireStream, frames
+from extproc.core.wire import CallLike, Connection, Counters, Limits, frames
 from extproc.core.wire.errors import ErrorCode
 from extproc.core.wire.limits import DEFAULT_LIMITS
 
@@ -77,7 +77,7 @@ def first_block(fields: list[tuple[str, str]] = REQUEST) -> bytes:
 class Session:
     """Notes what it is told; echoes messages if its method does."""
 
-    call: WireStream
+    call: CallLike
     metadata: Mapping[str, str]
     is_echo: bool
     messages: list[bytes] = field(default_factory=list)
@@ -115,7 +115,7 @@ class Method:
     is_echo: bool = True
     is_long_lived: bool = False
 
-    def open(self, call: WireStream, metadata: Mapping[str, str]) -> Session:
+    def open(self, call: CallLike, metadata: Mapping[str, str]) -> Session:
         """Begin a call."""
         if self.path == BROKEN:
             raise RuntimeError("cannot open")

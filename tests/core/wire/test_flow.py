@@ -480,10 +480,11 @@ def test_a_stream_that_has_ended_gets_no_window() -> None:
     peer.open(3)
     peer.session.call.send(b"waits for a window")
     peer.feed(*(peer.data(3, part) for part in (message(b"x" * 50_000)[:5_000], b"x" * 3_000)))
-    peer.session.call.grant()
+    stream = peer.connection.streams.open[3]
+    stream.grant()
     assert peer.take() != []
-    peer.session.call.end()
-    peer.session.call.grant()
+    stream.end()
+    stream.grant()
 
     assert peer.take() == []
 

@@ -138,19 +138,18 @@ def run(peer: Peer, all_steps: list[bytes | str]) -> None:
     assert all(session.num_closed == 1 for session in peer.sessions)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 @given(st.lists(steps, max_size=25))
 def test_any_sequence_of_frames_has_a_defined_outcome(all_steps: list[bytes | str]) -> None:
     run(Peer(limits=LIMITS, budget=Budget(500, max_upload_bytes=300)), all_steps)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.binary(max_size=60), max_size=10))
 def test_any_bytes_before_the_handshake_have_a_defined_outcome(reads: list[bytes]) -> None:
     run(Peer(limits=LIMITS, handshake=False), list(reads))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.lists(likely_frame, max_size=20), st.lists(st.integers(1, 60), max_size=20))
 def test_how_bytes_are_split_into_reads_changes_no_outcome(
     sequence: list[bytes], cuts: list[int]

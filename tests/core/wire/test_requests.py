@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from extproc.core.wire import Counters, Limits, frames
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
-from extproc.core.wire.headers import Field, HeaderReader, StickyCache, split_stateless
-from extproc.core.wire.requests import Request
+from extproc.core.wire.headers import HeaderReader, StickyCache, split_stateless
+from extproc.core.wire.requests import Field, Request
 from tests.core.wire.peer import REQUEST, Peer, first_block, literals, message, raw, request
 
 

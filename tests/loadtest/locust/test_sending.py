@@ -83,7 +83,7 @@ def test_a_pod_s_answer_is_read_to_its_end(form: RequestForm) -> None:
 
 def test_pieces_are_timed_when_they_come_and_not_when_a_block_is_full() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
-        return await _stream(request, PIECE, PIECE, PIECE, DONE, gap_s=0.1)
+        return await _stream(request, PIECE, PIECE, PIECE, DONE, gap_s=0.5)
 
     record = sent_to(handler)
 
@@ -182,7 +182,7 @@ def test_something_that_is_not_http_is_a_reset() -> None:
         with connection:
             connection.recv(65536)
             connection.sendall(b"220 mail.example ESMTP\r\n")
-            record = request.get(timeout=20)
+            record = request.get(timeout=60)
 
     assert record.error == "reset"
 
@@ -210,7 +210,7 @@ def test_a_request_that_is_killed_has_a_record() -> None:
         request = gevent.spawn(send, sender(url))
         gevent.sleep(0.5)
         request.kill(block=False)
-        record = request.get(timeout=20)
+        record = request.get(timeout=60)
 
     assert record.error == STOPPED
 

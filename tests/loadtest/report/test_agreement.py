@@ -9,19 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.loadtest.report.agreement import (
-    MEASURES,
-    Agreement,
-    Measure,
-    agreement,
-    distance,
-    mean_of,
-)
+from extproc.loadtest.figures import FIGURES
+from extproc.loadtest.report.agreement import Agreement, agreement, distance
 from extproc.loadtest.results import Kind, RunResult
 from tests.loadtest.loads import run
 
-TTFT = next(measure for measure in MEASURES if measure.key == "ttft_mean_s")
-LOADS = next(measure for measure in MEASURES if measure.needs_pods)
+TTFT, LOADS = FIGURES["ttft_mean_s"], FIGURES["loads_per_1000"]
 BASE = run("rule:a")
 
 
@@ -98,6 +91,6 @@ def test_the_distance_is_from_the_same_requests() -> None:
 def test_what_is_not_known_of_pods_is_not_nought() -> None:
     unknown = msgspec.structs.replace(BASE, knows_pods=False)
 
-    assert mean_of([unknown], LOADS) is None
-    assert mean_of([BASE, unknown], LOADS) == LOADS.of(BASE)
-    assert Measure("x", "attainment", "{}").of(unknown) == BASE.metrics.attainment
+    assert LOADS.mean([unknown]) is None
+    assert LOADS.mean([BASE, unknown]) == LOADS.of(BASE)
+    assert FIGURES["attainment"].of(unknown) == BASE.metrics.attainment

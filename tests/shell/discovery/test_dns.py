@@ -447,9 +447,9 @@ def test_it_runs_on_uvloop_and_follows_changes_until_cancelled() -> None:
             async def has_taken(number: int) -> bool:
                 return len(seen.taken) == number
 
-            await eventually(lambda: has_taken(1), within_s=30)
+            await eventually(lambda: has_taken(1), within_s=60)
             server.records["pods.", "A"].append("10.0.0.2")
-            await eventually(lambda: has_taken(2), within_s=30)
+            await eventually(lambda: has_taken(2), within_s=60)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -118,7 +118,7 @@ async def play(
         times=times,
     )
     task = asyncio.ensure_future(watch.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.wait(
             (task, asyncio.ensure_future(client.is_over.wait())),
             return_when=asyncio.FIRST_COMPLETED,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from statistics import fmean, median
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.sim.calibration.calibrate import SERIES, Reading, Sample, read_page, sample_between
+from extproc.sim.calibration.calibrate import SERIES, Reading, Sample, read_page, sample_over
 from extproc.sim.calibration.fitting import fit
 from extproc.sim.engine.engine import Engine
 from extproc.sim.engine.profiles import A100_8B, H100_8B, EngineProfile
@@ -52,7 +53,7 @@ def _costs(profile: EngineProfile) -> list[float]:
     ]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.integers(0, 1000),
     st.sampled_from([H100_8B, A100_8B]),
@@ -65,7 +66,7 @@ def test_costs_are_found_again(seed: int, model: EngineProfile, factor: float) -
     assert _costs(found.applied(model, where="here")) == pytest.approx(
         _costs(truth), rel=EPSILON_EXACT
     )
-    assert found.max_error_ratio < EPSILON_EXACT
+    assert max(map(abs, found.errors)) < EPSILON_EXACT
 
 
 def test_noise_moves_costs_little_and_is_told() -> None:
@@ -73,7 +74,7 @@ def test_noise_moves_costs_little_and_is_told() -> None:
     profile = found.applied(A100_8B, where="one A100")
 
     assert _costs(profile) == pytest.approx(_costs(A100_8B), rel=EPSILON_NOISY)
-    assert 0.01 < found.mean_error_ratio < 0.05
+    assert 0.01 < fmean(map(abs, found.errors)) < 0.05
     assert profile.provenance.startswith("step costs measured on one A100: 200 samples")
     assert profile.lora_ratio == A100_8B.lora_ratio
 
@@ -82,9 +83,9 @@ def test_no_cost_is_negative() -> None:
     truth = replace(A100_8B, step_per_decode_s=-0.00001)
     found = fit(_samples(truth, 100, Random(2)))
 
-    assert found.step_per_decode_s == 0.0
-    assert found.step_s > 0
-    assert found.max_error_ratio < 0.2
+    assert found.costs["step_per_decode_s"] == 0.0
+    assert found.costs["step_s"] > 0
+    assert max(map(abs, found.errors)) < 0.2
 
 
 def test_samples_with_adapters_tell_the_lora_factor() -> None:
@@ -101,7 +102,8 @@ def test_samples_with_adapters_tell_the_lora_factor() -> None:
 
 def test_samples_without_adapters_leave_the_lora_factor_as_it_was() -> None:
     found = fit(_samples(A100_8B, 20, Random(4)))
-    assert (found.lora_ratio, found.lora_per_adapter_ratio) == (None, None)
+
+    assert not {"lora_ratio", "lora_per_adapter_ratio"} & found.costs.keys()
 
 
 def test_a_few_disturbed_samples_move_no_cost() -> None:
@@ -113,7 +115,8 @@ def test_a_few_disturbed_samples_move_no_cost() -> None:
     assert _costs(found.applied(A100_8B, where="here")) == pytest.approx(
         _costs(A100_8B), rel=EPSILON_EXACT * 1000
     )
-    assert found.median_error_ratio < EPSILON_EXACT * 1000 < 0.5 < found.max_error_ratio
+    sizes = [abs(error) for error in found.errors]
+    assert median(sizes) < EPSILON_EXACT * 1000 < 0.5 < max(sizes)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +155,12 @@ def test_a_page_of_something_else_is_refused() -> None:
         Reading(2.0, 10, 100, 5, 500, 3, 1000),  # no step
         Reading(2.0, 5, 100, 5, 500, 3, 1000),  # restarted
         Reading(2.0, 20, 100, 5, 500, 0, 1000),  # idle
-        Reading(2.0, 20, 100, 5, 500, 3, 1000, num_adapters=2),
     ],
 )
 def test_readings_that_tell_no_step_give_no_sample(second: Reading) -> None:
-    assert sample_between(Reading(1.0, 10, 100, 5, 500, 3, 1000), second) is None
+    first = Reading(1.0, 10, 100, 5, 500, 3, 1000)
+
+    assert sample_over((first, second), num_adapters=0) is None
 
 
 def test_pages_of_a_running_engine_give_its_costs_back() -> None:
@@ -165,7 +169,6 @@ def test_pages_of_a_running_engine_give_its_costs_back() -> None:
     page = VllmPage(
         model_name="m",
         max_loras=1,
-        max_model_len=A100_8B.max_model_len,
         num_gpu_blocks=engine.kv_blocks,
         block_tokens=A100_8B.block_tokens,
         names={},
@@ -189,14 +192,12 @@ def test_pages_of_a_running_engine_give_its_costs_back() -> None:
                 now = step.ended_s
                 page.record(step, wall=now)
             reading = read_page(page.render(SERIES).decode(), at_s=now)
-            if previous and (sample := sample_between(previous, reading)):
+            if previous and (sample := sample_over((previous, reading), num_adapters=0)):
                 samples.append(sample)
             previous = reading
     found = fit(samples)
 
     assert len(found.errors) > 70
-    assert found.mean_error_ratio < EPSILON_PAGE
-    assert found.step_per_prefill_token_s == pytest.approx(
-        A100_8B.step_per_prefill_token_s, rel=0.1
-    )
-    assert found.step_s == pytest.approx(A100_8B.step_s, rel=0.1)
+    assert fmean(map(abs, found.errors)) < EPSILON_PAGE
+    for name in ("step_per_prefill_token_s", "step_s"):
+        assert found.costs[name] == pytest.approx(getattr(A100_8B, name), rel=0.1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.sim.engine.engine import Engine
@@ -103,7 +103,6 @@ def _drain(engine: Engine, now: float = 0.0) -> list[Step]:
     return steps
 
 
-@settings(deadline=None)
 @given(_EVENTS, st.integers(1, 3))
 def test_every_request_is_in_exactly_one_place(
     events: list[Submit | Abort | Run], max_loras: int
@@ -122,7 +121,6 @@ def test_every_request_is_in_exactly_one_place(
     assert engine.stats == EngineStats()
 
 
-@settings(deadline=None)
 @given(_EVENTS)
 def test_each_finished_request_got_its_tokens_once(events: list[Submit | Abort | Run]) -> None:
     """Preemption recomputes the KV; it neither repeats nor loses a token."""
@@ -139,7 +137,6 @@ def test_each_finished_request_got_its_tokens_once(events: list[Submit | Abort |
     assert len(finished) == len({request.id for request in finished})
 
 
-@settings(deadline=None)
 @given(_EVENTS, st.integers(1, 3))
 def test_no_step_exceeds_slots_sequences_tokens_or_kv(
     events: list[Submit | Abort | Run], max_loras: int
@@ -153,7 +150,6 @@ def test_no_step_exceeds_slots_sequences_tokens_or_kv(
         assert step.stats.num_deferred <= step.stats.num_waiting
 
 
-@settings(deadline=None)
 @given(_EVENTS, st.integers(1, 3), st.integers(0, 2))
 def test_residency_is_the_lru_of_the_adapters_that_ran(
     events: list[Submit | Abort | Run], max_loras: int, extra_cpu: int
@@ -172,7 +168,6 @@ def test_residency_is_the_lru_of_the_adapters_that_ran(
     assert loads == engine.counters.num_gpu_loads
 
 
-@settings(deadline=None)
 @given(_EVENTS, st.integers(1, 3))
 def test_nothing_waits_that_could_run(events: list[Submit | Abort | Run], max_loras: int) -> None:
     """Work conservation: after a step that neither preempted nor finished anything, the first
@@ -218,7 +213,6 @@ def _has_slot(engine: Engine, request: EngineRequest) -> bool:
     )
 
 
-@settings(deadline=None)
 @given(_EVENTS)
 def test_the_same_events_give_the_same_steps(events: list[Submit | Abort | Run]) -> None:
     assert _play(Engine(TINY, max_loras=2), events) == _play(Engine(TINY, max_loras=2), events)

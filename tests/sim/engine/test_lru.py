@@ -1,7 +1,7 @@
 """The adapter cache against an oracle that is written differently, and against vLLM's rules."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.sim.engine.lru import AdapterCache, AdapterLoad
@@ -19,7 +19,6 @@ def _most_recent(uses: list[str], count: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reversed(uses)))[:count]
 
 
-@settings(deadline=None)
 @given(_sizes(), st.lists(_ADAPTERS, max_size=60))
 def test_caches_hold_the_most_recently_used_adapters(
     sizes: tuple[int, int], uses: list[str]
@@ -33,7 +32,6 @@ def test_caches_hold_the_most_recently_used_adapters(
     assert _most_recent(uses, sizes[1]) == cache.cpu
 
 
-@settings(deadline=None)
 @given(_sizes(), st.lists(_ADAPTERS, max_size=60))
 def test_a_load_is_reported_exactly_when_an_adapter_was_not_there(
     sizes: tuple[int, int], uses: list[str]

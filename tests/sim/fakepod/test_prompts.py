@@ -2,7 +2,7 @@
 
 import pytest
 
-from extproc.sim.fakepod.prompts import chat_tokens, prompt_tokens, tokens_of
+from extproc.sim.fakepod.prompts import chat_tokens, prompt_tokens
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,3 @@ def test_a_chat_counts_its_texts_and_four_tokens_a_message() -> None:
     assert chat_tokens(messages) == 4 + 2 + 4 + 2
     assert chat_tokens("no list") == 1
     assert chat_tokens([{"role": "user", "content": None}, "odd"]) == 2 * (4 + 1)
-
-
-def test_tokens_tell_texts_apart() -> None:
-    assert tokens_of("abcdefgh") == [*tokens_of("abcd"), *tokens_of("efgh")]
-    assert len(tokens_of("")) == 1

@@ -43,7 +43,7 @@ def events() -> st.SearchStrategy[list[FleetEvent]]:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     num=st.integers(0, 60),
     seed=st.integers(0, 1000),

@@ -110,7 +110,7 @@ def test_no_rule_beats_the_pooled_bound_and_the_informed_greedy_beats_random() -
     assert measure(pooled, SLO).attainment >= informed.attainment > blind.attainment
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), num=st.integers(1, 25), slots=st.integers(1, 4))
 def test_the_forecast_is_near_to_what_the_engine_then_does(seed: int, num: int, slots: int) -> None:
     """Sum of ends within a fifth, for requests that come at once: cold loads, gate, batch."""

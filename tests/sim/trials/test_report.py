@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,18 @@ from typer.testing import CliRunner
 
 from extproc.commands.lab import lab_app, report
 from extproc.commands.labrun import run
-from extproc.sim.trials.reportpanels import _series
-from extproc.sim.trials.svg import Axis, Series, bar_chart, heat_map, line_chart
+from extproc.sim.trials import pages
+from extproc.sim.trials.charts import Axis, Series, bar_chart, curve, heat_map, line_chart
+from extproc.sim.trials.reportpanels import curves, place_at
 from extproc.sim.trials.table import markdown
-from tests.sim.test_suites import suite_text, sweep
+from tests.sim.trials.test_suites import suite_text, sweep
 
 VOID = {"meta", "br"}
+
+
+def is_away(link: str | None) -> bool:
+    """Whether it leads out of the page."""
+    return not str(link).startswith(("#", "data:"))
 
 
 class Checker(HTMLParser):
@@ -31,12 +38,12 @@ class Checker(HTMLParser):
         self.words: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.fetched += [str(value) for key, value in attrs if key in ("src", "href")]
+        self.fetched += [str(v) for k, v in attrs if k.endswith(("src", "href")) and is_away(v)]
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        pass  # opened and closed at once
+        self.fetched += [str(v) for k, v in attrs if k.endswith(("src", "href")) and is_away(v)]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -68,8 +75,11 @@ def test_the_page_is_well_formed_and_fetches_nothing(folder: Path) -> None:
 
     assert checker.open == []
     assert checker.fetched == []
-    assert "url(" not in page
-    assert set(re.findall(r"https?://[^\"'\s<]+", page)) == {"http://www.w3.org/2000/svg"}
+    assert set(re.findall(r"url\((.)", page)) == {"#"}
+    assert set(re.findall(r"https?://[^\"'\s<]+", page)) == {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
 
 
 def test_the_page_says_what_is_compared_and_shows_every_plot(folder: Path) -> None:
@@ -87,6 +97,7 @@ def test_the_page_says_what_is_compared_and_shows_every_plot(folder: Path) -> No
         assert text in page
     # capacity, latency, attainment, loads, a heat map per rule, two of the sweep
     assert page.count("<svg") == 8
+    page = re.sub(r"base64,[^\"]*", "", page)
     assert "nan" not in page
     assert "inf" not in re.sub(r"inform\w*", "", page)
 
@@ -122,40 +133,71 @@ def test_the_commands_work_and_fail_in_one_line(tmp_path: Path) -> None:
         assert failed.exit_code == 1
 
 
-@pytest.mark.parametrize("is_log", [False, True])
-def test_axes_place_low_and_high_at_their_ends(is_log: bool) -> None:
-    axis = Axis("x", 1, 100, is_log=is_log)
+def test_a_chart_is_light_and_takes_its_colours_from_the_page() -> None:
+    lines = [
+        Series(f"policy {n}", [(rate, rate * n) for rate in range(10)], "#0b6e99")
+        for n in range(12)
+    ]
+    charts = [
+        line_chart(lines, Axis("x", 0, 9), Axis("y", 0.1, 99, is_log=True), mark=(5, "here")),
+        bar_chart([("a", 2.0, 1.0, 3.0, "#0b6e99"), ("b", 1.0, None, None, "#d9730d")], "label"),
+        heat_map([[1, 2, 3, 4]] * 60, [f"a{n}" for n in range(60)], ["s1", "s2"], 2),
+    ]
 
-    assert axis.place(1) == 0
-    assert axis.place(100) == 1
-    assert 0 < axis.place(10) < 1
-    assert axis.place(0.001) == 0
-    assert axis.place(1e9) == 1
-    assert all(1 <= tick <= 100 for tick in axis.ticks())
-    assert len(axis.ticks()) >= 4
+    for chart in charts:
+        assert len(chart) < 40_000
+        assert "currentColor" in chart
+        assert "#333333" not in chart
+    assert "here" in charts[0]
+    assert "policy 11" in charts[0]
+    assert charts[2].count("<image") == 1
 
 
-def test_equal_values_still_make_a_plot() -> None:
+def test_the_same_chart_is_the_same_bytes() -> None:
+    axis = Axis("x", 0, 1)
+    charts = {line_chart([Series("a", [(0, 0), (1, 1)], "#0b6e99")], axis, axis) for _ in range(2)}
+
+    assert len(charts) == 1
+
+
+def test_equal_values_still_make_a_chart() -> None:
     axis = Axis("x", 5, 5)
-    chart: Any = line_chart([Series("a", [(5, 5)], "red")], axis, axis, mark=(5, "here"))
 
-    assert "here" in chart
-    assert "<rect" in bar_chart([("a", 0.0, None, None, "red")], "none")
-    assert heat_map([[0, 0]], ["a"], ["s"], 2).count("<rect") == 2
+    assert "here" in line_chart([Series("a", [(5, 5)], "#d9730d")], axis, axis, mark=(5, "here"))
+    assert "<svg" in bar_chart([("a", 0.0, None, None, "#d9730d")], "none")
+    assert "<image" in heat_map([[0, 0]], ["a"], ["s"], 2)
 
 
-def test_names_in_plots_are_escaped() -> None:
+def test_names_in_charts_are_escaped() -> None:
     axis = Axis("<x>", 0, 1)
 
-    assert "<b>" not in line_chart([Series("<b>", [(0, 0)], "red")], axis, axis)
+    assert "<b>" not in line_chart([Series("<b>", [(0, 0)], "#d9730d")], axis, axis)
     assert "&lt;x&gt;" in line_chart([], axis, axis)
+
+
+def test_a_curve_has_a_band_where_every_point_has_several_seeds() -> None:
+    several = curve("a", {2.0: [5.0, 7.0], 1.0: [1.0, 3.0]}, "#d9730d")
+    few = curve("a", {1.0: [1.0, 3.0], 2.0: [5.0]}, "#d9730d")
+
+    assert several.points == few.points[:1] + [(2.0, 6.0)] == [(1.0, 2.0), (2.0, 6.0)]
+    assert [low < 6 < high for low, high in several.band[1:]] == [True]
+    assert few.band == ()
+
+
+def test_without_its_libraries_a_page_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    with pytest.raises(pages.PageError, match="lora-extproc"):
+        report(out=folder)
 
 
 def test_with_few_common_rates_curves_are_made_of_the_runs_of_all_searches() -> None:
     def line(*rates: float) -> list[tuple[float, float]]:
         runs = [{"rate_rps": r, "ttft_p99_s": r, "attainment": 1.0} for r in (8, *rates)]
         trial = {"rule": "founding", "runs": runs}
-        (series,) = _series([trial], "ttft_p99_s", {"founding": "#000"}, [8])
+        (series,) = curves([trial], "ttft_p99_s", {}, place_at([8]))
         return list(series.points)
 
     assert line() == [(8, 8)]

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
+from bench.publish import markdown, merged, save_plots, trimmed
 from extproc.commands.twins import twins_of
-from extproc.loadtest.report.agreement import MEASURES
-from extproc.loadtest.report.markdown import markdown, save_plots
-from extproc.loadtest.results import LoadResult, ResultError, merged
+from extproc.loadtest.figures import FIGURES
+from extproc.loadtest.results import LoadResult, ResultError
 from tests.loadtest.loads import result, run, suite
 
 
@@ -36,7 +36,7 @@ def test_a_table_has_real_figures_with_virtual_ones_in_brackets(made: LoadResult
         "url:here",
         "order as predicted",
     ]
-    assert len(lines) == 2 + len(MEASURES)
+    assert len(lines) == 2 + len(FIGURES)
     assert len({len(line) for line in lines}) == 1
     measured = made.runs[0].metrics.throughput_rps
     assert lines[2][1].strip().startswith(f"{measured:.2f} (")
@@ -53,8 +53,8 @@ def test_plots_are_images_that_stand_alone(made: LoadResult, tmp_path: Path) -> 
     ]
     for path in paths:
         root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
-        assert root[0].get("fill") == "#fff"
-        assert root.find("{http://www.w3.org/2000/svg}polyline") is not None
+        assert root.get("style") == "background:#fff"
+        assert root.find(".//{http://www.w3.org/2000/svg}path") is not None
 
 
 def test_parts_of_one_suite_are_one_result(made: LoadResult) -> None:
@@ -77,3 +77,29 @@ def test_of_a_run_that_was_made_again_the_last_one_counts() -> None:
     first, again = result(run("rule:a")), result(run("rule:a", ttft_s=0.2))
 
     assert list(merged([first, again]).runs) == list(again.runs)
+
+
+def test_trimming_keeps_the_ends_and_every_figure() -> None:
+    whole = result(run("rule:founding"), msgspec.structs.replace(run("rule:x"), kind="virtual"))
+
+    small = trimmed(whole, num_groups=2)
+
+    real, virtual = small.runs
+    names = list(whole.runs[0].summary.by_adapter)
+    assert len(names) > 4
+    assert list(real.summary.by_adapter) == [*names[:2], *names[-2:]]
+    assert list(real.summary.by_tenant) == ["tenant-0", "tenant-1", "tenant-2"]
+    assert virtual.summary.by_adapter == {}
+    assert [each.metrics for each in small.runs] == [each.metrics for each in whole.runs]
+    assert small.is_trimmed
+    assert virtual.summary.ttft_quantiles_s == whole.runs[1].summary.ttft_quantiles_s != ()
+    assert not whole.is_trimmed
+
+
+def test_of_seeds_that_were_not_run_for_real_no_distribution_is_kept() -> None:
+    other = msgspec.structs.replace(run("rule:founding", seed=2), kind="virtual")
+
+    small = trimmed(result(run("rule:founding"), other))
+
+    assert [bool(each.summary.ttft_quantiles_s) for each in small.runs] == [True, False]
+    assert small.runs[1].metrics == other.metrics

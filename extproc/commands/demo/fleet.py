@@ -1,0 +1,41 @@
+"""What the demo runs: four fake pods, the router and a real Envoy, on free ports."""
+
+from __future__ import annotations
+
+from extproc.envoyconfig import BootstrapOptions, render
+from extproc.sim.engine.profiles import PROFILES
+from extproc.sim.fakepod.config import PodConfig
+from extproc.stack.stack import Stack
+
+NUM_PODS = 4
+ADAPTERS = tuple(f"customer-{index:02}" for index in range(1, 13))
+PROFILE = "a100-8b"
+
+
+async def start(stack: Stack, policy: str, slots: int) -> None:
+    """Start everything, and wait until requests are routed.
+
+    Raises:
+        StackError: A program is missing or does not come up.
+    """
+    names = [f"pod-{index}" for index in range(1, NUM_PODS + 1)]
+    await stack.start_pods({name: _pod(name, slots) for name in names})
+    config = {"pods": {"max_cpu_loras": cpu_places(slots)}, "policy": {"name": policy}}
+    router = await stack.start_router(config)
+    await stack.start_envoy(render(BootstrapOptions(pickers=(router.address,))), ADAPTERS)
+
+
+def cpu_places(slots: int) -> int:
+    """Adapters that a pod keeps in memory: those in its slots and one more."""
+    return slots + 1
+
+
+def _pod(name: str, slots: int) -> PodConfig:
+    return PodConfig(
+        name=name,
+        base_model="llama-8b",
+        adapters=ADAPTERS,
+        max_loras=slots,
+        max_cpu_loras=cpu_places(slots),
+        profile=PROFILES[PROFILE],
+    )

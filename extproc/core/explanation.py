@@ -1,0 +1,71 @@
+"""Why a decision fell as it did, in one sentence for people.
+
+It says what the policy's slug means, what the policy saw at the pod that it chose, and what the
+alternatives were. A policy of this package says so itself, beside its rule; of another one only the
+slug is told. No sentence quotes a prompt, and each is bounded in length, though names of models and
+messages come from clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from extproc.core.bounds import plain
+from extproc.core.policies import BUILT_IN
+from extproc.core.types import EndpointView, Pick, Rejection
+from extproc.core.words import pending, pod_name, short, shortened, whereabouts
+
+MAX_MESSAGE_CHARS = 300
+"""Of a rejection's message in a sentence."""
+MAX_SENTENCE_CHARS = 2000
+"""Of the whole sentence."""
+
+
+def explain(decision: Pick | Rejection) -> str:
+    """Say in one sentence which pod was chosen, why and over what, or what the client was told."""
+    sentence = _rejection(decision) if isinstance(decision, Rejection) else _pick(decision)
+    return plain(sentence, MAX_SENTENCE_CHARS)
+
+
+def _pick(pick: Pick) -> str:
+    chosen = next((view for view in pick.candidates if view.address == pick.address), None)
+    if chosen is None:
+        return f"{pick.address}: chosen by {pick.policy} ({pick.reason})."
+    others = [view for view in pick.candidates if view is not chosen]
+    return f"{pod_name(chosen)}: {_why(pick, chosen, others)}{_state(chosen)}{_fallbacks(pick)}."
+
+
+def _rejection(rejection: Rejection) -> str:
+    about = f" for {short(rejection.model)}" if rejection.model else ""
+    later = "" if rejection.retry_after_s is None else f", retry after {rejection.retry_after_s} s"
+    message = shortened(rejection.message, MAX_MESSAGE_CHARS)
+    return f"Rejected with {rejection.status} {rejection.reason}{about}{later}: {message}"
+
+
+def _why(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
+    if pick.reason == "session":
+        return "its session was sent there before"
+    if not others:
+        return "the only pod that could take it"
+    adapter, policy = pick.request.adapter, BUILT_IN.get(pick.policy)
+    why = None if policy is None else policy.explain(pick.reason, adapter, chosen, others)
+    if why is not None:
+        return why
+    there = "" if adapter is None else f"{short(adapter)} is {whereabouts(chosen, adapter)} there; "
+    return f"chosen by {pick.policy} ({pick.reason}); {there}{pending(chosen, others)}"
+
+
+def _state(chosen: EndpointView) -> str:
+    """Why one with a flaw was chosen: no other was better."""
+    if chosen.is_unreachable:
+        return "; no pod that could take it can be reached"
+    if chosen.is_ejected:
+        return "; every pod that could take it is ejected"
+    return "" if chosen.is_known else "; no pod that could take it has a fresh load report"
+
+
+def _fallbacks(pick: Pick) -> str:
+    if len(pick.endpoints) == 1:
+        return ""
+    names = {view.address: pod_name(view) for view in pick.candidates}
+    return "; then " + ", ".join(names.get(each, each) for each in pick.endpoints[1:])

@@ -1,0 +1,105 @@
+"""A stream's states, and what follows what, as a table.
+
+1. All transitions are in `TABLE`; what it does not hold may not happen.
+2. Nothing here knows what an event is answered with: `stream` does, and knows no next state.
+
+An event moves a stream by its type. What comes of it may move it once more, from there: that is a
+turn. A request whose headers are refused goes HEADERS -> BODY, by the event, -> DONE, by the turn.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum, auto
+from typing import Final
+
+from extproc.core import messages as m
+
+
+class State(StrEnum):
+    """Where a stream is."""
+
+    HEADERS = auto()  # nothing has come
+    BODY = auto()  # the model is not known yet
+    READING = auto()  # more came than is read in one pass: the rest after others had their turn
+    WAITING = auto()  # the policy holds the request
+    REST = auto()  # routed; the data plane still sends parts of the request
+    RESPONSE = auto()  # the request is answered; response phases may come
+    LOCAL_REPLY = auto()  # the data plane answered the client itself before we routed
+    DONE = auto()  # everything needed is answered, or nobody listens any more
+
+
+class Turn(StrEnum):
+    """What comes of an event, where that is more than its type says."""
+
+    UNREAD = auto()  # others have a turn before the rest of what came is read
+    HELD = auto()  # the policy does not choose yet
+    ROUTED = auto()  # an endpoint is chosen, and more of the request is to come
+    ANSWERED = auto()  # the whole request is answered, and the RPC stays open for its response
+    OVER = auto()  # the RPC ends
+
+
+HOLDING: Final = frozenset((State.BODY, State.READING, State.WAITING, State.REST))
+"""Where the request's body is kept."""
+
+_ROUTED: Final[dict[type | Turn, State]] = {
+    Turn.ROUTED: State.REST,
+    Turn.ANSWERED: State.RESPONSE,
+    Turn.OVER: State.DONE,
+}
+
+TABLE: Final[dict[State, dict[type | Turn, State]]] = {
+    State.HEADERS: {
+        m.RequestHeaders: State.BODY,
+        m.ResponseHeaders: State.LOCAL_REPLY,
+    },
+    State.BODY: {
+        m.RequestBody: State.BODY,
+        m.RequestTrailers: State.BODY,
+        m.ResponseHeaders: State.LOCAL_REPLY,
+        Turn.UNREAD: State.READING,
+        Turn.HELD: State.WAITING,
+        **_ROUTED,
+    },
+    State.READING: {
+        m.Wakeup: State.BODY,
+        m.RequestBody: State.READING,
+        m.RequestTrailers: State.READING,
+        m.ResponseHeaders: State.LOCAL_REPLY,
+        Turn.OVER: State.DONE,
+    },
+    State.WAITING: {
+        m.RequestBody: State.WAITING,
+        m.RequestTrailers: State.WAITING,
+        m.ResponseHeaders: State.LOCAL_REPLY,
+        Turn.HELD: State.WAITING,
+        **_ROUTED,
+    },
+    State.REST: {
+        m.RequestBody: State.REST,
+        m.RequestTrailers: State.REST,
+        # A response may begin while the endpoint still reads the request.
+        m.ResponseHeaders: State.RESPONSE,
+        **_ROUTED,
+    },
+    State.RESPONSE: {
+        m.RequestBody: State.RESPONSE,
+        m.RequestTrailers: State.RESPONSE,
+        m.ResponseHeaders: State.RESPONSE,
+        m.ResponseBody: State.RESPONSE,
+        m.ResponseTrailers: State.RESPONSE,
+        Turn.ROUTED: State.RESPONSE,
+        Turn.ANSWERED: State.RESPONSE,
+        Turn.OVER: State.DONE,
+    },
+    State.LOCAL_REPLY: {
+        m.ResponseBody: State.LOCAL_REPLY,
+        m.ResponseTrailers: State.LOCAL_REPLY,
+    },
+    # What was under way when we ended the RPC.
+    State.DONE: dict.fromkeys(m.EVENT_TYPES, State.DONE),
+}
+for _state, _follows in TABLE.items():
+    _follows[m.Ended] = State.DONE
+    # A timer may fire late, and memory be short, at any time.
+    _follows.setdefault(m.Wakeup, _state)
+    _follows[m.Overloaded] = _state

@@ -1,0 +1,103 @@
+"""How a request begins: judged by its header block, then given to its method or turned down."""
+
+from __future__ import annotations
+
+from extproc.core.wire import frames, grpc
+from extproc.core.wire.errors import ErrorCode
+from extproc.core.wire.floods import FloodMeter
+from extproc.core.wire.headers import HeaderReader
+from extproc.core.wire.lifetime import Lifetime
+from extproc.core.wire.limits import Abuse
+from extproc.core.wire.requests import Request
+from extproc.core.wire.stream import WireStream
+from extproc.core.wire.streams import Streams
+
+
+class Opener:
+    """Opens the streams of one connection."""
+
+    __slots__ = ("_counters", "_floods", "_lifetime", "_reader", "_streams")
+
+    def __init__(
+        self, streams: Streams, reader: HeaderReader, lifetime: Lifetime, floods: FloodMeter
+    ) -> None:
+        self._streams = streams
+        self._counters = streams.counters
+        self._reader = reader
+        self._lifetime = lifetime
+        self._floods = floods
+
+    def open(self, stream_id: int, flags: int, block: bytes, now: float) -> None:
+        """Begin a request: a header block on an identifier above all before (9113 5.1.1)."""
+        counters, streams = self._counters, self._streams
+        request = self._reader.requests.get(block)
+        if request is None:
+            request = self._reader.read_request(block)
+        else:
+            counters.header_blocks_cached += 1
+        streams.last_id = stream_id
+        method = request.method
+        if (
+            method is None
+            or self._lifetime.is_draining
+            or streams.is_full
+            or request.content_length is not None
+        ) and (self._turn_down(stream_id, flags, request) or method is None):
+            return
+        stream = WireStream(streams, stream_id, request)
+        streams.open[stream_id] = stream
+        counters.streams_opened += 1
+        counters.streams_open += 1
+        if request.timeout_s is not None:
+            streams.deadlines_s[stream_id] = now + request.timeout_s
+        if flags & frames.END_STREAM:
+            stream.is_half_closed, stream.is_plain = True, False
+        try:
+            stream.session = method.open(stream, request.metadata)
+        except Exception as error:
+            streams.fail_session(stream, error)
+        if stream.is_half_closed:
+            streams.end_request(stream)
+
+    def _turn_down(self, stream_id: int, flags: int, request: Request) -> bool:
+        """Answer a request that no session gets; false where one should get it after all."""
+        streams, counters, lifetime = self._streams, self._counters, self._lifetime
+        if lifetime.is_final:
+            # 9113 6.8: streams above the last one of GOAWAY are ignored; the peer knows.
+            streams.closed.remember(stream_id, is_by_peer=False)
+            return True
+        if request.malformed or (flags & frames.END_STREAM and request.content_length):
+            # 9113 8.1.1: "Malformed requests or responses that are detected MUST be treated as a
+            # stream error of type PROTOCOL_ERROR."
+            counters.streams_opened += 1
+            counters.streams_reset_by_us += 1
+            self._floods.count(Abuse.RAPID_RESET)
+            streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+            return True
+        if streams.is_full:
+            # 9113 5.1.2: beyond the announced limit, PROTOCOL_ERROR or REFUSED_STREAM; the latter
+            # says that nothing was done, so the peer may try elsewhere.
+            counters.streams_refused += 1
+            is_short = streams.budget.is_full
+            counters.abuse[Abuse.BUFFERED_BYTES if is_short else Abuse.TOO_MANY_STREAMS] += 1
+            streams.reset(stream_id, ErrorCode.REFUSED_STREAM)
+            return True
+        if request.http_status:
+            self._answer(stream_id, flags, request, grpc.http_error_block(request.http_status))
+            return True
+        code, details = request.code, request.details
+        if request.method is not None:
+            if not (lifetime.is_draining and request.method.is_long_lived):
+                return False
+            code, details = grpc.UNAVAILABLE, "draining"
+        block = grpc.RESPONSE_BLOCK + grpc.trailer_block(code, details)
+        self._answer(stream_id, flags, request, block)
+        return True
+
+    def _answer(self, stream_id: int, flags: int, request: Request, block: bytes) -> None:
+        stream = WireStream(self._streams, stream_id, request)
+        stream.is_half_closed = bool(flags & frames.END_STREAM)
+        stream.put_end(block)
+        self._counters.streams_opened += 1
+        self._counters.streams_answered += 1
+        self._streams.closed.remember(stream_id, is_by_peer=stream.is_half_closed)

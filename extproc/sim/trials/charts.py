@@ -1,0 +1,222 @@
+"""Charts as inline SVG, drawn by matplotlib: lines with bands, bars and heat maps.
+
+Ink is the text colour of the page around a chart and the grid is its `--line`, so that a chart can
+be read on a light and on a dark screen. Text stays text, and the same chart is the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from extproc.workload.intervals import interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = (
+    *("#0b6e99", "#d9730d", "#448361", "#ad1a72", "#6940a5"),
+    *("#b8860b", "#e03e3e", "#37918c", "#7a5230", "#5b7083"),
+)
+GREYS = {"B0": "#b5b5b5", "B3": "#444444", "B4": "#8a8a8a"}
+"""Bounds, by the beginning of their names."""
+_INK, _LINE, _MARK = "#333333", "#e4e4e4", "#cc0000"
+_STYLE: Any = {
+    "axes.edgecolor": _INK,
+    "axes.grid": True,
+    "axes.labelcolor": _INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.axisbelow": True,
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 8,
+    "grid.color": _LINE,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
+    "path.simplify": True,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "extproc",
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+}
+_WIDTH, _HEIGHT = 420, 250
+_ROW = 17
+"""Height of a bar with the space around it."""
+
+Bar = tuple[str, float, float | None, float | None, str]
+"""Name, value, low and high of its interval, colour."""
+Mark = tuple[float, str]
+"""A value that a chart shows as a line across, and its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line.
+
+    Attributes:
+        name: For the legend; "" for none.
+        points: x and y.
+        colour: As `#rrggbb`.
+        form: As matplotlib writes it: `-` a line, `--` a dashed one, `o` dots, `o-` both.
+        band: Low and high around each point; empty for none.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: str
+    form: str = "o-"
+    band: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis.
+
+    Attributes:
+        label: With its unit.
+        low: Lowest value shown.
+        high: Highest value shown.
+        is_log: Logarithmic.
+        is_percent: Print values as percentages.
+    """
+
+    label: str
+    low: float
+    high: float
+    is_log: bool = False
+    is_percent: bool = False
+
+
+def curve(
+    name: str, values: Mapping[float, Sequence[float]], colour: str, form: str = "o-"
+) -> Series:
+    """Means by x with their 95 % intervals, where each has several values."""
+    means = [(x, interval(own)) for x, own in sorted(values.items())]
+    band = [(each.low, each.high) for _, each in means if each.low is not None and each.high]
+    points = [(x, each.mean) for x, each in means]
+    return Series(name, points, colour, form, band if len(band) == len(points) else ())
+
+
+def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, mark: Mark | None = None) -> str:
+    """Lines with a legend below."""
+
+    def draw(axes: Axes) -> None:
+        for each in series:
+            places, values = [p for p, _ in each.points], [v for _, v in each.points]
+            axes.plot(places, values, each.form, color=each.colour, label=each.name or "_")
+            if each.band:
+                lows, highs = zip(*each.band, strict=True)
+                axes.fill_between(places, lows, highs, color=each.colour, alpha=0.15, linewidth=0)
+        if mark is not None:
+            axes.axhline(mark[0], color=_MARK, linestyle="--", linewidth=1)
+            _note(axes, mark[1], (1, mark[0]), ("axes fraction", "data"), ha="right", va="bottom")
+        _scale(axes, "x", x)
+        _scale(axes, "y", y)
+        if any(each.name for each in series) and axes.figure:
+            axes.figure.legend(loc="outside lower center", ncols=2, fontsize=7)
+
+    rows = (sum(bool(each.name) for each in series) + 1) // 2
+    return _svg(draw, _WIDTH, _HEIGHT + 13 * rows)
+
+
+def bar_chart(bars: Sequence[Bar], label: str, *, mark: Mark | None = None) -> str:
+    """Horizontal bars, each with its value and its interval."""
+
+    def draw(axes: Axes) -> None:
+        axes.barh(
+            range(len(bars)),
+            [value for _, value, *_ in bars],
+            color=[bar[4] for bar in bars],
+            height=0.7,
+        )
+        for place, (_, value, low, high, _) in enumerate(bars):
+            if low is not None and high is not None:
+                axes.plot([max(0.0, low), high], [place, place], "-", color=_INK, linewidth=1.2)
+            _note(axes, f"{value:.3g}", (high or value, place), "data", color=_INK, va="center")
+        if mark is not None:
+            axes.axvline(mark[0], color=_MARK, linestyle="--", linewidth=1)
+            _note(axes, mark[1], (mark[0], 1), ("data", "axes fraction"), va="bottom")
+        axes.set_yticks(range(len(bars)), [name for name, *_ in bars])
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        longest = max([bar[3] or bar[1] for bar in bars] + ([mark[0]] if mark else []) + [1e-9])
+        _scale(axes, "x", Axis(label, 0.0, 1.12 * longest))
+
+    return _svg(draw, 560, 55 + _ROW * len(bars))
+
+
+def heat_map(
+    cells: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], groups: int
+) -> str:
+    """Darker is more. Each of the columns stands for `groups` cells of a row."""
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.colors import LinearSegmentedColormap
+
+        highest = max((value for line in cells for value in line), default=0) or 1
+        shades = [
+            [
+                0.0 if at == groups else (line[first + at] / highest) ** 0.5 * 0.95 + 0.05
+                for first in range(0, len(line), groups)
+                for at in range(groups + 1)
+            ]
+            for line in cells
+        ]
+        ramp = LinearSegmentedColormap.from_list("heat", [f"{COLOURS[0]}00", COLOURS[0]])
+        axes.imshow(shades, cmap=ramp, vmin=0, vmax=1, aspect="auto", interpolation="none")
+        axes.set_yticks(range(len(rows)), rows, fontsize=6)
+        starts = [number * (groups + 1) - 0.5 for number in range(len(columns))]
+        axes.set_xticks(starts, columns, fontsize=7, ha="left")
+        axes.tick_params(length=0, labeltop=True, labelbottom=False)
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+
+    return _svg(draw, _WIDTH, 30 + 9 * len(rows))
+
+
+def _note(axes: Axes, text: str, at: Any, coords: Any, *, color: str = _MARK, **more: Any) -> None:
+    """A word beside a place."""
+    offset = {"xytext": (-3 if more.get("ha") == "right" else 3, 0), "fontsize": 7}
+    axes.annotate(
+        text, at, xycoords=coords, textcoords="offset points", color=color, **offset, **more
+    )
+
+
+def _scale(axes: Axes, side: str, axis: Axis) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
+
+    own = axes.xaxis if side == "x" else axes.yaxis
+    own.set_label_text(axis.label)
+    if axis.is_log:
+        axes.set(**{f"{side}scale": "log"})
+        own.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        own.set_minor_locator(NullLocator())
+        own.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if axis.is_percent:
+        own.set_major_formatter(PercentFormatter(1.0))
+    if axis.low < axis.high:
+        axes.set(**{f"{side}lim": (axis.low, axis.high)})
+
+
+def _svg(draw: Callable[[Axes], None], width: float, height: float) -> str:
+    """A drawing as an SVG element; sizes are points."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    file = StringIO()
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+        draw(figure.subplots())
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    text = file.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.S)
+    text = re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :])
+    text = re.sub(r"\s*\n\s*", " ", text).replace("> <", "><").replace("base64, ", "base64,")
+    text = re.sub(r"(\.\d\d)\d{4}(?!\d)", r"\1", text)  # places to a hundredth of a point
+    text = text.replace("'DejaVu Sans'", "system-ui").replace(_INK, "currentColor")
+    return text.replace(_LINE, f"var(--line,{_LINE})").strip()

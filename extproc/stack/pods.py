@@ -1,0 +1,43 @@
+"""Fake pods as processes."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from extproc.stack.processes import ChildProcess, free_port, get_page
+
+
+class FakePod(ChildProcess):
+    """A fake vLLM pod on a port of 127.0.0.1 that stays the same over restarts.
+
+    Args:
+        name: What it is called.
+        config: A `PodConfig` of the laboratory, or a mapping of its fields.
+
+    Attributes:
+        address: `host:port`.
+        url: The same as a URL.
+    """
+
+    def __init__(self, name: str, config: object) -> None:
+        super().__init__(name)
+        self._port = free_port()
+        self.address = f"127.0.0.1:{self._port}"
+        self.url = f"http://{self.address}"
+        self._config_path = self.dir / "pod.json"
+        self._config_path.write_bytes(msgspec.json.encode(config))
+
+    async def start(self) -> None:
+        """Start, also again after its end; return once it listens.
+
+        Raises:
+            StackError: It ended or did not come up.
+        """
+        command = [sys.executable, "-m", "extproc.sim.fakepod.pod"]
+        self.spawn([*command, "--config", str(self._config_path), "--port", str(self._port)])
+        await self.wait_until(self._is_up)
+
+    async def _is_up(self) -> bool:
+        return await get_page(f"{self.url}/health") is not None

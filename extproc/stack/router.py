@@ -1,0 +1,64 @@
+"""The router as a process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from extproc.stack.processes import START_TIMEOUT_S, ChildProcess, free_port, get_page
+
+
+class Router(ChildProcess):
+    """`extproc serve`, on ports of 127.0.0.1 that stay the same over restarts.
+
+    Args:
+        config: The configuration file's content; addresses are filled in.
+        address: Of the gRPC services, where others must know it beforehand.
+        folder: Where it is started; here by default.
+
+    Attributes:
+        address: `host:port` of the gRPC services.
+        admin_url: Of the admin port.
+        command: That it is started with.
+        env: Added to the environment.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        address: str = "",
+        name: str = "router",
+        folder: Path | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.address = address or f"127.0.0.1:{free_port()}"
+        admin = f"127.0.0.1:{free_port()}"
+        self.admin_url = f"http://{admin}"
+        self._folder = folder
+        self._config_path = self.dir / "config.yaml"
+        serve = ("-m", "extproc", "serve", "--config", str(self._config_path))
+        self.command: list[str] = [sys.executable, *serve]
+        self.env: Mapping[str, str] = {}
+        document = {
+            **config,
+            "server": {"address": self.address, **config.get("server", {})},
+            "admin": {"address": admin, **config.get("admin", {})},
+        }
+        self._config_path.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    async def start(self, *, within_s: float = START_TIMEOUT_S) -> None:
+        """Start, also again after its end; return once it is ready.
+
+        Raises:
+            StackError: It ended or did not become ready.
+        """
+        self.spawn(self.command, self.env, self._folder)
+        await self.wait_until(self._is_ready, within_s)
+
+    async def _is_ready(self) -> bool:
+        return await get_page(f"{self.admin_url}/healthz") is not None

@@ -1,0 +1,82 @@
+"""Fake pods, routers and an Envoy that belong together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from extproc.stack.envoy import Envoy
+from extproc.stack.pods import FakePod
+from extproc.stack.processes import ChildProcess, get_page
+from extproc.stack.router import Router
+
+
+class Stack:
+    """Processes that are started one after another and ended together.
+
+    Attributes:
+        children: Each of them by its name.
+        pods: Each fake pod by its name.
+        routers: Those over these pods.
+        url: Of the gateway, for clients; "" before there is one.
+    """
+
+    def __init__(self) -> None:
+        self.children: dict[str, ChildProcess] = {}
+        self.pods: dict[str, FakePod] = {}
+        self.routers: list[Router] = []
+        self.url = ""
+
+    async def start_pods(self, configs: Mapping[str, object]) -> None:
+        """Start fake pods by their configurations.
+
+        Raises:
+            StackError: One does not come up.
+        """
+        self.pods = {name: FakePod(name, config) for name, config in configs.items()}
+        self.children |= self.pods
+        # All at once: most of their start is the interpreter's own.
+        await asyncio.gather(*(pod.start() for pod in self.pods.values()))
+
+    async def start_router(self, config: Mapping[str, Any], name: str = "router") -> Router:
+        """Start a router over this stack's pods, unless `config` says how it finds others.
+
+        Raises:
+            StackError: It does not come up.
+        """
+        static = [{"address": pod.address, "name": pod.name} for pod in self.pods.values()]
+        ours = {"discovery": {"static": static}, "server": {"drain_timeout_s": 1.0}}
+        router = Router({**ours, **config}, name=name)
+        self.routers.append(router)
+        self.children[name] = router
+        await router.start()
+        return router
+
+    async def start_envoy(
+        self, bootstrap: str, models: Collection[str], *, log_level: str = "warning"
+    ) -> None:
+        """Start Envoy, and wait until it lists every model: then all have found each other.
+
+        Raises:
+            StackError: There is no Envoy, or it does not come up.
+        """
+        envoy = Envoy(bootstrap, log_level=log_level)
+        self.children["envoy"] = envoy
+        self.url = envoy.url
+        await envoy.start()
+
+        async def lists_all() -> bool:
+            page = await get_page(f"{envoy.url}/v1/models")
+            names = {card["id"] for card in json.loads(page)["data"]} if page else set()
+            return names >= set(models)
+
+        await envoy.wait_until(lists_all)
+
+    async def close(self) -> None:
+        """End all of them in order, and remove their files."""
+        running = [child for child in self.children.values() if child.is_running]
+        await asyncio.gather(*(child.stop() for child in running))
+        for child in self.children.values():
+            await child.close()

@@ -1,0 +1,89 @@
+"""A dispatcher over one endpoint, with all that looks on, in one process and without a wire."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from extproc.app.dispatch import Dispatcher, Endings
+from extproc.app.observers import Observers
+from extproc.app.recorder import Recorder
+from extproc.core.accounting import Accounting, Completion
+from extproc.core.attainment import Attainment
+from extproc.core.picker import Picker
+from extproc.core.pickids import pick_ids
+from extproc.core.policies import Founding
+from extproc.core.pool import Pool
+from extproc.core.router import Router
+from extproc.core.types import Choice, Outcome, RequestInfo, Snapshot, Wait
+from extproc.shell.decisions import DecisionsService
+from extproc.shell.telemetry import Telemetry
+from tests.builders import address, cards, endpoint, report
+
+
+class Waiting:
+    """A policy that lets a request wait so many times before it chooses."""
+
+    def __init__(self, num_waits: int) -> None:
+        self.num_waits = num_waits
+        self.num_asked = 0
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        self.num_asked += 1
+        if self.num_asked <= self.num_waits:
+            return Wait(until_s=snapshot.now, reason="not-yet")
+        return Choice((snapshot.endpoints[0],), "at-last")
+
+
+class Scene:
+    """The router `r`. `changes` replace what its recorder records with: tests break that."""
+
+    def __init__(self, *, num_waits: int | None = None, **changes: Any) -> None:
+        self.now = 0.0
+        self.pool = Pool()
+        self.pool.set_endpoints([endpoint(1)])
+        self.pool.record_report(address(1), report(), taken_at_s=0.0)
+        self.pool.record_models(address(1), cards("a"), now=0.0)
+        self.observers = Observers()
+        self.decisions, self.attainment = DecisionsService(), Attainment(1.0)
+        self.doubtful: list[str] = []
+        accounting = Accounting(self.pool, "r")
+        accounting.record_access_logs(1)
+        self.telemetry = Telemetry(snapshot=lambda: self.pool.snapshot(now=self.now), version="1")
+        parts: dict[str, Any] = {
+            "telemetry": self.telemetry,
+            "decisions": self.decisions,
+            "attainment": self.attainment,
+        }
+        recorder = Recorder(
+            **(parts | changes),
+            knows_times=accounting.knows_times,
+            observers=self.observers,
+            clock=lambda: self.now,
+            wall_clock=lambda: 1_700_000_000.0,
+        )
+        self.waiting = None if num_waits is None else Waiting(num_waits)
+        picker = Picker(
+            self.waiting or Founding(), "p", rng=random.Random(0), next_id=pick_ids("r")
+        )
+        router = Router(self.pool, picker)
+        self.dispatcher = Dispatcher(router, accounting, recorder, lambda: self.now)
+        self.endings = Endings(
+            accounting,
+            self.pool.outliers,
+            recorder,
+            clock=lambda: self.now,
+            on_doubt=self.doubtful.append,
+        )
+
+
+def completion(pick_id: str, **changes: Any) -> Completion:
+    """A request that the endpoint has answered."""
+    answered: dict[str, Any] = {
+        "pick_id": pick_id, "request_id": "", "address": address(1), "status": 200,
+        "outcome": Outcome.COMPLETED, "is_from_endpoint": True, "first_byte_s": 0.1,
+        "duration_s": 0.2, "attempts": 1, "lag_s": 0.0, "orca": "", "first_body_byte_s": 0.1,
+    }  # fmt: skip
+    return Completion(**(answered | changes))

@@ -1,0 +1,53 @@
+"""What follows from how picks end."""
+
+from __future__ import annotations
+
+import pytest
+
+from extproc.core.outliers import Verdict
+from extproc.core.types import Outcome, Pick
+from tests.app.scene import Scene, completion
+from tests.builders import address, endpoint, report, request
+
+
+def picked(scene: Scene) -> Pick:
+    result = scene.dispatcher.route(request(None, model="a"), now=0.0)
+    assert isinstance(result, Pick)
+    return result
+
+
+def counted(scene: Scene, outcome: Outcome) -> float | None:
+    registry = scene.telemetry.registry
+    return registry.get_sample_value("extproc_completions_total", {"outcome": outcome})
+
+
+def test_an_endpoint_that_answers_404_is_asked_for_its_models() -> None:
+    scene = Scene()
+    for status in (200, 404):
+        assert scene.endings.complete(completion(picked(scene).id, status=status))
+
+    assert scene.doubtful == [address(1)]
+
+
+def test_an_ejection_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    scene.pool.set_endpoints([endpoint(1), endpoint(2)])
+    unreachable = {"outcome": Outcome.FAILED, "status": 503, "verdict": Verdict.UNREACHABLE}
+    for changes in (unreachable, {}):
+        scene.endings.complete(completion(picked(scene).id, **changes))
+
+    assert [record.message for record in caplog.records] == [
+        f"endpoint {address(1)} ejected for 5 s: unreachable"
+    ]
+
+
+def test_picks_that_nobody_tells_of_count_as_expired() -> None:
+    scene = Scene()
+    picked(scene)
+    scene.pool.record_report(address(1), report(), taken_at_s=60.0)
+    scene.endings.reported(address(1), now=60.0)
+    picked(scene)
+    scene.endings.tick(now=9999.0)
+
+    assert counted(scene, Outcome.EXPIRED) == 2.0
+    assert scene.pool.num_in_flight == 0

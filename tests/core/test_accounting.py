@@ -1,0 +1,237 @@
+"""How picks end: whom to believe, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from extproc.core.accounting import Accounting, AccountingSettings, Completion, Ending, Source
+from extproc.core.pool import Pool
+from extproc.core.relay import Relay
+from extproc.core.types import EndpointView, Outcome
+from tests.builders import address, cards, endpoint, pick, report, request
+
+LOGS = (0, 1)
+
+
+class Books:
+    """The accounting of the router `r` over two endpoints, with one pick under way."""
+
+    def __init__(self, *, model: str = "a", relay: Relay | None = None, **settings: Any) -> None:
+        self.pool = Pool()
+        self.pool.set_endpoints([endpoint(1), endpoint(2)])
+        for number in (1, 2):
+            self.pool.record_report(address(number), report(max_loras=1), taken_at_s=0.0)
+            self.pool.record_models(address(number), cards("a", "b"), now=0.0)
+        self.accounting = Accounting(self.pool, "r", AccountingSettings(**settings), relay)
+        adapter = model or None
+        info = request(adapter, model=model, request_id="request-1")
+        self.pick = pick("r-1", 1, info=info)
+        self.pool.start(self.pick, now=1.0)
+
+    def hear(self, **changes: Any) -> Ending:
+        return self.accounting.complete(completion(**changes), now=3.0)
+
+    def view(self, number: int = 1) -> EndpointView:
+        return self.pool.snapshot(now=1.0).endpoints[number - 1]
+
+
+def completion(**changes: Any) -> Completion:
+    """A request that endpoint 1 has answered."""
+    answered: dict[str, Any] = {
+        "pick_id": "r-1", "request_id": "", "address": address(1), "status": 200,
+        "outcome": Outcome.COMPLETED, "is_from_endpoint": True, "first_byte_s": 0.1,
+        "duration_s": 0.2, "attempts": 1, "lag_s": 0.5, "orca": "", "first_body_byte_s": 0.1,
+    }  # fmt: skip
+    return Completion(**(answered | changes))
+
+
+# --- completions ------------------------------------------------------------------------------
+
+
+def test_a_completion_ends_its_pick_once() -> None:
+    books = Books()
+    first, second = books.hear(), books.hear()
+
+    assert first.flight is not None
+    assert first.flight.pick is books.pick
+    assert second == Ending(None, is_ours=True)
+    assert books.pool.num_in_flight == 0
+
+
+def test_a_completion_that_has_lost_its_pick_is_found_by_its_request() -> None:
+    books = Books()
+    ending = books.hear(pick_id="", request_id="request-1")
+
+    assert ending.flight is not None
+    assert ending.is_ours
+
+
+@pytest.mark.parametrize("pick_id", ["", "nonsense", "q-1", "rr-1"])
+def test_what_another_router_picked_is_not_ours(pick_id: str) -> None:
+    books = Books()
+
+    assert books.hear(pick_id=pick_id) == Ending(None, is_ours=False)
+    assert books.pool.num_in_flight == 1
+
+
+def test_an_adapter_was_used_up_to_the_end_of_its_request_not_to_the_news_of_it() -> None:
+    books = Books()
+    later = pick("r-2", 1, info=request("b"))
+    books.pool.start(later, now=1.0)
+    books.accounting.finish(later, Outcome.COMPLETED, now=2.75)
+    books.hear(lag_s=0.5)  # heard at 3.0
+
+    assert books.view().gpu_adapters == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_run"),
+    [
+        ({}, True),
+        ({"status": 404}, False),
+        ({"status": 503, "outcome": Outcome.FAILED, "first_byte_s": None}, False),
+        ({"status": 503, "outcome": Outcome.FAILED}, True),
+        ({"status": 0, "outcome": Outcome.CANCELLED, "first_byte_s": None}, True),
+    ],
+)
+def test_what_never_reached_the_engine_has_loaded_no_adapter(
+    changes: dict[str, Any], has_run: bool
+) -> None:
+    books = Books()
+    books.hear(**changes)
+
+    assert (books.view().gpu_adapters == ("a",)) == has_run
+
+
+@pytest.mark.parametrize(("told", "at"), [(address(2), 2), ("", 1)])
+def test_a_load_report_in_an_answer_is_that_of_the_endpoint_that_answered(
+    told: str, at: int
+) -> None:
+    books = Books()
+    books.hear(address=told, orca="TEXT kv_cache_usage_perc=0.5, num_requests_waiting=7")
+
+    assert [books.view(number).num_waiting for number in (1, 2)] == [7 * (at == 1), 7 * (at == 2)]
+
+
+def test_a_load_report_that_cannot_be_read_changes_nothing() -> None:
+    books = Books()
+
+    assert books.hear(orca="TEXT nonsense").flight is not None
+    assert books.view().num_waiting == 0
+
+
+# --- whether to believe a 404 -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "doubtful"),
+    [
+        ({"status": 404}, address(1)),
+        ({"status": 404, "address": address(2)}, address(2)),
+        ({"status": 404, "address": ""}, address(1)),
+        ({"status": 404, "is_from_endpoint": False}, ""),
+        ({"status": 400}, ""),
+    ],
+)
+def test_an_endpoints_own_404_puts_its_list_of_models_in_doubt(
+    changes: dict[str, Any], doubtful: str
+) -> None:
+    assert Books().hear(**changes).doubtful == doubtful
+
+
+def test_a_404_to_a_request_that_named_no_model_says_nothing_of_models() -> None:
+    assert Books(model="").hear(status=404).doubtful == ""
+
+
+def test_a_404_takes_no_model_off_the_list() -> None:
+    books = Books()
+    books.hear(status=404)
+
+    assert books.view().has_registered("a")
+
+
+# --- which source to trust --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "graces"),
+    [
+        (Source.AUTO, [0.5, 10.0]),
+        (Source.ACCESS_LOG, [10.0, 10.0]),
+        (Source.RESPONSE_PHASES, [10.0, 10.0]),
+        (Source.SCRAPE, [0.5, 0.5]),
+    ],
+)
+def test_endpoints_counts_end_a_pick_early_where_nobody_else_would(
+    source: Source, graces: Sequence[float]
+) -> None:
+    accounting = Books(source=source, scrape_grace_s=0.5, lost_after_s=10.0).accounting
+    seen = []
+    for count in LOGS:
+        accounting.record_access_logs(count)
+        seen.append(accounting.grace_s)
+
+    assert seen == graces
+
+
+@pytest.mark.parametrize(
+    ("source", "knows"),
+    [
+        (Source.AUTO, [False, True]),
+        (Source.ACCESS_LOG, [False, True]),
+        (Source.RESPONSE_PHASES, [False, False]),
+        (Source.SCRAPE, [False, False]),
+    ],
+)
+def test_times_are_known_from_an_access_log_that_is_trusted(
+    source: Source, knows: Sequence[bool]
+) -> None:
+    accounting = Books(source=source).accounting
+    seen = []
+    for count in LOGS:
+        accounting.record_access_logs(count)
+        seen.append(accounting.knows_times())
+
+    assert seen == knows
+
+
+def test_an_access_log_that_another_router_passes_on_is_as_good_as_ones_own() -> None:
+    relay = Relay()
+    accounting = Books(relay=relay).accounting
+    seen = [accounting.has_access_log]
+    relay.open("other", lambda _batch: None, now=0.0).has_relayed = True
+    seen.append(accounting.has_access_log)
+
+    assert seen == [False, True]
+
+
+# --- other ends -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.CANCELLED, Outcome.FAILED])
+def test_a_stream_ends_its_pick_once_and_a_failed_one_has_loaded_nothing(outcome: Outcome) -> None:
+    books = Books()
+    seen = [books.accounting.finish(books.pick, outcome, now=2.0) for _ in range(2)]
+
+    assert seen == [True, False]
+    assert (books.view().gpu_adapters == ("a",)) == (outcome is not Outcome.FAILED)
+
+
+def test_an_endpoint_that_has_less_to_do_than_we_sent_has_ended_it() -> None:
+    books = Books(source=Source.SCRAPE, scrape_grace_s=0.5)
+    ended = []
+    for now in (1.4, 1.6):
+        books.pool.record_report(address(1), report(), taken_at_s=now)
+        ended.append([each.pick for each in books.accounting.reconcile(address(1), now=now)])
+
+    assert ended == [[], [books.pick]]
+
+
+def test_a_pick_that_nobody_tells_of_is_given_up() -> None:
+    books = Books(max_age_s=5.0)
+
+    assert books.accounting.expire(now=6.0) == []
+    assert [each.pick for each in books.accounting.expire(now=6.1)] == [books.pick]

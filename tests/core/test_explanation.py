@@ -1,0 +1,271 @@
+"""Decisions in words: which pod, why, over what, and what a client was told."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.explanation import MAX_MESSAGE_CHARS, explain
+from extproc.core.picker import Picker
+from extproc.core.policies import BUILT_IN
+from extproc.core.rejections import model_not_found, no_endpoints, saturated
+from extproc.core.types import EndpointView, Pick, Reason, Rejection, Snapshot
+from extproc.core.words import shortened
+from tests.builders import endpoint_view, pick, request
+from tests.strategies import ADAPTERS, requests, snapshots
+
+LONGEST = 1000
+
+
+def view(number: int, pending: Mapping[str, int] | None = None, **fields: Any) -> EndpointView:
+    return endpoint_view(number, name=f"pod-{number}", pending_by_adapter=pending or {}, **fields)
+
+
+def said(
+    policy: str, reason: str, *candidates: EndpointView, adapter: str | None = "a", **fields: Any
+) -> str:
+    """What is said of a pick of pod 1."""
+    return explain(
+        pick(info=request(adapter), policy=policy, reason=reason, candidates=candidates, **fields)
+    )
+
+
+def test_affinity_names_where_else_the_adapter_is_loaded_busiest_first() -> None:
+    others = [view(number, {"a": number}, gpu_adapters=("a",)) for number in (2, 3, 4, 5)]
+
+    assert said("founding", "affinity", view(1, {"a": 7}, gpu_adapters=("a",)), *others) == (
+        "pod-1: a is in a GPU slot there with 7 of its requests pending, and no other pod below "
+        "the rule's threshold has more; also loaded on pod-5 with 5, pod-4 with 4, pod-3 with 3 "
+        "and 1 more."
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"gpu_adapters": ("a",)}, "in a GPU slot there with none of its requests pending"),
+        ({"cpu_adapters": ("a",)}, "in the CPU cache there with none of its requests pending"),
+        ({"pending": {"a": 1}}, "coming in there with 1 of its requests pending"),
+    ],
+)
+def test_affinity_says_where_the_adapter_is(fields: dict[str, Any], where: str) -> None:
+    sentence = said("founding", "affinity", view(1, **fields), view(2), view(3))
+
+    assert sentence == f"pod-1: a is {where}, and none of the other 2 pods has it loaded."
+
+
+IN_SLOT: Mapping[str, Any] = {"gpu_adapters": ("a",)}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "others", "why"),
+    [
+        (
+            view(1, {"b": 1}, **IN_SLOT),
+            [view(2, {"b": 1, "c": 1}, **IN_SLOT), view(3, {"a": 16}, **IN_SLOT), view(4)],
+            "of the 2 with as many this pod has the fewest active adapters "
+            "(1 active, 2 elsewhere); also loaded on pod-3 with 16, pod-2 with 0.",
+        ),
+        (
+            view(1, {"b": 1}, **IN_SLOT),
+            [view(n, {"b": n}, **IN_SLOT) for n in (2, 3)] + [view(4, {"b": 1, "c": 1}, **IN_SLOT)],
+            "of the 4 with as many this pod has the fewest active adapters "
+            "(1 active, 1 to 2 elsewhere), of 3 with as few the least pending "
+            "(1 pending, 2 to 3 elsewhere); also loaded on pod-2 with 0, pod-3 with 0, "
+            "pod-4 with 0.",
+        ),
+        (
+            view(1, {"b": 1}, **IN_SLOT),
+            [view(2, {"b": 1}, **IN_SLOT), view(3, {"b": 2}, **IN_SLOT)],
+            "of the 3 with as many this pod has the fewest active adapters "
+            "(1 active, 1 elsewhere), of 3 with as few the least pending "
+            "(1 pending, 1 to 2 elsewhere), drawn by lot from 2 equals; also loaded on "
+            "pod-2 with 0, pod-3 with 0.",
+        ),
+        (
+            view(1, {"b": 1}, **IN_SLOT),
+            [view(2, {"b": 1}, **IN_SLOT), view(3, {"b": 2, "c": 1}, **IN_SLOT)],
+            "of the 3 with as many this pod has the fewest active adapters "
+            "(1 active, 1 to 2 elsewhere), drawn by lot from 2 equals; also loaded on "
+            "pod-2 with 0, pod-3 with 0.",
+        ),
+        (
+            view(1, **IN_SLOT),
+            [view(2, **IN_SLOT), view(3, **IN_SLOT)],
+            "of the 3 with as many this pod was drawn by lot from 3 equals "
+            "(0 active, 0 pending); also loaded on pod-2 with 0, pod-3 with 0.",
+        ),
+    ],
+)
+def test_affinity_says_what_decided_among_those_with_as_many_requests(
+    chosen: EndpointView, others: list[EndpointView], why: str
+) -> None:
+    sentence = said("founding", "affinity", chosen, *others)
+
+    assert sentence.endswith(f"and no other pod below the rule's threshold has more; {why}")
+
+
+def test_cold_says_that_nobody_has_the_adapter_and_who_is_emptiest() -> None:
+    busy = [view(2, {"b": 1, "c": 1}), view(3, {"b": 4})]
+
+    assert said("founding", "cold", view(1), *busy) == (
+        "pod-1: none of the 3 pods has a loaded, and this pod has the fewest active adapters "
+        "(0 active, 1 to 2 elsewhere)."
+    )
+
+
+def test_spill_names_the_pods_that_are_full() -> None:
+    full = view(2, {"a": 16, "b": 1}, gpu_adapters=("a",))
+
+    assert said("founding", "spill", view(1), full) == (
+        "pod-1: where a is loaded, the rule's threshold is reached (pod-2 with 16), and this pod "
+        "has the fewest active adapters (0 active, 2 elsewhere)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason", "why"),
+    [
+        ("founding", "base", "it has the fewest requests pending (1 pending, 2 elsewhere)"),
+        ("least_pending", "least-pending", "it has the fewest requests pending (1 pending, 2 else"),
+        ("round_robin", "turn", "it was its turn among 2 pods (1 pending, 2 elsewhere)"),
+        ("random", "random", "drawn at random among 2 pods (1 pending, 2 elsewhere)"),
+        ("founding", "session", "its session was sent there before"),
+        ("my:rule", "affinity", "chosen by my:rule (affinity); 1 pending, 2 elsewhere"),
+    ],
+)
+def test_each_rule_of_ours_is_put_into_words(policy: str, reason: str, why: str) -> None:
+    candidates = view(1, {"b": 1}), view(2, {"b": 2})
+
+    assert said(policy, reason, *candidates, adapter=None).startswith(f"pod-1: {why}")
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"), [("founding", "base"), ("least_pending", "least-pending")]
+)
+def test_of_pods_with_as_little_pending_one_is_drawn(policy: str, reason: str) -> None:
+    candidates = view(1, {"b": 1}), view(2, {"c": 1}), view(3, {"b": 2})
+
+    assert said(policy, reason, *candidates, adapter=None) == (
+        "pod-1: it has the fewest requests pending (1 pending, 1 to 2 elsewhere), "
+        "drawn by lot from 2 equals."
+    )
+
+
+def test_another_rules_slug_is_not_given_a_meaning() -> None:
+    assert said("my:rule", "affinity", view(1), view(2)) == (
+        "pod-1: chosen by my:rule (affinity); a is not loaded there; 0 pending, 0 elsewhere."
+    )
+
+
+@pytest.mark.parametrize("adapter", [None, "a"])
+def test_a_slug_that_the_rule_does_not_have_is_not_given_a_meaning(adapter: str | None) -> None:
+    sentence = said("founding", "affinity-of-old", view(1), view(2), adapter=adapter)
+
+    assert sentence.startswith("pod-1: chosen by founding (affinity-of-old); ")
+
+
+def test_a_pod_without_alternatives_needs_no_other_reason() -> None:
+    assert said("founding", "cold", view(1)) == "pod-1: the only pod that could take it."
+
+
+def test_fallbacks_and_unknown_load_are_told() -> None:
+    candidates = view(1, is_known=False), view(2, is_known=False)
+    endpoints = (candidates[0].address, candidates[1].address, "10.0.0.9:1")
+
+    assert said("random", "random", *candidates, endpoints=endpoints).endswith(
+        "; no pod that could take it has a fresh load report; then pod-2, 10.0.0.9:1."
+    )
+
+
+@pytest.mark.parametrize(
+    ("flaw", "words"),
+    [
+        ("is_ejected", "every pod that could take it is ejected"),
+        ("is_unreachable", "no pod that could take it can be reached"),
+    ],
+)
+def test_that_no_better_pod_is_left_is_told(flaw: str, words: str) -> None:
+    candidates = view(1, {}, **{flaw: True}), view(2, {}, **{flaw: True})
+
+    assert said("random", "random", *candidates).endswith(f"; {words}.")
+
+
+def test_a_pick_without_its_candidates_still_names_the_pod_and_the_rule() -> None:
+    assert said("p", "r") == "10.0.0.1:8000: chosen by p (r)."
+
+
+@pytest.mark.parametrize(
+    ("rejection", "sentence"),
+    [
+        (
+            saturated("a", 2),
+            "Rejected with 429 saturated for a, retry after 2 s: Every endpoint that serves this "
+            "model is saturated. Retry later.",
+        ),
+        (
+            model_not_found("a"),
+            "Rejected with 404 model_not_found for a: The model `a` does not exist.",
+        ),
+        (
+            no_endpoints(),
+            "Rejected with 503 no_endpoints, retry after 1 s: No endpoint is ready for this model. "
+            "Retry later.",
+        ),
+    ],
+)
+def test_a_rejection_says_what_the_client_was_told(rejection: Rejection, sentence: str) -> None:
+    assert explain(rejection) == sentence
+
+
+def test_names_and_messages_of_any_length_make_a_sentence_of_bounded_length() -> None:
+    rejection = Rejection(404, Reason.MODEL_NOT_FOUND, "m" * 10_000, model="n" * 10_000)
+
+    assert len(explain(rejection)) < LONGEST
+    assert explain(rejection).endswith(f"{'m' * (MAX_MESSAGE_CHARS - 1)}…")
+
+
+@given(snapshots(), requests(), st.sampled_from(sorted(BUILT_IN)), st.integers(0, 99))
+def test_every_pick_of_every_rule_is_one_bounded_sentence_that_names_its_pod(
+    pool: Any, info: Any, rule: str, seed: int
+) -> None:
+    ids = itertools.count()
+    picker = Picker(BUILT_IN[rule](), rule, rng=random.Random(seed), next_id=lambda: str(next(ids)))
+    decision = picker.pick(pool, info)
+    if not isinstance(decision, Pick):
+        return
+    chosen = next(each for each in decision.candidates if each.address == decision.address)
+    sentence = explain(decision)
+
+    assert sentence.startswith(shortened(chosen.name or chosen.address, 80))
+    assert sentence.endswith(".")
+    assert len(sentence) < LONGEST
+
+
+@given(snapshots(), st.none() | st.sampled_from(ADAPTERS), st.integers(0, 99))
+def test_the_founding_rules_lot_is_told_with_those_it_was_drawn_from_and_no_other(
+    pool: Snapshot, adapter: str | None, seed: int
+) -> None:
+    picker = Picker(BUILT_IN["founding"](), "founding", rng=random.Random(seed), next_id=str)
+    decision = picker.pick(pool, request(adapter))
+    if not isinstance(decision, Pick):
+        return
+
+    def measures(view: EndpointView) -> tuple[Any, ...]:
+        if adapter is None:
+            return (view.num_pending,)
+        its = (view.has_loaded(adapter), view.pending(adapter))
+        own = its if decision.reason == "affinity" else ()
+        return (*own, view.num_active_adapters, view.num_pending)
+
+    chosen = next(each for each in decision.candidates if each.address == decision.address)
+    num_equal = sum(measures(view) == measures(chosen) for view in decision.candidates)
+    sentence = explain(decision)
+    assert (f"drawn by lot from {num_equal} equals" in sentence) == (num_equal > 1)
+    assert ("drawn by lot" in sentence) == (num_equal > 1)
