@@ -183,10 +183,8 @@ def heat_map(
 
 def _note(axes: Axes, text: str, at: Any, coords: Any, *, color: str = _MARK, **more: Any) -> None:
     """A word beside a place."""
-    offset = {"xytext": (-3 if more.get("ha") == "right" else 3, 0), "fontsize": 7}
-    axes.annotate(
-        text, at, xycoords=coords, textcoords="offset points", color=color, **offset, **more
-    )
+    more |= {"xytext": (-3 if more.get("ha") == "right" else 3, 0), "fontsize": 7}
+    axes.annotate(text, at, xycoords=coords, textcoords="offset points", color=color, **more)
 
 
 def _scale(axes: Axes, side: str, axis: Axis) -> None:
