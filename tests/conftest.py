@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from extproc.shell.logs import RepeatLimit
 
-FEW, MANY = 25, 200
+FEW, MANY = 25, 100
 """Examples of a property: while one works, and where nobody waits."""
 
 # A shared or slow machine is no failure: what a property costs is for the benchmarks to say.
