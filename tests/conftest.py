@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import math
 import os
 import tempfile
 from collections import defaultdict
@@ -41,8 +42,8 @@ def _put_the_longest_first(items: list[pytest.Item], default_s: float) -> None:
 
 @pytest.fixture
 def limited_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """The log as it is written: of lines that repeat, so many at most."""
-    limit = RepeatLimit()
+    """The log as it is written: of lines that repeat, so many at most, however long it takes."""
+    limit = RepeatLimit(window_s=math.inf)
     caplog.handler.addFilter(limit)
     yield caplog
     caplog.handler.removeFilter(limit)

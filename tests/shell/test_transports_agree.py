@@ -124,7 +124,9 @@ def configured(servers: Servers, **settings: Any) -> Iterator[None]:
 
 verbs = st.sampled_from([b"e", b"t", b"n", b"l"])
 script = st.lists(st.tuples(verbs, st.binary(max_size=300)).map(b"".join), max_size=6)
-endings = st.sampled_from([b"", b"o"]) | st.text(max_size=20).map(lambda text: b"f" + text.encode())
+# No field's value begins or ends with a space (RFC 9113, 8.2.1): h2 takes that for an error.
+details = st.text(max_size=20).map(str.strip)
+endings = st.sampled_from([b"", b"o"]) | details.map(lambda text: b"f" + text.encode())
 
 
 @given(script, endings)
