@@ -24,11 +24,12 @@ def measure_frame(num_pods: int, num_adapters: int) -> tuple[float, int]:
     decisions, attainment = DecisionsService(1000), Attainment(1.0)
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
         attainment.completed(path, Outcome.COMPLETED, 200, 0.1, 1.0, now=0.0)
-    cards = [ModelCard("base"), *(ModelCard(name, parent="base") for name in names)]
+    cards = {"base": ModelCard("base")}
+    cards |= {name: ModelCard(name, parent="base") for name in names}
     feed = LiveFeed(
         about={"version": "0", "router": "r", "started_wall_ms": 0},
         snapshot=lambda: Snapshot(views, 1.0),
-        models=lambda: cards,
+        registry=lambda: cards,
         decisions=decisions,
         telemetry=Telemetry(snapshot=lambda: Snapshot(views, 1.0), version="0"),
         attainment=attainment,

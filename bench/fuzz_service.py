@@ -182,7 +182,8 @@ class Run:
             )
             for each in self._measured
         ]
-        samples, faults = {}, list(self._watch.faults)
+        samples: dict[str, float] = {}
+        faults = list(self._watch.faults)
         if not faults:
             samples, unsettled = await self._settled()
             faults += unsettled
@@ -199,7 +200,7 @@ class Run:
             faults=faults,
         )
 
-    async def _settled(self) -> tuple[dict[Any, float], list[str]]:
+    async def _settled(self) -> tuple[dict[str, float], list[str]]:
         """The metrics once everything has ended, and what has not."""
         deadline_s = time.monotonic() + _DRAIN_S
         while True:
@@ -211,7 +212,7 @@ class Run:
             await asyncio.sleep(0.2)
 
 
-def unbalanced(samples: dict[Any, float]) -> list[str]:
+def unbalanced(samples: dict[str, float]) -> list[str]:
     """Which counts of the router do not add up when nothing is under way."""
     open_picks = int(total(samples, "extproc_picks_in_flight"))
     streams = int(total(samples, "extproc_streams_active"))

@@ -97,7 +97,7 @@ def choices(kinds: Sequence[str]) -> list[tuple[str, Attack]]:
     Raises:
         ValueError: No such kind.
     """
-    every = [
+    every: list[tuple[str, Attack]] = [
         (f"{side}/{attack.__name__}", attack)
         for side, attacks in SIDES.items()
         for attack in attacks

@@ -264,14 +264,14 @@ def _spelled_headers(spelling: str) -> bytes:
     for name, value in values.items():
         header = message.request_headers.headers.headers.add(key=name)
         setattr(header, spelling, value.encode() if spelling == "raw_value" else value)
-    return message.SerializeToString()
+    return bytes(message.SerializeToString())
 
 
 def _body(content: bytes, *, is_last: bool) -> bytes:
     message = ext_proc_pb2.ProcessingRequest()
     message.request_body.body = content
     message.request_body.end_of_stream = is_last
-    return message.SerializeToString()
+    return bytes(message.SerializeToString())
 
 
 PEERS: Final = (

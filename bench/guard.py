@@ -108,7 +108,7 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True):
 def ratios_of(rounds: Sequence[Round], rules: Sequence[str]) -> Ratios:
     """The first rule over each of the others, by figure."""
     return {
-        ((rules[0], other), name): found and found.mean
+        ((rules[0], other), name): found.mean if found else None
         for other in rules[1:]
         for name in FIGURE_NAMES
         for found in [ratio_of(rounds, rules[0], other, FIGURES[name])]

@@ -118,7 +118,7 @@ def running(options: StackOptions) -> Iterator[Stack]:
             exits.enter_context(started(server))
         config = envoys.gateway_config(
             pods=pods,
-            picker=server and server.address,
+            picker=server.address if server else None,
             is_ours=isinstance(server, Router),
             has_traceparent=options.has_traceparent,
             message_timeout_s=options.message_timeout_s,

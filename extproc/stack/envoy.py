@@ -18,11 +18,10 @@ class Envoy(ChildProcess):
     """An Envoy that listens on free ports of 127.0.0.1, whatever its bootstrap says.
 
     Args:
-        bootstrap: YAML with static listeners.
+        bootstrap: YAML; where dynamic listeners listen is for those who give them.
 
     Attributes:
-        ports: Of its listeners, in the bootstrap's order.
-        url: Of the first listener.
+        ports: Of its listeners, once it has started.
         admin_url: Of its admin interface.
     """
 
@@ -37,9 +36,12 @@ class Envoy(ChildProcess):
         super().__init__(name)
         self._arguments = ["--concurrency", str(concurrency), "-l", log_level]
         document = yaml.safe_load(bootstrap)
-        self.admin_url = f"http://127.0.0.1:{_move(document['admin'])}"
-        self.ports = [_move(each) for each in document["static_resources"]["listeners"]]
-        self.url = f"http://127.0.0.1:{self.ports[0]}"
+        port = free_port()
+        document["admin"]["address"] = _on_loopback(port)
+        self.admin_url = f"http://127.0.0.1:{port}"
+        self.ports: list[int] = []
+        for listener in document["static_resources"]["listeners"]:
+            listener["address"] = _on_loopback(0)
         self._config_path = self.dir / "envoy.yaml"
         self._config_path.write_text(yaml.safe_dump(document), encoding="utf-8")
 
@@ -47,6 +49,11 @@ class Envoy(ChildProcess):
     def port(self) -> int:
         """Of the first listener."""
         return self.ports[0]
+
+    @property
+    def url(self) -> str:
+        """Of the first listener."""
+        return f"http://127.0.0.1:{self.port}"
 
     async def start(self, *, within_s: float = START_TIMEOUT_S) -> None:
         """Start, and return once it takes requests.
@@ -58,6 +65,13 @@ class Envoy(ChildProcess):
         # The last one: what it writes to a log of requests is there soon.
         self.spawn([*command, "--disable-hot-restart", "--file-flush-interval-msec", "50"])
         await self.wait_until(lambda: get_page(f"{self.admin_url}/ready"), within_s)
+        await self.wait_until(self._has_listeners, within_s)
+
+    async def _has_listeners(self) -> bool:
+        statuses = json.loads(await self.admin("/listeners?format=json")).get("listener_statuses")
+        addresses = [each["local_address"]["socket_address"] for each in statuses or ()]
+        self.ports = [address["port_value"] for address in addresses]
+        return bool(self.ports)
 
     async def admin(self, path: str) -> str:
         """GET from its admin interface."""
@@ -70,11 +84,8 @@ class Envoy(ChildProcess):
         return {entry["name"]: entry["value"] for entry in page["stats"] if "value" in entry}
 
 
-def _move(part: dict[str, Any]) -> int:
-    """Have a part of a bootstrap listen on a free port; return that."""
-    port = free_port()
-    part["address"] = {"socket_address": {"address": "127.0.0.1", "port_value": port}}
-    return port
+def _on_loopback(port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
 
 
 def find_envoy() -> str:

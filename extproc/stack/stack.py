@@ -64,8 +64,8 @@ class Stack:
         """
         envoy = Envoy(bootstrap, log_level=log_level)
         self.children["envoy"] = envoy
-        self.url = envoy.url
         await envoy.start()
+        self.url = envoy.url
 
         async def lists_all() -> bool:
             page = await get_page(f"{envoy.url}/v1/models")
