@@ -192,7 +192,9 @@ def main(
     arguments: Sequence[str] | None = None, *, name: str = "guard", path: Path = EXPECTATION
 ) -> int:
     """Run the suite called `name` and hold it against the expectation; the exit status."""
-    parser = argparse.ArgumentParser(prog="bench.guard", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="bench.guard", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--write", action="store_true", help="make a new expectation instead")
     parser.add_argument("--runs", type=int, default=5, help="from so many runs, two or more")
     parser.add_argument("--swap", default="", help="NAME=OTHER: another rule under a rule's name")

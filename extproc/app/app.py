@@ -1,4 +1,4 @@
-"""The composition root: the only place that knows clock, randomness, config, core and shell.
+"""The composition root: one running service, from its configuration to its end.
 
 Start: listen, then discover; ready once every endpoint known at first has been asked once. Until
 then requests are turned away with UNAVAILABLE: the data plane asks another picker, or fails open.
@@ -17,60 +17,39 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from extproc.app import settings, transports
-from extproc.app.dispatch import Dispatcher, Endings, new_stream_of
-from extproc.app.dns import DnsEndpoints
+from extproc.app.discovery import Discovery
 from extproc.app.gauges import add_gauges
-from extproc.app.kubernetes import KubernetesDiscovery
+from extproc.app.liveconfig import LiveConfig
 from extproc.app.livefeed import LiveFeed
-from extproc.app.observers import Observers
-from extproc.app.peering import Peering
-from extproc.app.recorder import Recorder
+from extproc.app.pods import Pods
+from extproc.app.routing import Routing
+from extproc.app.services import Services
 from extproc.app.sideports import SidePorts
-from extproc.app.traced import make_tracing
+from extproc.app.world import World
 from extproc.config import Config
-from extproc.config.file import ConfigError, ConfigParser, parse_config
-from extproc.core.accounting import Accounting
+from extproc.config.file import ConfigParser, parse_config
 from extproc.core.address import Address
-from extproc.core.attainment import Attainment
 from extproc.core.bounds import MAX_ENDPOINTS
-from extproc.core.engines import PROFILES
-from extproc.core.picker import Picker
-from extproc.core.pickids import pick_ids
-from extproc.core.pool import Pool
 from extproc.core.readiness import FirstLook
-from extproc.core.router import Router
-from extproc.core.types import Endpoint, LoadReport, ModelCard, Snapshot
+from extproc.core.types import Endpoint
 from extproc.core.wire.limits import Counters
-from extproc.plugins import PolicyError, load_policy
 from extproc.shell.admin import AdminServer
-from extproc.shell.codec import Codec
-from extproc.shell.completions import CompletionService
-from extproc.shell.decisions import DecisionsService
-from extproc.shell.discovery.file import make_endpoints, parse_endpoints
-from extproc.shell.eds import EdsService
-from extproc.shell.filewatch import FileWatch
-from extproc.shell.health import HealthService
 from extproc.shell.httpserver import HttpLimit
 from extproc.shell.livepage import LivePage
 from extproc.shell.poolmetrics import PoolMetrics
-from extproc.shell.rpc import Method
-from extproc.shell.scraper import Scraper
-from extproc.shell.server import ExternalProcessor
 from extproc.shell.telemetry import Telemetry
-from extproc.shell.vllm import ModelsPoller
 
 log = logging.getLogger(__name__)
 
-CONFIG_INTERVAL_S = 1.0
-"""Between two looks at the configuration file."""
 UPKEEP_INTERVAL_S = 1.0
 """Between two looks for picks that nobody will end."""
 SWITCH_INTERVAL_S = 0.5e-3
@@ -107,210 +86,118 @@ class App:
             ConfigError: The rule, a certificate or a key file cannot be used.
         """
         self._config = config
-        self._path, self._text, self._parse = path, text, parse
         self._stop = asyncio.Event()
-        self._first_look = FirstLook(FIRST_LOOK_S)
-        self._num_config_failures = 0
+        self._first_look = first_look = FirstLook(FIRST_LOOK_S)
         self._num_left_out = 0
         self._wire = Counters()
         self._http_dropped: Counter[HttpLimit] = Counter()
         self._budget = settings.budget(config)
-        self._rng = random.Random(secrets.randbits(64))
         self._router_id = secrets.token_hex(4)
         self.address = ""
         self.admin_address = ""
-        self._pool = Pool(settings.pool_settings(config), settings.outlier_settings(config))
-        self._picker = self._make_picker()
-        self._make_services()
-        self._make_readers()
+        world = World(time.monotonic, time.time, random.Random(secrets.randbits(64)))
+        self._routing = Routing(config, router_id=self._router_id, world=world)
+        self._registry = CollectorRegistry()
+        self._telemetry = self._make_telemetry()
+        self._services = Services(
+            config,
+            self._routing,
+            self._telemetry,
+            router_id=self._router_id,
+            world=world,
+            is_open=lambda: not first_look.why_not_over(now=time.monotonic()),
+            on_doubt=lambda address: self._pods.look(address),
+        )
+        self._pods = Pods(
+            config,
+            pool=self._routing.pool,
+            first_look=first_look,
+            endings=self._services.endings,
+            telemetry=self._telemetry,
+            observers=self._services.observers,
+            on_asked=self._update_health,
+            world=world,
+        )
+        self._discovery = Discovery(config, on_endpoints=self._on_endpoints, world=world)
+        self._live_config: LiveConfig | None = None
+        if path is not None:
+            configure = self._routing.configure
+            self._live_config = LiveConfig(config, path, text, parse=parse, configure=configure)
+        self._sides = SidePorts(
+            config,
+            health=self._services.health.methods(),
+            registry=self._registry,
+            dropped=self._http_dropped,
+        )
+        self._admin = self._make_admin()
+        self._add_metrics()
 
     # --- composition -------------------------------------------------------------------------
 
-    def _make_picker(self) -> Picker:
-        config = self._config
-        try:
-            policy = load_policy(config.policy.name, config.policy.args)
-        except PolicyError as error:
-            raise ConfigError(str(error)) from error
-        return Picker(
-            policy,
-            config.policy.name,
-            rng=self._rng,
-            next_id=pick_ids(self._router_id),
-            settings=settings.picker_settings(config),
-            admission=settings.admission_settings(config),
-        )
-
-    def _make_services(self) -> None:
-        config = self._config
-        self._registry = CollectorRegistry()
-        self._telemetry = Telemetry(
-            snapshot=self._snapshot,
+    def _make_telemetry(self) -> Telemetry:
+        config, snapshot = self._config, self._routing.snapshot
+        telemetry = Telemetry(
+            snapshot=snapshot,
             version=version("lora-extproc"),
             registry=self._registry,
             max_adapter_labels=config.admin.max_adapter_labels,
         )
         kubernetes = config.discovery.kubernetes
         if kubernetes is not None and kubernetes.inference_pool is not None:
-            self._registry.register(PoolMetrics(kubernetes.inference_pool, self._snapshot))
-        self._observers = Observers()
-        self._decisions = DecisionsService(
-            config.admin.max_decisions, later=self._tell_later, clock=time.monotonic
-        )
-        self._attainment = Attainment(config.admin.slo_ttft_s)
-        self._peering = Peering(
-            config,
-            router_id=self._router_id,
-            on_entries=lambda entries: self._completions.take_relayed(entries),
-            on_num_routers=self._pool.set_num_routers,
-            on_garbage=self._telemetry.access_log_garbage,
-            clock=time.monotonic,
-            rng=self._rng,
-            observers=self._observers,
-        )
-        self._peering.add_metrics(self._telemetry)
-        self._accounting = Accounting(
-            self._pool,
-            self._router_id,
-            settings.accounting_settings(config),
-            self._peering.relay,
-        )
-        recorder = Recorder(
-            telemetry=self._telemetry,
-            decisions=self._decisions,
-            attainment=self._attainment,
-            knows_times=self._accounting.knows_times,
-            observers=self._observers,
-            clock=time.monotonic,
-            wall_clock=time.time,
-        )
-        router = Router(self._pool, self._picker, config.request.max_hold_s)
-        self._endings = Endings(
-            self._accounting,
-            self._pool.outliers,
-            recorder,
-            clock=time.monotonic,
-            on_doubt=lambda address: self._models.look(address),
-        )
-        dispatcher = Dispatcher(router, self._accounting, recorder, time.monotonic)
-        stream_settings = settings.stream_settings(config)
-        self._tracing = make_tracing(config.tracing)
-        codec = Codec(
-            model_namespace=config.request.model_namespace,
-            model_key=config.request.model_key,
-            session_header=config.request.session_header or "",
-            asks_for_load=config.pods.orca,
-            honours_subset=config.request.use_subset_hint,
-            tells_scores=config.destination.emit_scores,
-        )
-        self._processor = ExternalProcessor(
-            new_stream_of(dispatcher, stream_settings, self._tracing, self._observers),
-            codec,
-            time.monotonic,
-            call_later=asyncio.get_running_loop().call_later,
-            is_open=lambda: not self._first_look.why_not_over(now=time.monotonic()),
-        )
-        self._completions = CompletionService(
-            self._endings.complete,
-            wall_clock=time.time,
-            on_garbage=self._telemetry.access_log_garbage,
-            on_foreign=self._peering.pass_on if config.peers is not None else None,
-            on_taken=self._peering.flush,
-            on_streams=self._accounting.record_access_logs,
-        )
-        self._eds = EdsService(
-            config.destination.eds_cluster, on_nack=self._on_eds_nack, on_unusable=self._on_unusable
-        )
-        self._health = HealthService()
-        add_gauges(
-            self._telemetry,
-            processor=self._processor,
-            pool=self._pool,
-            completions=self._completions,
-            eds=self._eds,
-            wire=self._wire,
-            decisions=self._decisions,
-            observers=self._observers,
-            http_dropped=self._http_dropped,
-            budget=self._budget,
-            clock=time.monotonic,
-            num_config_failures=lambda: self._num_config_failures,
-            num_left_out=lambda: self._num_left_out,
-            is_ready=lambda: not self._why_not_ready(),
-        )
-        admin = Address.parse(config.admin.address)
-        self._sides = SidePorts(
-            config,
-            health=self._health.methods(),
-            registry=self._registry,
-            dropped=self._http_dropped,
-        )
-        self._admin = AdminServer(
+            self._registry.register(PoolMetrics(kubernetes.inference_pool, snapshot))
+        return telemetry
+
+    def _make_admin(self) -> AdminServer:
+        admin = Address.parse(self._config.admin.address)
+        return AdminServer(
             admin.host,
             admin.port,
             registry=self._registry,
-            snapshot=self._snapshot,
-            decisions=self._decisions.recent,
+            snapshot=self._routing.snapshot,
+            decisions=self._services.decisions.recent,
             health=self._why_not_ready,
             add_page=LivePage(self._make_feed().compose, time.monotonic).add_to,
             dropped=self._http_dropped,
         )
 
     def _make_feed(self) -> LiveFeed:
+        routing = self._routing
         return LiveFeed(
             about={
                 "version": version("lora-extproc"),
                 "router": self._router_id,
                 "started_wall_ms": round(time.time() * 1000),
             },
-            snapshot=self._snapshot,
-            registry=lambda: self._pool.registry,
-            decisions=self._decisions,
+            snapshot=routing.snapshot,
+            registry=lambda: routing.pool.registry,
+            decisions=self._services.decisions,
             telemetry=self._telemetry,
-            attainment=self._attainment,
-            knows_times=self._accounting.knows_times,
+            attainment=routing.attainment,
+            knows_times=self._services.accounting.knows_times,
             health=self._why_not_ready,
-            policy=lambda: self._config.policy.name,
+            policy=lambda: routing.policy_name,
             clock=time.monotonic,
             wall_clock=time.time,
         )
 
-    def _make_readers(self) -> None:
-        config = self._config
-        self._kubernetes = KubernetesDiscovery(
-            config.discovery.kubernetes,
-            on_endpoints=self._on_endpoints,
-            scheme=settings.scheme(config),
+    def _add_metrics(self) -> None:
+        live_config = self._live_config
+        add_gauges(
+            self._telemetry,
+            services=self._services,
+            pool=self._routing.pool,
+            wire=self._wire,
+            http_dropped=self._http_dropped,
+            budget=self._budget,
             clock=time.monotonic,
-            rng=self._rng,
+            num_config_failures=lambda: live_config.num_failures if live_config else 0,
+            num_left_out=lambda: self._num_left_out,
+            is_ready=lambda: not self._why_not_ready(),
         )
-        self._kubernetes.add_metrics(self._telemetry)
-        self._dns = DnsEndpoints(
-            config.discovery.dns,
-            on_endpoints=self._on_endpoints,
-            scheme=settings.scheme(config),
-            clock=time.monotonic,
-        )
-        self._dns.add_metrics(self._telemetry)
-        scrapes, polls = settings.pod_loops(config)
-        self._scraper = Scraper(
-            PROFILES[config.pods.engine],
-            scrapes,
-            on_report=self._on_report,
-            on_failure=self._on_scrape_failure,
-            clock=time.monotonic,
-            rng=self._rng,
-            max_page_bytes=config.scrape.max_page_bytes,
-        )
-        self._models = ModelsPoller(
-            polls,
-            on_models=self._on_models,
-            on_failure=self._on_models_failure,
-            clock=time.monotonic,
-            rng=self._rng,
-        )
+        self._services.peering.add_metrics(self._telemetry)
+        self._discovery.add_metrics(self._telemetry)
 
-    # --- what the outside says ---------------------------------------------------------------
+    # --- endpoints and readiness -------------------------------------------------------------
 
     def _on_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         self._num_left_out = max(0, len(endpoints) - MAX_ENDPOINTS)
@@ -321,99 +208,20 @@ class App:
                 "%d endpoints beyond the first %d left out", self._num_left_out, MAX_ENDPOINTS
             )
         self._first_look.set_endpoints(endpoints, now=time.monotonic())
-        self._pool.set_endpoints(endpoints)
-        self._scraper.set_endpoints(endpoints)
-        self._models.set_endpoints(endpoints)
-        self._eds.set_endpoints(endpoints)
+        self._routing.pool.set_endpoints(endpoints)
+        self._pods.set_endpoints(endpoints)
+        self._services.eds.set_endpoints(endpoints)
         self._update_health()
         log.info("endpoints: %d", len(endpoints))
-
-    def _on_report(
-        self, address: str, report: LoadReport, taken_at_s: float, duration_s: float
-    ) -> None:
-        self._observers.tell("telemetry", self._telemetry.scraped, duration_s)
-        asked_at_s = taken_at_s - duration_s
-        if self._pool.record_report(address, report, taken_at_s=taken_at_s, asked_at_s=asked_at_s):
-            log.info("endpoint %s has restarted", address)
-            self._models.poke(address)
-        self._endings.reported(address, now=taken_at_s)
-
-    def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:
-        log.debug("endpoint %s: metrics: %s", address, error)
-        self._observers.tell("telemetry", self._telemetry.scrape_failed, address)
-        if is_unreachable:
-            self._pool.record_unreachable(address)
-
-    def _on_models(
-        self, address: str, cards: tuple[ModelCard, ...], taken_at_s: float, duration_s: float
-    ) -> None:
-        asked_at_s = taken_at_s - duration_s
-        self._pool.record_models(address, cards, now=taken_at_s, asked_at_s=asked_at_s)
-        self._asked(address, has_told=True)
-
-    def _on_models_failure(self, address: str, error: str, is_unreachable: bool) -> None:
-        log.debug("endpoint %s: models: %s", address, error)
-        self._pool.record_silence(address)
-        if is_unreachable:
-            self._pool.record_unreachable(address)
-        self._asked(address, has_told=False)
-
-    def _asked(self, address: str, *, has_told: bool) -> None:
-        self._first_look.asked(address, has_told=has_told)
-        self._update_health()
-
-    def _tell_later(self, seconds: float, tell: Callable[[], None]) -> None:
-        """Have decisions told to watchers, behind the requests that are there now."""
-        loop = asyncio.get_running_loop()
-        loop.call_later(seconds, self._observers.tell, "decisions", tell)
-
-    def _on_unusable(self, address: str) -> None:
-        log.error("endpoint %s cannot be told to Envoy: not ip:port", address)
-
-    def _on_eds_nack(self, message: str) -> None:
-        log.error("Envoy refused the endpoints: %s", message)
-        self._telemetry.eds_refused()
-
-    # --- readiness ---------------------------------------------------------------------------
-
-    def _snapshot(self) -> Snapshot:
-        return self._pool.snapshot(now=time.monotonic())
 
     def _why_not_ready(self) -> list[str]:
         """Reasons, none when ready."""
         reasons = self._first_look.why_not_over(now=time.monotonic())
-        reasons += self._kubernetes.why_not_ready()
+        reasons += self._discovery.why_not_ready()
         return ["draining", *reasons] if self._stop.is_set() else reasons
 
     def _update_health(self) -> None:
-        self._health.set_ready(not self._why_not_ready())
-
-    # --- live configuration ------------------------------------------------------------------
-
-    def _on_config(self, text: str) -> None:
-        """Take over what may change while we run.
-
-        Raises:
-            ConfigError: Everything stays as it is.
-        """
-        fresh = self._parse(text, source=str(self._path))
-        old = self._config
-        policy, name = self._picker.policy, fresh.policy.name
-        if fresh.policy != old.policy:
-            try:
-                policy = load_policy(name, fresh.policy.args)
-            except PolicyError as error:
-                raise ConfigError(str(error)) from error
-        self._picker.configure(
-            policy, name, settings.picker_settings(fresh), settings.admission_settings(fresh)
-        )
-        self._pool.configure(settings.pool_settings(fresh), settings.outlier_settings(fresh))
-        self._attainment.ttft_s = fresh.admin.slo_ttft_s
-        self._config = fresh
-        changed = list(settings.needs_restart(old, fresh))
-        if changed:
-            log.warning("configuration: needs a restart to take effect: %s", ", ".join(changed))
-        log.info("configuration taken over: policy %s %s", name, fresh.policy.args)
+        self._services.health.set_ready(not self._why_not_ready())
 
     # --- life --------------------------------------------------------------------------------
 
@@ -432,7 +240,8 @@ class App:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop)
-        transport = await transports.listen(self._config, self._methods(), self._wire, self._budget)
+        methods = self._services.methods()
+        transport = await transports.listen(self._config, methods, self._wire, self._budget)
         self.address = transport.address
         await self._sides.start()
         await self._admin.start()
@@ -447,65 +256,28 @@ class App:
                 for task in background:
                     task.cancel()
         finally:
-            await self._peering.aclose()
-            if self._tracing is not None:
-                await asyncio.to_thread(self._tracing.close)
-            await self._scraper.aclose()
-            await self._models.aclose()
+            await self._services.aclose()
+            await self._pods.aclose()
             await self._admin.stop()
             await self._sides.aclose()
 
-    def _methods(self) -> list[Method]:
-        services = (self._processor, self._completions, self._eds, self._health, self._decisions)
-        methods = [method for service in services for method in service.methods()]
-        return [*methods, *self._peering.methods()]
-
-    def _background(self) -> Iterable[asyncio._CoroutineLike[None]]:
+    def _background(self) -> Iterator[Coroutine[Any, Any, None]]:
         yield self._upkeep()
-        yield self._peering.run()
-        discovery = self._config.discovery
-        if discovery.kubernetes is not None:
-            yield self._kubernetes.run()
-        elif discovery.dns is not None:
-            yield self._dns.run()
-        elif discovery.file is not None:
-            watch = FileWatch(
-                discovery.file,
-                interval_s=discovery.file_interval_s,
-                on_change=self._on_endpoints_file,
-                on_failure=lambda trouble: log.error("endpoints: %s", trouble),
-            )
-            yield watch.run()
-        else:
-            entries = [each.model_dump() for each in discovery.static or ()]
-            self._on_endpoints(make_endpoints(entries, scheme=settings.scheme(self._config)))
-        if self._path is not None:
-            yield FileWatch(
-                self._path,
-                interval_s=CONFIG_INTERVAL_S,
-                on_change=self._on_config,
-                on_failure=self._on_config_failure,
-                initial=self._text,
-            ).run()
-
-    def _on_endpoints_file(self, text: str) -> None:
-        self._on_endpoints(parse_endpoints(text, scheme=settings.scheme(self._config)))
-
-    def _on_config_failure(self, trouble: str) -> None:
-        self._num_config_failures += 1
-        log.error("configuration not taken over: %s", trouble)
+        yield self._services.peering.run()
+        yield self._discovery.run()
+        if self._live_config is not None:
+            yield self._live_config.run()
 
     async def _upkeep(self) -> None:
         while True:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
-            self._endings.tick(now=time.monotonic())
-            self._processor.tick()
+            self._services.tick()
             self._update_health()
 
     async def _drain(self, transport: transports.Transport) -> None:
         config = self._config.server
-        log.info("draining: %d streams open", self._processor.num_open)
+        log.info("draining: %d streams open", self._services.processor.num_open)
         self._update_health()
         await asyncio.sleep(config.drain_delay_s)
         await transport.drain(config.drain_timeout_s)
-        await self._peering.drain()
+        await self._services.peering.drain()

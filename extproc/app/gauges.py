@@ -5,28 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from extproc.app.observers import Observers
+from extproc.app.services import Services
 from extproc.core.budget import Budget
 from extproc.core.pool import Pool
 from extproc.core.wire.limits import Counters
-from extproc.shell.completions import CompletionService
-from extproc.shell.decisions import DecisionsService
-from extproc.shell.eds import EdsService
 from extproc.shell.httpserver import HttpLimit
-from extproc.shell.server import ExternalProcessor
 from extproc.shell.telemetry import Telemetry
 
 
 def add_gauges(
     telemetry: Telemetry,
     *,
-    processor: ExternalProcessor,
+    services: Services,
     pool: Pool,
-    completions: CompletionService,
-    eds: EdsService,
     wire: Counters,
-    decisions: DecisionsService,
-    observers: Observers,
     http_dropped: Counter[HttpLimit],
     budget: Budget,
     clock: Callable[[], float],
@@ -36,6 +28,8 @@ def add_gauges(
 ) -> None:
     """Have the parts' own counts read at each scrape of the metrics."""
     add = telemetry.add_gauge
+    processor, decisions = services.processor, services.decisions
+    completions, eds, observers = services.completions, services.eds, services.observers
     add("ready", "Takes requests: synced, and not draining", is_ready)
     add("streams_active", "Open ext_proc streams", lambda: processor.num_open)
     add("picks_in_flight", "Picks that have not ended", lambda: pool.num_in_flight)

@@ -106,6 +106,9 @@ class Source(StrEnum):
     SCRAPE = "scrape"  # the endpoints' counts
 
 
+_WITH_TIMES = (Source.AUTO, Source.ACCESS_LOG)
+
+
 @dataclass(frozen=True, slots=True)
 class AccountingSettings:
     """What accounting is configured with.
@@ -160,8 +163,7 @@ class Accounting:
 
     def knows_times(self) -> bool:
         """Whether completions say how long answers took."""
-        source = self._settings.source
-        return source in (Source.AUTO, Source.ACCESS_LOG) and self.has_access_log
+        return self._settings.source in _WITH_TIMES and self.has_access_log
 
     @property
     def grace_s(self) -> float:
@@ -193,8 +195,9 @@ class Accounting:
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
             pool.record_orca(address, load)
-        is_doubtful = _is_unknown_model(completion, flight.pick)
-        return Ending(flight, is_ours=True, doubtful=address if is_doubtful else "")
+        is_not_found = completion.status == _NOT_FOUND and completion.is_from_endpoint
+        is_doubtful = is_not_found and flight.pick.request.model
+        return Ending(flight, True, address if is_doubtful else "")
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
         """End a pick whose stream saw the end. False if it had ended before."""
@@ -215,8 +218,3 @@ def _has_run(completion: Completion) -> bool:
     if completion.status == _NOT_FOUND:
         return False
     return completion.first_byte_s is not None or completion.outcome is Outcome.CANCELLED
-
-
-def _is_unknown_model(completion: Completion, pick: Pick) -> bool:
-    is_not_found = completion.is_from_endpoint and completion.status == _NOT_FOUND
-    return is_not_found and bool(pick.request.model)

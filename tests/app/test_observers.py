@@ -54,7 +54,8 @@ def serve(scene: Scene) -> None:
 
 @pytest.mark.parametrize("broken", ["telemetry", "decisions", "attainment"])
 def test_requests_are_served_and_counted_whichever_observer_raises(broken: str) -> None:
-    scene = Scene(**{broken: Broken()})
+    parts: dict[str, Any] = {broken: Broken()}
+    scene = Scene(**parts)
     serve(scene)
 
     assert {name for name, count in scene.observers.num_errors.items() if count} == {broken}

@@ -125,6 +125,13 @@ def test_ports_are_set_on_all_addresses_or_on_the_file_s(file: Path) -> None:
     assert (ours.server.address, ours.server.health_address) == ("[::]:1", "10.0.0.1:2")
 
 
+def test_a_port_for_an_address_without_one_is_refused(file: Path) -> None:
+    file.write_text(f"{OURS}server: {{address: 'unix:/run/x'}}\n")
+
+    with pytest.raises(ConfigError, match="--grpc-port: server.address: 'unix:/run/x' is not"):
+        config(f"--config-file={file}", "--grpc-port=1")
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "section", "field", "expected"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from extproc.loadtest.figures import FIGURES
 from extproc.loadtest.measures import NOBODY
@@ -114,7 +115,7 @@ def _rate(rate_rps: float, runs: Sequence[RunResult], ordered: Sequence[str]) ->
         for target in ordered
     }
     targets = [target for target in ordered if real[target]]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": figure.name,
             "cells": [figure.shown(runs, target) for target in targets],

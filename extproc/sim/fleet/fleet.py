@@ -206,9 +206,7 @@ class Fleet:
         taken_at_s, seen_s = self.now, router.seen_s.get(pod.address, NEVER_S)
         report, router.seen_s[pod.address] = pod.report(taken_at_s, seen_s)
 
-        def record() -> None:
-            router.pool.record_report(pod.address, report, taken_at_s=taken_at_s)
-
+        record = partial(router.read_page, pod.address, report, taken_at_s=taken_at_s)
         self._at(self.now + self.settings.scrape_delay_s, record)
 
     def _flush(self, router: FleetRouter) -> None:

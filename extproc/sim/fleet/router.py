@@ -11,7 +11,7 @@ from extproc.core.pickids import pick_ids
 from extproc.core.policies import Policy
 from extproc.core.pool import Pool, PoolSettings
 from extproc.core.router import Router
-from extproc.core.types import Outcome
+from extproc.core.types import LoadReport, Outcome
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.flights import Fate, Flight
 
@@ -56,9 +56,15 @@ class FleetRouter:
         )
         self.router = Router(self.pool, picker, settings.max_hold_s)
         self.accounting = Accounting(self.pool, router_id)
+        self.accounting.record_access_logs(1)
         self.known: set[str] = set()
         self.seen_s: dict[str, float] = {}  # when the page of each pod that it saw last was made
         self.ended: list[Flight] = []
+
+    def read_page(self, address: str, report: LoadReport, *, taken_at_s: float) -> None:
+        """Record a scrape, and end the picks that the pod no longer has."""
+        self.pool.record_report(address, report, taken_at_s=taken_at_s)
+        self.accounting.reconcile(address, now=taken_at_s)
 
     def read_access_log(self, now: float) -> None:
         """End the requests that ended since the last time."""

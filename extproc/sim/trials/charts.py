@@ -1,7 +1,8 @@
 """Charts as inline SVG, drawn by matplotlib: lines with bands, bars and heat maps.
 
-Ink is the text colour of the page around a chart and the grid is its `--line`, so that a chart can
-be read on a light and on a dark screen. Text stays text, and the same chart is the same bytes.
+Ink is the text colour of the page around a chart, the grid its `--line` and marks its `--bad`, so
+that a chart can be read on a light and on a dark screen. Text stays text, and the same chart is the
+same bytes.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def curve(
 ) -> Series:
     """Means by x with their 95 % intervals, where each has several values."""
     means = [(x, interval(own)) for x, own in sorted(values.items())]
-    band = [(each.low, each.high) for _, each in means if each.low is not None and each.high]
+    bounds = [(each.low, each.high) for _, each in means]
+    band = [(low, high) for low, high in bounds if low is not None and high is not None]
     points = [(x, each.mean) for x, each in means]
     return Series(name, points, colour, form, band if len(band) == len(points) else ())
 
@@ -153,7 +155,7 @@ def bar_chart(bars: Sequence[Bar], label: str, *, mark: Mark | None = None) -> s
 def heat_map(
     cells: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], groups: int
 ) -> str:
-    """Darker is more. Each of the columns stands for `groups` cells of a row."""
+    """Stronger colour is more. Each of the columns stands for `groups` cells of a row."""
 
     def draw(axes: Axes) -> None:
         from matplotlib.colors import LinearSegmentedColormap
@@ -181,10 +183,8 @@ def heat_map(
 
 def _note(axes: Axes, text: str, at: Any, coords: Any, *, color: str = _MARK, **more: Any) -> None:
     """A word beside a place."""
-    offset = {"xytext": (-3 if more.get("ha") == "right" else 3, 0), "fontsize": 7}
-    axes.annotate(
-        text, at, xycoords=coords, textcoords="offset points", color=color, **offset, **more
-    )
+    more |= {"xytext": (-3 if more.get("ha") == "right" else 3, 0), "fontsize": 7}
+    axes.annotate(text, at, xycoords=coords, textcoords="offset points", color=color, **more)
 
 
 def _scale(axes: Axes, side: str, axis: Axis) -> None:
@@ -219,4 +219,6 @@ def _svg(draw: Callable[[Axes], None], width: float, height: float) -> str:
     text = re.sub(r"\s*\n\s*", " ", text).replace("> <", "><").replace("base64, ", "base64,")
     text = re.sub(r"(\.\d\d)\d{4}(?!\d)", r"\1", text)  # places to a hundredth of a point
     text = text.replace("'DejaVu Sans'", "system-ui").replace(_INK, "currentColor")
-    return text.replace(_LINE, f"var(--line,{_LINE})").strip()
+    for name, colour in (("--line", _LINE), ("--bad", _MARK)):
+        text = text.replace(colour, f"var({name},{colour})")
+    return text.strip()

@@ -120,7 +120,7 @@ def loads_chart(trials: Sequence[Json], colours: Mapping[str, str]) -> Chart:
 
 def sweep_charts(result: Json, colours: Mapping[str, str]) -> list[Json]:
     """One factor varied: throughput and part served well."""
-    found = []
+    found: list[Json] = []
     for sweep in result["suite"]["sweeps"]:
         own = [trial for trial in result["trials"] if trial["sweep"] == sweep["name"]]
         if own:

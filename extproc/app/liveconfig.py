@@ -1,0 +1,75 @@
+"""The configuration file, followed while we run. Part of `app`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from extproc.app import settings
+from extproc.config import Config
+from extproc.config.file import ConfigParser
+from extproc.shell.filewatch import FileWatch
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+"""Between two looks at the file."""
+
+
+class LiveConfig:
+    """Takes over what changes in the file.
+
+    Args:
+        config: What was read first.
+        path: Where.
+        text: What was there.
+        parse: Makes a configuration of what is there later.
+        configure: Takes a configuration over; raises `ConfigError` where it cannot.
+
+    Attributes:
+        num_failures: Changes that were not taken over.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        path: Path,
+        text: str,
+        *,
+        parse: ConfigParser,
+        configure: Callable[[Config], None],
+    ) -> None:
+        self.num_failures = 0
+        self._config = config
+        self._path, self._text, self._parse = path, text, parse
+        self._configure = configure
+
+    async def run(self) -> None:
+        """Follow the file until cancelled."""
+        await FileWatch(
+            self._path,
+            interval_s=INTERVAL_S,
+            on_change=self._on_change,
+            on_failure=self._on_failure,
+            initial=self._text,
+        ).run()
+
+    def _on_change(self, text: str) -> None:
+        """Take a text over.
+
+        Raises:
+            ConfigError: Everything stays as it is.
+        """
+        fresh = self._parse(text, source=str(self._path))
+        self._configure(fresh)
+        changed = list(settings.needs_restart(self._config, fresh))
+        self._config = fresh
+        if changed:
+            log.warning("configuration: needs a restart to take effect: %s", ", ".join(changed))
+        policy = fresh.policy
+        log.info("configuration taken over: policy %s %s", policy.name, policy.args)
+
+    def _on_failure(self, trouble: str) -> None:
+        self.num_failures += 1
+        log.error("configuration not taken over: %s", trouble)

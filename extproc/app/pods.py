@@ -1,0 +1,124 @@
+"""What pods tell of themselves, brought to the pool. Part of `app`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from extproc.app import settings
+from extproc.app.dispatch import Endings
+from extproc.app.observers import Observers
+from extproc.app.world import World
+from extproc.config import Config
+from extproc.core.engines import PROFILES
+from extproc.core.pool import Pool
+from extproc.core.readiness import FirstLook
+from extproc.core.types import Endpoint, LoadReport, ModelCard
+from extproc.shell.scraper import Scraper
+from extproc.shell.telemetry import Telemetry
+from extproc.shell.vllm import ModelsPoller
+
+log = logging.getLogger(__name__)
+
+
+class Pods:
+    """Asks pods for their load and their models.
+
+    Args:
+        config: The whole configuration.
+        pool: Gets what they say.
+        first_look: Is told who was asked.
+        endings: Ends the picks that a pod no longer has.
+        telemetry: Counts scrapes.
+        observers: Calls it.
+        on_asked: Called whenever a pod was asked for its models, whatever came of it.
+        world: Clocks and randomness.
+
+    Raises:
+        ConfigError: A file for the calls to pods cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        pool: Pool,
+        first_look: FirstLook,
+        endings: Endings,
+        telemetry: Telemetry,
+        observers: Observers,
+        on_asked: Callable[[], None],
+        world: World,
+    ) -> None:
+        self._pool = pool
+        self._first_look = first_look
+        self._endings = endings
+        self._telemetry = telemetry
+        self._observers = observers
+        self._on_asked = on_asked
+        scrapes, polls = settings.pod_loops(config)
+        self._scraper = Scraper(
+            PROFILES[config.pods.engine],
+            scrapes,
+            on_report=self._on_report,
+            on_failure=self._on_scrape_failure,
+            clock=world.clock,
+            rng=world.rng,
+            max_page_bytes=config.scrape.max_page_bytes,
+        )
+        self._models = ModelsPoller(
+            polls,
+            on_models=self._on_models,
+            on_failure=self._on_models_failure,
+            clock=world.clock,
+            rng=world.rng,
+        )
+
+    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Ask exactly these from now on."""
+        endpoints = list(endpoints)
+        self._scraper.set_endpoints(endpoints)
+        self._models.set_endpoints(endpoints)
+
+    def look(self, address: str) -> None:
+        """Ask a pod for its models soon: it may have lost one."""
+        self._models.look(address)
+
+    async def aclose(self) -> None:
+        """End all calls."""
+        await self._scraper.aclose()
+        await self._models.aclose()
+
+    def _on_report(
+        self, address: str, report: LoadReport, taken_at_s: float, duration_s: float
+    ) -> None:
+        self._observers.tell("telemetry", self._telemetry.scraped, duration_s)
+        asked_at_s = taken_at_s - duration_s
+        if self._pool.record_report(address, report, taken_at_s=taken_at_s, asked_at_s=asked_at_s):
+            log.info("endpoint %s has restarted", address)
+            self._models.poke(address)
+        self._endings.reported(address, now=taken_at_s)
+
+    def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:
+        log.debug("endpoint %s: metrics: %s", address, error)
+        self._observers.tell("telemetry", self._telemetry.scrape_failed, address)
+        if is_unreachable:
+            self._pool.record_unreachable(address)
+
+    def _on_models(
+        self, address: str, cards: tuple[ModelCard, ...], taken_at_s: float, duration_s: float
+    ) -> None:
+        asked_at_s = taken_at_s - duration_s
+        self._pool.record_models(address, cards, now=taken_at_s, asked_at_s=asked_at_s)
+        self._asked(address, has_told=True)
+
+    def _on_models_failure(self, address: str, error: str, is_unreachable: bool) -> None:
+        log.debug("endpoint %s: models: %s", address, error)
+        self._pool.record_silence(address)
+        if is_unreachable:
+            self._pool.record_unreachable(address)
+        self._asked(address, has_told=False)
+
+    def _asked(self, address: str, *, has_told: bool) -> None:
+        self._first_look.asked(address, has_told=has_told)
+        self._on_asked()

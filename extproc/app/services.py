@@ -1,0 +1,160 @@
+"""The gRPC services of one router, put together. Part of `app`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from extproc.app import settings
+from extproc.app.dispatch import Dispatcher, Endings, new_stream_of
+from extproc.app.observers import Observers
+from extproc.app.peering import Peering
+from extproc.app.recorder import Recorder
+from extproc.app.routing import Routing
+from extproc.app.traced import make_tracing
+from extproc.app.world import World
+from extproc.config import Config
+from extproc.core.accounting import Accounting
+from extproc.shell.codec import Codec
+from extproc.shell.completions import CompletionService
+from extproc.shell.decisions import DecisionsService
+from extproc.shell.eds import EdsService
+from extproc.shell.health import HealthService
+from extproc.shell.rpc import Method
+from extproc.shell.server import ExternalProcessor
+from extproc.shell.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+
+class Services:
+    """What Envoy, other routers and watchers call.
+
+    Args:
+        config: Checked configuration.
+        routing: Decides.
+        telemetry: Counts.
+        router_id: Ours.
+        world: Clocks and randomness.
+        is_open: Whether requests are taken. Asked once for each.
+        on_doubt: Called with the address of an endpoint that may have lost a model.
+
+    Attributes:
+        observers: Calls all that only looks on.
+        accounting: Ends picks.
+        endings: Ends picks by what the outside tells.
+        processor: Takes requests.
+        completions: Takes access logs.
+        eds: Tells Envoy the endpoints.
+        health: Tells whether we are ready.
+        decisions: Remembers decisions.
+        peering: The other routers.
+
+    Raises:
+        ConfigError: The peers cannot be followed, or tracing needs what is not installed.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        routing: Routing,
+        telemetry: Telemetry,
+        *,
+        router_id: str,
+        world: World,
+        is_open: Callable[[], bool],
+        on_doubt: Callable[[str], None],
+    ) -> None:
+        self._telemetry = telemetry
+        self._clock = clock = world.clock
+        self.observers = Observers()
+        self.decisions = DecisionsService(
+            config.admin.max_decisions, later=self._tell_later, clock=clock
+        )
+        self.peering = Peering(
+            config,
+            router_id=router_id,
+            on_entries=lambda entries: self.completions.take_relayed(entries),
+            on_num_routers=routing.pool.set_num_routers,
+            on_garbage=telemetry.access_log_garbage,
+            clock=clock,
+            rng=world.rng,
+            observers=self.observers,
+        )
+        self.accounting = Accounting(
+            routing.pool, router_id, settings.accounting_settings(config), self.peering.relay
+        )
+        recorder = Recorder(
+            telemetry=telemetry,
+            decisions=self.decisions,
+            attainment=routing.attainment,
+            knows_times=self.accounting.knows_times,
+            observers=self.observers,
+            clock=clock,
+            wall_clock=world.wall_clock,
+        )
+        self.endings = Endings(self.accounting, routing.pool.outliers, recorder, clock, on_doubt)
+        dispatcher = Dispatcher(routing.router, self.accounting, recorder, clock)
+        self._tracing = make_tracing(config.tracing)
+        stream_settings = settings.stream_settings(config)
+        self.processor = ExternalProcessor(
+            new_stream_of(dispatcher, stream_settings, self._tracing, self.observers),
+            _codec(config),
+            clock,
+            call_later=asyncio.get_running_loop().call_later,
+            is_open=is_open,
+        )
+        self.completions = CompletionService(
+            self.endings.complete,
+            wall_clock=world.wall_clock,
+            on_garbage=telemetry.access_log_garbage,
+            on_foreign=self.peering.pass_on if config.peers is not None else None,
+            on_taken=self.peering.flush,
+            on_streams=self.accounting.record_access_logs,
+        )
+        self.eds = EdsService(
+            config.destination.eds_cluster, on_nack=self._on_eds_nack, on_unusable=_on_unusable
+        )
+        self.health = HealthService()
+
+    def methods(self) -> list[Method]:
+        """What a transport serves."""
+        services = (self.processor, self.completions, self.eds, self.health, self.decisions)
+        methods = [method for service in services for method in service.methods()]
+        return [*methods, *self.peering.methods()]
+
+    def tick(self) -> None:
+        """Look for what nobody will end; to be called about once a second."""
+        self.endings.tick(now=self._clock())
+        self.processor.tick()
+
+    async def aclose(self) -> None:
+        """End the links to other routers, and send the spans that are left."""
+        await self.peering.aclose()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
+
+    def _tell_later(self, seconds: float, tell: Callable[[], None]) -> None:
+        """Have decisions told to watchers, behind the requests that are there now."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(seconds, self.observers.tell, "decisions", tell)
+
+    def _on_eds_nack(self, message: str) -> None:
+        log.error("Envoy refused the endpoints: %s", message)
+        self._telemetry.eds_refused()
+
+
+def _on_unusable(address: str) -> None:
+    log.error("endpoint %s cannot be told to Envoy: not ip:port", address)
+
+
+def _codec(config: Config) -> Codec:
+    return Codec(
+        model_namespace=config.request.model_namespace,
+        model_key=config.request.model_key,
+        session_header=config.request.session_header or "",
+        asks_for_load=config.pods.orca,
+        honours_subset=config.request.use_subset_hint,
+        tells_scores=config.destination.emit_scores,
+    )
