@@ -314,7 +314,9 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     },
     "paths": lambda f: {"request": {"paths": ["/v1/completions", "/own/path"]}},
     "tracing": lambda f: {"tracing": {"enabled": True}},
-    "names": lambda f: {"discovery": {"dns": {"name": "pods.invalid", "port": 8000}}},
+    "names": lambda f: {
+        "discovery": {"dns": {"name": "pods.invalid", "port": 8000, "nameservers": ["127.0.0.1:9"]}}
+    },
     "no pods": lambda f: {"discovery": {"static": []}},
     "a file of pods": lambda f: {"discovery": {"file": str(f.write("pods", "[]"))}},
 }
