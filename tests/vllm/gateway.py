@@ -77,7 +77,7 @@ class Gateway:
 
         async def check() -> bool:
             view = (await self.views())[on]
-            return view["is_known"] and set(view["registered"] or ()) == wanted
+            return view["known"] and set(view["registered"] or ()) == wanted
 
         await eventually(check, within_s=PATIENCE_S)
 

@@ -331,7 +331,7 @@ async def test_a_killed_servers_adapters_move_to_the_other(
     async def check() -> bool:
         answers = await asyncio.gather(*(gateway.ask(model) for model in MODELS))
         served = [served_or_unreachable(answer) for answer in answers]
-        is_known = (await gateway.views())[0]["is_known"]
+        is_known = (await gateway.views())[0]["known"]
         return not is_known and all(served)
 
     await eventually(check, within_s=PATIENCE_S)
