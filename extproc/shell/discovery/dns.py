@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Literal, TypeVar
 
 import dns.asyncresolver
 import dns.exception
@@ -46,6 +46,7 @@ _MAX_AT_ONCE = 32
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Question = tuple[str, dns.rdatatype.RdataType]
 _Target = tuple[str, int]
+_T = TypeVar("_T")
 
 
 class DnsDiscovery:
@@ -250,8 +251,10 @@ class _Lookup:
         what = f"{name} {kind.name}"
         try:
             async with self._slots:
-                answer = await self._resolver.resolve(
-                    name, kind, lifetime=self._timeout_s, raise_on_no_answer=False, search=True
+                answer = await _uncut(
+                    self._resolver.resolve(
+                        name, kind, lifetime=self._timeout_s, raise_on_no_answer=False, search=True
+                    )
                 )
         except dns.resolver.NXDOMAIN:
             return ()
@@ -270,6 +273,19 @@ class _Lookup:
             if rrset.rdtype in (_A, _AAAA):
                 texts = tuple(record.to_text() for record in rrset)
                 self._enclosed[rrset.name.to_text(), rrset.rdtype] = texts
+
+
+async def _uncut(question: Coroutine[Any, Any, _T]) -> _T:
+    """Wait for the answer; one who is cancelled waits for it all the same, at most its lifetime.
+
+    uvloop 0.23 can keep a socket whose making was cancelled, and then never closes its loop.
+    """
+    task = asyncio.ensure_future(question)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def _nameserver(address: str) -> dns.nameserver.Nameserver:

@@ -217,6 +217,23 @@ async def test_a_lost_datagram_is_repeated_within_one_look(server: DnsServer) ->
     assert await Seen(server, timeout_s=3.0).look() == ["10.0.0.1:8000"]
 
 
+async def test_who_stops_waits_for_the_question_under_way(server: DnsServer) -> None:
+    """Cut off at the wrong moment it would leave a socket that uvloop waits for, for ever."""
+    server.records["pods.", "A"] = ["10.0.0.1"]
+    server.num_to_lose = 1
+    looking = asyncio.ensure_future(Seen(server, timeout_s=3.0).look())
+
+    async def has_asked() -> bool:
+        return bool(server.questions)
+
+    await eventually(has_asked)
+    looking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+
+    assert server.questions == ["pods. A", "pods. A"]
+
+
 async def test_one_kind_that_fails_keeps_its_own_addresses(server: DnsServer) -> None:
     server.records["pods.", "A"] = ["10.0.0.1"]
     server.records["pods.", "AAAA"] = ["2001:db8::1"]
