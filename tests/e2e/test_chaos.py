@@ -186,8 +186,8 @@ async def test_freezes_of_a_moment_cost_no_request(
         await eventually(lambda: all_served(load), within_s=60)
         load.causes.clear()
         begun = load.num_begun
-        frozen: ChildProcess
-        for frozen in rng.sample([service.picker, service.envoy, *service.pods], k=5):
+        all_but_pods: list[ChildProcess] = [service.picker, service.envoy]
+        for frozen in rng.sample([*all_but_pods * 2, *service.pods], k=7):
             frozen.send(signal.SIGSTOP)
             await asyncio.sleep(rng.uniform(0.05, 0.8))
             frozen.send(signal.SIGCONT)

@@ -235,10 +235,10 @@ class Switch:
 # --- counts ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("num_routers", [2, 3])
 async def test_each_router_hears_how_its_own_picks_ended_though_one_gets_the_whole_log(
-    http: aiohttp.ClientSession,
+    num_routers: int, http: aiohttp.ClientSession
 ) -> None:
-    num_routers = 3
     models = ["base", "shared", *(f"only-{n}" for n in range(NUM_PODS))]
     async with fleet(http, num_routers=num_routers) as routers:
         async with Load(routers.client, models).running() as load:
