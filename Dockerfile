@@ -1,4 +1,4 @@
-# The picker (and, as `python -m extproc.sim.fakepod.pod`, the fake pod):
+# The router (and, as `python -m extproc.sim.fakepod.pod`, the fake pod):
 #
 #   docker build -t extproc --build-arg VERSION=0.1.0 --build-arg REVISION=$(git rev-parse HEAD) .
 #
@@ -14,7 +14,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 # Without pip: what runs needs none.
 RUN python -m venv --without-pip /venv
 WORKDIR /src
-# Without `kubernetes` 60 MB less: for a picker that finds its pods by DNS or file.
+# Without `kubernetes` 60 MB less: for a router that finds its pods by DNS or file.
 ARG EXTRAS=kubernetes,otel
 # First what changes seldom, so that a change of ours does not install everything again.
 COPY constraints.txt pyproject.toml ./

@@ -1,1 +1,1 @@
-"""Benchmarks: a real Envoy, a real picker, instant pods, real load generators. See README.md."""
+"""Benchmarks: a real Envoy, a real router, instant pods, real load generators. See README.md."""

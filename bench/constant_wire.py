@@ -1,6 +1,6 @@
 """The floor of `bench.hold`: our own wire with constants behind it, which decides nothing.
 
-What Envoy does not answer in time with this behind it, it would not answer with any picker.
+What Envoy does not answer in time with this behind it, it would not answer with any router.
 
     python -m bench.constant_wire LISTEN HOLD_S POD
 """

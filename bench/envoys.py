@@ -135,16 +135,16 @@ def _address(pod: str) -> dict[str, Any]:
 def gateway_config(
     *,
     pods: Sequence[str],
-    picker: str | None,
+    router: str | None,
     is_ours: bool,
     has_traceparent: bool = False,
     message_timeout_s: float = 10.0,
 ) -> str:
-    """What `extproc envoy` prints, for a picker of ours, another ext_proc server, or none.
+    """What `extproc envoy` prints, for a router of ours, another ext_proc server, or none.
 
     Args:
         pods: `ip:port` of each.
-        picker: `host:port` of the ext_proc server; None for pods in turn without one.
+        router: `host:port` of the ext_proc server; None for pods in turn without one.
         is_ours: It also takes the access log and health checks.
         has_traceparent: Every ext_proc stream gets a fresh `traceparent` in its headers, as where
             Envoy traces.
@@ -153,7 +153,7 @@ def gateway_config(
     options = BootstrapOptions(
         mode=Mode.ORIGINAL_DST,
         request_body=RequestBody.BUFFERED,
-        pickers=(picker or "127.0.0.1:9",),
+        routers=(router or "127.0.0.1:9",),
         access_log=is_ours,
         message_timeout_s=message_timeout_s,
     )
@@ -162,8 +162,8 @@ def gateway_config(
     manager = static["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     clusters = {cluster["name"]: cluster for cluster in static["clusters"]}
     if not is_ours:
-        clusters["picker"].pop("health_checks", None)
-    if picker is None:
+        clusters["router"].pop("health_checks", None)
+    if router is None:
         static["clusters"] = [_direct_cluster(clusters["pods"], pods)]
         manager["http_filters"] = [
             f for f in manager["http_filters"] if f["name"].endswith("router")

@@ -91,7 +91,7 @@ def _flood(attack: Attack) -> bytes:
 
 
 async def half_uploads_at_grpc(field: Field) -> str:
-    """Bodies for the picker, of which the last part never comes."""
+    """Bodies for the router, of which the last part never comes."""
     num_streams = field.rng.choice((1, 4, 8))
     async with field.link(field.grpc_port) as link:
         await link.send(_HELLO)

@@ -65,7 +65,7 @@ class Target(Stack):
         self.list_pods()
         discovery = {"file": str(self.endpoints), "file_interval_s": 0.2}
         router = await self.start_router({"discovery": discovery, **config})
-        gateway = render(replace(bootstrap, pickers=(router.address,)))
+        gateway = render(replace(bootstrap, routers=(router.address,)))
         await self.start_envoy(gateway, HONEST, log_level="error")
 
     def list_pods(self, hostile: Sequence[str] = ()) -> None:

@@ -2,7 +2,7 @@
 
 A rule (`bench.holdrule`) keeps every request waiting, behind an Envoy whose message timeout is a
 second: each answer must come before Envoy gives up, each hold be announced in time. What counts is
-how many of the requests, all sent at once, end with 200, and what the picker holds meanwhile.
+how many of the requests, all sent at once, end with 200, and what the router holds meanwhile.
 
 A thousand connections, as many Envoy workers would open them, each asking once a second.
 """
@@ -35,7 +35,7 @@ _FAULTS = (
     "http.openai.ext_proc.message_timeouts",
     "http.openai.ext_proc.spurious_msgs_received",
     "http.openai.ext_proc.streams_failed",
-    "cluster.picker.http2.keepalive_timeout",
+    "cluster.router.http2.keepalive_timeout",
 )
 _GRPC_HEADERS = {"content-type": "application/grpc", "te": "trailers"}
 
@@ -51,11 +51,11 @@ class HoldResult:
         num_held: Most open ext_proc streams at one look.
         p50_s: Median time to the end of the answer.
         max_s: Longest.
-        rss_before_mb: The picker's memory before.
+        rss_before_mb: The router's memory before.
         peak_mb: Its most (VmHWM).
         envoy_peak_mb: The gateway's most.
         envoy_faults: Envoy's counters of what must not happen.
-        abuse: The picker's limits that Envoy ran into.
+        abuse: The router's limits that Envoy ran into.
     """
 
     transport: str
@@ -79,14 +79,14 @@ class HoldResult:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionsResult:
-    """Many connections to the picker itself.
+    """Many connections to the router itself.
 
     Attributes:
         transport: That carried them.
         num_connections: Open at once.
         statuses: Of the requests on them.
         num_requests: Sent.
-        rss_before_mb: The picker's memory before.
+        rss_before_mb: The router's memory before.
         rss_mb: Its memory while they are open.
         peak_mb: Its most.
     """
@@ -120,11 +120,11 @@ def hold(
     options = StackOptions(
         transport,
         message_timeout_s=message_timeout_s,
-        picker={"policy": {"name": "bench.holdrule:Hold", "args": {"hold_s": hold_s}}},
+        router={"policy": {"name": "bench.holdrule:Hold", "args": {"hold_s": hold_s}}},
     )
     with running(options) as stack:
         time.sleep(_SETTLE_S)
-        pid = _picker_pid(stack)
+        pid = _router_pid(stack)
         rss_before = memory(pid).now_bytes
         burst = Burst(
             f"{stack.url}/v1/chat/completions",
@@ -156,7 +156,7 @@ def hold(
 
 
 def connections(transport: Variant, num_connections: int, duration_s: float) -> ConnectionsResult:
-    """Open connections to the picker and ask on each of them once a second.
+    """Open connections to the router and ask on each of them once a second.
 
     Raises:
         StackError: Something did not start.
@@ -164,7 +164,7 @@ def connections(transport: Variant, num_connections: int, duration_s: float) -> 
     with running(StackOptions(transport)) as stack:
         assert stack.server is not None
         time.sleep(_SETTLE_S)
-        pid = _picker_pid(stack)
+        pid = _router_pid(stack)
         rss_before, rss = memory(pid).now_bytes, 0
         num_requests = num_connections * max(1, round(duration_s))
         burst = Burst(
@@ -190,7 +190,7 @@ def connections(transport: Variant, num_connections: int, duration_s: float) -> 
         )
 
 
-def _picker_pid(stack: Stack) -> int:
+def _router_pid(stack: Stack) -> int:
     assert stack.server is not None
     return stack.server.pid
 
@@ -212,15 +212,15 @@ def envoy_faults(stack: Stack) -> dict[str, int]:
 
 
 def envoy_stats(stack: Stack) -> dict[str, int]:
-    """The gateway's counters of requests, ext_proc streams and the picker's cluster."""
-    filters = "^http.openai|^cluster.picker"
+    """The gateway's counters of requests, ext_proc streams and the router's cluster."""
+    filters = "^http.openai|^cluster.router"
     page = get(f"{stack.gateway.admin_url}/stats?type=Counters&filter={filters}") or ""
     lines = (line.partition(": ") for line in page.splitlines())
     return {name: int(value) for name, _, value in lines}
 
 
 def _render(holds: Sequence[HoldResult], many: Sequence[ConnectionsResult]) -> str:
-    header = ["transport", "requests", "held at once", "statuses", "p50 / max s", "picker MB"]
+    header = ["transport", "requests", "held at once", "statuses", "p50 / max s", "router MB"]
     header += ["Envoy MB", "Envoy's faults", "abuse"]
     rows = [
         [
@@ -237,7 +237,7 @@ def _render(holds: Sequence[HoldResult], many: Sequence[ConnectionsResult]) -> s
         for each in holds
     ]
     parts = [render_table(header, rows)] if rows else []
-    header = ["transport", "connections", "statuses", "picker MB", "most"]
+    header = ["transport", "connections", "statuses", "router MB", "most"]
     rows = [
         [
             each.transport,
@@ -266,8 +266,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hold(t, args.requests, args.hold, args.body_bytes, args.message_timeout)
             for t in args.transports
         ]
-        pickers = [t for t in args.transports if t is not Variant.CONSTANT]
-        many = [connections(t, args.connections, args.seconds) for t in pickers]
+        routers = [t for t in args.transports if t is not Variant.CONSTANT]
+        many = [connections(t, args.connections, args.seconds) for t in routers]
     except StackError as error:
         print(f"bench-hold: {error}", file=sys.stderr)
         return 1
@@ -298,7 +298,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="Envoy's, seconds (default 1; what `extproc envoy` prints is 10)",
     )
     parser.add_argument("--body-bytes", type=int, default=308)
-    parser.add_argument("--connections", type=int, help="to the picker (default 1000)")
+    parser.add_argument("--connections", type=int, help="to the router (default 1000)")
     parser.add_argument("--seconds", type=float, help="that they stay (default 10)")
     parser.add_argument(
         "--transports",

@@ -1,9 +1,9 @@
-"""What the live page costs the picker: its CPU at a fixed load with 0, 1 and 8 viewers.
+"""What the live page costs the router: its CPU at a fixed load with 0, 1 and 8 viewers.
 
     python -m bench.livepage [--rate 500] [--seconds 10] [--rounds 3] [--pods 16] [--adapters 64]
     python -m bench.livepage --frames
 
-The first form: a real Envoy, the picker as configured by default, pods that answer at once, wrk on
+The first form: a real Envoy, the router as configured by default, pods that answer at once, wrk on
 a schedule. Numbers of viewers take turns within a round, and figures are medians of rounds; the
 ratios to nobody looking are what to compare between machines. A viewer here reads the feed and
 throws it away: what a browser makes of it is the browser's.
@@ -44,7 +44,7 @@ class Row:
     """One number of viewers in one round.
 
     Attributes:
-        cores: Of the picker, CPU seconds a second.
+        cores: Of the router, CPU seconds a second.
         rate_per_s: Requests answered a second: on a busy machine fewer than were wanted.
         p99_us: Of the requests through Envoy.
         num_errors: Requests that failed.
@@ -159,7 +159,7 @@ def measure_viewers(duration_s: float) -> float:
 def render(rounds: Sequence[Sequence[Row]]) -> str:
     """A table, a row for each number of viewers of `VIEWERS`."""
     alone = median(rows[0].cores for rows in rounds)
-    header = ["viewers", "picker, cores", "ratio", "requests/s", "p99, ms", "errors"]
+    header = ["viewers", "router, cores", "ratio", "requests/s", "p99, ms", "errors"]
     header += ["frames/s each", "frame, kB"]
     table = []
     for index, count in enumerate(VIEWERS):

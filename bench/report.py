@@ -25,8 +25,8 @@ _BEGIN, _END = "<!-- bench -->\n", "<!-- /bench -->\n"
 _NAMES = {
     "none": "no ext_proc",
     "empty": "empty grpc.aio",
-    "grpcio": "picker, grpcio",
-    "wire": "picker, wire",
+    "grpcio": "router, grpcio",
+    "wire": "router, wire",
     "other": "other checkout",
 }
 

@@ -1,4 +1,4 @@
-"""What one request costs the picker, beside an empty ext_proc server and beside none: `make bench`.
+"""What one request costs the router, beside an empty ext_proc server and beside none: `make bench`.
 
 Every variant runs every cell (a load and a body size), one variant after the other, and all of it
 again in each round; the figures are medians of rounds. So what the machine does beside it in the
@@ -192,7 +192,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     compared = [each for each in Variant if each not in (Variant.CONSTANT, Variant.OTHER)]
     parser.add_argument("--variants", type=Variant, nargs="+", default=compared)
     parser.add_argument(
-        "--other", type=Path, metavar="CHECKOUT", help="another one's picker, measured beside ours"
+        "--other", type=Path, metavar="CHECKOUT", help="another one's router, measured beside ours"
     )
     parser.add_argument("--cells", nargs="+", choices=[c.name for c in CELLS], metavar="CELL")
     parser.add_argument("--pods", type=int, default=16)

@@ -42,7 +42,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a TCP reset
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The picker at one moment.
+    """The router at one moment.
 
     Attributes:
         at_s: Seconds since the load began.
@@ -70,7 +70,7 @@ class Sample:
 
 
 def read_sample(page: str, *, at_s: float, rss_bytes: int) -> Sample:
-    """From the picker's metrics page."""
+    """From the router's metrics page."""
     samples = parse_counters(page)
     return Sample(
         at_s=at_s,
@@ -165,7 +165,7 @@ class SoakResult:
         num_requests: Answered to clients that stayed.
         num_cut: Requests that their clients cut.
         p99_ms: Of the answered.
-        rss_slope_kb_per_min: Growth of the picker's memory after the warm-up.
+        rss_slope_kb_per_min: Growth of the router's memory after the warm-up.
         peak_mb: Its most.
         envoy_faults: Envoy's counters of what must not happen.
         faults: What did not add up.
@@ -234,7 +234,7 @@ async def _sample(stack: Stack, at_s: float) -> Sample:
     assert server is not None
     page = await asyncio.to_thread(get, f"{stack.server_admin_url}/metrics")
     if page is None:
-        raise StackError(f"the picker does not answer: {server.log}")
+        raise StackError(f"the router does not answer: {server.log}")
     return read_sample(page, at_s=at_s, rss_bytes=memory(server.pid).now_bytes)
 
 

@@ -22,10 +22,10 @@ class Variant(StrEnum):
 
     NONE = "none"  # no filter
     EMPTY = "empty"  # bench/empty_grpcio.py, the reference
-    GRPCIO = "grpcio"  # the picker on grpc.aio
-    WIRE = "wire"  # the picker on our own transport
+    GRPCIO = "grpcio"  # the router on grpc.aio
+    WIRE = "wire"  # the router on our own transport
     OTHER = "other"  # the same of another checkout: before and after in one run
-    CONSTANT = "constant"  # bench/constant_wire.py: our transport and no picker; for holds alone
+    CONSTANT = "constant"  # bench/constant_wire.py: our transport and no router; for holds alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class StackOptions:
         num_pods: Listeners that answer at once.
         num_adapters: Registered on every pod.
         has_traceparent: A fresh header in every ext_proc stream.
-        message_timeout_s: Envoy's, for one answer of the picker.
+        message_timeout_s: Envoy's, for one answer of the router.
         pod_delay_s: Before a pod answers a completion.
-        picker: More of the picker's configuration, by section.
+        router: More of the router's configuration, by section.
         other: Checkout that `Variant.OTHER` runs.
     """
 
@@ -49,7 +49,7 @@ class StackOptions:
     has_traceparent: bool = False
     message_timeout_s: float = 10.0
     pod_delay_s: float = 0.0
-    picker: Mapping[str, Any] = field(default_factory=dict)
+    router: Mapping[str, Any] = field(default_factory=dict)
     other: Path | None = None
 
 
@@ -90,7 +90,7 @@ class Reference(ChildProcess):
         self.address = f"127.0.0.1:{free_port()}"
         self._arguments = ["bench.empty_grpcio", self.address, *pods]
         if options.variant is Variant.CONSTANT:
-            hold_s = options.picker["policy"]["args"]["hold_s"]
+            hold_s = options.router["policy"]["args"]["hold_s"]
             self._arguments = ["bench.constant_wire", self.address, str(hold_s), pods[0]]
 
     async def start(self) -> None:
@@ -118,7 +118,7 @@ def running(options: StackOptions) -> Iterator[Stack]:
             exits.enter_context(started(server))
         config = envoys.gateway_config(
             pods=pods,
-            picker=server.address if server else None,
+            router=server.address if server else None,
             is_ours=isinstance(server, Router),
             has_traceparent=options.has_traceparent,
             message_timeout_s=options.message_timeout_s,
@@ -134,7 +134,7 @@ def _server(options: StackOptions, pods: list[str]) -> Router | Reference | None
         return Reference(options, pods)
     is_other = options.variant is Variant.OTHER
     config = {
-        **options.picker,
+        **options.router,
         "server": {"transport": str(Variant.WIRE if is_other else options.variant)},
         "discovery": {"static": pods},
         "log": {"level": "error", "json_lines": False},

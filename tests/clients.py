@@ -1,4 +1,4 @@
-"""A data plane for tests: speaks ext_proc to a picker, one RPC per request."""
+"""A data plane for tests: speaks ext_proc to a router, one RPC per request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUFFERED = 2
 
 @dataclass(frozen=True)
 class Routed:
-    """What the picker said: a destination with the pick's id, or an error."""
+    """What the router said: a destination with the pick's id, or an error."""
 
     destination: str = ""
     pick_id: str = ""

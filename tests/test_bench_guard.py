@@ -183,7 +183,7 @@ SEEN: Mapping[str, Sequence[float]] = {
     "founding": (1.189, 0.289, 0.197, 1.366, 0.233, 0.191),
     "random": (0.797, 1.649, 0.946, 0.918, 1.325, 0.910),
 }
-"""What the guard saw with real pods, pickers and Envoys, on a machine with eight
+"""What the guard saw with real pods, routers and Envoys, on a machine with eight
 others at work; `random` with `--swap founding=random`. In the order of the expectation's lines."""
 
 

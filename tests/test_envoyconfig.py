@@ -51,7 +51,7 @@ def test_without_options_the_file_itself_is_printed_with_its_comments(mode: Mode
 
 
 @ALL_MODES
-def test_the_listed_paths_are_those_of_the_picker(mode: Mode) -> None:
+def test_the_listed_paths_are_those_of_the_router(mode: Mode) -> None:
     """Otherwise one of the two refuses what the other serves."""
     routes = manager(rendered(mode=mode))["route_config"]["virtual_hosts"][0]["routes"]
 
@@ -68,9 +68,9 @@ def test_everything_not_listed_is_answered_by_envoy(mode: Mode) -> None:
 
 
 @ALL_MODES
-def test_workers_hear_at_once_what_a_health_check_of_the_picker_has_found(mode: Mode) -> None:
-    """Otherwise a second late: requests go to a picker that has gone, and retries, too."""
-    settings = cluster(rendered(mode=mode), "picker")["common_lb_config"]
+def test_workers_hear_at_once_what_a_health_check_of_the_router_has_found(mode: Mode) -> None:
+    """Otherwise a second late: requests go to a router that has gone, and retries, too."""
+    settings = cluster(rendered(mode=mode), "router")["common_lb_config"]
 
     assert settings["update_merge_window"] == "0s"
 
@@ -80,7 +80,7 @@ def test_the_files_share_all_but_what_makes_them_different() -> None:
     documents = [rendered(mode=mode) for mode in Mode]
     for document in documents:
         document["static_resources"]["clusters"].remove(cluster(document, "pods"))
-        del cluster(document, "picker")["common_lb_config"]
+        del cluster(document, "router")["common_lb_config"]
         filter_config = ext_proc(document)
         del filter_config["metadata_options"]["receiving_namespaces"]
         del filter_config["processing_mode"]
@@ -94,39 +94,39 @@ def test_the_files_share_all_but_what_makes_them_different() -> None:
 
 
 def test_addresses_are_taken_over() -> None:
-    document = rendered(listen="0.0.0.0:80", admin="[::1]:1", pickers=("10.0.0.1:2",))
+    document = rendered(listen="0.0.0.0:80", admin="[::1]:1", routers=("10.0.0.1:2",))
 
     listener = document["static_resources"]["listeners"][0]["address"]
     assert listener["socket_address"] == {"address": "0.0.0.0", "port_value": 80}
     assert document["admin"]["address"]["socket_address"] == {"address": "::1", "port_value": 1}
-    picker = cluster(document, "picker")
-    assert picker["type"] == "STATIC"
-    assert picker["load_assignment"]["endpoints"][0]["lb_endpoints"] == [
+    router = cluster(document, "router")
+    assert router["type"] == "STATIC"
+    assert router["load_assignment"]["endpoints"][0]["lb_endpoints"] == [
         {"endpoint": {"address": {"socket_address": {"address": "10.0.0.1", "port_value": 2}}}}
     ]
 
 
-def test_a_picker_with_a_name_is_resolved_by_dns() -> None:
-    document = rendered(pickers=("picker.llm.svc:9002",))
+def test_a_router_with_a_name_is_resolved_by_dns() -> None:
+    document = rendered(routers=("router.llm.svc:9002",))
 
-    assert cluster(document, "picker")["type"] == "STRICT_DNS"
+    assert cluster(document, "router")["type"] == "STRICT_DNS"
 
 
-def test_a_picker_behind_a_unix_socket_is_reached_there() -> None:
-    document = rendered(pickers=("unix:/run/picker",))
+def test_a_router_behind_a_unix_socket_is_reached_there() -> None:
+    document = rendered(routers=("unix:/run/router",))
 
-    endpoint = cluster(document, "picker")["load_assignment"]["endpoints"][0]["lb_endpoints"][0]
-    assert endpoint == {"endpoint": {"address": {"pipe": {"path": "/run/picker"}}}}
+    endpoint = cluster(document, "router")["load_assignment"]["endpoints"][0]["lb_endpoints"][0]
+    assert endpoint == {"endpoint": {"address": {"pipe": {"path": "/run/router"}}}}
 
 
 @pytest.mark.parametrize("address", ["here", ":80", "a:b", "1.2.3.4:70000", "1.2.3.4:"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="is not host:port"):
-        render(BootstrapOptions(pickers=(address,)))
+        render(BootstrapOptions(routers=(address,)))
 
 
-def test_each_of_several_pickers_hears_of_every_finished_request() -> None:
-    document = rendered(pickers=("10.0.0.1:2", "10.0.0.2:2"))
+def test_each_of_several_routers_hears_of_every_finished_request() -> None:
+    document = rendered(routers=("10.0.0.1:2", "10.0.0.2:2"))
 
     logs = manager(document)["access_log"]
     names = [
@@ -156,7 +156,7 @@ def test_limits_times_and_failure_mode_are_taken_over() -> None:
         max_heap_bytes=2000,
         max_connections=30,
         request_timeout_s=20,
-        picker_ping_s=2,
+        router_ping_s=2,
         message_timeout_s=0.5,
         max_message_timeout_s=7,
         failure_mode_allow=True,
@@ -173,7 +173,7 @@ def test_limits_times_and_failure_mode_are_taken_over() -> None:
         30,
     ]
     assert manager(document)["request_timeout"] == "20s"
-    http = next(iter(cluster(document, "picker")["typed_extension_protocol_options"].values()))
+    http = next(iter(cluster(document, "router")["typed_extension_protocol_options"].values()))
     http2 = http["explicit_http_config"]["http2_protocol_options"]
     assert http2["connection_keepalive"] == {"interval": "2s", "timeout": "2s"}
     config = ext_proc(document)
@@ -298,16 +298,16 @@ def test_without_response_phases_nothing_of_a_response_is_sent(mode: Mode) -> No
     assert processing["response_body_mode"] == "NONE"
 
 
-def test_mutual_tls_to_the_picker_checks_its_name() -> None:
-    tls = TlsFiles(ca="/ca", cert="/cert", key="/key", server_name="picker")
+def test_mutual_tls_to_the_router_checks_its_name() -> None:
+    tls = TlsFiles(ca="/ca", cert="/cert", key="/key", server_name="router")
 
-    socket = cluster(rendered(picker_tls=tls), "picker")["transport_socket"]["typed_config"]
-    assert socket["sni"] == "picker"
+    socket = cluster(rendered(router_tls=tls), "router")["transport_socket"]["typed_config"]
+    assert socket["sni"] == "router"
     common = socket["common_tls_context"]
     assert common["alpn_protocols"] == ["h2"]
     assert common["validation_context"] == {
         "trusted_ca": {"filename": "/ca"},
-        "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": "picker"}}],
+        "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": "router"}}],
     }
     assert common["tls_certificates"] == [
         {"certificate_chain": {"filename": "/cert"}, "private_key": {"filename": "/key"}}
@@ -343,7 +343,7 @@ def combinations() -> list[BootstrapOptions]:
         BootstrapOptions(
             mode=mode,
             listen="[::]:8080",
-            pickers=("10.0.0.1:2", "picker.llm.svc:2", "unix:/run/picker"),
+            routers=("10.0.0.1:2", "router.llm.svc:2", "unix:/run/router"),
             inference_paths=("/generate",),
             access_log=is_first,
             failure_mode_allow=is_first,
@@ -381,18 +381,18 @@ async def test_envoy_accepts_every_combination_of_options(tmp_path: Path) -> Non
 
 
 @pytest.mark.e2e
-async def test_envoy_accepts_tls_to_the_picker_and_to_the_pods(tmp_path: Path) -> None:
+async def test_envoy_accepts_tls_to_the_router_and_to_the_pods(tmp_path: Path) -> None:
     pki = Pki(tmp_path)
     cert, key = (str(path) for path in pki.issue("envoy"))
     tls = TlsFiles(ca=str(pki.ca), cert=cert, key=key, server_name="localhost")
 
-    options = BootstrapOptions(picker_tls=tls, pod_tls=TlsFiles(ca=str(pki.ca)))
+    options = BootstrapOptions(router_tls=tls, pod_tls=TlsFiles(ca=str(pki.ca)))
     assert await complaint(options, tmp_path / "envoy.yaml", asyncio.Semaphore()) is None
 
 
-def test_pickers_that_pass_entries_on_share_one_access_log() -> None:
-    shared = rendered(pickers=("10.0.0.1:2", "10.0.0.2:2"), shared_access_log=True)
-    alone = rendered(pickers=("10.0.0.1:2",))
+def test_routers_that_pass_entries_on_share_one_access_log() -> None:
+    shared = rendered(routers=("10.0.0.1:2", "10.0.0.2:2"), shared_access_log=True)
+    alone = rendered(routers=("10.0.0.1:2",))
 
     assert manager(shared)["access_log"] == manager(alone)["access_log"]
-    assert [each["name"] for each in shared["static_resources"]["clusters"]] == ["pods", "picker"]
+    assert [each["name"] for each in shared["static_resources"]["clusters"]] == ["pods", "router"]

@@ -22,7 +22,7 @@ from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, render
 from extproc.sim.fakepod.pod import PodConfig, start_pod
 from tests.e2e import test_body_modes as body_modes
 from tests.e2e.conftest import running_envoy
-from tests.e2e.harness import Client, PickerProcess
+from tests.e2e.harness import Client, RouterProcess
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -63,12 +63,12 @@ async def test_the_own_rule_decides_behind_a_real_envoy(
     discovery = {"static": [pod.address for pod in pods]}
     try:
         async with (
-            PickerProcess({"discovery": discovery, **own_rule}) as picker,
-            running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+            RouterProcess({"discovery": discovery, **own_rule}) as router,
+            running_envoy(Mode.ORIGINAL_DST, router) as envoy,
         ):
             client = Client(envoy.url, http)
             answers = [await client.chat("sql") for _ in range(5)]
-            decisions = (await picker.admin("/debug/decisions"))["decisions"]
+            decisions = (await router.admin("/debug/decisions"))["decisions"]
     finally:
         for pod in pods:
             await pod.stop()
@@ -174,9 +174,9 @@ def test_the_envoy_command_prints_what_it_says() -> None:
 )
 async def test_every_url_of_the_admin_port_answers(url: str) -> None:
     async with (
-        PickerProcess({"discovery": {"static": []}}) as picker,
+        RouterProcess({"discovery": {"static": []}}) as router,
         aiohttp.ClientSession() as http,
-        http.get(url.replace("http://127.0.0.1:9090", picker.admin_url)) as response,
+        http.get(url.replace("http://127.0.0.1:9090", router.admin_url)) as response,
     ):
         assert response.status == 200
 

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.sim.fakepod.pod import PodConfig, start_pod
-from tests.e2e.harness import PickerProcess
+from tests.e2e.harness import RouterProcess
 
 ROOT = Path(__file__).parents[1]
 
@@ -140,8 +140,8 @@ async def test_the_table_of_metrics_is_that_of_the_metrics() -> None:
     told = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     pod = await start_pod(PodConfig())
     try:
-        async with PickerProcess({"discovery": {"static": [pod.address]}}) as picker:
-            text = await picker.admin("/metrics")
+        async with RouterProcess({"discovery": {"static": [pod.address]}}) as router:
+            text = await router.admin("/metrics")
     finally:
         await pod.stop()
 
@@ -161,10 +161,10 @@ async def test_the_admin_port_has_what_its_page_names() -> None:
     section = page.split("## The admin port")[1].split("\n## ")[0]
     paths = re.findall(r"`(/[^`]+)`", section)
     async with (
-        PickerProcess({"discovery": {"static": []}}) as picker,
+        RouterProcess({"discovery": {"static": []}}) as router,
         aiohttp.ClientSession() as http,
     ):
         for path in paths:
-            async with http.get(picker.admin_url + path) as response:
+            async with http.get(router.admin_url + path) as response:
                 assert response.status == 200, path
     assert len(paths) == 4

@@ -1,7 +1,7 @@
 """The composition root: one running service, from its configuration to its end.
 
 Start: listen, then discover; ready once every endpoint known at first has been asked once. Until
-then requests are turned away with UNAVAILABLE: the data plane asks another picker, or fails open.
+then requests are turned away with UNAVAILABLE: the data plane asks another router, or fails open.
 Stop: not ready, long-lived streams end so that Envoy reconnects elsewhere, what is under way
 finishes within `drain_timeout_s`.
 """

@@ -37,7 +37,7 @@ def envoy(
     admin: Annotated[
         str, typer.Option(help="host:port of Envoy's admin interface; it has no password.")
     ] = "127.0.0.1:9901",
-    picker: Annotated[
+    router: Annotated[
         list[str] | None,
         typer.Option(help="host:port or unix:PATH of a router; may be repeated."),
     ] = None,
@@ -65,7 +65,7 @@ def envoy(
         float,
         typer.Option(help="Seconds for a whole request to arrive; responses may take longer."),
     ] = 60.0,
-    picker_ping_s: Annotated[
+    router_ping_s: Annotated[
         float,
         typer.Option(help="Seconds between two pings of a router, and for it to answer one."),
     ] = 5.0,
@@ -130,8 +130,8 @@ def envoy(
             response_phases=response_phases,
             listen=listen,
             admin=admin,
-            pickers=tuple(picker or ("127.0.0.1:9002",)),
-            picker_tls=TlsFiles(tls_ca, tls_cert, tls_key, tls_name) if tls_ca else None,
+            routers=tuple(router or ("127.0.0.1:9002",)),
+            router_tls=TlsFiles(tls_ca, tls_cert, tls_key, tls_name) if tls_ca else None,
             pod_tls=TlsFiles(pod_tls_ca, server_name=pod_tls_name) if pod_tls_ca else None,
             static_pods=tuple(pod or ()),
             inference_paths=tuple(path) if path else None,
@@ -139,7 +139,7 @@ def envoy(
             max_heap_bytes=max_heap_bytes,
             max_connections=max_connections,
             request_timeout_s=request_timeout_s,
-            picker_ping_s=picker_ping_s,
+            router_ping_s=router_ping_s,
             message_timeout_s=message_timeout_s,
             max_message_timeout_s=max_message_timeout_s,
             access_log_flush_interval_s=flush_interval_s,

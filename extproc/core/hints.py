@@ -1,8 +1,8 @@
-"""Control headers of a request, read and checked: what its sender asks the picker for.
+"""Control headers of a request, read and checked: what its sender asks the router for.
 
 The names are those that inference gateways' pickers read, each with the older ones that clients
 still send (llm-d-router, pkg/epp/metadata). Of several names of one thing the first counts. They
-are for the picker alone, so an endpoint never sees any of them.
+are for the router alone, so an endpoint never sees any of them.
 """
 
 from __future__ import annotations

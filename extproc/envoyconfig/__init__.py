@@ -55,7 +55,7 @@ class Mode(StrEnum):
 
 
 class RequestBody(StrEnum):
-    """How the picker learns the request's body."""
+    """How the router learns the request's body."""
 
     BUFFERED = "buffered"
     BUFFERED_PARTIAL = "buffered-partial"
@@ -71,35 +71,35 @@ class BootstrapOptions:
 
     Attributes:
         mode: Which file to start from.
-        request_body: How bodies are sent to the picker.
+        request_body: How bodies are sent to the router.
         response_phases: Whether the response's headers and trailers (and, in full duplex, its
-            body) are sent to the picker. A picker that dies then cuts running responses, unless
+            body) are sent to the router. A router that dies then cuts running responses, unless
             `failure_mode_allow`.
         listen: `host:port` for clients.
         admin: `host:port` of Envoy's admin interface. It has no password: keep it on loopback.
-        pickers: `host:port` or `unix:PATH` of each picker. Names are resolved by DNS. Name each of
-            several pickers, so that all of them hear of finished requests (but see
+        routers: `host:port` or `unix:PATH` of each router. Names are resolved by DNS. Name each of
+            several routers, so that all of them hear of finished requests (but see
             `shared_access_log`).
-        picker_tls: TLS to the picker; None for plain text.
+        router_tls: TLS to the router; None for plain text.
         pod_tls: TLS to the pods; None for plain text.
         static_pods: `ip:port` of each pod, instead of endpoint discovery; `override-host` only.
-        inference_paths: The paths that go on to the pods, beside those that the picker answers
-            itself; None for the file's. The picker's `request.paths`.
-        max_body_bytes: Largest request body; more is a 413. The picker's `max_body_bytes`.
+        inference_paths: The paths that go on to the pods, beside those that the router answers
+            itself; None for the file's. The router's `request.paths`.
+        max_body_bytes: Largest request body; more is a 413. The router's `max_body_bytes`.
         max_heap_bytes: Envoy's memory. From 60 % on it turns uploads away, at 95 % every request.
         max_connections: Clients' connections; one more is closed at once.
         request_timeout_s: Time for a whole request to arrive, else a 408; not for its answer.
-        picker_ping_s: Pause between pings to a picker, and time for the answer to one. In full
-            duplex nothing else ends a request to a picker that hangs: after six of them, as it is
+        router_ping_s: Pause between pings to a router, and time for the answer to one. In full
+            duplex nothing else ends a request to a router that hangs: after six of them, as it is
             tried three times.
-        message_timeout_s: Time for one answer of the picker.
-        max_message_timeout_s: Longest time for which the picker may ask to hold a request.
-        access_log: Whether finished requests are told to the picker.
-        shared_access_log: Whether several pickers share one access log, because they pass its
+        message_timeout_s: Time for one answer of the router.
+        max_message_timeout_s: Longest time for which the router may ask to hold a request.
+        access_log: Whether finished requests are told to the router.
+        shared_access_log: Whether several routers share one access log, because they pass its
             entries on to each other (their section `peers`); else each gets a log of its own.
         access_log_flush_interval_s: Longest delay of that.
-        failure_mode_allow: Whether requests go on without the picker.
-        allow_mode_override: Whether the picker may ask for the body.
+        failure_mode_allow: Whether requests go on without the router.
+        allow_mode_override: Whether the router may ask for the body.
     """
 
     mode: Mode = Mode.ORIGINAL_DST
@@ -107,8 +107,8 @@ class BootstrapOptions:
     response_phases: bool | None = None
     listen: str = "127.0.0.1:8080"
     admin: str = "127.0.0.1:9901"
-    pickers: tuple[str, ...] = ("127.0.0.1:9002",)
-    picker_tls: TlsFiles | None = None
+    routers: tuple[str, ...] = ("127.0.0.1:9002",)
+    router_tls: TlsFiles | None = None
     pod_tls: TlsFiles | None = None
     static_pods: tuple[str, ...] = ()
     inference_paths: tuple[str, ...] | None = None
@@ -116,7 +116,7 @@ class BootstrapOptions:
     max_heap_bytes: int = 1024 * 1024 * 1024
     max_connections: int = 50_000
     request_timeout_s: float = 60.0
-    picker_ping_s: float = 5.0
+    router_ping_s: float = 5.0
     message_timeout_s: float = 10.0
     max_message_timeout_s: float = 120.0
     access_log: bool = True
@@ -171,8 +171,8 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
     _set_overload(document["overload_manager"], options)
     _set_routes(manager["route_config"]["virtual_hosts"][0], options)
     _set_ext_proc(manager, options)
-    _set_pickers(clusters["picker"], options)
-    static["clusters"] += _set_access_log(manager, clusters["picker"], options)
+    _set_routers(clusters["router"], options)
+    static["clusters"] += _set_access_log(manager, clusters["router"], options)
     if options.pod_tls is not None:
         clusters["pods"]["transport_socket"] = tls_socket(options.pod_tls, "http/1.1")
     if options.static_pods:
@@ -261,24 +261,24 @@ def _model_to_metadata() -> dict[str, Any]:
     }
 
 
-def _set_pickers(cluster: dict[str, Any], options: BootstrapOptions) -> None:
-    cluster["load_assignment"] = endpoints(cluster["name"], options.pickers)
-    if any(is_name(address) for address in options.pickers):
+def _set_routers(cluster: dict[str, Any], options: BootstrapOptions) -> None:
+    cluster["load_assignment"] = endpoints(cluster["name"], options.routers)
+    if any(is_name(address) for address in options.routers):
         cluster["type"] = "STRICT_DNS"
     http2 = cluster["typed_extension_protocol_options"][_HTTP]["explicit_http_config"]
-    ping = {"interval": _seconds(options.picker_ping_s), "timeout": _seconds(options.picker_ping_s)}
+    ping = {"interval": _seconds(options.router_ping_s), "timeout": _seconds(options.router_ping_s)}
     http2["http2_protocol_options"]["connection_keepalive"] = ping
-    if options.picker_tls is not None:
-        cluster["transport_socket"] = tls_socket(options.picker_tls, "h2")
+    if options.router_tls is not None:
+        cluster["transport_socket"] = tls_socket(options.router_tls, "h2")
 
 
 def _set_access_log(
-    manager: dict[str, Any], picker: dict[str, Any], options: BootstrapOptions
+    manager: dict[str, Any], router: dict[str, Any], options: BootstrapOptions
 ) -> list[dict[str, Any]]:
-    """Set the access logs; gives the clusters that they need beside the picker's.
+    """Set the access logs; gives the clusters that they need beside the router's.
 
-    Envoy sends one log stream to one endpoint of a cluster, whichever picker chose. So each of
-    several pickers gets a log, and a cluster, of its own, unless they pass entries on themselves.
+    Envoy sends one log stream to one endpoint of a cluster, whichever router chose. So each of
+    several routers gets a log, and a cluster, of its own, unless they pass entries on themselves.
     """
     log = manager.pop("access_log")[0]
     if not options.access_log:
@@ -286,17 +286,17 @@ def _set_access_log(
     log["typed_config"]["common_config"]["buffer_flush_interval"] = _seconds(
         options.access_log_flush_interval_s
     )
-    if len(options.pickers) == 1 or options.shared_access_log:
+    if len(options.routers) == 1 or options.shared_access_log:
         manager["access_log"] = [log]
         return []
-    clusters = [_only(picker, number, address) for number, address in enumerate(options.pickers)]
+    clusters = [_only(router, number, address) for number, address in enumerate(options.routers)]
     manager["access_log"] = [_log_to(log, cluster["name"]) for cluster in clusters]
     return clusters
 
 
-def _only(picker: dict[str, Any], number: int, address: str) -> dict[str, Any]:
-    name = f"picker-log-{number}"
-    return {**picker, "name": name, "load_assignment": endpoints(name, (address,))}
+def _only(router: dict[str, Any], number: int, address: str) -> dict[str, Any]:
+    name = f"router-log-{number}"
+    return {**router, "name": name, "load_assignment": endpoints(name, (address,))}
 
 
 def _log_to(log: dict[str, Any], cluster: str) -> dict[str, Any]:

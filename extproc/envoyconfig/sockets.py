@@ -14,7 +14,7 @@ TYPE_PREFIX = "type.googleapis.com/envoy."
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """TLS from Envoy to the picker or to the pods. Paths are Envoy's.
+    """TLS from Envoy to the router or to the pods. Paths are Envoy's.
 
     Attributes:
         ca: Certificates that the server's must be signed by; "" takes any.

@@ -56,8 +56,8 @@ def pod_configs(
     ]
 
 
-def picker_config(rule: str, settings: FleetSettings) -> dict[str, Any]:
-    """The picker's configuration, endpoints and ports aside.
+def router_config(rule: str, settings: FleetSettings) -> dict[str, Any]:
+    """The router's configuration, endpoints and ports aside.
 
     Raises:
         ValueError: The rule's arguments are not numbers.
@@ -77,9 +77,9 @@ def picker_config(rule: str, settings: FleetSettings) -> dict[str, Any]:
 
 
 def policy_section(rule: str) -> dict[str, Any]:
-    """The picker's `policy` for a rule by its name in suites, or by the picker's own name for it.
+    """The router's `policy` for a rule by its name in suites, or by the router's own name for it.
 
-    The laboratory's opponents are not among the picker's own rules; it imports them.
+    The laboratory's opponents are not among the router's own rules; it imports them.
 
     Raises:
         ValueError: The rule's arguments are not numbers.
@@ -108,11 +108,11 @@ def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
     return args
 
 
-def gateway_bootstrap(pickers: Sequence[str], settings: FleetSettings) -> str:
-    """An Envoy in front of pickers, as `extproc envoy` prints it."""
+def gateway_bootstrap(routers: Sequence[str], settings: FleetSettings) -> str:
+    """An Envoy in front of routers, as `extproc envoy` prints it."""
     return render(
         BootstrapOptions(
-            pickers=tuple(pickers),
+            routers=tuple(routers),
             access_log_flush_interval_s=settings.completion_flush_s,
             max_message_timeout_s=max(_ENVOY_HOLD_S, settings.max_hold_s + 5),
         )

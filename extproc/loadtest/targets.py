@@ -1,6 +1,6 @@
 """What a load test is sent to: fleets that it starts itself, or anything that is there already.
 
-- `rule:NAME` or `rule:NAME?ARG=VALUE`: fake pods, the picker with that rule, and a real Envoy.
+- `rule:NAME` or `rule:NAME?ARG=VALUE`: fake pods, the router with that rule, and a real Envoy.
 - `envoy:round_robin`, `envoy:least_request`: the same pods behind Envoy's own load balancer.
 - `url:http://host:port` or `url:http://host:port=LABEL`: an OpenAI endpoint.
 
@@ -24,9 +24,9 @@ from extproc.loadtest.fleetfiles import (
     BALANCERS,
     balancer_bootstrap,
     gateway_bootstrap,
-    picker_config,
     pod_configs,
     policy_section,
+    router_config,
 )
 from extproc.loadtest.listing import Listing
 from extproc.loadtest.replay import ReplaySettings, replay
@@ -110,7 +110,7 @@ def parse_targets(texts: Sequence[str]) -> list[TargetSpec]:
 
 def _check_rule(name: str) -> None:
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a rule of one's own lies beside one, as for the picker
+        sys.path.insert(0, os.getcwd())  # a rule of one's own lies beside one, as for the router
     try:
         section = policy_section(name)
         load_policy(section["name"], section["args"])
@@ -126,7 +126,7 @@ class Target:
         spec: What was asked for.
         url: Base URL without a trailing slash.
         base_model: What requests without an adapter ask for.
-        admin: Base URL of its picker's admin port, "" where none is known.
+        admin: Base URL of its router's admin port, "" where none is known.
         pods: Base URL of each fake pod by its name; empty where they are not known.
         headers: Sent with every request.
         programs: Its processes by name; empty where they are not ours.
@@ -239,7 +239,7 @@ async def _start(
         bootstrap = balancer_bootstrap(spec.name, pods)
     else:
         for number in range(settings.num_routers):
-            await stack.start_router(picker_config(spec.name, settings), f"router-{number}")
+            await stack.start_router(router_config(spec.name, settings), f"router-{number}")
         bootstrap = gateway_bootstrap([each.address for each in stack.routers], settings)
     await stack.start_envoy(bootstrap, adapters)
 

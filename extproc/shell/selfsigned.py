@@ -1,4 +1,4 @@
-"""A certificate of our own making, for gateways that want TLS to the picker and trust any name.
+"""A certificate of our own making, for gateways that want TLS to the router and trust any name.
 
 Its key never touches a disk: both files are in memory where the system has such files, so that a
 read-only root file system is enough.

@@ -5,7 +5,7 @@ its `failure_mode_allow` says. An exception here becomes INTERNAL, a broken prot
 INVALID_ARGUMENT, and Envoy answers its client with an error.
 
 While the service cannot know an answer yet, the RPC ends with UNAVAILABLE. An answer, even a 503,
-would be final; so Envoy asks another picker, or does without one where it fails open.
+would be final; so Envoy asks another router, or does without one where it fails open.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class _Session:
             self.fail(Code.INVALID_ARGUMENT, str(error))
         except Exception:
             service.broke(INTERNAL, "a request could not be handled", with_traceback=True)
-            self.fail(Code.INTERNAL, "internal error, see the picker's log")
+            self.fail(Code.INTERNAL, "internal error, see the router's log")
 
     def fail(self, code: Code, details: str) -> None:
         """End the RPC, and the pick if there is one: its request goes nowhere."""

@@ -7,7 +7,7 @@ import pytest
 from extproc.config.file import ConfigError, parse_config
 from extproc.sim.fakepod.pod import PodConfig, start_pod
 from tests.dnsserver import DnsServer
-from tests.e2e.harness import PickerProcess, eventually
+from tests.e2e.harness import RouterProcess, eventually
 
 
 @pytest.mark.parametrize(
@@ -34,20 +34,20 @@ async def test_pods_are_followed_by_name_and_survive_the_name_server() -> None:
             dns = {"name": "pods", "port": int(port), "interval_s": 0.1, "timeout_s": 5}
             dns["nameservers"] = [server.address]
             server.records["pods.", "A"] = [host]
-            async with PickerProcess({"discovery": {"dns": dns}}) as picker:
-                await eventually(lambda: _has(picker, [pod.address]), within_s=60)
+            async with RouterProcess({"discovery": {"dns": dns}}) as router:
+                await eventually(lambda: _has(router, [pod.address]), within_s=60)
                 server.records["pods.", "A"] = ["127.0.0.2", host]
                 both = [pod.address, f"127.0.0.2:{port}"]
-                await eventually(lambda: _has(picker, both), within_s=60)
+                await eventually(lambda: _has(router, both), within_s=60)
 
                 server.failing = {"A", "AAAA"}
-                await eventually(lambda: picker.counter("extproc_dns_failures_total"), within_s=60)
-                assert await _has(picker, both)
-                assert "SERVFAIL" in picker.log
+                await eventually(lambda: router.counter("extproc_dns_failures_total"), within_s=60)
+                assert await _has(router, both)
+                assert "SERVFAIL" in router.log
     finally:
         await pod.stop()
 
 
-async def _has(picker: PickerProcess, addresses: list[str]) -> bool:
-    snapshot = await picker.admin("/debug/snapshot")
+async def _has(router: RouterProcess, addresses: list[str]) -> bool:
+    snapshot = await router.admin("/debug/snapshot")
     return sorted(each["address"] for each in snapshot["endpoints"]) == sorted(addresses)

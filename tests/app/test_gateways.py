@@ -42,7 +42,7 @@ async def pods() -> AsyncIterator[list[RunningPod]]:
 
 @dataclass(frozen=True)
 class Answered:
-    """What the picker said to one request."""
+    """What the router said to one request."""
 
     destination: str
     removed: tuple[str, ...]
@@ -81,14 +81,14 @@ class Exchange:
         raise AssertionError(f"no destination: {await self.call.code()}")
 
     async def read_to_the_end(self) -> None:
-        """Everything else that the picker says; it ends the call with OK."""
+        """Everything else that the router says; it ends the call with OK."""
         while await self.call.read() is not _EOF:
             pass
         assert (await self.call.code()).value[0] == 0
 
 
 def epp(pods: list[RunningPod]) -> dict[str, Any]:
-    """The configuration of a picker behind somebody else's gateway."""
+    """The configuration of a router behind somebody else's gateway."""
     sections = {name: DEFAULTS[name] for name in ("completions", "request")}
     return configuration(pods, **sections)
 

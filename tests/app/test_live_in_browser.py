@@ -1,4 +1,4 @@
-"""The live page in a real browser, of a real picker with fake pods."""
+"""The live page in a real browser, of a real router with fake pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from extproc.shell.livepage import FEED_PATH, MAX_VIEWERS
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests import clients
 from tests.browser import Browser, Page, running_browser
-from tests.e2e.harness import PickerProcess
+from tests.e2e.harness import RouterProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -27,20 +27,20 @@ FITS = "document.documentElement.scrollWidth <= innerWidth"
 
 
 class Scene:
-    """A picker, its pods, a browser, and requests that a test makes."""
+    """A router, its pods, a browser, and requests that a test makes."""
 
-    def __init__(self, picker: PickerProcess, pods: list[RunningPod], browser: Browser) -> None:
-        self.picker = picker
+    def __init__(self, router: RouterProcess, pods: list[RunningPod], browser: Browser) -> None:
+        self.router = router
         self.pods = pods
         self._browser = browser
 
     async def open(self, until: str = LIVE, **options: Any) -> Page:
-        page = await self._browser.open(f"{self.picker.admin_url}/", **options)
+        page = await self._browser.open(f"{self.router.admin_url}/", **options)
         await page.wait_for(until)
         return page
 
     async def route(self, *models: str) -> list[clients.Routed]:
-        async with aio.insecure_channel(self.picker.address) as channel:
+        async with aio.insecure_channel(self.router.address) as channel:
             return [await clients.route(channel, model) for model in models]
 
 
@@ -57,8 +57,8 @@ async def showing(num_pods: int = 2, adapters: Sequence[str] = ADAPTERS) -> Asyn
         "completions": {"source": "access_log", "lost_after_s": 600},
     }
     try:
-        async with PickerProcess(config) as picker, running_browser() as browser:
-            yield Scene(picker, pods, browser)
+        async with RouterProcess(config) as router, running_browser() as browser:
+            yield Scene(router, pods, browser)
     finally:
         for pod in pods:
             await pod.stop()
@@ -99,18 +99,18 @@ async def test_pods_activity_and_reasons_appear_and_a_dead_pod_is_shown() -> Non
         assert "pod-1" in await page.evaluate(text_of("#pods tr.bad th"))
 
 
-async def test_when_the_picker_is_gone_it_says_so_and_recovers_by_itself() -> None:
+async def test_when_the_router_is_gone_it_says_so_and_recovers_by_itself() -> None:
     async with showing() as scene:
         page = await scene.open()
         await scene.route(*ADAPTERS[:3])
         await page.wait_for("document.querySelectorAll('#decisions li').length === 3")
 
-        await scene.picker.kill()
+        await scene.router.kill()
         await page.wait_for("document.getElementById('feed').textContent.startsWith('no news for')")
         assert await page.evaluate("document.body.classList.contains('stale')")
         assert await page.evaluate(text_of("#said")) == "no news: what is shown is old"
 
-        await scene.picker.start()
+        await scene.router.start()
         await page.wait_for(LIVE)
         await page.wait_for("document.querySelectorAll('#decisions li').length === 0")
         await scene.route("customer-02")
@@ -267,7 +267,7 @@ async def test_a_hidden_tab_disconnects_and_comes_back_when_seen() -> None:
 
 async def test_refused_for_too_many_viewers_the_page_says_so_and_takes_the_next_place() -> None:
     async with showing(num_pods=1) as scene, aiohttp.ClientSession() as http:
-        url = f"{scene.picker.admin_url}{FEED_PATH}"
+        url = f"{scene.router.admin_url}{FEED_PATH}"
         feeds = [await http.get(url) for _ in range(MAX_VIEWERS)]
         page = await scene.open(until="feed.textContent.startsWith('refused')")
         feeds[0].close()
@@ -279,7 +279,7 @@ async def test_refused_for_too_many_viewers_the_page_says_so_and_takes_the_next_
 async def test_hundreds_of_decisions_a_second_leave_it_going_and_bounded() -> None:
     async with showing() as scene:
         page = await scene.open()
-        async with aio.insecure_channel(scene.picker.address) as channel:
+        async with aio.insecure_channel(scene.router.address) as channel:
 
             async def send() -> None:
                 while True:

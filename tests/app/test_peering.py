@@ -216,7 +216,7 @@ async def test_routers_are_counted_as_the_name_system_lists_them() -> None:
 
 def test_by_name_the_port_must_be_known() -> None:
     with pytest.raises(ConfigError, match=r"peers\.port"):
-        Replica("aa", {"dns": "routers"}, {"address": "unix:/tmp/picker"})
+        Replica("aa", {"dns": "routers"}, {"address": "unix:/tmp/router"})
 
 
 def test_by_name_the_port_is_our_own_if_none_is_given() -> None:

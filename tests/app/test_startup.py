@@ -397,6 +397,6 @@ def test_an_extra_that_is_missing_is_named(files: Files, monkeypatch: pytest.Mon
     assert "discovery.kubernetes: Kubernetes needs: pip install" in check.stderr
 
 
-def test_the_picker_of_gateways_does_the_same_checks(files: Files) -> None:
+def test_the_router_of_gateways_does_the_same_checks(files: Files) -> None:
     with pytest.raises(ConfigError, match=r"server\.tls\.cert_file: /nonexistent/tls\.crt: No su"):
         run(["--pool-name=pool", "--cert-path=/nonexistent"])

@@ -138,9 +138,9 @@ def test_without_opentelemetry_the_error_says_what_to_install(
 
 
 def test_the_service_name_is_opentelemetrys_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "picker-eu")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "router-eu")
     spans = Spans()
     decide(spans.tracing, TRACED)
     (span,) = spans.finished()
 
-    assert span.resource.attributes["service.name"] == "picker-eu"
+    assert span.resource.attributes["service.name"] == "router-eu"

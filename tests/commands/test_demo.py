@@ -19,7 +19,7 @@ from extproc.sim.fakepod.pod import PodConfig, start_pod
 from tests.commandline import Command, commands
 
 NUM_PROCESSES = 7
-"""The demo itself, four pods, the picker and Envoy."""
+"""The demo itself, four pods, the router and Envoy."""
 
 slow = pytest.mark.timeout(180)
 
@@ -53,7 +53,7 @@ def test_it_compares_two_rules_explains_a_request_and_leaves_nothing(
     assert int(loads[0]) > int(loads[1])
     assert all(cell.endswith(" ms") for cell in _row(demo.output, "TTFT p99"))
     assert "not measured" in demo.output
-    assert "5. Envoy's access log told the picker" in demo.output
+    assert "5. Envoy's access log told the router" in demo.output
     demo.wait_until_gone()
     assert list(tmp_path.glob("extproc-*")) == []
 

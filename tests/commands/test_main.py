@@ -20,7 +20,7 @@ from extproc.commands.main import app
 from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, TlsFiles, render
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests.e2e.conftest import running_envoy
-from tests.e2e.harness import PickerProcess, chat
+from tests.e2e.harness import RouterProcess, chat
 
 COMMANDS = ("serve", "epp", "check-config", "envoy", "check-pod", "watch", "lab", "demo")
 GOOD = "discovery: {static: ['10.0.0.7:8000']}\n"
@@ -100,9 +100,9 @@ def test_what_serves_loads_nothing_of_the_laboratory() -> None:
 
 
 async def test_serve_is_ready_until_a_signal_and_ends_well(pod: RunningPod) -> None:
-    async with PickerProcess({"discovery": {"static": [pod.address]}}) as picker:
-        assert await picker.admin_status("/healthz") == 200
-        assert await picker.stop() == 0
+    async with RouterProcess({"discovery": {"static": [pod.address]}}) as router:
+        assert await router.admin_status("/healthz") == 200
+        assert await router.stop() == 0
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_the_founding_preset_is_one_destination_with_buffered_bodies() -> None:
     [
         (["--listen", "0.0.0.0:80"], {"listen": "0.0.0.0:80"}),
         (["--admin", "127.0.0.1:1"], {"admin": "127.0.0.1:1"}),
-        (["--picker", "a:1", "--picker", "unix:/b"], {"pickers": ("a:1", "unix:/b")}),
+        (["--router", "a:1", "--router", "unix:/b"], {"routers": ("a:1", "unix:/b")}),
         (["--path", "/v1/score"], {"inference_paths": ("/v1/score",)}),
         (["--max-body-bytes", "5"], {"max_body_bytes": 5}),
         (["--message-timeout-s", "2.5"], {"message_timeout_s": 2.5}),
@@ -201,7 +201,7 @@ def test_the_founding_preset_is_one_destination_with_buffered_bodies() -> None:
         ),
         (
             [*("--tls-ca", "ca", "--tls-cert", "c"), *("--tls-key", "k", "--tls-name", "n")],
-            {"picker_tls": TlsFiles("ca", "c", "k", "n")},
+            {"router_tls": TlsFiles("ca", "c", "k", "n")},
         ),
         (
             ["--pod-tls-ca", "ca", "--pod-tls-name", "pods"],
@@ -289,11 +289,11 @@ def test_check_pod_refuses_wrong_options(arguments: list[str], message: str) -> 
 async def test_watch_prints_decisions_as_they_fall(pod: RunningPod) -> None:
     discovery = {"static": [{"address": pod.address, "name": "the-pod"}]}
     async with (
-        PickerProcess({"discovery": discovery}) as picker,
-        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        RouterProcess({"discovery": discovery}) as router,
+        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
     ):
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "extproc", "watch", picker.address, "--last", "5"),
+            *(sys.executable, "-m", "extproc", "watch", router.address, "--last", "5"),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

@@ -18,7 +18,7 @@ from extproc.sim.fakepod.pod import PodConfig, start_pod
 from tests.compose.files import DASHBOARD, FILES, ROOT
 from tests.compose.promql import metrics_in, with_variables
 from tests.compose.test_files import needs, run
-from tests.e2e.harness import PickerProcess
+from tests.e2e.harness import RouterProcess
 
 
 @cache
@@ -73,10 +73,10 @@ async def test_every_query_names_metrics_that_exist() -> None:
     pod = await start_pod(PodConfig())
     try:
         async with (
-            PickerProcess({"discovery": {"static": [pod.address]}}) as picker,
+            RouterProcess({"discovery": {"static": [pod.address]}}) as router,
             aiohttp.ClientSession() as http,
         ):
-            exported = samples(await picker.admin("/metrics"))
+            exported = samples(await router.admin("/metrics"))
             async with http.get(f"{pod.url}/metrics") as response:
                 exported |= samples(await response.text())
     finally:

@@ -20,7 +20,7 @@ from tests.compose.files import COMPOSE, FILES, PROFILES, ROOT, mounts, services
 
 pytestmark = pytest.mark.timeout(180)
 
-OF_OURS = ("picker", "pods")
+OF_OURS = ("router", "pods")
 ON_THE_HOST = {"gateway": 8080, "grafana": 3000, "locust": 8089}
 
 
@@ -106,22 +106,22 @@ def test_what_starts_first_exists_and_has_no_profile(service: dict[str, Any]) ->
 
 def test_real_pods_answer_to_the_name_of_the_fake_ones() -> None:
     """So that DNS discovery and Prometheus find either."""
-    name = picker_config().discovery.dns
+    name = router_config().discovery.dns
 
     assert name is not None
     assert name.name == "pods"
     assert services()["vllm"]["networks"] == {"default": {"aliases": ["pods"]}}
 
 
-def picker_config() -> Config:
-    return load_config(FILES / "picker.yaml")
+def router_config() -> Config:
+    return load_config(FILES / "router.yaml")
 
 
-def test_the_picker_is_told_of_the_cache_that_its_pods_have() -> None:
+def test_the_router_is_told_of_the_cache_that_its_pods_have() -> None:
     for name in ("pods", "vllm"):
         words = shlex.split(services()[name]["command"][0].replace("$", ""))
         places = int(words[words.index("--max-cpu-loras") + 1])
-        assert picker_config().pods.max_cpu_loras == places
+        assert router_config().pods.max_cpu_loras == places
 
 
 def test_pods_that_leave_are_avoided_before_they_end_and_have_time_for_what_runs() -> None:
@@ -129,19 +129,19 @@ def test_pods_that_leave_are_avoided_before_they_end_and_have_time_for_what_runs
     words = shlex.split(pods["command"][0].replace("$", ""))
     drain_s = float(words[words.index("--drain-s") + 1])
 
-    assert drain_s > picker_config().scrape.expiry_s
+    assert drain_s > router_config().scrape.expiry_s
     assert float(pods["stop_grace_period"].removesuffix("s")) > 2 * drain_s
 
 
-def test_the_picker_is_given_the_time_that_it_takes_to_drain() -> None:
-    server = picker_config().server
-    grace_s = float(services()["picker"]["stop_grace_period"].removesuffix("s"))
+def test_the_router_is_given_the_time_that_it_takes_to_drain() -> None:
+    server = router_config().server
+    grace_s = float(services()["router"]["stop_grace_period"].removesuffix("s"))
 
     assert grace_s > server.drain_timeout_s + server.drain_delay_s
 
 
-def test_what_debugs_the_picker_stays_in_its_container() -> None:
-    assert picker_config().admin.address.startswith("127.0.0.1:")
+def test_what_debugs_the_router_stays_in_its_container() -> None:
+    assert router_config().admin.address.startswith("127.0.0.1:")
 
 
 def test_the_gateway_s_configuration_is_what_the_command_prints() -> None:

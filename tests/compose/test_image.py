@@ -125,14 +125,14 @@ def test_it_starts_a_command_of_ours_with_a_configuration_that_is_mounted() -> N
     assert json.loads(entry)[0] in project()["project"]["scripts"]
     path = json.loads(command)[-1]
     assert json.loads(command) == ["serve", "--config", path]
-    assert services()["picker"]["command"] == json.loads(command)
-    assert any(f":{path}:ro" in volume for volume in services()["picker"]["volumes"])
+    assert services()["router"]["command"] == json.loads(command)
+    assert any(f":{path}:ro" in volume for volume in services()["router"]["volumes"])
     assert "/dev/tcp/127.0.0.1/9090" in port_check  # admin.address by default
     assert "GET /healthz" in port_check
 
 
-def test_the_ports_that_it_names_are_those_of_the_picker() -> None:
-    config = load_config(FILES / "picker.yaml")
+def test_the_ports_that_it_names_are_those_of_the_router() -> None:
+    config = load_config(FILES / "router.yaml")
     used = {config.server.address, config.admin.metrics_address or ""}
 
     assert {each.rpartition(":")[2] for each in used} <= set(arguments(FINAL, "EXPOSE")[0].split())

@@ -143,7 +143,7 @@ def test_a_request_routed_by_its_headers_alone_can_be_held() -> None:
 
 
 def test_a_held_buffered_body_is_not_kept() -> None:
-    """The data plane holds it: ten thousand held prompts must not fill the picker's memory."""
+    """The data plane holds it: ten thousand held prompts must not fill the router's memory."""
     exchange, _commands = held(BodyMode.BUFFERED)
 
     assert exchange.stream._incoming.held_bytes == 0

@@ -29,7 +29,7 @@ pytestmark = [
 ]
 VERSION = "test"
 NUM_PODS = 8
-NUMBERS = {"gateway": 1, "picker": 1, "pods": NUM_PODS, "prometheus": 1}
+NUMBERS = {"gateway": 1, "router": 1, "pods": NUM_PODS, "prometheus": 1}
 ADAPTERS = services()["pods"]["environment"]["ADAPTERS"].split(",")
 REQUESTS_PER_S = 20
 NUM_REQUESTS = 40 * REQUESTS_PER_S
@@ -40,7 +40,7 @@ SCALED_AFTER = 8 * REQUESTS_PER_S
 def image() -> None:
     """Our image, built as the file says. It stays, for the next build to take its layers."""
     need_engine()
-    Project(ROOT, VERSION).compose("build", "picker")
+    Project(ROOT, VERSION).compose("build", "router")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -119,7 +119,7 @@ async def test_only_the_gateway_has_a_port_on_the_host_and_that_where_it_was_wan
     assert published == {name: [] for name in NUMBERS if name != "gateway"}
 
 
-async def test_prometheus_finds_the_picker_and_every_pod(project: Project) -> None:
+async def test_prometheus_finds_the_router_and_every_pod(project: Project) -> None:
     async def all_are_up() -> bool:
         page = project.inside(
             "prometheus", "wget", "-q", "-O", "-", "http://127.0.0.1:9090/api/v1/targets"
@@ -136,18 +136,18 @@ async def test_prometheus_finds_the_picker_and_every_pod(project: Project) -> No
     await eventually(all_are_up, within_s=120, every_s=1)
 
 
-async def test_without_the_picker_the_gateway_serves_and_does_not_log_each_request(
+async def test_without_the_router_the_gateway_serves_and_does_not_log_each_request(
     project: Project, client: Client
 ) -> None:
-    project.compose("kill", "picker")
+    project.compose("kill", "router")
     try:
         answers = [await client.chat(adapter) for adapter in ADAPTERS]
         assert {answer.status for answer in answers} == {200}
         log = project.logs("gateway")
-        assert "StreamEndpoints gRPC config stream to picker closed" in log
+        assert "StreamEndpoints gRPC config stream to router closed" in log
         assert "ext_proc.cc" not in log
     finally:
-        project.compose("start", "picker")
+        project.compose("start", "router")
     await project.healthy(NUMBERS)
 
 
@@ -170,29 +170,29 @@ async def test_no_request_is_lost_when_six_of_eight_pods_are_taken_away_under_lo
     await scaled
 
     failed = Counter((answer.status, answer.body) for answer in answers if answer.status != 200)
-    assert not failed, project.logs("picker")[-4000:]
+    assert not failed, project.logs("router")[-4000:]
     last = {answer.served_by for answer in answers[-REQUESTS_PER_S:]}
     await project.healthy(NUMBERS | {"pods": 2})
     assert last <= {each["Config"]["Hostname"] for each in project.containers("pods")}
 
 
-async def test_a_configuration_that_the_picker_may_not_read_is_told_by_name(
+async def test_a_configuration_that_the_router_may_not_read_is_told_by_name(
     image: None, tmp_path: Path
 ) -> None:
     """What a clone under umask 077 is: the container's user is another than the files' owner."""
     folder = tmp_path / "clone"
     shutil.copytree(FILES, folder / FILES.relative_to(ROOT))
     shutil.copy(COMPOSE, folder)
-    mounted = folder / (FILES / "picker.yaml").relative_to(ROOT)
+    mounted = folder / (FILES / "router.yaml").relative_to(ROOT)
     mounted.chmod(0o600)
     clone = Project(folder, VERSION)
     try:
-        await clone.up(["picker"])
+        await clone.up(["router"])
 
         async def says_so() -> bool:
             return (
                 "/etc/extproc/extproc.yaml: cannot be read: Permission denied: its mode is 0600"
-                in (" ".join(clone.logs("picker").split()))
+                in (" ".join(clone.logs("router").split()))
             )
 
         await eventually(says_so, within_s=60, every_s=0.5)

@@ -1,6 +1,6 @@
-"""Gateways as charts configure them, and the picker as charts start it.
+"""Gateways as charts configure them, and the router as charts start it.
 
-Bodies go through the picker both ways in full duplex, trailers too, over TLS that trusts any
+Bodies go through the router both ways in full duplex, trailers too, over TLS that trusts any
 certificate; nothing is stripped at the door and there is no access log. Three ways to the pods:
 an original-destination cluster that reads the header, a cluster that knows the pods and reads the
 metadata, and one whose subsets are single pods (kgateway's).
@@ -19,7 +19,7 @@ import aiohttp
 import yaml
 from google.protobuf import struct_pb2
 
-from tests.e2e.harness import PickerProcess, free_port
+from tests.e2e.harness import RouterProcess, free_port
 
 DESTINATION = "x-gateway-destination-endpoint"
 SUBSET_HEADER = "x-test-subset"
@@ -27,7 +27,7 @@ SUBSET_HEADER = "x-test-subset"
 SUBSET_TEXT_HEADER = "x-test-subset-text"
 TOLD_HEADER = "x-test-told"
 SCORES_HEADER = "x-test-scores"
-"""Response headers with what the picker put into the metadata."""
+"""Response headers with what the router put into the metadata."""
 
 _TYPE = "type.googleapis.com/envoy.extensions."
 
@@ -35,7 +35,7 @@ _TYPE = "type.googleapis.com/envoy.extensions."
 class Chart(StrEnum):
     """How the gateway reaches the pods."""
 
-    ORIGINAL_DST = "original-dst"  # by the header; metadata are not taken from the picker
+    ORIGINAL_DST = "original-dst"  # by the header; metadata are not taken from the router
     ORIGINAL_DST_METADATA = "original-dst-and-metadata"
     OVERRIDE_HOST = "override-host"  # by the metadata; falls back along the list
     SUBSET_OR_NONE = "subset-or-none"  # by the metadata, as the criterion of a subset of one
@@ -54,9 +54,9 @@ def subset(*addresses: str) -> dict[str, str]:
 
 
 def gateway_config(
-    chart: Chart, picker: str, *, pods: Sequence[str] = (), ca_file: Path | None = None
+    chart: Chart, router: str, *, pods: Sequence[str] = (), ca_file: Path | None = None
 ) -> str:
-    """An Envoy bootstrap; `pods` are known to it where it does not dial what the picker says."""
+    """An Envoy bootstrap; `pods` are known to it where it does not dial what the router says."""
     http_filters = [_ext_proc(chart), _router()]
     if chart is not Chart.ORIGINAL_DST:
         http_filters.insert(0, _subset_from_headers())
@@ -76,7 +76,7 @@ def gateway_config(
         "per_connection_buffer_limit_bytes": 32768,
         "filter_chains": [chain],
     }
-    clusters = [_pods_cluster(chart, pods), _picker_cluster(picker, ca_file)]
+    clusters = [_pods_cluster(chart, pods), _router_cluster(router, ca_file)]
     static = {"listeners": [listener], "clusters": clusters}
     admin = {"address": _address("127.0.0.1:0")}
     return yaml.safe_dump({"admin": admin, "static_resources": static})
@@ -95,7 +95,7 @@ def _assigned(name: str, addresses: Sequence[str]) -> dict[str, Any]:
 def _ext_proc(chart: Chart) -> dict[str, Any]:
     config: dict[str, Any] = {
         "@type": _TYPE + "filters.http.ext_proc.v3.ExternalProcessor",
-        "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}, "timeout": "10s"},
+        "grpc_service": {"envoy_grpc": {"cluster_name": "router"}, "timeout": "10s"},
         "processing_mode": {
             **{f"{side}_header_mode": "SEND" for side in ("request", "response")},
             **{f"{side}_body_mode": "FULL_DUPLEX_STREAMED" for side in ("request", "response")},
@@ -199,7 +199,7 @@ def _labelled(assignment: dict[str, Any]) -> dict[str, Any]:
     return assignment
 
 
-def _picker_cluster(picker: str, ca_file: Path | None) -> dict[str, Any]:
+def _router_cluster(router: str, ca_file: Path | None) -> dict[str, Any]:
     """TLS that trusts any certificate, as charts have it, or those of an authority."""
     validation: dict[str, Any] = {}
     if ca_file is not None:
@@ -218,11 +218,11 @@ def _picker_cluster(picker: str, ca_file: Path | None) -> dict[str, Any]:
         },
     }
     return {
-        "name": "picker",
+        "name": "router",
         "type": "STATIC",
         "lb_policy": "LEAST_REQUEST",
         "connect_timeout": "5s",
-        "load_assignment": _assigned("picker", [picker]),
+        "load_assignment": _assigned("router", [router]),
         "health_checks": [
             {
                 **{"timeout": "2s", "interval": "0.5s", "no_traffic_interval": "0.5s"},
@@ -240,8 +240,8 @@ def _picker_cluster(picker: str, ca_file: Path | None) -> dict[str, Any]:
     }
 
 
-class EppProcess(PickerProcess):
-    """The real picker, `extproc epp`, with the flags that a chart passes.
+class EppProcess(RouterProcess):
+    """The real router, `extproc epp`, with the flags that a chart passes.
 
     Args:
         config: The content of `--config-file`; every address is on loopback.

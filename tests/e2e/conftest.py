@@ -1,6 +1,6 @@
-"""Pods, pickers and Envoys that the end-to-end tests share.
+"""Pods, routers and Envoys that the end-to-end tests share.
 
-Everything of a session runs in one event loop. Pods are in this process; pickers and Envoys are
+Everything of a session runs in one event loop. Pods are in this process; routers and Envoys are
 processes. Tests that break something start their own.
 """
 
@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from extproc.envoyconfig import BootstrapOptions, Mode, render
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
-from tests.e2e.harness import EnvoyProcess, PickerProcess, eventually
+from tests.e2e.harness import EnvoyProcess, RouterProcess, eventually
 
 NUM_PODS = 3
 MAX_BODY_BYTES = 2 * 1024 * 1024
@@ -27,8 +27,8 @@ def pod_config(number: int, **more: Any) -> PodConfig:
     return PodConfig(name=f"pod-{number}", adapters=[f"only-{number}", "shared"], **more)
 
 
-def picker_config(pods: Sequence[RunningPod], **sections: Any) -> dict[str, Any]:
-    """Configuration of a picker over these pods."""
+def router_config(pods: Sequence[RunningPod], **sections: Any) -> dict[str, Any]:
+    """Configuration of a router over these pods."""
     request = {"max_body_bytes": MAX_BODY_BYTES, **sections.pop("request", {})}
     # The pods share this process with the test: a busy machine may keep them from answering.
     scrape = {"expiry_s": 30.0, **sections.pop("scrape", {})}
@@ -38,12 +38,12 @@ def picker_config(pods: Sequence[RunningPod], **sections: Any) -> dict[str, Any]
 
 @asynccontextmanager
 async def running_envoy(
-    mode: Mode, *pickers: PickerProcess | str, num_pods: int = NUM_PODS, **options: Any
+    mode: Mode, *routers: RouterProcess | str, num_pods: int = NUM_PODS, **options: Any
 ) -> AsyncIterator[EnvoyProcess]:
-    """An Envoy that asks these pickers (or addresses), and knows the pods where it has to."""
+    """An Envoy that asks these routers (or addresses), and knows the pods where it has to."""
     options.setdefault("max_body_bytes", MAX_BODY_BYTES)
-    addresses = tuple(each if isinstance(each, str) else each.address for each in pickers)
-    config = render(BootstrapOptions(mode=mode, pickers=addresses, **options))
+    addresses = tuple(each if isinstance(each, str) else each.address for each in routers)
+    config = render(BootstrapOptions(mode=mode, routers=addresses, **options))
     envoy = EnvoyProcess(config)
     try:
         await envoy.start(within_s=PATIENCE_S)
@@ -74,25 +74,25 @@ async def pods() -> AsyncIterator[list[RunningPod]]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def picker(pods: list[RunningPod]) -> AsyncIterator[PickerProcess]:
+async def router(pods: list[RunningPod]) -> AsyncIterator[RouterProcess]:
     """The founding preset: one destination."""
-    async with PickerProcess(picker_config(pods, preset="founding")) as running:
+    async with RouterProcess(router_config(pods, preset="founding")) as running:
         yield running
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def fallback_picker(pods: list[RunningPod]) -> AsyncIterator[PickerProcess]:
+async def fallback_router(pods: list[RunningPod]) -> AsyncIterator[RouterProcess]:
     """One that names fallbacks, as override-host clusters take them."""
-    config = picker_config(pods, destination={"num_fallbacks": 2})
-    async with PickerProcess(config) as running:
+    config = router_config(pods, destination={"num_fallbacks": 2})
+    async with RouterProcess(config) as running:
         yield running
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def asking_picker(pods: list[RunningPod]) -> AsyncIterator[PickerProcess]:
+async def asking_router(pods: list[RunningPod]) -> AsyncIterator[RouterProcess]:
     """One that asks for the body where Envoy would not send it in time."""
-    config = picker_config(pods, request={"allow_mode_override": True})
-    async with PickerProcess(config) as running:
+    config = router_config(pods, request={"allow_mode_override": True})
+    async with RouterProcess(config) as running:
         yield running
 
 

@@ -1,4 +1,4 @@
-"""Real processes for the end-to-end tests: Envoy, the picker, and nothing left behind."""
+"""Real processes for the end-to-end tests: Envoy, the router, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ async def eventually(
 class EnvoyProcess(Envoy):
     """An Envoy whose mind can be read."""
 
-    async def believes_in(self, *addresses: str, cluster: str = "picker") -> bool:
+    async def believes_in(self, *addresses: str, cluster: str = "router") -> bool:
         """Whether it thinks that all of these are healthy."""
         page = await self.admin("/clusters")
         return all(f"{cluster}::{each}::health_flags::healthy\n" in page for each in addresses)
 
 
-class PickerProcess(Router):
-    """A picker whose mind can be read.
+class RouterProcess(Router):
+    """A router whose mind can be read.
 
     Args:
         config: The configuration file's content; addresses are filled in.
@@ -57,7 +57,7 @@ class PickerProcess(Router):
 
     def __init__(self, config: Mapping[str, Any], *, address: str = "") -> None:
         log = {"level": "info", "json_lines": False}
-        super().__init__({**config, "log": log}, address=address, name="picker")
+        super().__init__({**config, "log": log}, address=address, name="router")
 
     async def start(self, *, within_s: float = 90.0) -> None:
         """Start, also again after its end; return once it is ready.
@@ -110,7 +110,7 @@ class Answer:
 
     @property
     def served_by(self) -> str:
-        """Name of the pod that answered; "" where Envoy or the picker did."""
+        """Name of the pod that answered; "" where Envoy or the router did."""
         return self.headers.get("x-served-by", "")
 
     @property

@@ -27,8 +27,8 @@ from extproc.workload.flights import FleetResult, PodTotals
 from extproc.workload.judge import Slo, measure, percentile
 from extproc.workload.requests import Workload
 from extproc.workload.synthetic import zipf
-from tests.e2e.conftest import picker_config, running_envoy
-from tests.e2e.harness import PickerProcess
+from tests.e2e.conftest import router_config, running_envoy
+from tests.e2e.harness import RouterProcess
 
 RULES: Mapping[str, Callable[[], Policy]] = {
     "founding": Founding,
@@ -84,7 +84,7 @@ class RealRun:
         result: In the form of a virtual run; what was added to the pods' own times is taken off.
         records: One per request.
         queue_wait_s: Mean time in the pods' queues, by their own metrics.
-        added_s: What network, Envoy, picker and client added to the first token: the mean that the
+        added_s: What network, Envoy, router and client added to the first token: the mean that the
             client saw less the mean that the pods' own metrics say.
     """
 
@@ -106,18 +106,18 @@ class RealRun:
 
 
 async def run_real(workload: Workload, rule: str, settings: FleetSettings = SETTINGS) -> RealRun:
-    """Fake pods, the picker and Envoy, as the settings say, and the workload over HTTP."""
+    """Fake pods, the router and Envoy, as the settings say, and the workload over HTTP."""
     records: list[RequestRecord] = []
     async with AsyncExitStack() as stack:
         configs = pod_configs(settings, workload.adapters, BASE_MODEL)
         pods = [await start_pod(config) for config in configs]
         for pod in pods:
             stack.push_async_callback(pod.stop)
-        picker = PickerProcess(_picker_config(pods, rule, settings))
-        await stack.enter_async_context(picker)
+        router = RouterProcess(_router_config(pods, rule, settings))
+        await stack.enter_async_context(router)
         flush_s = settings.completion_flush_s
         envoy = await stack.enter_async_context(
-            running_envoy(Mode.ORIGINAL_DST, picker, access_log_flush_interval_s=flush_s)
+            running_envoy(Mode.ORIGINAL_DST, router, access_log_flush_interval_s=flush_s)
         )
         await replay(workload, ReplaySettings(envoy.url), records.append)
     assert not any(record.error for record in records)
@@ -139,11 +139,11 @@ async def run_undisturbed(workload: Workload, rule: str) -> RealRun:
     return await run_real(workload, rule)
 
 
-def _picker_config(
+def _router_config(
     pods: Sequence[RunningPod], rule: str, settings: FleetSettings
 ) -> dict[str, object]:
     return {
-        **picker_config(pods),
+        **router_config(pods),
         "pods": {"max_loras": settings.max_loras, "max_cpu_loras": settings.max_cpu_loras},
         "policy": {"name": rule},
         "scrape": {
@@ -190,7 +190,7 @@ class Allowed:
     Attributes:
         ratio: A part of the virtual value.
         besides: So much in any case.
-        spread: A part of the time that network, Envoy, picker and client add: its mean is taken
+        spread: A part of the time that network, Envoy, router and client add: its mean is taken
             off, but it is not the same for every request.
     """
 
@@ -283,7 +283,7 @@ def table(real: RealRun, rule: str, lines: Sequence[Line]) -> str:
     return "\n".join(
         [
             f"{rule}: {num} requests at {rate_rps:.1f}/s, sent {delay_ms:.1f} ms late (median); "
-            f"network, Envoy, picker and client {real.added_s * 1e3:.1f} ms (mean), taken off",
+            f"network, Envoy, router and client {real.added_s * 1e3:.1f} ms (mean), taken off",
             head,
             *map(str, lines),
         ]

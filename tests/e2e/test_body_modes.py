@@ -18,7 +18,7 @@ from tests.e2e.conftest import NUM_PODS, PATIENCE_S, running_envoy
 from tests.e2e.harness import (
     Client,
     EnvoyProcess,
-    PickerProcess,
+    RouterProcess,
     chat,
     eventually,
     h2_request,
@@ -66,27 +66,27 @@ def parameters() -> list[Any]:
 
 @dataclass(frozen=True)
 class Gateway:
-    """A running Envoy, what it was configured with, and the picker that it asks."""
+    """A running Envoy, what it was configured with, and the router that it asks."""
 
     case: Case
     envoy: EnvoyProcess
     client: Client
-    picker: PickerProcess
+    router: RouterProcess
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=parameters(), ids=str)
 async def gateway(
     request: pytest.FixtureRequest,
-    picker: PickerProcess,
-    fallback_picker: PickerProcess,
-    asking_picker: PickerProcess,
+    router: RouterProcess,
+    fallback_router: RouterProcess,
+    asking_router: RouterProcess,
     http: aiohttp.ClientSession,
 ) -> AsyncIterator[Gateway]:
     case: Case = request.param
-    asked = fallback_picker if case.mode is Mode.OVERRIDE_HOST else picker
+    asked = fallback_router if case.mode is Mode.OVERRIDE_HOST else router
     asks_for_body = case.body is RequestBody.STREAMED_STRICT
     if asks_for_body:
-        asked = asking_picker
+        asked = asking_router
     async with running_envoy(
         case.mode,
         asked,
@@ -112,7 +112,7 @@ async def test_a_request_goes_where_its_adapter_is(
     assert [answer.json["model"] for answer in answers] == MODELS
 
 
-async def test_control_headers_stay_with_the_picker(
+async def test_control_headers_stay_with_the_router(
     gateway: Gateway, pods: list[RunningPod]
 ) -> None:
     headers = {"x-llm-d-inference-objective": "o", "x-slo-ttft-ms": "5", "x-other": "kept"}
@@ -135,14 +135,14 @@ async def test_an_answer_streams_back(gateway: Gateway) -> None:
 
 
 async def test_every_pick_is_heard_of_when_its_request_has_ended(gateway: Gateway) -> None:
-    picker, name = gateway.picker, "extproc_picks_expired_total"
-    await eventually(picker.has_none_in_flight, within_s=PATIENCE_S)
-    before = await picker.counter(name)  # those that an Envoy of before did not tell of any more
+    router, name = gateway.router, "extproc_picks_expired_total"
+    await eventually(router.has_none_in_flight, within_s=PATIENCE_S)
+    before = await router.counter(name)  # those that an Envoy of before did not tell of any more
     answers = [await gateway.client.chat(model) for model in MODELS]
-    await eventually(picker.has_none_in_flight, within_s=PATIENCE_S)
+    await eventually(router.has_none_in_flight, within_s=PATIENCE_S)
 
     assert [answer.status for answer in answers] == [200] * NUM_PODS
-    assert await picker.counter(name) == before
+    assert await router.counter(name) == before
 
 
 async def test_a_body_that_ends_half_a_second_later_is_routed(gateway: Gateway) -> None:
@@ -226,10 +226,10 @@ async def test_a_body_that_is_not_json_is_refused(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_without_the_body_in_time_the_error_names_the_setting(
-    mode: Mode, picker: PickerProcess, http: aiohttp.ClientSession
+    mode: Mode, router: RouterProcess, http: aiohttp.ClientSession
 ) -> None:
     """STREAMED alone cannot route, and asking for the body is not allowed here."""
-    async with running_envoy(mode, picker, request_body=RequestBody.STREAMED_STRICT) as envoy:
+    async with running_envoy(mode, router, request_body=RequestBody.STREAMED_STRICT) as envoy:
         answer = await Client(envoy.url, http).chat("only-1")
 
     assert (answer.status, answer.error_code) == (500, "body_not_sent")

@@ -1,4 +1,4 @@
-"""What clients, pods and a picker that hangs can make Envoy hold, and what turned away hear."""
+"""What clients, pods and a router that hangs can make Envoy hold, and what turned away hear."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest_asyncio
 from extproc.envoyconfig import Mode
 from extproc.sim.engine.profiles import INSTANT
 from extproc.sim.fakepod.pod import RunningPod, start_pod
-from tests.e2e.conftest import picker_config, pod_config, running_envoy
-from tests.e2e.harness import Answer, Client, EnvoyProcess, PickerProcess, chat, eventually
+from tests.e2e.conftest import pod_config, router_config, running_envoy
+from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -43,10 +43,10 @@ def rss_bytes(envoy: EnvoyProcess) -> int:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def large_picker(pods: list[RunningPod]) -> AsyncIterator[PickerProcess]:
+async def large_router(pods: list[RunningPod]) -> AsyncIterator[RouterProcess]:
     """One that takes bodies as large as the uploads."""
     request = {"max_body_bytes": 16 * MIB}
-    async with PickerProcess(picker_config(pods, request=request)) as running:
+    async with RouterProcess(router_config(pods, request=request)) as running:
         yield running
 
 
@@ -105,13 +105,13 @@ async def upload_by_http2(port: int) -> None:
 async def test_uploads_are_turned_away_before_they_fill_the_memory(
     start: Callable[[int], Coroutine[None, None, None]],
     counter: str,
-    large_picker: PickerProcess,
+    large_router: RouterProcess,
     http: aiohttp.ClientSession,
 ) -> None:
     """And small requests are served meanwhile where there is room, and all of them afterwards."""
     async with running_envoy(
         Mode.ORIGINAL_DST,
-        large_picker,
+        large_router,
         max_body_bytes=16 * MIB,
         max_heap_bytes=MAX_HEAP_BYTES,
     ) as envoy:
@@ -150,10 +150,10 @@ def told(answer: Answer) -> object:
 
 
 async def test_connections_over_the_limit_are_closed_and_the_others_served(
-    picker: PickerProcess,
+    router: RouterProcess,
 ) -> None:
     request = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
-    async with running_envoy(Mode.ORIGINAL_DST, picker, max_connections=3) as envoy:
+    async with running_envoy(Mode.ORIGINAL_DST, router, max_connections=3) as envoy:
         opened = [await asyncio.open_connection("127.0.0.1", envoy.port) for _ in range(3)]
         await eventually(lambda: _has_connections(envoy, 3))
         extra, writer = await asyncio.open_connection("127.0.0.1", envoy.port)
@@ -181,8 +181,8 @@ async def brisk_envoy(mode: Mode, pods: list[RunningPod]) -> AsyncIterator[Envoy
     """Half a second for a request to arrive."""
     more = {"destination": {"num_fallbacks": 2}} if mode is Mode.OVERRIDE_HOST else {}
     async with (
-        PickerProcess(picker_config(pods, **more)) as picker,
-        running_envoy(mode, picker, num_pods=len(pods), request_timeout_s=0.5) as envoy,
+        RouterProcess(router_config(pods, **more)) as router,
+        running_envoy(mode, router, num_pods=len(pods), request_timeout_s=0.5) as envoy,
     ):
         yield envoy
 

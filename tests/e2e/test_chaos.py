@@ -1,7 +1,7 @@
 """Random breaking and freezing, with honest load: what is lost is lost for a cause, and counted.
 
 *Ours* is what no client may see for a fault of a pod, of the router or of Envoy that lasts for
-moments: a model that is registered called unknown, or the picker called unavailable while there is
+moments: a model that is registered called unknown, or the router called unavailable while there is
 one. Everything else has a cause on the list of the fault that was made.
 """
 
@@ -28,7 +28,7 @@ from tests.e2e.harness import (
     ChildProcess,
     Client,
     EnvoyProcess,
-    PickerProcess,
+    RouterProcess,
     eventually,
     free_port,
 )
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 ADAPTERS = ("chaos-0", "chaos-1", "chaos-2")
 MODES = (Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST, Mode.FULL_DUPLEX)
 
-OURS = {"picker_unavailable", "model_not_found", "invalid_json", "without a code"}
+OURS = {"router_unavailable", "model_not_found", "invalid_json", "without a code"}
 
 
 def cause(answer: Answer) -> str:
@@ -129,13 +129,13 @@ async def all_served(load: ChaosLoad) -> bool:
     return set(await load.some()) == {"served"}
 
 
-async def check_books(picker: PickerProcess, load: ChaosLoad) -> None:
+async def check_books(router: RouterProcess, load: ChaosLoad) -> None:
     """Every request has one end, and so has every pick."""
     assert load.num_begun == load.causes.total()
-    await eventually(picker.has_none_in_flight, within_s=60)
-    picks = await picker.counter("extproc_picks_total")
-    assert picks == await picker.counter("extproc_completions_total")
-    assert await picker.counter("extproc_picks_expired_total") == 0
+    await eventually(router.has_none_in_flight, within_s=60)
+    picks = await router.counter("extproc_picks_total")
+    assert picks == await router.counter("extproc_completions_total")
+    assert await router.counter("extproc_picks_expired_total") == 0
 
 
 def config(pods: Sequence[str], mode: Mode, **sections: object) -> dict[str, object]:
@@ -154,7 +154,7 @@ class Service:
     """An Envoy, its router, and three pods; whole again after each test."""
 
     pods: list[PodProcess]
-    picker: PickerProcess
+    router: RouterProcess
     envoy: EnvoyProcess
 
     def load(self, http: aiohttp.ClientSession) -> ChaosLoad:
@@ -166,11 +166,11 @@ async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
     mode: Mode = request.param
     async with AsyncExitStack() as stack:
         pods = [await stack.enter_async_context(PodProcess("pod")) for _ in range(3)]
-        picker = await stack.enter_async_context(
-            PickerProcess(config([pod.address for pod in pods], mode))
+        router = await stack.enter_async_context(
+            RouterProcess(config([pod.address for pod in pods], mode))
         )
-        envoy = await stack.enter_async_context(running_envoy(mode, picker, num_pods=3))
-        yield Service(pods, picker, envoy)
+        envoy = await stack.enter_async_context(running_envoy(mode, router, num_pods=3))
+        yield Service(pods, router, envoy)
 
 
 # --- freezes ---------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ async def test_freezes_of_a_moment_cost_no_request(
         await eventually(lambda: all_served(load), within_s=60)
         load.causes.clear()
         begun = load.num_begun
-        all_but_pods: list[ChildProcess] = [service.picker, service.envoy]
+        all_but_pods: list[ChildProcess] = [service.router, service.envoy]
         for frozen in rng.sample([*all_but_pods * 2, *service.pods], k=7):
             frozen.send(signal.SIGSTOP)
             await asyncio.sleep(rng.uniform(0.05, 0.8))
@@ -200,13 +200,13 @@ async def test_freezes_of_a_moment_cost_no_request(
 @pytest.mark.timeout(240)
 async def test_counts_add_up_after_freezes(service: Service, http: aiohttp.ClientSession) -> None:
     async with service.load(http).running() as load:
-        for frozen in (service.picker, service.pods[0], service.envoy):
+        for frozen in (service.router, service.pods[0], service.envoy):
             await load.some()
             frozen.send(signal.SIGSTOP)
             await asyncio.sleep(1.0)
             frozen.send(signal.SIGCONT)
         await eventually(lambda: all_served(load), within_s=60)
-    await check_books(service.picker, load)
+    await check_books(service.router, load)
 
     assert not OURS.intersection(load.causes), load.causes
 
@@ -218,22 +218,22 @@ async def test_a_router_frozen_for_longer_than_envoy_waits_costs_what_envoy_says
 ) -> None:
     async with AsyncExitStack() as stack:
         pods = [await stack.enter_async_context(PodProcess("pod")) for _ in range(2)]
-        picker = await stack.enter_async_context(
-            PickerProcess(config([pod.address for pod in pods], mode))
+        router = await stack.enter_async_context(
+            RouterProcess(config([pod.address for pod in pods], mode))
         )
         envoy = await stack.enter_async_context(
-            running_envoy(mode, picker, num_pods=2, message_timeout_s=1.0)
+            running_envoy(mode, router, num_pods=2, message_timeout_s=1.0)
         )
         async with ChaosLoad(Client(envoy.url, http)).running() as load:
             await eventually(lambda: all_served(load), within_s=60)
-            picker.send(signal.SIGSTOP)
+            router.send(signal.SIGSTOP)
             await asyncio.sleep(4.0)
-            picker.send(signal.SIGCONT)
+            router.send(signal.SIGCONT)
             await eventually(lambda: all_served(load), within_s=60)
-        await check_books(picker, load)
+        await check_books(router, load)
 
     # Health checks find out meanwhile, and from then on nobody is asked: that is said as it is.
-    allowed = {"served", "picker_timeout", "picker_unavailable"}
+    allowed = {"served", "router_timeout", "router_unavailable"}
     assert set(load.causes) <= allowed, load.causes
     if mode is Mode.OVERRIDE_HOST:
         assert set(load.causes) == {"served"}, load.causes
@@ -283,14 +283,14 @@ async def test_a_pod_that_fails_at_once_costs_its_own_answers_and_nothing_of_our
         ]
         failing = await stack.enter_async_context(failing_pod(500))
         addresses = [*(pod.address for pod in pods), failing]
-        picker = await stack.enter_async_context(
-            PickerProcess(config(addresses, mode, policy={"name": "least_pending"}))
+        router = await stack.enter_async_context(
+            RouterProcess(config(addresses, mode, policy={"name": "least_pending"}))
         )
-        envoy = await stack.enter_async_context(running_envoy(mode, picker, num_pods=3))
+        envoy = await stack.enter_async_context(running_envoy(mode, router, num_pods=3))
         async with ChaosLoad(Client(envoy.url, http)).running() as load:
             await load.some(300)
             later = await load.some(300)
-        await check_books(picker, load)
+        await check_books(router, load)
 
     assert set(load.causes) <= {"served", "pod: 500"}, load.causes
     # A third is its share by right; more is what it would draw.
@@ -309,7 +309,7 @@ async def test_a_pod_that_comes_to_refuse_connections_costs_a_clear_error_at_mos
         after = await load.some(300)
         await service.pods[0].start()
         await eventually(lambda: all_served(load), within_s=60)
-    await check_books(service.picker, load)
+    await check_books(service.router, load)
 
     assert set(load.causes) <= {"served", "endpoint_unavailable"}, load.causes
     assert set(after) == {"served"}, after

@@ -33,7 +33,7 @@ from tests.e2e.charts import (
     gateway_config,
     subset,
 )
-from tests.e2e.conftest import NUM_PODS, picker_config, pod_config
+from tests.e2e.conftest import NUM_PODS, pod_config, router_config
 from tests.e2e.harness import Answer, Client, EnvoyProcess, chat, eventually, h2_request
 from tests.shell.pki import Pki
 
@@ -66,12 +66,12 @@ HINTS = {
 
 @dataclass(frozen=True)
 class Gateway:
-    """A running Envoy with its picker."""
+    """A running Envoy with its router."""
 
     chart: Chart
     envoy: EnvoyProcess
     client: Client
-    picker: EppProcess
+    router: EppProcess
 
 
 @asynccontextmanager
@@ -93,31 +93,31 @@ async def generating(
 
 @asynccontextmanager
 async def running(
-    chart: Chart, picker: EppProcess, pods: list[RunningPod], **options: Any
+    chart: Chart, router: EppProcess, pods: list[RunningPod], **options: Any
 ) -> AsyncIterator[EnvoyProcess]:
-    """An Envoy whose health checks have found the picker over TLS."""
+    """An Envoy whose health checks have found the router over TLS."""
     addresses = [pod.address for pod in pods]
-    config = gateway_config(chart, picker.address, pods=addresses, **options)
+    config = gateway_config(chart, router.address, pods=addresses, **options)
     async with EnvoyProcess(config) as envoy:
         await eventually(lambda: is_healthy(envoy))
         yield envoy
 
 
 async def is_healthy(envoy: EnvoyProcess) -> bool:
-    name = "cluster.picker.health_check.success"
+    name = "cluster.router.health_check.success"
     return (await envoy.stats(name)).get(name, 0) > 0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def epp(pods: list[RunningPod]) -> AsyncIterator[EppProcess]:
-    """A picker that names no fallbacks: original-destination clusters take one address."""
-    async with EppProcess(picker_config(pods, request={"session_header": SESSION})) as process:
+    """A router that names no fallbacks: original-destination clusters take one address."""
+    async with EppProcess(router_config(pods, request={"session_header": SESSION})) as process:
         yield process
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def epp_with_fallbacks(pods: list[RunningPod]) -> AsyncIterator[EppProcess]:
-    config = picker_config(
+    config = router_config(
         pods, request={"session_header": SESSION}, destination={"num_fallbacks": 2}
     )
     async with EppProcess(config, "--emit-endpoint-scores") as process:
@@ -126,10 +126,10 @@ async def epp_with_fallbacks(pods: list[RunningPod]) -> AsyncIterator[EppProcess
 
 @asynccontextmanager
 async def gateway_of(
-    chart: Chart, picker: EppProcess, pods: list[RunningPod], http: aiohttp.ClientSession
+    chart: Chart, router: EppProcess, pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> AsyncIterator[Gateway]:
-    async with running(chart, picker, pods) as envoy:
-        yield Gateway(chart, envoy, Client(envoy.url, http), picker)
+    async with running(chart, router, pods) as envoy:
+        yield Gateway(chart, envoy, Client(envoy.url, http), router)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=PLAIN_CHARTS, ids=str)
@@ -140,8 +140,8 @@ async def gateway(
     epp_with_fallbacks: EppProcess,
     http: aiohttp.ClientSession,
 ) -> AsyncIterator[Gateway]:
-    picker = epp_with_fallbacks if request.param is Chart.OVERRIDE_HOST else epp
-    async with gateway_of(request.param, picker, pods, http) as made:
+    router = epp_with_fallbacks if request.param is Chart.OVERRIDE_HOST else epp
+    async with gateway_of(request.param, router, pods, http) as made:
         yield made
 
 
@@ -158,9 +158,9 @@ async def hinting_gateway(
     epp_with_fallbacks: EppProcess,
     http: aiohttp.ClientSession,
 ) -> AsyncIterator[Gateway]:
-    """Gateways that send metadata to the picker and take them from it."""
-    picker = epp_with_fallbacks if request.param is Chart.OVERRIDE_HOST else epp
-    async with gateway_of(request.param, picker, pods, http) as made:
+    """Gateways that send metadata to the router and take them from it."""
+    router = epp_with_fallbacks if request.param is Chart.OVERRIDE_HOST else epp
+    async with gateway_of(request.param, router, pods, http) as made:
         yield made
 
 
@@ -172,7 +172,7 @@ def seen_by(pod: RunningPod) -> dict[str, str]:
 
 
 def refused(answer: Answer) -> tuple[int, object]:
-    """Status and code of an error of the picker's own."""
+    """Status and code of an error of the router's own."""
     assert answer.served_by == ""
     return answer.status, answer.error_code
 
@@ -198,11 +198,11 @@ async def test_tokens_pass_one_by_one_in_full_duplex(
     pod = await start_pod(pod_config(0, profile=SLOW))
     try:
         async with (
-            EppProcess(picker_config([pod])) as picker,
-            running(Chart.ORIGINAL_DST, picker, [pod]) as envoy,
+            EppProcess(router_config([pod])) as router,
+            running(Chart.ORIGINAL_DST, router, [pod]) as envoy,
             generating(http, envoy, "only-0", max_tokens=40) as got,
         ):
-            running_then = pod.pod.last_requests[-1]["path"], await picker.in_flight()
+            running_then = pod.pod.last_requests[-1]["path"], await router.in_flight()
             rest = await got.content.read()
     finally:
         await pod.stop()
@@ -223,7 +223,7 @@ async def test_nothing_stays_in_flight_and_no_stream_fails(gateway: Gateway) -> 
     for model in MODELS:
         await gateway.client.chat(model, stream=True)
 
-    await eventually(gateway.picker.has_none_in_flight)
+    await eventually(gateway.router.has_none_in_flight)
     stats = await gateway.envoy.stats("ext_proc")
     assert stats["http.http.ext_proc.streams_started"] > 0
     assert stats["http.http.ext_proc.streams_failed"] == 0
@@ -305,10 +305,10 @@ async def test_a_request_without_a_body_has_its_subset_too(
 async def test_the_subset_is_ignored_where_the_flag_says_so(
     pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
-    config = picker_config(pods)
+    config = router_config(pods)
     async with (
-        EppProcess(config, "--disable-endpoint-subset-filter") as picker,
-        running(Chart.ORIGINAL_DST_METADATA, picker, pods) as envoy,
+        EppProcess(config, "--disable-endpoint-subset-filter") as router,
+        running(Chart.ORIGINAL_DST_METADATA, router, pods) as envoy,
     ):
         answer = await Client(envoy.url, http).chat("only-1", headers=subset(pods[0].address))
 
@@ -336,8 +336,8 @@ async def test_a_subset_load_balancer_finds_the_chosen_pod_every_time(
 ) -> None:
     """It takes every key of `envoy.lb` for a criterion."""
     async with (
-        EppProcess(picker_config(pods, policy={"name": "random"}), *flags) as picker,
-        running(chart, picker, pods) as envoy,
+        EppProcess(router_config(pods, policy={"name": "random"}), *flags) as router,
+        running(chart, router, pods) as envoy,
     ):
         client = Client(envoy.url, http)
         answers = [await client.chat("shared") for _ in range(24)]
@@ -406,8 +406,8 @@ async def test_without_a_ready_endpoint_it_is_503(
     chart: Chart, pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     async with (
-        EppProcess({"discovery": {"static": []}}) as picker,
-        running(chart, picker, pods) as envoy,
+        EppProcess({"discovery": {"static": []}}) as router,
+        running(chart, router, pods) as envoy,
     ):
         answer = await Client(envoy.url, http).chat("shared", padding_bytes=200_000)
 
@@ -422,8 +422,8 @@ async def test_a_sheddable_request_is_429_while_the_pods_are_loaded(
     sheddable = {"x-llm-d-inference-objective": "batch"}
     try:
         async with (
-            EppProcess(picker_config([pod], admission=admission)) as picker,
-            running(Chart.ORIGINAL_DST, picker, [pod]) as envoy,
+            EppProcess(router_config([pod], admission=admission)) as router,
+            running(Chart.ORIGINAL_DST, router, [pod]) as envoy,
         ):
             client = Client(envoy.url, http)
             idle = await client.chat("only-0", headers=sheddable)
@@ -457,18 +457,18 @@ async def test_the_endpoint_that_served_is_the_one_counted_as_busy(
 ) -> None:
     """The first of the list has died; Envoy went on to the second and says so."""
     pods = [await start_pod(pod_config(number, profile=SLOW)) for number in range(2)]
-    config = picker_config(
+    config = router_config(
         pods,
         request={"session_header": SESSION},
         destination={"num_fallbacks": 1},
-        # A picker that has not noticed yet, and does not until the test is over.
+        # A router that has not noticed yet, and does not until the test is over.
         scrape={"interval_s": 60, "expiry_s": 600, "models_interval_s": 600},
     )
     session = {SESSION: "s"}
     try:
         async with (
-            EppProcess(config) as picker,
-            running(Chart.OVERRIDE_HOST, picker, pods) as envoy,
+            EppProcess(config) as router,
+            running(Chart.OVERRIDE_HOST, router, pods) as envoy,
         ):
             first = await Client(envoy.url, http).chat("shared", headers=session)
             dead = SERVERS.index(first.served_by)
@@ -476,8 +476,8 @@ async def test_the_endpoint_that_served_is_the_one_counted_as_busy(
             await pods[dead].stop()
             async with generating(http, envoy, "shared", max_tokens=2000, **session) as got:
                 told = got.headers[TOLD_HEADER].split(",")
-                counted = await picker.in_flight()
-            await eventually(picker.has_none_in_flight)
+                counted = await router.in_flight()
+            await eventually(router.has_none_in_flight)
     finally:
         for pod in pods:
             await pod.stop()
@@ -536,20 +536,20 @@ async def test_every_health_name_is_served_on_a_plain_port(epp: EppProcess) -> N
 
 async def test_not_ready_before_the_pool_is_known_and_alive_all_the_same(tmp_path: Path) -> None:
     config = {"discovery": {"file": str(tmp_path / "not-there-yet.yaml")}}
-    picker = EppProcess(config)
+    router = EppProcess(config)
     try:
         with pytest.raises(AssertionError):
-            await picker.start(within_s=0.0)
+            await router.start(within_s=0.0)
 
         async def is_alive() -> bool:
             try:
-                async with aio.insecure_channel(picker.health_address) as channel:
+                async with aio.insecure_channel(router.health_address) as channel:
                     return await status_of(channel, "liveness") == SERVING
             except aio.AioRpcError:
                 return False
 
         await eventually(is_alive, within_s=60)
-        async with aio.insecure_channel(picker.health_address) as channel:
+        async with aio.insecure_channel(router.health_address) as channel:
             before = await status_of(channel, "readiness")
             ext_proc = await status_of(channel, "envoy.service.ext_proc.v3.ExternalProcessor")
             (tmp_path / "not-there-yet.yaml").write_text("[]")
@@ -559,7 +559,7 @@ async def test_not_ready_before_the_pool_is_known_and_alive_all_the_same(tmp_pat
 
             await eventually(is_ready)
     finally:
-        await picker.close()
+        await router.close()
 
     assert (before, ext_proc) == (NOT_SERVING, NOT_SERVING)
 
@@ -570,12 +570,12 @@ async def test_while_it_drains_it_is_alive_not_ready_and_what_runs_goes_on(
     pod = await start_pod(pod_config(0, profile=SLOW))
     try:
         async with (
-            EppProcess(picker_config([pod])) as picker,
-            running(Chart.ORIGINAL_DST, picker, [pod]) as envoy,
+            EppProcess(router_config([pod])) as router,
+            running(Chart.ORIGINAL_DST, router, [pod]) as envoy,
             generating(http, envoy, "only-0", max_tokens=60) as got,
-            aio.insecure_channel(picker.health_address) as channel,
+            aio.insecure_channel(router.health_address) as channel,
         ):
-            picker.send(signal.SIGTERM)
+            router.send(signal.SIGTERM)
 
             async def is_draining() -> bool:
                 return await status_of(channel, "readiness") == NOT_SERVING
@@ -583,7 +583,7 @@ async def test_while_it_drains_it_is_alive_not_ready_and_what_runs_goes_on(
             await eventually(is_draining)
             alive = await status_of(channel, "liveness")
             rest = await got.content.read()
-            status = await picker.wait()
+            status = await router.wait()
     finally:
         await pod.stop()
 
@@ -595,9 +595,9 @@ async def test_while_it_drains_it_is_alive_not_ready_and_what_runs_goes_on(
 async def test_tls_is_on_with_a_certificate_that_was_made_at_the_start(gateway: Gateway) -> None:
     await gateway.client.chat("only-1")
 
-    stats = await gateway.envoy.stats("cluster.picker.ssl")
-    assert stats["cluster.picker.ssl.handshake"] > 0
-    async with aio.insecure_channel(gateway.picker.address) as channel:
+    stats = await gateway.envoy.stats("cluster.router.ssl")
+    assert stats["cluster.router.ssl.handshake"] > 0
+    async with aio.insecure_channel(gateway.router.address) as channel:
         with pytest.raises(aio.AioRpcError):
             await status_of(channel, "")
 
@@ -610,11 +610,11 @@ async def test_a_certificate_of_one_s_own_is_served_from_its_folder(
     certificate.rename(tmp_path / "tls.crt")
     key.rename(tmp_path / "tls.key")
     async with (
-        EppProcess(picker_config(pods), "--cert-path", str(tmp_path)) as picker,
-        running(Chart.ORIGINAL_DST, picker, pods, ca_file=pki.ca) as envoy,
+        EppProcess(router_config(pods), "--cert-path", str(tmp_path)) as router,
+        running(Chart.ORIGINAL_DST, router, pods, ca_file=pki.ca) as envoy,
     ):
         answer = await Client(envoy.url, http).chat("only-1")
-        stats = await envoy.stats("cluster.picker.ssl.fail")
+        stats = await envoy.stats("cluster.router.ssl.fail")
 
     assert (answer.status, answer.served_by) == (200, "pod-1")
     assert not any(stats.values())
@@ -624,38 +624,38 @@ async def test_a_file_that_changes_is_taken_over_under_the_flags(
     pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     async with (
-        EppProcess(picker_config(pods)) as picker,
-        running(Chart.ORIGINAL_DST, picker, pods) as envoy,
+        EppProcess(router_config(pods)) as router,
+        running(Chart.ORIGINAL_DST, router, pods) as envoy,
     ):
         client = Client(envoy.url, http)
         before = await client.chat("shared")
-        picker.change_config(admission={"max_pending_per_endpoint": 1}, policy={"name": "random"})
-        await eventually(lambda: logs(picker, "configuration taken over: policy random"))
+        router.change_config(admission={"max_pending_per_endpoint": 1}, policy={"name": "random"})
+        await eventually(lambda: logs(router, "configuration taken over: policy random"))
         after = await client.chat("shared")
-        log = picker.log
+        log = router.log
 
     assert (before.status, after.status) == (200, 200)
     assert "needs a restart" not in log  # the ports of the flags are still those of before
 
 
-async def logs(picker: EppProcess, words: str) -> bool:
-    return words in picker.log
+async def logs(router: EppProcess, words: str) -> bool:
+    return words in router.log
 
 
 async def test_metrics_have_a_port_of_their_own(gateway: Gateway) -> None:
     await gateway.client.chat("only-1")
 
-    assert "extproc_picks_total" in await gateway.picker.metrics()
+    assert "extproc_picks_total" in await gateway.router.metrics()
 
 
-async def test_two_pickers_are_both_ready_there_are_no_followers(
+async def test_two_routers_are_both_ready_there_are_no_followers(
     pods: list[RunningPod],
 ) -> None:
     """Leader election is asked for and not needed: every replica serves."""
     flag = "--ha-enable-leader-election"
     async with (
-        EppProcess(picker_config(pods), flag) as one,
-        EppProcess(picker_config(pods), flag) as two,
+        EppProcess(router_config(pods), flag) as one,
+        EppProcess(router_config(pods), flag) as two,
         aio.insecure_channel(one.health_address) as first,
         aio.insecure_channel(two.health_address) as second,
     ):

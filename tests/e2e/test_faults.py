@@ -22,15 +22,15 @@ from tests.e2e.conftest import (
     MAX_BODY_BYTES,
     NUM_PODS,
     knows_pods,
-    picker_config,
     pod_config,
+    router_config,
     running_envoy,
 )
 from tests.e2e.harness import (
     Answer,
     Client,
     EnvoyProcess,
-    PickerProcess,
+    RouterProcess,
     chat,
     eventually,
     free_port,
@@ -42,7 +42,7 @@ PATH = "/v1/chat/completions"
 TALKATIVE = replace(INSTANT, step_s=0.05)
 """An engine that needs 50 ms for a token."""
 
-CLEAR = {"picker_unavailable", "picker_timeout", "endpoint_unavailable", "no_endpoints"}
+CLEAR = {"router_unavailable", "router_timeout", "endpoint_unavailable", "no_endpoints"}
 """Codes of the errors that a client may see while something is broken."""
 
 
@@ -115,48 +115,48 @@ async def own_pods(**more: Any) -> AsyncIterator[list[RunningPod]]:
             await pod.stop()
 
 
-# --- the picker ------------------------------------------------------------------------------
+# --- the router ------------------------------------------------------------------------------
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def picker(pods: list[RunningPod]) -> AsyncIterator[PickerProcess]:
+async def router(pods: list[RunningPod]) -> AsyncIterator[RouterProcess]:
     """One that tests kill or stop, and leave as they found it."""
-    async with PickerProcess(picker_config(pods)) as running:
+    async with RouterProcess(router_config(pods)) as running:
         yield running
 
 
-async def test_a_killed_picker_costs_clear_errors_until_it_is_back(
-    picker: PickerProcess, http: aiohttp.ClientSession
+async def test_a_killed_router_costs_clear_errors_until_it_is_back(
+    router: RouterProcess, http: aiohttp.ClientSession
 ) -> None:
     async with (
-        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
         Load(Client(envoy.url, http), ["only-0", "only-1"]).running() as load,
     ):
         before = await load.some()
-        await picker.kill()
+        await router.kill()
         without = await load.some()
-        await picker.start()
+        await router.start()
         await load.some()
         after = await load.some()
 
     assert {outcome(answer) for answer in before} == {"served"}
-    assert "picker_unavailable" in {outcome(answer) for answer in without}
+    assert "router_unavailable" in {outcome(answer) for answer in without}
     assert {outcome(answer) for answer in after} == {"served"}
     # And nothing else: what listens again and has not asked the pods yet turns requests away.
-    assert {outcome(answer) for answer in load.answers} == {"served", "picker_unavailable"}
+    assert {outcome(answer) for answer in load.answers} == {"served", "router_unavailable"}
 
 
-async def test_with_override_host_everybody_is_served_while_the_picker_is_gone(
-    picker: PickerProcess, http: aiohttp.ClientSession
+async def test_with_override_host_everybody_is_served_while_the_router_is_gone(
+    router: RouterProcess, http: aiohttp.ClientSession
 ) -> None:
     async with (
-        running_envoy(Mode.OVERRIDE_HOST, picker) as envoy,
+        running_envoy(Mode.OVERRIDE_HOST, router) as envoy,
         Load(Client(envoy.url, http), ["shared", "base"]).running() as load,
     ):
         await load.some()
-        await picker.kill()
+        await router.kill()
         without = await load.some(200)
-        await picker.start()
+        await router.start()
         await load.some()
 
     assert Counter(map(outcome, load.answers)) == {"served": len(load.answers)}
@@ -165,40 +165,40 @@ async def test_with_override_host_everybody_is_served_while_the_picker_is_gone(
 
 @pytest.mark.parametrize(
     ("mode", "expected"),
-    [(Mode.ORIGINAL_DST, "picker_timeout"), (Mode.OVERRIDE_HOST, "served")],
+    [(Mode.ORIGINAL_DST, "router_timeout"), (Mode.OVERRIDE_HOST, "served")],
 )
-async def test_a_picker_that_hangs_costs_the_message_timeout(
-    mode: Mode, expected: str, picker: PickerProcess, http: aiohttp.ClientSession
+async def test_a_router_that_hangs_costs_the_message_timeout(
+    mode: Mode, expected: str, router: RouterProcess, http: aiohttp.ClientSession
 ) -> None:
     async with (
-        running_envoy(mode, picker, message_timeout_s=0.5) as envoy,
+        running_envoy(mode, router, message_timeout_s=0.5) as envoy,
     ):
         client = Client(envoy.url, http)
         await eventually(lambda: is_served(client))
-        picker.send(signal.SIGSTOP)
+        router.send(signal.SIGSTOP)
         answer = await client.chat("shared")
-        picker.send(signal.SIGCONT)
+        router.send(signal.SIGCONT)
         await eventually(lambda: is_served(client))
 
     assert outcome(answer) == expected
 
 
-async def test_in_full_duplex_a_picker_that_hangs_costs_the_pings_to_it(
-    picker: PickerProcess, http: aiohttp.ClientSession
+async def test_in_full_duplex_a_router_that_hangs_costs_the_pings_to_it(
+    router: RouterProcess, http: aiohttp.ClientSession
 ) -> None:
     """No message timer runs there: Envoy gives the connection up, as often as it may retry."""
     async with (
-        running_envoy(Mode.FULL_DUPLEX, picker, picker_ping_s=0.5) as envoy,
+        running_envoy(Mode.FULL_DUPLEX, router, router_ping_s=0.5) as envoy,
     ):
         client = Client(envoy.url, http)
         await eventually(lambda: is_served(client))
-        picker.send(signal.SIGSTOP)
+        router.send(signal.SIGSTOP)
         answer = await client.chat("shared")
-        picker.send(signal.SIGCONT)
-        given_up = await envoy.stats("cluster.picker.http2.keepalive_timeout")
+        router.send(signal.SIGCONT)
+        given_up = await envoy.stats("cluster.router.http2.keepalive_timeout")
         await eventually(lambda: is_served(client))
 
-    assert outcome(answer) == "picker_unavailable"
+    assert outcome(answer) == "router_unavailable"
     assert sum(given_up.values()) >= 3
 
 
@@ -207,37 +207,37 @@ async def is_served(client: Client) -> bool:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-async def test_envoy_comes_up_before_the_picker(
+async def test_envoy_comes_up_before_the_router(
     mode: Mode, pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
-    picker = PickerProcess(picker_config(pods))
-    async with running_envoy(mode, picker, num_pods=0) as envoy:
+    router = RouterProcess(router_config(pods))
+    async with running_envoy(mode, router, num_pods=0) as envoy:
         client = Client(envoy.url, http)
         early = await client.chat("only-1")
-        async with picker:
+        async with router:
             if mode is Mode.OVERRIDE_HOST:
                 await knows_pods(envoy, NUM_PODS)
             answer = await client.chat("only-1")
 
-    assert outcome(early) in ("picker_unavailable", "endpoint_unavailable")
+    assert outcome(early) in ("router_unavailable", "endpoint_unavailable")
     assert answer.served_by == "pod-1"
 
 
-async def test_a_running_answer_does_not_need_the_picker(http: aiohttp.ClientSession) -> None:
+async def test_a_running_answer_does_not_need_the_router(http: aiohttp.ClientSession) -> None:
     async with (
         own_pods(profile=TALKATIVE) as pods,
-        PickerProcess(picker_config(pods)) as picker,
-        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        RouterProcess(router_config(pods)) as router,
+        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
         streaming(envoy, http, "only-1", max_tokens=20) as answer,
     ):
         await answer.content.readline()
-        await picker.kill()
+        await router.kill()
         rest = await answer.content.read()
 
     assert rest.endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_picker_that_drains_finishes_what_it_has_begun(
+async def test_a_router_that_drains_finishes_what_it_has_begun(
     pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     """Not ready at once, the request whose body is still coming is served, and then it ends."""
@@ -250,32 +250,32 @@ async def test_a_picker_that_drains_finishes_what_it_has_begun(
         await drained.wait()
         yield body[20:]
 
-    picker = PickerProcess(picker_config(pods, server={"drain_timeout_s": 10}))
-    async with picker, running_envoy(Mode.ORIGINAL_DST, picker) as envoy:
+    router = RouterProcess(router_config(pods, server={"drain_timeout_s": 10}))
+    async with router, running_envoy(Mode.ORIGINAL_DST, router) as envoy:
         client = Client(envoy.url, http)
         async with asyncio.TaskGroup() as group:
             request = group.create_task(client.request("POST", PATH, slow_body()))
             await half_sent.wait()
             await eventually(lambda: _is_deciding(envoy))
-            picker.send(signal.SIGTERM)
-            await eventually(lambda: is_unready(picker))
+            router.send(signal.SIGTERM)
+            await eventually(lambda: is_unready(router))
             drained.set()
-        status = await picker.wait()
+        status = await router.wait()
 
     assert request.result().served_by == "pod-1"
     assert status == 0
 
 
 async def _is_deciding(envoy: EnvoyProcess) -> bool:
-    name = "cluster.picker.upstream_rq_active"
+    name = "cluster.router.upstream_rq_active"
     # One is the access log's stream, if it is open already.
     started = await envoy.stats("http.openai.ext_proc.streams_started")
     return (await envoy.stats(f"{name}$"))[name] >= 1 and sum(started.values()) >= 1
 
 
-async def is_unready(picker: PickerProcess) -> bool:
+async def is_unready(router: RouterProcess) -> bool:
     try:
-        return await picker.admin_status("/healthz") == 503
+        return await router.admin_status("/healthz") == 503
     except aiohttp.ClientError:
         return False
 
@@ -287,7 +287,7 @@ FALLBACKS = {
     Mode.ORIGINAL_DST: {},
     Mode.OVERRIDE_HOST: {"destination": {"num_fallbacks": 2}},
 }
-"""What the picker's configuration must say, so that Envoy has other addresses."""
+"""What the router's configuration must say, so that Envoy has other addresses."""
 
 SEES_NO_KILL = {"scrape": {"interval_s": 60}, "policy": {"name": "random"}}
 """By chance, as the founding rule stays with a pod. Of forty requests, one run in millions sends
@@ -321,8 +321,8 @@ def causes(envoy: EnvoyProcess) -> Counter[str]:
 
 
 @asynccontextmanager
-async def telling_envoy(mode: Mode, picker: PickerProcess) -> AsyncIterator[EnvoyProcess]:
-    options = BootstrapOptions(mode, max_body_bytes=MAX_BODY_BYTES, pickers=(picker.address,))
+async def telling_envoy(mode: Mode, router: RouterProcess) -> AsyncIterator[EnvoyProcess]:
+    options = BootstrapOptions(mode, max_body_bytes=MAX_BODY_BYTES, routers=(router.address,))
     async with EnvoyProcess(with_causes(render(options))) as envoy:
         if mode is Mode.OVERRIDE_HOST:
             await knows_pods(envoy, NUM_PODS)
@@ -333,12 +333,12 @@ async def telling_envoy(mode: Mode, picker: PickerProcess) -> AsyncIterator[Envo
 async def test_a_killed_pod_costs_at_most_what_it_was_running(
     mode: Mode, http: aiohttp.ClientSession
 ) -> None:
-    """No client hears of a refused connection, also while the picker believes in the pod."""
+    """No client hears of a refused connection, also while the router believes in the pod."""
     num_clients = 8
     async with (
         own_pods(profile=TALKATIVE) as pods,
-        PickerProcess(picker_config(pods, **FALLBACKS[mode])) as picker,
-        telling_envoy(mode, picker) as envoy,
+        RouterProcess(router_config(pods, **FALLBACKS[mode])) as router,
+        telling_envoy(mode, router) as envoy,
         Load(Client(envoy.url, http), ["shared", "base"], num_clients).running() as load,
     ):
         await load.some()
@@ -361,11 +361,11 @@ async def _is_told(envoy: EnvoyProcess, num_requests: int) -> bool:
 async def test_a_fallback_is_dialled_where_the_first_address_refuses(
     mode: Mode, http: aiohttp.ClientSession
 ) -> None:
-    """The picker still believes in the pods that have just gone, one and then two of three."""
+    """The router still believes in the pods that have just gone, one and then two of three."""
     async with (
         own_pods() as pods,
-        PickerProcess(picker_config(pods, **SEES_NO_KILL, **FALLBACKS[mode])) as picker,
-        running_envoy(mode, picker) as envoy,
+        RouterProcess(router_config(pods, **SEES_NO_KILL, **FALLBACKS[mode])) as router,
+        running_envoy(mode, router) as envoy,
     ):
         client = Client(envoy.url, http)
         await pods[0].kill()
@@ -373,9 +373,9 @@ async def test_a_fallback_is_dialled_where_the_first_address_refuses(
         await pods[1].kill()
         more = [await client.chat("base") for _ in range(20)]
         retries = await envoy.stats("cluster.pods.upstream_rq_retry_success")
-        await eventually(picker.has_none_in_flight)
-        completed = await picker.counter("extproc_completions_total")
-        unmatched = await picker.counter("extproc_completions_unmatched_total")
+        await eventually(router.has_none_in_flight)
+        completed = await router.counter("extproc_completions_total")
+        unmatched = await router.counter("extproc_completions_unmatched_total")
 
     assert Counter(map(outcome, answers + more)) == {"served": 40}
     assert {answer.served_by for answer in more} == {"pod-2"}
@@ -388,8 +388,8 @@ async def test_where_there_is_no_other_pod_the_same_is_dialled_again(
 ) -> None:
     async with (
         own_pods() as pods,
-        PickerProcess(picker_config(pods, scrape={"interval_s": 60})) as picker,
-        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        RouterProcess(router_config(pods, scrape={"interval_s": 60})) as router,
+        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
     ):
         client = Client(envoy.url, http)
         await pods[0].kill()
@@ -408,9 +408,9 @@ async def test_the_whole_body_goes_to_an_alternate_however_it_came(
     config = {**SEES_NO_KILL, "request": {"allow_mode_override": asks_for_body}}
     async with (
         own_pods() as pods,
-        PickerProcess(picker_config(pods, **config)) as picker,
+        RouterProcess(router_config(pods, **config)) as router,
         running_envoy(
-            Mode.ORIGINAL_DST, picker, request_body=body, allow_mode_override=asks_for_body
+            Mode.ORIGINAL_DST, router, request_body=body, allow_mode_override=asks_for_body
         ) as envoy,
     ):
         client = Client(envoy.url, http)
@@ -428,8 +428,8 @@ async def test_a_request_that_a_pod_has_begun_is_not_sent_to_another(
 ) -> None:
     async with (
         own_pods(profile=TALKATIVE) as pods,
-        PickerProcess(picker_config(pods, **FALLBACKS[mode])) as picker,
-        running_envoy(mode, picker) as envoy,
+        RouterProcess(router_config(pods, **FALLBACKS[mode])) as router,
+        running_envoy(mode, router) as envoy,
         asyncio.TaskGroup() as group,
     ):
         client = Client(envoy.url, http)
@@ -452,8 +452,8 @@ async def test_a_killed_pod_is_no_longer_chosen_once_it_gives_no_report(
 ) -> None:
     async with (
         own_pods() as pods,
-        PickerProcess(picker_config(pods, scrape={"expiry_s": 0.5})) as picker,
-        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        RouterProcess(router_config(pods, scrape={"expiry_s": 0.5})) as router,
+        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
         Load(Client(envoy.url, http), ["shared", "base"]).running() as load,
     ):
         await load.some()
@@ -469,16 +469,16 @@ async def _are_served_at_once(envoy: EnvoyProcess, load: Load) -> bool:
     return after == before and all(answer.status == 200 for answer in answers)
 
 
-async def test_a_pod_that_the_picker_names_is_dialled_though_envoy_has_ejected_it(
+async def test_a_pod_that_the_router_names_is_dialled_though_envoy_has_ejected_it(
     http: aiohttp.ClientSession,
 ) -> None:
     """Ejections are for Envoy's own choice. Each dial costs a retry, and nothing else."""
     async with (
         own_pods() as pods,
-        PickerProcess(
-            picker_config(pods, destination={"num_fallbacks": 2}, scrape={"interval_s": 60})
-        ) as picker,
-        running_envoy(Mode.OVERRIDE_HOST, picker) as envoy,
+        RouterProcess(
+            router_config(pods, destination={"num_fallbacks": 2}, scrape={"interval_s": 60})
+        ) as router,
+        running_envoy(Mode.OVERRIDE_HOST, router) as envoy,
     ):
         client = Client(envoy.url, http)
         await pods[0].kill()
@@ -508,11 +508,11 @@ async def failing_pod(status: bytes) -> asyncio.Server:
 
 
 @asynccontextmanager
-async def without_picker(*pods: str) -> AsyncIterator[EnvoyProcess]:
+async def without_router(*pods: str) -> AsyncIterator[EnvoyProcess]:
     """An Envoy that chooses among these pods itself."""
-    picker = f"127.0.0.1:{free_port()}"
+    router = f"127.0.0.1:{free_port()}"
     async with running_envoy(
-        Mode.OVERRIDE_HOST, picker, num_pods=len(pods), static_pods=pods
+        Mode.OVERRIDE_HOST, router, num_pods=len(pods), static_pods=pods
     ) as envoy:
         yield envoy
 
@@ -522,7 +522,7 @@ async def test_a_pod_that_answers_nothing_but_errors_is_left_out_where_envoy_cho
 ) -> None:
     broken = await failing_pod(b"500 Internal Server Error")
     host, port = broken.sockets[0].getsockname()
-    async with broken, without_picker(f"{host}:{port}", pods[0].address) as envoy:
+    async with broken, without_router(f"{host}:{port}", pods[0].address) as envoy:
         client = Client(envoy.url, http)
         while not (await envoy.stats(EJECTED))[EJECTED]:
             await client.chat("shared")
@@ -536,7 +536,7 @@ async def test_half_of_the_pods_stay_where_all_answer_that_they_are_full(
 ) -> None:
     full = [await failing_pod(b"503 Service Unavailable") for _ in range(4)]
     addresses = ["{}:{}".format(*server.sockets[0].getsockname()) for server in full]
-    async with without_picker(*addresses) as envoy:
+    async with without_router(*addresses) as envoy:
         client = Client(envoy.url, http)
         answers = [await client.request("POST", PATH, chat("shared")) for _ in range(100)]
         ejected = (await envoy.stats(EJECTED))[EJECTED]
@@ -554,15 +554,15 @@ async def test_half_of_the_pods_stay_where_all_answer_that_they_are_full(
 async def test_more_than_1024_requests_can_be_under_decision_at_once(
     pods: list[RunningPod],
 ) -> None:
-    """Envoy's default limit of streams to the picker turns the rest into errors."""
+    """Envoy's default limit of streams to the router turns the rest into errors."""
     num_requests, body = 1500, chat("only-1")
     head = (
         f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     ).encode()
     async with (
-        PickerProcess(picker_config(pods)) as picker,
-        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        RouterProcess(router_config(pods)) as router,
+        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
     ):
         connections = [
             await asyncio.open_connection("127.0.0.1", envoy.port) for _ in range(num_requests)
@@ -575,11 +575,11 @@ async def test_more_than_1024_requests_can_be_under_decision_at_once(
         lines = await asyncio.gather(*(reader.readline() for reader, _ in connections))
         for _, writer in connections:
             writer.close()
-        await eventually(picker.has_none_in_flight)
+        await eventually(router.has_none_in_flight)
 
     assert Counter(lines) == {b"HTTP/1.1 200 OK\r\n": num_requests}
 
 
 async def _has_open(envoy: EnvoyProcess, num_streams: int) -> bool:
-    name = "cluster.picker.upstream_rq_active"
+    name = "cluster.router.upstream_rq_active"
     return (await envoy.stats(f"{name}$"))[name] >= num_streams

@@ -6,7 +6,7 @@ import pytest
 
 from extproc.envoyconfig import Mode
 from tests.e2e.conftest import running_envoy
-from tests.e2e.harness import PickerProcess, chat, eventually, raw_request
+from tests.e2e.harness import RouterProcess, chat, eventually, raw_request
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -27,13 +27,13 @@ def request(num_lines: int) -> bytes:
 
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_a_request_with_any_number_of_header_lines_is_served_or_told_that_it_has_too_many(
-    mode: Mode, picker: PickerProcess
+    mode: Mode, router: RouterProcess
 ) -> None:
-    async with running_envoy(mode, picker) as envoy:
+    async with running_envoy(mode, router) as envoy:
         answers = [await raw_request(envoy.port, request(count)) for count in range(88, 104)]
     statuses = [answer.status for answer in answers]
 
     assert set(statuses) == {200, 431}
     assert statuses == sorted(statuses)
     assert {each.error_code for each in answers if each.status == 431} == {"headers_too_large"}
-    await eventually(picker.has_none_in_flight)
+    await eventually(router.has_none_in_flight)

@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from extproc.envoyconfig import Mode, RequestBody
 from extproc.sim.fakepod.pod import RunningPod
-from tests.e2e.conftest import picker_config, running_envoy
-from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, eventually
+from tests.e2e.conftest import router_config, running_envoy
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -26,7 +26,7 @@ def hold_config(
 ) -> dict[str, object]:
     policy = {"name": "tests.e2e.rules:Hold", "args": {"hold_s": hold_s}}
     server = {"transport": transport, "drain_timeout_s": 1}
-    return picker_config(pods, policy=policy, server=server)
+    return router_config(pods, policy=policy, server=server)
 
 
 @pytest_asyncio.fixture(
@@ -34,9 +34,9 @@ def hold_config(
 )
 async def holder(
     request: pytest.FixtureRequest, pods: list[RunningPod]
-) -> AsyncIterator[PickerProcess]:
-    async with PickerProcess(hold_config(pods, request.param)) as picker:
-        yield picker
+) -> AsyncIterator[RouterProcess]:
+    async with RouterProcess(hold_config(pods, request.param)) as router:
+        yield router
 
 
 async def has_no_trouble(envoy: EnvoyProcess) -> bool:
@@ -56,7 +56,7 @@ async def has_no_trouble(envoy: EnvoyProcess) -> bool:
     ],
 )
 async def test_held_requests_are_answered_late_and_all(
-    holder: PickerProcess, http: aiohttp.ClientSession, mode: Mode, body: RequestBody
+    holder: RouterProcess, http: aiohttp.ClientSession, mode: Mode, body: RequestBody
 ) -> None:
     async with running_envoy(
         mode, holder, request_body=body, message_timeout_s=MESSAGE_TIMEOUT_S
@@ -73,20 +73,20 @@ async def test_clients_that_leave_a_hold_are_forgotten(
 ) -> None:
     """At once, not when the hold would have ended."""
 
-    async def holds(picker: PickerProcess, count: int) -> bool:
-        return await picker.counter("extproc_streams_active") == count
+    async def holds(router: RouterProcess, count: int) -> bool:
+        return await router.counter("extproc_streams_active") == count
 
-    picker = PickerProcess(hold_config(pods, "wire", hold_s=50.0))
-    async with picker, running_envoy(Mode.ORIGINAL_DST, picker) as envoy:
+    router = RouterProcess(hold_config(pods, "wire", hold_s=50.0))
+    async with router, running_envoy(Mode.ORIGINAL_DST, router) as envoy:
         client = Client(envoy.url, http)
         requests = [asyncio.ensure_future(client.chat("shared")) for _ in range(NUM_AT_ONCE)]
-        await eventually(lambda: holds(picker, NUM_AT_ONCE))
+        await eventually(lambda: holds(router, NUM_AT_ONCE))
         for request in requests:
             request.cancel()
         await asyncio.gather(*requests, return_exceptions=True)
 
-        await eventually(lambda: holds(picker, 0))
-        assert (await picker.admin("/debug/decisions?n=1"))["decisions"] == []
+        await eventually(lambda: holds(router, 0))
+        assert (await router.admin("/debug/decisions?n=1"))["decisions"] == []
         assert await has_no_trouble(envoy)
 
 
@@ -95,8 +95,8 @@ async def test_a_hold_beyond_the_limit_is_shed_with_429(
 ) -> None:
     config = hold_config(pods, "wire", hold_s=50.0)
     config["request"] = {"max_hold_s": 1.0}
-    picker = PickerProcess(config)
-    async with picker, running_envoy(Mode.ORIGINAL_DST, picker) as envoy:
+    router = RouterProcess(config)
+    async with router, running_envoy(Mode.ORIGINAL_DST, router) as envoy:
         answer = await Client(envoy.url, http).chat("shared")
 
         assert (answer.status, answer.error_code) == (429, "saturated")

@@ -1,4 +1,4 @@
-"""The largest body: one setting in Envoy and in the picker, exact to the byte."""
+"""The largest body: one setting in Envoy and in the router, exact to the byte."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from extproc.envoyconfig import Mode, RequestBody
 from tests.e2e.conftest import MAX_BODY_BYTES, running_envoy
-from tests.e2e.harness import Answer, Client, PickerProcess, chat, h2_request
+from tests.e2e.harness import Answer, Client, RouterProcess, chat, h2_request
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -49,10 +49,10 @@ async def test_the_limit_is_exact_over_http1_and_http2(
     mode: Mode,
     over_bytes: int,
     status: int,
-    picker: PickerProcess,
+    router: RouterProcess,
     http: aiohttp.ClientSession,
 ) -> None:
-    async with running_envoy(mode, picker) as envoy:
+    async with running_envoy(mode, router) as envoy:
         body = body_of(MAX_BODY_BYTES + over_bytes)
         check(await Client(envoy.url, http).request("POST", PATH, body), status)
         check(await h2_request(envoy.port, body), status)
@@ -66,21 +66,21 @@ async def test_without_a_content_length_the_limit_is_exact_where_the_whole_body_
     body: RequestBody,
     over_bytes: int,
     status: int,
-    picker: PickerProcess,
+    router: RouterProcess,
     http: aiohttp.ClientSession,
 ) -> None:
     """With the model at the end, so that no prefix decides."""
-    async with running_envoy(Mode.ORIGINAL_DST, picker, request_body=body) as envoy:
+    async with running_envoy(Mode.ORIGINAL_DST, router, request_body=body) as envoy:
         content = chunked(body_of(MAX_BODY_BYTES + over_bytes, is_model_last=True))
         check(await Client(envoy.url, http).request("POST", PATH, content), status)
 
 
 async def test_a_partial_body_with_the_model_behind_the_limit_is_too_large(
-    picker: PickerProcess, http: aiohttp.ClientSession
+    router: RouterProcess, http: aiohttp.ClientSession
 ) -> None:
     async with running_envoy(
         Mode.ORIGINAL_DST,
-        picker,
+        router,
         request_body=RequestBody.BUFFERED_PARTIAL,
         max_body_bytes=64 * 1024,
     ) as envoy:
@@ -93,10 +93,10 @@ async def test_a_partial_body_with_the_model_behind_the_limit_is_too_large(
 
 
 async def test_a_body_far_over_the_limit_is_refused_before_it_is_sent(
-    picker: PickerProcess, http: aiohttp.ClientSession
+    router: RouterProcess, http: aiohttp.ClientSession
 ) -> None:
-    """Envoy's own limit answers where the picker's is larger, in the same shape."""
-    async with running_envoy(Mode.ORIGINAL_DST, picker, max_body_bytes=1000) as envoy:
+    """Envoy's own limit answers where the router's is larger, in the same shape."""
+    async with running_envoy(Mode.ORIGINAL_DST, router, max_body_bytes=1000) as envoy:
         answer = await Client(envoy.url, http).request("POST", PATH, body_of(100_000))
 
     check(answer, 413)

@@ -1,4 +1,4 @@
-"""A real LiteLLM proxy in front: Envoy and the picker behind it still choose by adapter."""
+"""A real LiteLLM proxy in front: Envoy and the router behind it still choose by adapter."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from openai import AsyncOpenAI, NotFoundError
 
 from extproc.envoyconfig import Mode
 from extproc.sim.fakepod.pod import RunningPod, start_pod
-from tests.e2e.conftest import picker_config, pod_config, running_envoy
+from tests.e2e.conftest import pod_config, router_config, running_envoy
 from tests.e2e.harness import (
     Answer,
     ChildProcess,
     Client,
     EnvoyProcess,
-    PickerProcess,
+    RouterProcess,
     eventually,
     free_port,
 )
@@ -119,8 +119,8 @@ class LiteLlmProcess(ChildProcess):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def gateway(pods: list[RunningPod], picker: PickerProcess) -> AsyncIterator[EnvoyProcess]:
-    async with running_envoy(Mode.ORIGINAL_DST, picker) as envoy:
+async def gateway(pods: list[RunningPod], router: RouterProcess) -> AsyncIterator[EnvoyProcess]:
+    async with running_envoy(Mode.ORIGINAL_DST, router) as envoy:
         yield envoy
 
 
@@ -130,8 +130,8 @@ async def dead_gateway() -> AsyncIterator[EnvoyProcess]:
     pod = await start_pod(pod_config(0))
     try:
         async with (
-            PickerProcess(picker_config([pod])) as picker,
-            running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+            RouterProcess(router_config([pod])) as router,
+            running_envoy(Mode.ORIGINAL_DST, router) as envoy,
         ):
             await pod.kill()
             yield envoy

@@ -50,7 +50,7 @@ NO_ANSWER = {
 
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_what_is_no_request_is_answered_in_openai_shape(mode: Mode) -> None:
-    """Except, in full duplex, after the picker has been asked: answers pass through it there."""
+    """Except, in full duplex, after the router has been asked: answers pass through it there."""
     sent = {name: each[0] for name, each in NO_HTTP.items()}
     if mode is Mode.FULL_DUPLEX:
         del sent["chunk not a number"], sent["upgrade"]
@@ -78,10 +78,10 @@ async def pod_that_says(words: bytes) -> AsyncIterator[str]:
 
 
 async def answer_from(words: bytes) -> Answer:
-    picker = f"127.0.0.1:{free_port()}"
+    router = f"127.0.0.1:{free_port()}"
     async with (
         pod_that_says(words) as pod,
-        running_envoy(Mode.OVERRIDE_HOST, picker, num_pods=1, static_pods=(pod,)) as envoy,
+        running_envoy(Mode.OVERRIDE_HOST, router, num_pods=1, static_pods=(pod,)) as envoy,
     ):
         return await raw_request(envoy.port, POST + b"content-length: 2\r\n\r\n{}")
 

@@ -1,4 +1,4 @@
-"""Large bodies, many at once: the picker's memory has a bound, and small requests do not notice."""
+"""Large bodies, many at once: the router's memory has a bound, and small requests do not notice."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from extproc.envoyconfig import Mode, RequestBody
 from extproc.sim.fakepod.pod import RunningPod
-from tests.e2e.conftest import picker_config, running_envoy
-from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat, eventually
+from tests.e2e.conftest import router_config, running_envoy
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, eventually
 
 pytestmark = [
     pytest.mark.e2e,
@@ -36,9 +36,9 @@ LARGE = chat("only-1", padding_bytes=15_000_000, is_model_last=True)
 MODES = [RequestBody.BUFFERED, RequestBody.STREAMED, RequestBody.FULL_DUPLEX]
 
 
-def peak_bytes(picker: PickerProcess) -> int:
+def peak_bytes(router: RouterProcess) -> int:
     """The most physical memory that the process has had."""
-    status = Path(f"/proc/{picker.pid}/status").read_text()
+    status = Path(f"/proc/{router.pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found
     return int(found.group(1)) * 1024
@@ -47,21 +47,21 @@ def peak_bytes(picker: PickerProcess) -> int:
 @asynccontextmanager
 async def stack(
     pods: Sequence[RunningPod], body: RequestBody
-) -> AsyncIterator[tuple[PickerProcess, EnvoyProcess]]:
-    """A picker of its own, and an Envoy that takes bodies of 16 MiB to it."""
+) -> AsyncIterator[tuple[RouterProcess, EnvoyProcess]]:
+    """A router of its own, and an Envoy that takes bodies of 16 MiB to it."""
     request = {"max_body_bytes": MAX_BODY_BYTES, "max_bytes_in_memory": BUDGET_BYTES}
     async with (
-        PickerProcess(picker_config(pods, preset="founding", request=request)) as picker,
+        RouterProcess(router_config(pods, preset="founding", request=request)) as router,
         running_envoy(
             Mode.ORIGINAL_DST,
-            picker,
+            router,
             request_body=body,
             max_body_bytes=MAX_BODY_BYTES,
             message_timeout_s=60,
-            max_heap_bytes=16_384 * MIB,  # the picker's limit is tried here, not Envoy's
+            max_heap_bytes=16_384 * MIB,  # the router's limit is tried here, not Envoy's
         ) as envoy,
     ):
-        yield picker, envoy
+        yield router, envoy
 
 
 async def upload(envoy: EnvoyProcess, num_bytes: int = len(LARGE)) -> tuple[int, bytes]:
@@ -116,10 +116,10 @@ async def small_requests(client: Client) -> list[int]:
 
 
 @pytest.mark.parametrize("body", MODES)
-async def test_uploads_that_stop_and_whole_bodies_at_once_neither_end_the_picker_nor_harm_others(
+async def test_uploads_that_stop_and_whole_bodies_at_once_neither_end_the_router_nor_harm_others(
     body: RequestBody, pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
-    async with stack(pods, body) as (picker, envoy):
+    async with stack(pods, body) as (router, envoy):
         stalled = [
             asyncio.create_task(upload(envoy, len(LARGE) - 1_000_000)) for _ in range(NUM_STALLED)
         ]
@@ -129,7 +129,7 @@ async def test_uploads_that_stop_and_whole_bodies_at_once_neither_end_the_picker
         answers = await asyncio.wait_for(asyncio.gather(*whole), 120)
 
         assert await small == [200] * NUM_SMALL
-        assert peak_bytes(picker) < MEMORY_BYTES
+        assert peak_bytes(router) < MEMORY_BYTES
         for status, answer in [*answers, *(task.result() for task in stalled if task.done())]:
             if status != 200:
                 assert (status, b'"code":"memory"' in answer) == (429, True), answer
@@ -139,7 +139,7 @@ async def test_uploads_that_stop_and_whole_bodies_at_once_neither_end_the_picker
         await asyncio.gather(*stalled, return_exceptions=True)
 
         async def has_let_go() -> bool:
-            return await picker.counter("extproc_body_bytes") == 0
+            return await router.counter("extproc_body_bytes") == 0
 
         await eventually(has_let_go)
         assert (await upload(envoy))[0] == 200

@@ -16,8 +16,8 @@ import yaml
 from extproc.envoyconfig import Mode, TlsFiles
 from extproc.sim.engine.profiles import INSTANT
 from extproc.sim.fakepod.pod import RunningPod, start_pod
-from tests.e2e.conftest import NUM_PODS, knows_pods, picker_config, pod_config, running_envoy
-from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat, eventually
+from tests.e2e.conftest import NUM_PODS, knows_pods, pod_config, router_config, running_envoy
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, eventually
 from tests.shell.pki import Pki
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -55,13 +55,13 @@ async def test_picks_and_finishes_balance_after_10000_requests_with_clients_that
         pods = [await start_pod(pod_config(n, profile=profile)) for n in range(NUM_PODS)]
         for pod in pods:
             stack.push_async_callback(pod.stop)
-        picker = await stack.enter_async_context(PickerProcess(picker_config(pods)))
-        envoy = await stack.enter_async_context(running_envoy(Mode.ORIGINAL_DST, picker))
+        router = await stack.enter_async_context(RouterProcess(router_config(pods)))
+        envoy = await stack.enter_async_context(running_envoy(Mode.ORIGINAL_DST, router))
         await asyncio.gather(*(asks(envoy, NUM_LEAVING // 50) for _ in range(50)))
-        await eventually(picker.has_none_in_flight)
-        num_picks = await picker.counter("extproc_picks_total")
-        num_completions = await picker.counter("extproc_completions_total")
-        num_expired = await picker.counter("extproc_picks_expired_total")
+        await eventually(router.has_none_in_flight)
+        num_picks = await router.counter("extproc_picks_total")
+        num_completions = await router.counter("extproc_completions_total")
+        num_expired = await router.counter("extproc_picks_expired_total")
 
     assert num_picks > NUM_LEAVING / 2
     assert num_picks == num_completions
@@ -78,11 +78,11 @@ async def test_endpoint_discovery_keeps_envoys_pods_current(
         path.write_text(yaml.safe_dump([pod.address for pod in listed]))
 
     write(pods[:2])
-    config = picker_config(pods)
+    config = router_config(pods)
     config["discovery"] = {"file": str(path), "file_interval_s": 0.05}
     async with (
-        PickerProcess(config) as picker,
-        running_envoy(Mode.OVERRIDE_HOST, picker, num_pods=2) as envoy,
+        RouterProcess(config) as router,
+        running_envoy(Mode.OVERRIDE_HOST, router, num_pods=2) as envoy,
     ):
         client = Client(envoy.url, http)
         unknown = await client.chat("only-2")
@@ -90,7 +90,7 @@ async def test_endpoint_discovery_keeps_envoys_pods_current(
         await knows_pods(envoy, 3)
         await eventually(lambda: _is_served_by(client, "only-2", "pod-2"))
         path.write_text("{not a list of pods")
-        await eventually(lambda: _has_logged(picker, "endpoints:"))
+        await eventually(lambda: _has_logged(router, "endpoints:"))
         kept = await client.chat("only-2")
         write(pods[1:])
         await knows_pods(envoy, 2)
@@ -103,28 +103,28 @@ async def _is_served_by(client: Client, model: str, pod: str) -> bool:
     return (await client.chat(model)).served_by == pod
 
 
-async def _has_logged(picker: PickerProcess, text: str) -> bool:
-    return any(text in line and "ERROR" in line for line in picker.log.splitlines())
+async def _has_logged(router: RouterProcess, text: str) -> bool:
+    return any(text in line and "ERROR" in line for line in router.log.splitlines())
 
 
 async def test_with_mutual_tls_only_an_envoy_with_a_certificate_is_answered(
     pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     pki = Pki(tmp_path)
-    server_cert, server_key = (str(path) for path in pki.issue("picker"))
+    server_cert, server_key = (str(path) for path in pki.issue("router"))
     cert, key = (str(path) for path in pki.issue("envoy"))
     tls = {"cert_file": server_cert, "key_file": server_key, "client_ca_file": str(pki.ca)}
     known = TlsFiles(ca=str(pki.ca), cert=cert, key=key, server_name="localhost")
     unknown = TlsFiles(ca=str(pki.ca), server_name="localhost")
 
-    picker = PickerProcess(picker_config(pods, server={"tls": tls}))
+    router = RouterProcess(router_config(pods, server={"tls": tls}))
     async with (
-        picker,
-        running_envoy(Mode.ORIGINAL_DST, picker, picker_tls=known) as trusted,
-        running_envoy(Mode.ORIGINAL_DST, picker, picker_tls=unknown) as stranger,
+        router,
+        running_envoy(Mode.ORIGINAL_DST, router, router_tls=known) as trusted,
+        running_envoy(Mode.ORIGINAL_DST, router, router_tls=unknown) as stranger,
     ):
         served = await Client(trusted.url, http).chat("only-1")
         refused = await Client(stranger.url, http).chat("only-1")
 
     assert served.served_by == "pod-1"
-    assert (refused.status, refused.error_code) == (503, "picker_unavailable")
+    assert (refused.status, refused.error_code) == (503, "router_unavailable")

@@ -17,8 +17,8 @@ from extproc.core.outliers import NUM_TRIALS
 from extproc.envoyconfig import Mode
 from extproc.sim.engine.profiles import INSTANT
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, build_app, start_pod
-from tests.e2e.conftest import picker_config, pod_config, running_envoy
-from tests.e2e.harness import Answer, Client, PickerProcess, eventually
+from tests.e2e.conftest import pod_config, router_config, running_envoy
+from tests.e2e.harness import Answer, Client, RouterProcess, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -63,10 +63,10 @@ async def good_pods(*numbers: int) -> AsyncIterator[list[RunningPod]]:
             await pod.stop()
 
 
-def over(addresses: list[str], rule: str) -> PickerProcess:
+def over(addresses: list[str], rule: str) -> RouterProcess:
     static = [{"address": each} for each in addresses]
-    config = picker_config([], policy={"name": rule})
-    return PickerProcess({**config, "discovery": {"static": static}})
+    config = router_config([], policy={"name": rule})
+    return RouterProcess({**config, "discovery": {"static": static}})
 
 
 async def ask(client: Client, num: int) -> list[Answer]:
@@ -85,8 +85,8 @@ def num_failed(answers: list[Answer]) -> int:
     return sum(answer.status != 200 for answer in answers)
 
 
-async def shown(picker: PickerProcess, address: str, field: str) -> bool:
-    endpoints = (await picker.admin("/debug/snapshot"))["endpoints"]
+async def shown(router: RouterProcess, address: str, field: str) -> bool:
+    endpoints = (await router.admin("/debug/snapshot"))["endpoints"]
     return bool({each["address"]: each for each in endpoints}[address][field])
 
 
@@ -98,12 +98,12 @@ async def test_a_pod_that_fails_at_once_attracts_no_traffic(
     async with (
         good_pods(0, 1) as pods,
         failing_pod(pod_config(2, profile=SLOW), how) as bad,
-        over([*(pod.address for pod in pods), bad], rule) as picker,
-        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        over([*(pod.address for pod in pods), bad], rule) as router,
+        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
     ):
         client = Client(envoy.url, http)
         answers = await ask(client, NUM_REQUESTS)
-        assert await picker.counter("extproc_ejections_total") >= 1
+        assert await router.counter("extproc_ejections_total") >= 1
         after = await ask(client, NUM_REQUESTS // 4)
 
     # Without ejection a third to more than a half fail; what fails before is a matter of lag.
@@ -118,40 +118,40 @@ async def test_a_pod_that_refuses_connections_attracts_no_traffic(
 ) -> None:
     async with (
         good_pods(0, 1, 2) as pods,
-        over([pod.address for pod in pods], rule) as picker,
-        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        over([pod.address for pod in pods], rule) as router,
+        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
     ):
         client = Client(envoy.url, http)
         await ask(client, NUM_CLIENTS)
         await pods[0].kill()
         answers = await ask(client, NUM_REQUESTS)
-        await eventually(lambda: shown(picker, pods[0].address, "unreachable"))
+        await eventually(lambda: shown(router, pods[0].address, "unreachable"))
         after = await ask(client, NUM_REQUESTS // 4)
 
     assert num_failed(answers) < NUM_REQUESTS // 10, Counter(each.status for each in answers)
     assert num_failed(after) == 0
 
 
-async def test_a_picker_that_was_stopped_does_not_try_dead_pods_again(
+async def test_a_router_that_was_stopped_does_not_try_dead_pods_again(
     http: aiohttp.ClientSession,
 ) -> None:
     """When it goes on, every report has expired, and requests have queued up."""
     async with (
         good_pods(0, 1, 2) as pods,
-        PickerProcess(picker_config(pods, scrape={"interval_s": 0.4, "expiry_s": 0.5})) as picker,
-        running_envoy(Mode.ORIGINAL_DST, picker) as envoy,
+        RouterProcess(router_config(pods, scrape={"interval_s": 0.4, "expiry_s": 0.5})) as router,
+        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
     ):
         client = Client(envoy.url, http)
         await pods[0].kill()
-        await eventually(lambda: is_unknown(picker, pods[0].address))
-        picker.send(signal.SIGSTOP)
+        await eventually(lambda: is_unknown(router, pods[0].address))
+        router.send(signal.SIGSTOP)
         asked = [asyncio.create_task(client.chat("shared")) for _ in range(100)]
         await asyncio.sleep(1.0)  # twice as long as a report is trusted
-        picker.send(signal.SIGCONT)
+        router.send(signal.SIGCONT)
         answers = await asyncio.gather(*asked)
 
     assert Counter(each.status for each in answers) == {200: 100}
 
 
-async def is_unknown(picker: PickerProcess, address: str) -> bool:
-    return not await shown(picker, address, "known")
+async def is_unknown(router: RouterProcess, address: str) -> bool:
+    return not await shown(router, address, "known")

@@ -1,4 +1,4 @@
-"""Pickers that come and go beside others, while what Envoy believes of them is a moment old."""
+"""Routers that come and go beside others, while what Envoy believes of them is a moment old."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import yaml
 
 from extproc.envoyconfig import BootstrapOptions, Mode, render
 from extproc.sim.fakepod.pod import RunningPod
-from tests.e2e.conftest import MAX_BODY_BYTES, picker_config, running_envoy
-from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, eventually
+from tests.e2e.conftest import MAX_BODY_BYTES, router_config, running_envoy
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, eventually
 from tests.e2e.test_faults import Load, is_served, is_unready, outcome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
-def without_health_checks(mode: Mode, *pickers: PickerProcess) -> str:
-    """A bootstrap with which Envoy believes in every picker."""
-    addresses = tuple(picker.address for picker in pickers)
-    options = BootstrapOptions(mode, max_body_bytes=MAX_BODY_BYTES, pickers=addresses)
+def without_health_checks(mode: Mode, *routers: RouterProcess) -> str:
+    """A bootstrap with which Envoy believes in every router."""
+    addresses = tuple(router.address for router in routers)
+    options = BootstrapOptions(mode, max_body_bytes=MAX_BODY_BYTES, routers=addresses)
     document = yaml.safe_load(render(options))
     for cluster in document["static_resources"]["clusters"]:
         cluster.pop("health_checks", None)
@@ -33,46 +33,46 @@ def without_health_checks(mode: Mode, *pickers: PickerProcess) -> str:
 
 
 def endpoints_file(pods: list[RunningPod], path: Path) -> dict[str, Any]:
-    """Configuration of a picker that reads its pods from a file, which is written here."""
+    """Configuration of a router that reads its pods from a file, which is written here."""
     path.write_text(json.dumps([{"address": pod.address, "name": pod.name} for pod in pods]))
     return {"discovery": {"file": str(path), "file_interval_s": 0.1}}
 
 
-async def start_unready(picker: PickerProcess) -> None:
+async def start_unready(router: RouterProcess) -> None:
     """Start one that cannot become ready; return once it listens."""
     with pytest.raises(AssertionError):
-        await picker.start(within_s=0)
-    await eventually(lambda: is_unready(picker))
+        await router.start(within_s=0)
+    await eventually(lambda: is_unready(router))
 
 
-async def test_a_picker_that_listens_and_knows_nothing_is_as_good_as_none_where_envoy_fails_open(
+async def test_a_router_that_listens_and_knows_nothing_is_as_good_as_none_where_envoy_fails_open(
     pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     file = tmp_path / "pods"
     async with (
-        PickerProcess(endpoints_file(pods, file)) as picker,
-        running_envoy(Mode.OVERRIDE_HOST, picker) as envoy,
+        RouterProcess(endpoints_file(pods, file)) as router,
+        running_envoy(Mode.OVERRIDE_HOST, router) as envoy,
     ):
         client = Client(envoy.url, http)
-        await picker.kill()
+        await router.kill()
         file.unlink()
-        await start_unready(picker)
+        await start_unready(router)
         answers = [await client.chat("shared") for _ in range(30)]
-        is_still_unready = await is_unready(picker)
+        is_still_unready = await is_unready(router)
 
     assert is_still_unready
     assert Counter(map(outcome, answers)) == {"served": 30}
 
 
 @pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.FULL_DUPLEX])
-async def test_a_picker_that_listens_and_knows_nothing_leaves_requests_to_the_other(
+async def test_a_router_that_listens_and_knows_nothing_leaves_requests_to_the_other(
     mode: Mode, pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     """Also before Envoy's health checks have noticed: here there are none."""
     file = tmp_path / "pods"
     async with (
-        PickerProcess(endpoints_file(pods, file)) as first,
-        PickerProcess(picker_config(pods)) as second,
+        RouterProcess(endpoints_file(pods, file)) as first,
+        RouterProcess(router_config(pods)) as second,
         EnvoyProcess(without_health_checks(mode, first, second)) as envoy,
     ):
         client = Client(envoy.url, http)
@@ -81,7 +81,7 @@ async def test_a_picker_that_listens_and_knows_nothing_leaves_requests_to_the_ot
         file.unlink()
         await start_unready(first)
         answers = [await client.chat("only-1") for _ in range(50)]
-        retries = await envoy.stats("cluster.picker.upstream_rq_retry_success")
+        retries = await envoy.stats("cluster.router.upstream_rq_retry_success")
         is_still_unready = await is_unready(first)
 
     assert is_still_unready
@@ -89,43 +89,43 @@ async def test_a_picker_that_listens_and_knows_nothing_leaves_requests_to_the_ot
     assert sum(retries.values()) >= 10
 
 
-async def test_alone_a_picker_that_knows_nothing_costs_a_clear_error_until_it_does(
+async def test_alone_a_router_that_knows_nothing_costs_a_clear_error_until_it_does(
     pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     file = tmp_path / "pods"
-    picker = PickerProcess(endpoints_file(pods, file))
+    router = RouterProcess(endpoints_file(pods, file))
     file.unlink()
-    async with running_envoy(Mode.ORIGINAL_DST, picker) as envoy:
+    async with running_envoy(Mode.ORIGINAL_DST, router) as envoy:
         client = Client(envoy.url, http)
         try:
-            await start_unready(picker)
+            await start_unready(router)
             early = await client.chat("only-1")
             endpoints_file(pods, file)
             await eventually(lambda: is_served(client))
         finally:
-            await picker.close()
+            await router.close()
 
-    assert outcome(early) == "picker_unavailable"
+    assert outcome(early) == "router_unavailable"
     assert early.headers["retry-after"] == "1"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def two_pickers(pods: list[RunningPod]) -> AsyncIterator[list[PickerProcess]]:
+async def two_routers(pods: list[RunningPod]) -> AsyncIterator[list[RouterProcess]]:
     """A test may kill one, and starts it again."""
     async with (
-        PickerProcess(picker_config(pods)) as first,
-        PickerProcess(picker_config(pods)) as second,
+        RouterProcess(router_config(pods)) as first,
+        RouterProcess(router_config(pods)) as second,
     ):
         yield [first, second]
 
 
-async def test_of_two_pickers_one_may_die(
-    two_pickers: list[PickerProcess], http: aiohttp.ClientSession
+async def test_of_two_routers_one_may_die(
+    two_routers: list[RouterProcess], http: aiohttp.ClientSession
 ) -> None:
     """A request goes to the other one, and each hears of what it chose."""
-    first, _ = two_pickers
+    first, _ = two_routers
     async with (
-        running_envoy(Mode.ORIGINAL_DST, *two_pickers) as envoy,
+        running_envoy(Mode.ORIGINAL_DST, *two_routers) as envoy,
         Load(Client(envoy.url, http), ["only-0", "only-1"], num_clients=2).running() as load,
     ):
         await load.some(100)
@@ -139,12 +139,12 @@ async def test_of_two_pickers_one_may_die(
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-async def test_a_picker_that_went_is_asked_again_as_soon_as_it_passes_a_check(
-    mode: Mode, two_pickers: list[PickerProcess], http: aiohttp.ClientSession
+async def test_a_router_that_went_is_asked_again_as_soon_as_it_passes_a_check(
+    mode: Mode, two_routers: list[RouterProcess], http: aiohttp.ClientSession
 ) -> None:
-    first, _ = two_pickers
+    first, _ = two_routers
     async with (
-        running_envoy(mode, *two_pickers) as envoy,
+        running_envoy(mode, *two_routers) as envoy,
         Load(Client(envoy.url, http), ["shared", "base"]).running() as load,
     ):
         await load.some()

@@ -1,4 +1,4 @@
-"""Routes that take a prefix off: the picker is asked before that, so it has to know the prefix."""
+"""Routes that take a prefix off: the router is asked before that, so it has to know the prefix."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import yaml
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
 from extproc.envoyconfig import BootstrapOptions, Mode, render
 from extproc.sim.fakepod.pod import RunningPod
-from tests.e2e.conftest import picker_config
-from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat
+from tests.e2e.conftest import router_config
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -30,12 +30,12 @@ def with_prefix(config: str) -> str:
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
-async def test_a_path_that_is_rewritten_behind_the_picker_is_listed_as_it_comes(
+async def test_a_path_that_is_rewritten_behind_the_router_is_listed_as_it_comes(
     pods: list[RunningPod], http: aiohttp.ClientSession, is_listed: bool
 ) -> None:
     paths = [*DEFAULT_INFERENCE_PATHS, *([PATH] if is_listed else [])]
-    async with PickerProcess(picker_config(pods, request={"paths": paths})) as picker:
-        options = BootstrapOptions(mode=Mode.ORIGINAL_DST, pickers=(picker.address,))
+    async with RouterProcess(router_config(pods, request={"paths": paths})) as router:
+        options = BootstrapOptions(mode=Mode.ORIGINAL_DST, routers=(router.address,))
         async with EnvoyProcess(with_prefix(render(options))) as envoy:
             answer = await Client(envoy.url, http).request("POST", PATH, chat("only-1"))
 

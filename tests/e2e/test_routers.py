@@ -17,12 +17,12 @@ import pytest
 from extproc.envoyconfig import Mode, TlsFiles
 from extproc.sim.engine.profiles import INSTANT
 from extproc.sim.fakepod.pod import start_pod
-from tests.e2e.conftest import NUM_PODS, picker_config, pod_config, running_envoy
+from tests.e2e.conftest import NUM_PODS, pod_config, router_config, running_envoy
 from tests.e2e.harness import (
     Answer,
     Client,
     EnvoyProcess,
-    PickerProcess,
+    RouterProcess,
     chat,
     eventually,
     free_port,
@@ -57,7 +57,7 @@ def outcome(answer: Answer) -> str:
 class Fleet:
     """Routers that know each other, one Envoy before them, pods behind."""
 
-    routers: list[PickerProcess]
+    routers: list[RouterProcess]
     envoy: EnvoyProcess
     client: Client
 
@@ -90,7 +90,7 @@ async def fleet(
     http: aiohttp.ClientSession,
     *,
     num_routers: int = 2,
-    picker_tls: TlsFiles | None = None,
+    router_tls: TlsFiles | None = None,
     switch: Switch | None = None,
     peers: dict[str, Any] | None = None,
     **sections: Any,
@@ -107,12 +107,12 @@ async def fleet(
         for number, own in enumerate(addresses):
             others = [way for each, way in enumerate(ways) if each != number]
             section = {"static": [own, *others], **(peers or {})}
-            config = picker_config(pods, peers=section, **sections)
-            routers.append(PickerProcess(config, address=own))
+            config = router_config(pods, peers=section, **sections)
+            routers.append(RouterProcess(config, address=own))
             stack.push_async_callback(routers[-1].close)
         await asyncio.gather(*(router.start(within_s=PATIENCE_S) for router in routers))
         running = running_envoy(
-            Mode.ORIGINAL_DST, *routers, shared_access_log=True, picker_tls=picker_tls
+            Mode.ORIGINAL_DST, *routers, shared_access_log=True, router_tls=router_tls
         )
         envoy = await stack.enter_async_context(running)
         made = Fleet(routers, envoy, Client(envoy.url, http))
@@ -305,7 +305,7 @@ async def test_entries_are_passed_on_over_mutual_tls(
     envoy_cert, envoy_key = (str(path) for path in pki.issue("envoy"))
     tls = {"cert_file": cert, "key_file": key, "client_ca_file": str(pki.ca)}
     files = TlsFiles(ca=str(pki.ca), cert=envoy_cert, key=envoy_key, server_name="localhost")
-    async with fleet(http, server={"tls": tls}, picker_tls=files) as routers:
+    async with fleet(http, server={"tls": tls}, router_tls=files) as routers:
         async with Load(routers.client).running() as load:
             await load.some(100)
         await eventually(routers.have_none_in_flight)
@@ -363,7 +363,7 @@ async def test_a_killed_router_costs_at_most_what_it_was_deciding_and_balance_st
     # A client has one request at a time: those under way at that moment, and none that came later.
     assert len(failed) <= NUM_CLIENTS, (load.outcomes, routers.story())
     assert all(began_s < gone_s for began_s, _ in failed), routers.story()
-    assert {outcome(answer) for _, answer in failed} <= {"picker_unavailable"}
+    assert {outcome(answer) for _, answer in failed} <= {"router_unavailable"}
     for answers in (alone, both):
         served = Counter(answer.served_by for answer in answers)
         assert len(served) == NUM_PODS

@@ -1,6 +1,6 @@
 """No client reaches an address or an endpoint of a pod that we did not choose.
 
-In every configuration, with the picker alive, dead, and ending its RPCs unanswered.
+In every configuration, with the router alive, dead, and ending its RPCs unanswered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
 from extproc.shell.rpc import Call, Metadata, Method, Session
 from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import running_envoy
-from tests.e2e.harness import Answer, Client, EnvoyProcess, PickerProcess, chat, raw_request
+from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, raw_request
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -119,21 +119,21 @@ class Gateway:
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=list(Mode), ids=str)
 async def gateway(
     request: pytest.FixtureRequest,
-    picker: PickerProcess,
-    fallback_picker: PickerProcess,
+    router: RouterProcess,
+    fallback_router: RouterProcess,
     http: aiohttp.ClientSession,
 ) -> AsyncIterator[Gateway]:
-    """Each configuration with a picker that works."""
+    """Each configuration with a router that works."""
     mode: Mode = request.param
-    asked = fallback_picker if mode is Mode.OVERRIDE_HOST else picker
+    asked = fallback_router if mode is Mode.OVERRIDE_HOST else router
     async with running_envoy(mode, asked) as envoy:
         yield Gateway(mode, envoy, Client(envoy.url, http))
 
 
 LEFT_ALONE = [
-    pytest.param((mode, picker_state, fails_open), id=f"{mode}-{picker_state}-{fails_open}")
+    pytest.param((mode, router_state, fails_open), id=f"{mode}-{router_state}-{fails_open}")
     for mode in Mode
-    for picker_state in ("dead", "silent")
+    for router_state in ("dead", "silent")
     for fails_open in ("as-configured", "fails-open")
 ]
 
@@ -182,7 +182,7 @@ SILENT = Method("/envoy.service.ext_proc.v3.ExternalProcessor/Process", _open_si
 
 
 def num_requests(pods: list[RunningPod]) -> int:
-    """Requests that reached any pod, the picker's own reading aside."""
+    """Requests that reached any pod, the router's own reading aside."""
     return sum(len(pod.pod.last_requests) for pod in pods)
 
 
@@ -267,7 +267,7 @@ async def test_a_client_can_not_shorten_the_timeout_or_ask_for_retries(gateway: 
 
 
 async def test_request_ids_are_ours(gateway: Gateway) -> None:
-    """A client that repeats an id could end another's request in the picker's books."""
+    """A client that repeats an id could end another's request in the router's books."""
     answer = await gateway.client.chat("only-1", headers={"x-request-id": "mine"})
 
     assert answer.headers["x-request-id"] not in ("", "mine")
@@ -290,7 +290,7 @@ def check_left_alone(gateway: Gateway, answer: Answer) -> None:
         assert answer.served_by.startswith("pod-")
     else:
         assert answer.status == 503
-        assert answer.error_code in ("picker_unavailable", "endpoint_unavailable")
+        assert answer.error_code in ("router_unavailable", "endpoint_unavailable")
         assert answer.headers["retry-after"] == "1"
 
 
@@ -313,7 +313,7 @@ async def test_without_a_choice_such_a_path_never_reaches_a_pod_either(
 async def not_refused(
     gateway: Gateway, pods: list[RunningPod], method: str
 ) -> dict[str, tuple[Answer, int]]:
-    """Forbidden paths that got anything but an error of Envoy's or the picker's."""
+    """Forbidden paths that got anything but an error of Envoy's or the router's."""
     body = b'{"model": "only-1", "lora_name": "evil", "lora_path": "/evil"}'
     found = {}
     for path in FORBIDDEN_PATHS:
@@ -324,7 +324,7 @@ async def not_refused(
             f"content-length: {len(body)}\r\n\r\n".encode()
             + body,
         )
-        # 503: where responses pass through the picker, Envoy's own errors do, too.
+        # 503: where responses pass through the router, Envoy's own errors do, too.
         if answer.status not in (400, 404, 503) or answer.served_by or num_requests(pods):
             found[path] = (answer, num_requests(pods))
     return found
@@ -338,7 +338,7 @@ SERVED = {
     "/v1/responses/resp_1/input_items": {"GET", "HEAD"},
     "/v1/responses/resp_1/cancel": {"POST"},
 }
-"""Paths, and the methods that the picker lets through there."""
+"""Paths, and the methods that the router lets through there."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "TRACE", "OPTIONS", "FOO")
 
 
@@ -387,16 +387,16 @@ async def test_other_forms_of_a_request_line_reach_nobody(
     assert num_requests(pods) == 0
 
 
-# --- what the picker gets to see -------------------------------------------------------------
+# --- what the router gets to see -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("body", [RequestBody.HEADERS_ONLY, RequestBody.BUFFERED])
 async def test_metadata_namespaces_can_not_be_written_by_a_body(
-    picker: PickerProcess, http: aiohttp.ClientSession, victim: Victim, body: RequestBody
+    router: RouterProcess, http: aiohttp.ClientSession, victim: Victim, body: RequestBody
 ) -> None:
     """Only the model is read from a body, whatever else it claims to be."""
     claim: dict[str, Any] = {"envoy.lb": {DESTINATION: victim.address}, DESTINATION: victim.address}
-    async with running_envoy(Mode.ORIGINAL_DST, picker, request_body=body) as envoy:
+    async with running_envoy(Mode.ORIGINAL_DST, router, request_body=body) as envoy:
         answer = await Client(envoy.url, http).chat("only-1", metadata=claim, **claim)
 
     assert answer.served_by == "pod-1"

@@ -11,8 +11,8 @@ import pytest
 from extproc.envoyconfig import Mode
 from extproc.sim.engine.profiles import INSTANT
 from extproc.sim.fakepod.pod import start_pod
-from tests.e2e.conftest import picker_config, pod_config, running_envoy
-from tests.e2e.harness import PickerProcess, chat, eventually
+from tests.e2e.conftest import pod_config, router_config, running_envoy
+from tests.e2e.harness import RouterProcess, chat, eventually
 
 SLO_S = 1.0
 LONG_S = 3.0
@@ -25,11 +25,11 @@ async def test_a_streamed_answer_is_judged_by_its_first_token(mode: Mode) -> Non
     """The pod sends the headers at once in each case."""
     slow = replace(INSTANT, step_s=LONG_S)
     pods = [await start_pod(each) for each in (pod_config(0), pod_config(1, profile=slow))]
-    config = picker_config(pods, admin={"slo_ttft_s": SLO_S})
+    config = router_config(pods, admin={"slo_ttft_s": SLO_S})
     try:
         async with (
-            PickerProcess(config) as picker,
-            running_envoy(mode, picker, num_pods=2) as envoy,
+            RouterProcess(config) as router,
+            running_envoy(mode, router, num_pods=2) as envoy,
             aiohttp.ClientSession() as http,
         ):
 
@@ -46,7 +46,7 @@ async def test_a_streamed_answer_is_judged_by_its_first_token(mode: Mode) -> Non
                         answer.close()
 
             async def counts() -> dict[str, int]:
-                page = await picker.admin("/metrics")
+                page = await router.admin("/metrics")
                 lines = [
                     each for each in page.splitlines() if "extproc_slo_requests_total{" in each
                 ]

@@ -1,4 +1,4 @@
-"""One trace from the client through Envoy to the decision, by a collector of the picker's spans."""
+"""One trace from the client through Envoy to the decision, by a collector of the router's spans."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from aiohttp import web
 
 from extproc.envoyconfig import BootstrapOptions, Mode, render
 from extproc.sim.fakepod.pod import RunningPod
-from tests.e2e.conftest import picker_config
-from tests.e2e.harness import Client, EnvoyProcess, PickerProcess, chat, eventually, free_port
+from tests.e2e.conftest import router_config
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, eventually, free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -93,8 +93,8 @@ async def test_a_decision_is_in_the_trace_of_its_request(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.port}")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-    async with PickerProcess(picker_config(pods, tracing={"enabled": True})) as picker:
-        options = BootstrapOptions(mode=Mode.ORIGINAL_DST, pickers=(picker.address,))
+    async with RouterProcess(router_config(pods, tracing={"enabled": True})) as router:
+        options = BootstrapOptions(mode=Mode.ORIGINAL_DST, routers=(router.address,))
         async with EnvoyProcess(with_tracing(render(options))) as envoy:
             client = Client(f"http://127.0.0.1:{envoy.port}", http)
             headers = {"traceparent": f"00-{TRACE}-{CLIENT_SPAN}-01"}

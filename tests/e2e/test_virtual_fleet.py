@@ -1,6 +1,6 @@
 """The fleet in virtual time says what fake pods behind a real Envoy do. `pytest -s` prints both.
 
-The pods run the same engine in real time; Envoy, the picker's process, HTTP, scrapes and the access
+The pods run the same engine in real time; Envoy, the router's process, HTTP, scrapes and the access
 log are real. So this checks what the virtual fleet claims about everything but the engine: when
 routers learn what, and in which order things happen.
 """

@@ -1,4 +1,4 @@
-"""An Envoy Gateway overlay that runs, in a network of its own: its pods, pickers and Envoy."""
+"""An Envoy Gateway overlay that runs, in a network of its own: its pods, routers and Envoy."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from extproc.sim.fakepod.pod import RunningPod
-from tests.e2e.harness import Client, PickerProcess, eventually
+from tests.e2e.harness import Client, RouterProcess, eventually
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.envoygateway import WITHIN_S, Controller, Proxy
-from tests.kubernetes.manifests import MANIFESTS, build, picker_config
+from tests.kubernetes.manifests import MANIFESTS, build, router_config
 from tests.kubernetes.network import add_address
 
 OVERRIDE, ORIGINAL = "envoy-gateway", "envoy-gateway-original-dst"
 PODS = ("10.244.0.11", "10.244.0.12", "10.244.0.13")
-PICKERS = ("10.244.0.21", "10.244.0.22")
+ROUTERS = ("10.244.0.21", "10.244.0.22")
 PROXY = "10.244.0.31"
 LISTENER_PORT = 10080
 """Envoy Gateway's for port 80: its proxies have no right to ports below 1024."""
 
 
-class Picker(PickerProcess):
-    """A picker of the overlay's, at the address of one of its pods."""
+class InstalledRouter(RouterProcess):
+    """A router of the overlay's, at the address of one of its pods."""
 
     def __init__(self, server: ApiServer, namespace: str, text: str, ip: str) -> None:
-        super().__init__(at_address(picker_config(text), ip), address=f"{ip}:9002")
+        super().__init__(at_address(router_config(text), ip), address=f"{ip}:9002")
         self.admin_url = f"http://{ip}:9901"
         token = server.token(namespace, "extproc")
         self._kubeconfig = server.kubeconfig_for(token, namespace=namespace)
@@ -57,7 +57,7 @@ class Installed:
     controller: Controller
     cluster: Cluster
     pods: list[RunningPod]
-    pickers: list[Picker]
+    routers: list[InstalledRouter]
     proxy: Proxy
     client: Client
 
@@ -104,8 +104,8 @@ async def put_pods(cluster: Cluster) -> None:
     await cluster.put_slice("vllm-1", "vllm", endpoints)
 
 
-async def put_pickers(cluster: Cluster, ips: Sequence[str]) -> None:
-    """The same of the pickers, behind both of their Services."""
+async def put_routers(cluster: Cluster, ips: Sequence[str]) -> None:
+    """The same of the routers, behind both of their Services."""
     grpc = {"name": "grpc", "port": 9002, "appProtocol": "kubernetes.io/h2c"}
     ports = [grpc, {"name": "metrics", "port": 9090}]
     endpoints = [{"addresses": [ip], "conditions": {"ready": True}} for ip in ips]

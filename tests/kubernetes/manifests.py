@@ -62,7 +62,7 @@ def only(text: str, kind: str, name: str = "") -> Object:
     return found
 
 
-def picker_config(text: str) -> Object:
+def router_config(text: str) -> Object:
     """The configuration file that the overlay's ConfigMap brings."""
     (found,) = (
         each["data"]["extproc.yaml"]
@@ -74,7 +74,7 @@ def picker_config(text: str) -> Object:
 
 
 def container(text: str) -> Mapping[str, Any]:
-    """The picker's container."""
+    """The router's container."""
     (found,) = only(text, "Deployment", "extproc")["spec"]["template"]["spec"]["containers"]
     spec: Mapping[str, Any] = found
     return spec

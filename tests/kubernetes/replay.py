@@ -1,4 +1,4 @@
-"""A data plane of a table: what it sends of one request, and what the picker told it."""
+"""A data plane of a table: what it sends of one request, and what the router told it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Asks:
 
 @dataclass
 class Told:
-    """What the picker answered, in order.
+    """What the router answered, in order.
 
     Attributes:
         phases: Kind of each answer.
@@ -222,7 +222,7 @@ class Exchange:
     async def next(self) -> None:
         """Take an answer."""
         answer = await asyncio.wait_for(self._call.read(), PATIENCE_S)
-        assert answer is not _EOF, f"the picker ended the call: {await self._call.details()}"
+        assert answer is not _EOF, f"the router ended the call: {await self._call.details()}"
         self.told.add(answer)
 
     async def end(self) -> int:

@@ -1,6 +1,6 @@
 """The Envoy Gateway overlays under Envoy Gateway's own controller.
 
-What it says of every object, and traffic through the Envoy that it configures, with two pickers of
+What it says of every object, and traffic through the Envoy that it configures, with two routers of
 the overlay's own configuration, as the overlay's ServiceAccount, and three fake pods.
 """
 
@@ -32,15 +32,15 @@ from tests.kubernetes.installed import (
     LISTENER_PORT,
     ORIGINAL,
     OVERRIDE,
-    PICKERS,
     PODS,
     PROXY,
+    ROUTERS,
     Installed,
-    Picker,
+    InstalledRouter,
     address_of,
     apply,
-    put_pickers,
     put_pods,
+    put_routers,
 )
 from tests.kubernetes.manifests import copied
 from tests.kubernetes.network import missing_rights, own_network
@@ -84,7 +84,7 @@ def server() -> Iterator[ApiServer]:
     """An API server of these tests' own, in their network."""
     crds = find_crds()
     assert crds is not None
-    with own_network(*PODS, *PICKERS, PROXY), ApiServer() as server:
+    with own_network(*PODS, *ROUTERS, PROXY), ApiServer() as server:
         server.kubectl("apply", "--server-side", "-f", str(crds))
         server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
         server.kubectl("create", "namespace", SYSTEM)
@@ -135,15 +135,15 @@ async def installed(
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(Cluster(server, namespace))
         await put_pods(cluster)
-        await put_pickers(cluster, PICKERS)
-        ready = [f"{ip}:9002" for ip in PICKERS]
+        await put_routers(cluster, ROUTERS)
+        ready = [f"{ip}:9002" for ip in ROUTERS]
         log_address = ServiceAddress(await address_of(cluster, "extproc-log"), ready)
         stack.callback(log_address.close)
         await log_address.start()
-        pickers = [Picker(server, namespace, text, ip) for ip in PICKERS]
-        for picker in pickers:
-            stack.push_async_callback(picker.close)
-        await asyncio.gather(*(picker.start() for picker in pickers))
+        routers = [InstalledRouter(server, namespace, text, ip) for ip in ROUTERS]
+        for router in routers:
+            stack.push_async_callback(router.close)
+        await asyncio.gather(*(router.start() for router in routers))
 
         async def is_there() -> bool:
             return await asyncio.to_thread(controller.write_infrastructure, namespace, PROXY)
@@ -154,7 +154,7 @@ async def installed(
         await proxy.start()
         http = await stack.enter_async_context(aiohttp.ClientSession())
         client = Client(f"http://{PROXY}:{LISTENER_PORT}", http)
-        yield Installed(namespace, controller, cluster, pods, pickers, proxy, client)
+        yield Installed(namespace, controller, cluster, pods, routers, proxy, client)
 
 
 # --- what the controller says ----------------------------------------------------------------
@@ -219,12 +219,12 @@ async def test_errors_of_envoy_s_own_for_paths_have_no_shape(
     assert "application/json" not in answer.headers.get("content-type", "")
 
 
-async def test_the_pickers_hear_of_the_end_of_each_request(installed: Installed) -> None:
+async def test_the_routers_hear_of_the_end_of_each_request(installed: Installed) -> None:
     """By the access log, over the address of a Service; the one that has it tells the other."""
 
     async def log_entries() -> float:
         name = "extproc_access_log_lag_seconds_count"
-        return sum([await picker.counter(name) for picker in installed.pickers])
+        return sum([await router.counter(name) for router in installed.routers])
 
     before = await log_entries()
     for number in (0, 1, 2, 0, 1, 2):
@@ -234,39 +234,39 @@ async def test_the_pickers_hear_of_the_end_of_each_request(installed: Installed)
         return await log_entries() >= before + 6
 
     await eventually(all_told, within_s=60)
-    for picker in installed.pickers:
-        await eventually(picker.has_none_in_flight, within_s=60)
+    for router in installed.routers:
+        await eventually(router.has_none_in_flight, within_s=60)
 
 
-async def test_a_picker_that_is_killed_costs_no_request(installed: Installed) -> None:
+async def test_a_router_that_is_killed_costs_no_request(installed: Installed) -> None:
     """Before any EndpointSlice says that it is gone."""
-    await installed.pickers[0].kill()
+    await installed.routers[0].kill()
     statuses = [(await installed.client.chat("shared")).status for _ in range(40)]
-    await installed.pickers[0].start()
+    await installed.routers[0].start()
 
     assert set(statuses) == {200}
 
 
-async def test_while_no_picker_is_there_the_gateway_stays_accepted(installed: Installed) -> None:
+async def test_while_no_router_is_there_the_gateway_stays_accepted(installed: Installed) -> None:
     """On a first install as well: the address of the log's Service is there all the same."""
     reason = f"ExtProc: no ready endpoints for the related Service {installed.namespace}/extproc."
     without = {**CONDITIONS, "EnvoyExtensionPolicy Accepted": f"False: Invalid: {reason}"}
-    await put_pickers(installed.cluster, ())
+    await put_routers(installed.cluster, ())
     await installed.conditions_become(without)
     try:
-        await eventually(lambda: goes_on_without_pickers(installed), within_s=WITHIN_S)
+        await eventually(lambda: goes_on_without_routers(installed), within_s=WITHIN_S)
         await eventually(lambda: is_logged(installed, "left-alone"), within_s=WITHIN_S)
     finally:
-        await put_pickers(installed.cluster, PICKERS)
+        await put_routers(installed.cluster, ROUTERS)
     await installed.conditions_become(CONDITIONS)
 
 
-async def goes_on_without_pickers(installed: Installed) -> bool:
+async def goes_on_without_routers(installed: Installed) -> bool:
     """Whether Envoy has heard of it; then by its own choice, or with an error that says when."""
     steers = {"x-gateway-destination-endpoint": f"{PODS[0]}:8000"}
     answer = await installed.client.request("GET", "/v1/models?left-alone", headers=steers)
     if installed.namespace.endswith(ORIGINAL):
-        if answer.status == HTTPStatus.OK:  # a picker's own
+        if answer.status == HTTPStatus.OK:  # a router's own
             return False
         assert (answer.status, answer.error_code) == (503, "endpoint_unavailable")
         assert answer.headers["retry-after"] == "1"

@@ -52,9 +52,9 @@ async def announce(cluster: Cluster, pods: list[RunningPod]) -> int:
     return int(pods[0].address.rpartition(":")[2])
 
 
-async def healths(picker: EppProcess) -> dict[str, int]:
+async def healths(router: EppProcess) -> dict[str, int]:
     """What each health name says; 0 where nobody is there yet."""
-    async with aio.insecure_channel(picker.health_address) as channel:
+    async with aio.insecure_channel(router.health_address) as channel:
         stub, told = health_pb2_grpc.HealthStub(channel), {}
         for name in HEALTH_NAMES:
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
@@ -77,14 +77,14 @@ async def beside(
 
 @asynccontextmanager
 async def serving(kubeconfig: Path, *flags: str) -> AsyncIterator[tuple[EppProcess, Client]]:
-    """A picker with these flags, and a client of the Envoy before it."""
+    """A router with these flags, and a client of the Envoy before it."""
     config: dict[str, Any] = {"discovery": {"kubernetes": {"kubeconfig": str(kubeconfig)}}}
     async with (
-        EppProcess(config, *flags) as picker,
-        EnvoyProcess(gateway_config(Chart.ORIGINAL_DST, picker.address)) as envoy,
+        EppProcess(config, *flags) as router,
+        EnvoyProcess(gateway_config(Chart.ORIGINAL_DST, router.address)) as envoy,
         aiohttp.ClientSession() as http,
     ):
-        yield picker, Client(envoy.url, http)
+        yield router, Client(envoy.url, http)
 
 
 async def served_by(client: Client, model: str) -> str:
@@ -124,28 +124,28 @@ async def test_a_pool_that_does_not_exist_is_not_served_before_it_does(
     port, name = await announce(cluster, pods), f"{cluster.namespace}/pol"
     config = {"discovery": {"kubernetes": {"kubeconfig": str(kubeconfig)}}}
     flags = ("--pool-name", "pol", "--pool-namespace", cluster.namespace)
-    picker = EppProcess(config, *flags, "--secure-serving=false")
+    router = EppProcess(config, *flags, "--secure-serving=false")
     try:
         with pytest.raises(AssertionError):
-            await picker.start(within_s=0.0)
+            await router.start(within_s=0.0)
 
         async def says_why() -> bool:
-            return f"InferencePool {name} does not exist: not ready" in picker.log
+            return f"InferencePool {name} does not exist: not ready" in router.log
 
         await eventually(says_why, within_s=60)
-        missing = await healths(picker), await picker.admin("/healthz"), await picker.metrics()
+        missing = await healths(router), await router.admin("/healthz"), await router.metrics()
         with pytest.raises(aio.AioRpcError) as turned_away:
-            async with aio.insecure_channel(picker.address) as channel:
+            async with aio.insecure_channel(router.address) as channel:
                 await clients.get(channel, "/v1/models")
         await cluster.put_pool("pol", {"app": "vllm"}, [port])
 
         async def is_ready() -> bool:
-            return await healths(picker) == dict.fromkeys(HEALTH_NAMES, SERVING)
+            return await healths(router) == dict.fromkeys(HEALTH_NAMES, SERVING)
 
         await eventually(is_ready, within_s=60)
-        found = await picker.metrics()
+        found = await router.metrics()
     finally:
-        await picker.close()
+        await router.close()
 
     assert missing[0] == dict.fromkeys(HEALTH_NAMES, NOT_SERVING) | {"liveness": SERVING}
     assert f"InferencePool {name} does not exist" in missing[1]["reasons"]
@@ -155,24 +155,24 @@ async def test_a_pool_that_does_not_exist_is_not_served_before_it_does(
 
 
 @pytest.mark.usefixtures("crds")
-async def test_a_pool_that_is_deleted_leaves_the_picker_ready_to_say_503(
+async def test_a_pool_that_is_deleted_leaves_the_router_ready_to_say_503(
     cluster: Cluster, pods: list[RunningPod], kubeconfig: Path
 ) -> None:
     """The log and the metric tell that it went, and it is served again when it is back."""
     port = await announce(cluster, pods)
     await cluster.put_pool("pool", {"app": "vllm"}, [port])
     flags = ("--pool-name", "pool", "--pool-namespace", cluster.namespace)
-    async with serving(kubeconfig, *flags) as (picker, client):
+    async with serving(kubeconfig, *flags) as (router, client):
         await served_by(client, "only-0")
         await cluster.delete_pool("pool")
         await eventually(lambda: is_refused(client), within_s=60)
-        gone = await healths(picker), await picker.metrics()
+        gone = await healths(router), await router.metrics()
         await cluster.put_pool("pool", {"app": "vllm"}, [port])
 
         assert await served_by(client, "only-0") == "pod-0"
         assert gone[0] == dict.fromkeys(HEALTH_NAMES, SERVING)
         assert f'_pool_found{{pool="{cluster.namespace}/pool"}} 0.0' in gone[1]
-        assert f"InferencePool {cluster.namespace}/pool was deleted" in picker.log
+        assert f"InferencePool {cluster.namespace}/pool was deleted" in router.log
 
 
 @pytest.mark.usefixtures("crds")
@@ -188,13 +188,13 @@ async def test_what_is_beside_the_pool_and_not_read_is_told_in_one_line(
     await beside(cluster, NEW_GROUP, "InferenceModelRewrite", "r", "pool", rules=[rule])
     await cluster.put_pool("pool", {"app": "vllm"}, [port])
     flags = ("--pool-name", "pool", "--pool-namespace", cluster.namespace)
-    async with serving(kubeconfig, *flags) as (picker, _):
+    async with serving(kubeconfig, *flags) as (router, _):
 
         async def is_told() -> bool:
-            return "not read" in picker.log
+            return "not read" in router.log
 
         await eventually(is_told, within_s=60)
-        [line] = [line for line in picker.log.splitlines() if "not read" in line]
+        [line] = [line for line in router.log.splitlines() if "not read" in line]
 
     assert "InferencePool pool: 2 inferenceobjectives, 1 inferencemodelrewrites not read" in line
 
@@ -207,9 +207,9 @@ async def test_pods_by_a_selector_are_served_without_a_pool(
         *("--endpoint-selector", "app in (vllm),!retired"),
         *("--endpoint-target-ports", f"{port},1", "--pool-namespace", cluster.namespace),
     )
-    async with serving(kubeconfig, *flags) as (picker, client):
+    async with serving(kubeconfig, *flags) as (router, client):
         served = [await served_by(client, f"only-{number}") for number in range(2)]
-        known = await picker.in_flight()
+        known = await router.in_flight()
 
     assert served == ["pod-0", "pod-1"]
     assert len(known) == 4

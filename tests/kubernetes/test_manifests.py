@@ -20,7 +20,7 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from extproc.envoyconfig import BootstrapOptions, render
-from tests.e2e.harness import PickerProcess, eventually, free_port
+from tests.e2e.harness import RouterProcess, eventually, free_port
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.manifests import (
     MANIFESTS,
@@ -31,7 +31,7 @@ from tests.kubernetes.manifests import (
     copied,
     objects,
     only,
-    picker_config,
+    router_config,
 )
 
 pytestmark = pytest.mark.timeout(300)
@@ -66,7 +66,7 @@ def test_an_example_of_a_model_server_is_applied_by_one_command(
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_picker_s_pods_are_allowed_where_pod_security_is_restricted(
+def test_the_router_s_pods_are_allowed_where_pod_security_is_restricted(
     api_server: ApiServer, namespace: str, overlay: str
 ) -> None:
     label = "pod-security.kubernetes.io/enforce=restricted"
@@ -109,12 +109,12 @@ def applied(
     return Applied(request.param, namespace, build(folder), api_server)
 
 
-class InCluster(PickerProcess):
-    """The picker's container as a process."""
+class InCluster(RouterProcess):
+    """The router's container as a process."""
 
     def __init__(self, applied: Applied, folder: Path) -> None:
         super().__init__({})
-        config = picker_config(applied.text)
+        config = router_config(applied.text)
         self.health_address = f"127.0.0.1:{free_port()}"
         self.metrics_address = f"127.0.0.1:{free_port()}"
         config.setdefault("server", {}).update(
@@ -145,16 +145,16 @@ async def test_the_service_does_all_that_it_does_by_what_it_is_granted(
     applied: Applied, tmp_path: Path
 ) -> None:
     await asyncio.to_thread(add_pod, applied, 1)
-    picker = InCluster(applied, tmp_path)
-    await asyncio.to_thread(add_pickers, applied, picker.port)
-    async with picker:
-        await sees_endpoints(picker, {address(applied, 1)})
+    router = InCluster(applied, tmp_path)
+    await asyncio.to_thread(add_routers, applied, router.port)
+    async with router:
+        await sees_endpoints(router, {address(applied, 1)})
         await asyncio.to_thread(add_pod, applied, 2)
-        await sees_endpoints(picker, {address(applied, 1), address(applied, 2)})
-        await sees_both_pickers(picker)
-        await probes_succeed(picker, container(applied.text))
-        await debug_is_on_loopback_alone(picker)
-        assert await picker.stop(within_s=WITHIN_S) == 0
+        await sees_endpoints(router, {address(applied, 1), address(applied, 2)})
+        await sees_both_routers(router)
+        await probes_succeed(router, container(applied.text))
+        await debug_is_on_loopback_alone(router)
+        assert await router.stop(within_s=WITHIN_S) == 0
 
     asked = applied.api_server.requests_of(applied.namespace, "extproc")
     # A kind that this cluster has no definition of is 404, and granted nonetheless.
@@ -163,26 +163,26 @@ async def test_the_service_does_all_that_it_does_by_what_it_is_granted(
     assert {what_was_asked(event) for event in asked} == set(what_is_granted(applied.text))
 
 
-async def sees_endpoints(picker: InCluster, expected: set[str]) -> None:
+async def sees_endpoints(router: InCluster, expected: set[str]) -> None:
     async def check() -> bool:
-        return await picker.endpoints() == expected
+        return await router.endpoints() == expected
 
     await eventually(check, within_s=WITHIN_S)
 
 
-async def sees_both_pickers(picker: InCluster) -> None:
+async def sees_both_routers(router: InCluster) -> None:
     """By the Service's EndpointSlices: who answers there is another question."""
 
     async def check() -> bool:
-        return await picker.counter("extproc_routers") == 2
+        return await router.counter("extproc_routers") == 2
 
     await eventually(check, within_s=WITHIN_S)
 
 
-async def probes_succeed(picker: InCluster, spec: Mapping[str, Any]) -> None:
+async def probes_succeed(router: InCluster, spec: Mapping[str, Any]) -> None:
     """The kubelet's, with its plain gRPC; each names what it asks for."""
     names = {port["containerPort"]: port["name"] for port in spec["ports"]}
-    async with grpc.aio.insecure_channel(picker.health_address) as channel:
+    async with grpc.aio.insecure_channel(router.health_address) as channel:
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             probe = spec[kind]["grpc"]
             assert names[probe["port"]] == "health"
@@ -191,15 +191,15 @@ async def probes_succeed(picker: InCluster, spec: Mapping[str, Any]) -> None:
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def debug_is_on_loopback_alone(picker: InCluster) -> None:
+async def debug_is_on_loopback_alone(router: InCluster) -> None:
     """Other pods reach the port of metrics, and there nothing but metrics."""
-    admin_url, picker.admin_url = picker.admin_url, f"http://{picker.metrics_address}"
+    admin_url, router.admin_url = router.admin_url, f"http://{router.metrics_address}"
     try:
-        assert "extproc_ready" in await picker.admin("/metrics")
+        assert "extproc_ready" in await router.admin("/metrics")
         for path in ("/debug/snapshot", "/debug/decisions"):
-            assert await picker.admin_status(path) == 404
+            assert await router.admin_status(path) == 404
     finally:
-        picker.admin_url = admin_url
+        router.admin_url = admin_url
 
 
 def what_was_asked(event: Mapping[str, Any]) -> tuple[str, str, str, str]:
@@ -226,7 +226,7 @@ def address(applied: Applied, number: int) -> str:
 
 
 def by_service(applied: Applied) -> bool:
-    kubernetes = picker_config(applied.text).get("discovery", {}).get("kubernetes", {})
+    kubernetes = router_config(applied.text).get("discovery", {}).get("kubernetes", {})
     return "service" in kubernetes
 
 
@@ -247,7 +247,7 @@ def add_pod(applied: Applied, number: int) -> None:
     applied.api_server.kubectl(*patch, "-n", applied.namespace, "-p", json.dumps(status))
 
 
-def add_pickers(applied: Applied, port: int) -> None:
+def add_routers(applied: Applied, port: int) -> None:
     """Two replicas behind our own Service, on the port that ours has here instead of 9002."""
     ports = [{"name": "grpc", "port": port}, {"name": "metrics", "port": 9090}]
     add_slice(applied, "extproc-1", "extproc", ports, ["192.0.2.21", "192.0.2.22"])
@@ -278,7 +278,7 @@ def apply(applied: Applied, document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_selects_pickers_selects_them(overlay: str) -> None:
+def test_what_selects_routers_selects_them(overlay: str) -> None:
     text = build(MANIFESTS / "overlays" / overlay)
     template = only(text, "Deployment", "extproc")["spec"]["template"]
     labels = template["metadata"]["labels"].items()
@@ -299,10 +299,10 @@ def test_what_selects_pickers_selects_them(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_the_picker_opens_is_what_the_container_and_the_policy_name(overlay: str) -> None:
+def test_what_the_router_opens_is_what_the_container_and_the_policy_name(overlay: str) -> None:
     text = build(MANIFESTS / "overlays" / overlay)
     ports = {port["name"]: port["containerPort"] for port in container(text)["ports"]}
-    config = picker_config(text)
+    config = router_config(text)
     opened = {
         "grpc": config["server"].get("address", "0.0.0.0:9002"),
         "health": config["server"].get("health_address", "0.0.0.0:9003"),
@@ -338,12 +338,12 @@ def test_only_proxies_of_this_namespace_s_gateway_are_let_in(overlay: str, tmp_p
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_one_slow_answer_to_a_probe_takes_no_picker_out(overlay: str) -> None:
+def test_one_slow_answer_to_a_probe_takes_no_router_out(overlay: str) -> None:
     probe = container(build(MANIFESTS / "overlays" / overlay))["readinessProbe"]
     assert probe["failureThreshold"] > 1
 
 
-def test_istio_is_told_to_take_the_picker_s_own_certificate(tmp_path: Path) -> None:
+def test_istio_is_told_to_take_the_router_s_own_certificate(tmp_path: Path) -> None:
     """By one line that is ready to be put in; its definition is not in every cluster."""
     folder = copied(tmp_path, "elsewhere") / "overlays" / "inference-pool"
     kustomization = folder / "kustomization.yaml"
@@ -361,7 +361,7 @@ def test_istio_is_told_to_take_the_picker_s_own_certificate(tmp_path: Path) -> N
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_drain_fits_into_the_time_before_the_kill(overlay: str) -> None:
     text = build(MANIFESTS / "overlays" / overlay)
-    server = picker_config(text)["server"]
+    server = router_config(text)["server"]
     pod = only(text, "Deployment", "extproc")["spec"]["template"]["spec"]
     drain_s = server["drain_delay_s"] + server.get("drain_timeout_s", 30)
 
@@ -384,7 +384,7 @@ def test_a_pod_of_the_examples_is_one_that_the_overlay_selects(overlay: str) -> 
     assert [rule["ports"] for rule in reached] == [[{"port": 8000}]]
 
 
-def test_the_paths_that_go_on_are_those_that_the_picker_serves() -> None:
+def test_the_paths_that_go_on_are_those_that_the_router_serves() -> None:
     """Of the default configuration; what it answers itself comes by expressions."""
     from extproc.core.routes import DEFAULT_INFERENCE_PATHS
 

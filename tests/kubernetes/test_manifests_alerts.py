@@ -13,7 +13,7 @@ import yaml
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.harness import PickerProcess
+from tests.e2e.harness import RouterProcess
 from tests.kubernetes.manifests import MANIFESTS
 
 RULES = MANIFESTS / "components" / "monitoring" / "prometheusrule.yaml"
@@ -75,9 +75,9 @@ def test_each_alert_says_what_it_means_and_how_bad_it_is() -> None:
             assert rule["annotations"].keys() == {"summary", "description"}
 
 
-async def test_expressions_name_series_that_a_picker_serves() -> None:
-    async with PickerProcess({"discovery": {"static": []}}) as picker:
-        page = await picker.admin("/metrics")
+async def test_expressions_name_series_that_a_router_serves() -> None:
+    async with RouterProcess({"discovery": {"static": []}}) as router:
+        page = await router.admin("/metrics")
     served = {name for family in text_string_to_metric_families(page) for name in series(family)}
 
     for rule in rules():

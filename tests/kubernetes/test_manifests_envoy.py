@@ -1,6 +1,6 @@
 """The Envoy Gateway overlays, translated by Envoy Gateway itself and run in a real Envoy.
 
-With a picker process that has the overlay's own configuration, addresses and discovery aside.
+With a router process that has the overlay's own configuration, addresses and discovery aside.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests.e2e.harness import (
     Client,
     EnvoyProcess,
-    PickerProcess,
+    RouterProcess,
     chat,
     eventually,
     free_port,
     h2_request,
 )
 from tests.kubernetes.apiserver import missing_programs
-from tests.kubernetes.manifests import MANIFESTS, build, picker_config
+from tests.kubernetes.manifests import MANIFESTS, build, router_config
 from tests.kubernetes.translated import Translated, translate
 
 OVERRIDE, ORIGINAL = "envoy-gateway", "envoy-gateway-original-dst"
@@ -54,7 +54,7 @@ class Gateway:
 
     overlay: str
     pods: list[RunningPod]
-    picker: PickerProcess
+    router: RouterProcess
     envoy: EnvoyProcess
     client: Client
 
@@ -76,17 +76,17 @@ async def running(overlay: str, folder: Path, **sections: Any) -> AsyncIterator[
         for name in names
     ]
     text = build(MANIFESTS / "overlays" / overlay)
-    picker = PickerProcess({**outside_kubernetes(picker_config(text), pods), **sections})
+    router = RouterProcess({**outside_kubernetes(router_config(text), pods), **sections})
     try:
-        found = await asyncio.to_thread(translated, text, pods, picker)
-        await picker.start(within_s=START_S)
+        found = await asyncio.to_thread(translated, text, pods, router)
+        await router.start(within_s=START_S)
         async with (
             EnvoyProcess(found.write(folder)) as envoy,
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http,
         ):
-            yield Gateway(overlay, pods, picker, envoy, Client(envoy.url, http))
+            yield Gateway(overlay, pods, router, envoy, Client(envoy.url, http))
     finally:
-        await picker.close()
+        await router.close()
         for pod in pods:
             await pod.stop()
 
@@ -98,9 +98,9 @@ def outside_kubernetes(config: dict[str, Any], pods: list[RunningPod]) -> dict[s
     return {**kept, "discovery": {"static": static}}
 
 
-def translated(text: str, pods: list[RunningPod], picker: PickerProcess) -> Translated:
-    pickers = [picker.address]
-    services = {"extproc": pickers, "extproc-log": pickers}
+def translated(text: str, pods: list[RunningPod], router: RouterProcess) -> Translated:
+    routers = [router.address]
+    services = {"extproc": routers, "extproc-log": routers}
     services["vllm"] = [pod.address for pod in pods]
     found = translate(text, services)
     assert found.refusals == ()
@@ -169,24 +169,24 @@ async def test_the_models_of_the_whole_pool_are_listed(gateway: Gateway) -> None
     assert {"base", "shared", "only-0", "only-2"} <= {card["id"] for card in answer.json["data"]}
 
 
-async def test_errors_of_the_picker_keep_their_words(gateway: Gateway) -> None:
+async def test_errors_of_the_router_keep_their_words(gateway: Gateway) -> None:
     answer = await gateway.client.chat("nobody")
     assert (answer.status, answer.error_code) == (404, "model_not_found")
 
 
-async def test_the_picker_hears_of_the_end_of_each_request(gateway: Gateway) -> None:
+async def test_the_router_hears_of_the_end_of_each_request(gateway: Gateway) -> None:
     """By the access log: its entries are counted, and nothing stays in flight."""
     entries = "extproc_access_log_lag_seconds_count"
-    before = await gateway.picker.counter(entries)
+    before = await gateway.router.counter(entries)
     for number in (0, 1, 2):
         assert (await gateway.client.chat(f"only-{number}")).status == 200
 
     async def all_told() -> bool:
-        return await gateway.picker.counter(entries) >= before + 3
+        return await gateway.router.counter(entries) >= before + 3
 
     await eventually(all_told, within_s=60)
-    await eventually(gateway.picker.has_none_in_flight, within_s=60)
-    assert await gateway.picker.counter("extproc_access_log_streams") >= 1
+    await eventually(gateway.router.has_none_in_flight, within_s=60)
+    assert await gateway.router.counter("extproc_access_log_streams") >= 1
 
 
 # --- what breaks something -------------------------------------------------------------------
@@ -195,7 +195,7 @@ async def test_the_picker_hears_of_the_end_of_each_request(gateway: Gateway) -> 
 async def test_a_pod_that_is_gone_is_replaced_by_another_that_has_the_adapter(
     tmp_path: Path,
 ) -> None:
-    """Also while the picker does not know: it keeps to the pod that has the adapter loaded."""
+    """Also while the router does not know: it keeps to the pod that has the adapter loaded."""
     async with running(OVERRIDE, tmp_path, scrape={"expiry_s": 600}) as gateway:
         first = await gateway.client.chat("shared")
         (served,) = (pod for pod in gateway.pods if pod.name == first.served_by)
@@ -219,31 +219,31 @@ async def test_a_pod_that_is_gone_is_a_clear_503(tmp_path: Path) -> None:
     assert (other.status, other.served_by) == (200, "pod-1")
 
 
-async def test_without_the_picker_envoy_chooses_among_the_pods_that_it_knows(
+async def test_without_the_router_envoy_chooses_among_the_pods_that_it_knows(
     tmp_path: Path,
 ) -> None:
     async with running(OVERRIDE, tmp_path) as gateway:
-        await gateway.picker.kill()
+        await gateway.router.kill()
         answer = await gateway.client.chat("shared")
 
     assert answer.status == 200
     assert answer.served_by.startswith("pod-")
 
 
-async def test_a_picker_that_hangs_is_a_clear_503(tmp_path: Path) -> None:
+async def test_a_router_that_hangs_is_a_clear_503(tmp_path: Path) -> None:
     async with running(ORIGINAL, tmp_path) as gateway:
-        gateway.picker.send(signal.SIGSTOP)
+        gateway.router.send(signal.SIGSTOP)
         answer = await gateway.client.chat("shared")
-        gateway.picker.send(signal.SIGCONT)
+        gateway.router.send(signal.SIGCONT)
 
     assert (answer.status, answer.error_code) == (503, "endpoint_unavailable")
     assert (answer.served_by, answer.headers["retry-after"]) == ("", "1")
 
 
 @pytest.mark.parametrize("header", [DESTINATION, "x-envoy-original-dst-host"])
-async def test_without_the_picker_nobody_is_dialled(tmp_path: Path, header: str) -> None:
+async def test_without_the_router_nobody_is_dialled(tmp_path: Path, header: str) -> None:
     async with running(ORIGINAL, tmp_path) as gateway:
-        await gateway.picker.kill()
+        await gateway.router.kill()
         victim = gateway.pods[1].address
         answer = await gateway.client.chat("shared", headers={header: victim})
 
@@ -255,7 +255,7 @@ async def test_without_the_picker_nobody_is_dialled(tmp_path: Path, header: str)
 
 
 @pytest.mark.parametrize("overlay", [OVERRIDE, ORIGINAL])
-async def test_while_no_picker_is_ready_envoy_gateway_says_so(overlay: str) -> None:
+async def test_while_no_router_is_ready_envoy_gateway_says_so(overlay: str) -> None:
     """A headless Service without endpoints: what manifests/README.md warns of."""
     text = build(MANIFESTS / "overlays" / overlay)
     nobody = f"127.0.0.1:{free_port()}"

@@ -15,7 +15,7 @@ from grpc import aio
 
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests import clients
-from tests.e2e.harness import PickerProcess, eventually, free_port
+from tests.e2e.harness import RouterProcess, eventually, free_port
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 
@@ -47,8 +47,8 @@ async def start(cluster: Cluster) -> AsyncIterator[StartPod]:
 @asynccontextmanager
 async def serving(
     cluster: Cluster, pod: RunningPod, **sections: Any
-) -> AsyncIterator[tuple[PickerProcess, clients.Channel]]:
-    """A picker under a Role that grants pods alone, and a channel to it."""
+) -> AsyncIterator[tuple[RouterProcess, clients.Channel]]:
+    """A router under a Role that grants pods alone, and a channel to it."""
     kubectl, where = cluster.server.kubectl, ("-n", cluster.namespace)
     kubectl("create", "serviceaccount", "it", *where)
     kubectl("create", "role", "it", "--verb=list,watch", "--resource=pods", *where)
@@ -61,16 +61,16 @@ async def serving(
         "pod_selector": "app=vllm",
         "port": int(pod.address.rpartition(":")[2]),
     }
-    picker = PickerProcess({"discovery": {"kubernetes": source}, **sections})
-    async with picker, aio.insecure_channel(picker.address) as channel:
-        yield picker, channel
+    router = RouterProcess({"discovery": {"kubernetes": source}, **sections})
+    async with router, aio.insecure_channel(router.address) as channel:
+        yield router, channel
 
 
-async def knows(picker: PickerProcess, **ready: bool) -> None:
+async def knows(router: RouterProcess, **ready: bool) -> None:
     """Wait until the endpoints are these, by the pods' names, ready or not."""
 
     async def check() -> bool:
-        endpoints = (await picker.admin("/debug/snapshot"))["endpoints"]
+        endpoints = (await router.admin("/debug/snapshot"))["endpoints"]
         return {each["name"]: each["ready"] for each in endpoints} == {
             name.replace("_", "-"): is_ready for name, is_ready in ready.items()
         }
@@ -86,8 +86,8 @@ async def test_routing_goes_on_without_the_api_server_and_catches_up_after(
     api_server: ApiServer, cluster: Cluster, start: StartPod
 ) -> None:
     pods = [await start(0), await start(1)]
-    async with serving(cluster, pods[0]) as (picker, channel):
-        await knows(picker, pod_0=True, pod_1=True)
+    async with serving(cluster, pods[0]) as (router, channel):
+        await knows(router, pod_0=True, pod_1=True)
         api_server.stop()
         try:
             num_routed, end_s = 0, time.monotonic() + OUTAGE_S
@@ -96,43 +96,43 @@ async def test_routing_goes_on_without_the_api_server_and_catches_up_after(
                 assert await goes_to(channel, f"only-{number}", pods[number])
                 num_routed += 1
                 await asyncio.sleep(0.02)
-            assert await picker.counter("extproc_kubernetes_failures_total") > 1
-            age_s = await picker.counter("extproc_kubernetes_contact_age_seconds")
+            assert await router.counter("extproc_kubernetes_failures_total") > 1
+            age_s = await router.counter("extproc_kubernetes_contact_age_seconds")
             assert age_s > OUTAGE_S / 2
         finally:
             api_server.launch()
             await asyncio.to_thread(api_server.wait_until_ready)
-        await knows(picker, pod_0=True, pod_1=True)
+        await knows(router, pod_0=True, pod_1=True)
         await cluster.delete_pod("pod-0")
         pods.append(await start(2))
         began_s = time.monotonic()
-        await knows(picker, pod_1=True, pod_2=True)
+        await knows(router, pod_1=True, pod_2=True)
         caught_up_s = time.monotonic() - began_s
         await eventually(lambda: goes_to(channel, "only-2", pods[2]), within_s=PATIENCE_S)
         assert (await clients.route(channel, "only-0")).status == 404
 
         print(f"{num_routed} requests routed in {OUTAGE_S} s without the API server;")
-        print(f"caught up {caught_up_s:.2f} s after the first change; {picker.log[-1500:]}")
+        print(f"caught up {caught_up_s:.2f} s after the first change; {router.log[-1500:]}")
 
 
 async def test_a_terminating_pod_gets_no_new_requests_and_finishes_those_it_has(
     cluster: Cluster, start: StartPod
 ) -> None:
     pods = [await start(0), await start(1)]
-    async with serving(cluster, pods[0], completions={"source": "access_log"}) as (picker, channel):
+    async with serving(cluster, pods[0], completions={"source": "access_log"}) as (router, channel):
         log = clients.AccessLog(channel)
-        await knows(picker, pod_0=True, pod_1=True)
+        await knows(router, pod_0=True, pod_1=True)
         running = await clients.route(channel, "only-0")
         await cluster.delete_pod("pod-0", is_graceful=True)
-        await knows(picker, pod_0=False, pod_1=True)
+        await knows(router, pod_0=False, pod_1=True)
 
         for _ in range(10):
             pick = await clients.route(channel, "shared")
             assert pick.destination == pods[1].address
             await log.tell(pick.pick_id, pick.destination)
         await log.tell(running.pick_id, running.destination)
-        await eventually(picker.has_none_in_flight, within_s=PATIENCE_S)
-        assert await picker.counter('extproc_completions_total{outcome="completed"}') == 11
+        await eventually(router.has_none_in_flight, within_s=PATIENCE_S)
+        assert await router.counter('extproc_completions_total{outcome="completed"}') == 11
         await cluster.delete_pod("pod-0")
-        await knows(picker, pod_1=True)
+        await knows(router, pod_1=True)
         await log.close()

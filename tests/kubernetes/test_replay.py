@@ -56,19 +56,19 @@ SESSION = "x-session"
 
 @dataclass(frozen=True)
 class Fleet:
-    """A picker and the pods of its pool.
+    """A router and the pods of its pool.
 
     Attributes:
         channel: To its ext_proc port.
         health: To its health port.
         pods: Addresses.
-        picker: The process.
+        router: The process.
     """
 
     channel: Any
     health: Any
     pods: list[str]
-    picker: EppProcess
+    router: EppProcess
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -96,10 +96,10 @@ async def fleet(api_server: ApiServer, crds: Path) -> AsyncIterator[Fleet]:
         await cluster.put_pool("replayed", {"app": "llm"}, [port])
         flags = ("--pool-name", "replayed", "--pool-namespace", namespace)
         process = EppProcess(config, *flags, "--secure-serving=false", "--health-checking")
-        picker = await stack.enter_async_context(process)
-        channel = await stack.enter_async_context(aio.insecure_channel(picker.address))
-        health = await stack.enter_async_context(aio.insecure_channel(picker.health_address))
-        yield Fleet(channel, health, pods, picker)
+        router = await stack.enter_async_context(process)
+        channel = await stack.enter_async_context(aio.insecure_channel(router.address))
+        health = await stack.enter_async_context(aio.insecure_channel(router.health_address))
+        yield Fleet(channel, health, pods, router)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -167,7 +167,7 @@ async def test_a_request_is_429_where_every_pod_that_could_serve_it_is_full(flee
 
     is_refused(told, 429, "saturated")
     assert told.headers[DROPPED_REASON] == "rejected-saturated"
-    await eventually(fleet.picker.has_none_in_flight)
+    await eventually(fleet.router.has_none_in_flight)
 
 
 async def test_an_adapter_stays_where_it_is_under_way(fleet: Fleet) -> None:
@@ -176,7 +176,7 @@ async def test_an_adapter_stays_where_it_is_under_way(fleet: Fleet) -> None:
         told = await other.ask(Asks("shared"), fleet.pods)
 
     assert told.destinations[0] == fleet.pods[2]
-    await eventually(fleet.picker.has_none_in_flight)
+    await eventually(fleet.router.has_none_in_flight)
 
 
 # --- requests without a body -----------------------------------------------------------------
@@ -205,7 +205,7 @@ OWN = [f"only-{number}" for number in READY]
         pytest.param(get("/v1/responses/r"), 400, id="a-stored-response-without-a-session"),
     ],
 )
-async def test_a_get_is_answered_by_the_picker(
+async def test_a_get_is_answered_by_the_router(
     asks: Asks, names: object, fleet: Fleet, exchange: Exchange
 ) -> None:
     told = await exchange.ask(asks, fleet.pods)
@@ -272,7 +272,7 @@ async def test_a_response_passes_as_it_comes(
     chunks: tuple[bytes, ...], has_trailers: bool, has_request: bool, fleet: Fleet,
     exchange: Exchange,
 ) -> None:  # fmt: skip
-    """Also one whose request the picker was not asked about: another filter's answer."""
+    """Also one whose request the router was not asked about: another filter's answer."""
     if has_request:
         await exchange.ask(Asks("shared"), fleet.pods)
     told = await exchange.tell(*answered(*chunks, has_trailers=has_trailers))
@@ -319,14 +319,14 @@ async def test_who_served_is_who_is_busy_and_a_status_ends_it(
         first, second = told.destinations[:2]
         served = {"envoy.lb": {"x-gateway-destination-endpoint-served": second}}
         message = ext_proc.response_headers({":status": "200"}, end_of_stream=True, metadata=served)
-        then = await fleet.picker.in_flight()
+        then = await fleet.router.in_flight()
         await exchange.tell(spelling.respelled(message))
-        now = await fleet.picker.in_flight()
+        now = await fleet.router.in_flight()
         await exchange.end()
 
     assert (then[first], then[second]) == (1, 0)
     assert (now[first], now[second]) == (0, 1)
-    await eventually(fleet.picker.has_none_in_flight)
+    await eventually(fleet.router.has_none_in_flight)
     after = await outcomes(fleet, completed)
     assert {key: after[key] - before[key] for key in after if after[key] != before[key]} == {
         "completed": 1.0
@@ -335,7 +335,7 @@ async def test_who_served_is_who_is_busy_and_a_status_ends_it(
 
 async def outcomes(fleet: Fleet, name: str) -> dict[str, float]:
     """How often requests ended in which way."""
-    lines = [line for line in (await fleet.picker.metrics()).splitlines() if line.startswith(name)]
+    lines = [line for line in (await fleet.router.metrics()).splitlines() if line.startswith(name)]
     return {line.split('"')[1]: float(line.rpartition(" ")[2]) for line in lines}
 
 

@@ -1,4 +1,4 @@
-"""`extproc loadtest` with real processes: fake pods, pickers, Envoys, and what happens to them."""
+"""`extproc loadtest` with real processes: fake pods, routers, Envoys, and what happens to them."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def endpoint(name: str, *, pending: dict[str, int], gpu: list[str]) -> dict[str,
 
 
 @asynccontextmanager
-async def picker_admin() -> AsyncIterator[str]:
+async def router_admin() -> AsyncIterator[str]:
     """An admin port with two pods."""
     endpoints = [
         endpoint("pod-1", pending={"support-de": 4, "legal": 1}, gpu=["support-de", "legal"]),
@@ -196,7 +196,7 @@ async def test_the_page_shows_a_running_test(
     height: int,
     scheme: Scheme,
 ) -> None:
-    async with picker_admin() as admin, web_ui(pod.url, "--picker-admin", admin) as ui:
+    async with router_admin() as admin, web_ui(pod.url, "--router-admin", admin) as ui:
         await ui.start(rate=20, requests=400)
         page = await browser.open(f"{ui.url}/extproc", width=width, height=height, scheme=scheme)
         await page.wait_for(DRAWN)
@@ -222,10 +222,10 @@ async def test_the_page_shows_a_running_test(
     assert overflow <= 0
 
 
-async def test_without_a_picker_the_page_counts_answers_by_pod(
+async def test_without_a_router_the_page_counts_answers_by_pod(
     pod: RunningPod, browser: Browser
 ) -> None:
-    async with web_ui(pod.url, "--picker-admin", "http://127.0.0.1:1") as ui:
+    async with web_ui(pod.url, "--router-admin", "http://127.0.0.1:1") as ui:
         await ui.start(rate=30, requests=60)
         page = await browser.open(f"{ui.url}/extproc", width=1280, height=900)
         await page.wait_for(DRAWN)
@@ -234,7 +234,7 @@ async def test_without_a_picker_the_page_counts_answers_by_pod(
 
         assert page.problems == []
 
-    assert "--picker-admin: no connection to 127.0.0.1:1" in words
+    assert "--router-admin: no connection to 127.0.0.1:1" in words
     assert all(name in heat for name in ("pod-1", "legal"))
 
 
@@ -248,4 +248,4 @@ async def test_locust_s_own_page_has_a_link_to_ours_and_the_options(
         html = await page.evaluate("document.documentElement.outerHTML")
 
     assert link == f"{ui.url}/extproc"
-    assert all(name in html for name in ("picker_admin", "workload", "ignore_eos"))
+    assert all(name in html for name in ("router_admin", "workload", "ignore_eos"))

@@ -13,9 +13,9 @@ from extproc.envoyconfig import BootstrapOptions
 from extproc.loadtest.fleetfiles import (
     balancer_bootstrap,
     gateway_bootstrap,
-    picker_config,
     pod_configs,
     policy_section,
+    router_config,
 )
 from extproc.loadtest.targets import (
     TargetError,
@@ -84,7 +84,7 @@ def test_two_targets_have_two_names() -> None:
 
 
 @pytest.mark.parametrize("rule", [*OPPONENTS, "founding?threshold=8", "toppings?load_s=0.5"])
-def test_the_picker_gets_the_rule_that_the_laboratory_runs(rule: str) -> None:
+def test_the_router_gets_the_rule_that_the_laboratory_runs(rule: str) -> None:
     section = policy_section(rule)
     make = opponent(rule)
     assert make
@@ -118,9 +118,9 @@ def test_the_pods_are_the_suites_fleet() -> None:
     assert config.profile == SETTINGS.profile
 
 
-def test_the_picker_is_configured_as_the_suite_says() -> None:
+def test_the_router_is_configured_as_the_suite_says() -> None:
     pods = {"discovery": {"static": [{"address": "127.0.0.1:1", "name": "pod-0"}]}}
-    section = picker_config("founding?threshold=8", SETTINGS)
+    section = router_config("founding?threshold=8", SETTINGS)
 
     config = parse_config(yaml.safe_dump({**pods, **section}))
 
@@ -140,7 +140,7 @@ def test_envoy_flushes_its_access_log_and_holds_as_long_as_the_suite_says() -> N
 
 
 @pytest.mark.parametrize("balancer", ["round_robin", "least_request"])
-def test_envoys_own_balancer_knows_every_pod_and_no_picker(balancer: str) -> None:
+def test_envoys_own_balancer_knows_every_pod_and_no_router(balancer: str) -> None:
     document = yaml.safe_load(balancer_bootstrap(balancer, ["127.0.0.1:1", "127.0.0.1:2"]))
 
     (cluster,) = document["static_resources"]["clusters"]

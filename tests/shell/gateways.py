@@ -1,8 +1,8 @@
-"""How gateways word one request to their picker: the shapes of their messages, by their sources.
+"""How gateways word one request to their router: the shapes of their messages, by their sources.
 
 Each was read where the gateway builds `ProcessingRequest`: Envoy's ext_proc filter (Envoy Gateway,
 Istio and kgateway configure it), agentgateway's `http/ext_proc`, and the helper between NGINX and
-the picker that NGINX Gateway Fabric starts beside it.
+the router that NGINX Gateway Fabric starts beside it.
 """
 
 from __future__ import annotations
@@ -124,6 +124,6 @@ GATEWAYS = (
         pseudo=None,
         body_mode=None,
         has_responses=False,
-        own={"x-epp-host": "picker.llm.svc", "x-epp-port": "9002", "accept-encoding": "gzip"},
+        own={"x-epp-host": "router.llm.svc", "x-epp-port": "9002", "accept-encoding": "gzip"},
     ),
 )

@@ -1,4 +1,4 @@
-"""The messages of the gateways that a picker meets."""
+"""The messages of the gateways that a router meets."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_a_bug_is_an_internal_error_and_tells_the_peer_nothing(
     session.receive(request_headers())
     session.receive(request_body(BODY))
 
-    assert call.ended == (Code.INTERNAL, "internal error, see the picker's log")
+    assert call.ended == (Code.INTERNAL, "internal error, see the router's log")
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 

@@ -96,22 +96,22 @@ async def check(address: str, credentials: grpc.ChannelCredentials) -> bytes:
 
 async def test_a_client_that_trusts_the_authority_is_served(tmp_path: Path) -> None:
     authority = Authority("ours")
-    async with listening(write(tmp_path, authority.issue("picker"))) as address:
+    async with listening(write(tmp_path, authority.issue("router"))) as address:
         assert await check(address, grpc.ssl_channel_credentials(authority.pem))
 
 
 async def test_a_renewed_certificate_is_served_to_new_connections(tmp_path: Path) -> None:
     old, new = Authority("old"), Authority("new")
-    async with listening(write(tmp_path, old.issue("picker"))) as address:
+    async with listening(write(tmp_path, old.issue("router"))) as address:
         assert await check(address, grpc.ssl_channel_credentials(old.pem))
-        write(tmp_path, new.issue("picker"))
+        write(tmp_path, new.issue("router"))
 
         assert await check(address, grpc.ssl_channel_credentials(new.pem))
 
 
 async def test_files_that_vanish_leave_the_last_good_pair_in_force(tmp_path: Path) -> None:
     authority = Authority("ours")
-    files = write(tmp_path, authority.issue("picker"))
+    files = write(tmp_path, authority.issue("router"))
     async with listening(files) as address:
         files.key.unlink()
 
@@ -124,7 +124,7 @@ async def test_what_is_no_regular_file_leaves_the_last_good_pair_in_force(
 ) -> None:
     """Opening a FIFO would wait for a writer."""
     authority = Authority("ours")
-    files = write(tmp_path, authority.issue("picker"), authority.pem)
+    files = write(tmp_path, authority.issue("router"), authority.pem)
     cert, key = authority.issue("envoy")
     async with listening(files) as address:
         (tmp_path / name).unlink()
@@ -136,7 +136,7 @@ async def test_what_is_no_regular_file_leaves_the_last_good_pair_in_force(
 async def test_with_mutual_tls_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
     ours, theirs = Authority("ours"), Authority("theirs")
     cert, key = theirs.issue("envoy")
-    async with listening(write(tmp_path, ours.issue("picker"), theirs.pem)) as address:
+    async with listening(write(tmp_path, ours.issue("router"), theirs.pem)) as address:
         with pytest.raises(aio.AioRpcError) as refused:
             await check(address, grpc.ssl_channel_credentials(ours.pem))
 

@@ -36,7 +36,7 @@ static_resources:
           - name: envoy.filters.http.ext_proc
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
-              grpc_service: {envoy_grpc: {cluster_name: picker}}
+              grpc_service: {envoy_grpc: {cluster_name: router}}
               message_timeout: MESSAGE_TIMEOUT
               max_message_timeout: 120s
               processing_mode:
@@ -58,7 +58,7 @@ static_resources:
               - match: {prefix: /}
                 direct_response: {status: 200, body: {inline_string: "served"}}
   clusters:
-  - name: picker
+  - name: router
     type: STATIC
     connect_timeout: 1s
     circuit_breakers: {thresholds: [{max_connections: 10000, max_pending_requests: 100000, max_requests: 100000}]}
@@ -68,7 +68,7 @@ static_resources:
         "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
         explicit_http_config: {http2_protocol_options: {}}
     load_assignment:
-      cluster_name: picker
+      cluster_name: router
       endpoints:
       - lb_endpoints:
         - endpoint: {address: ADDRESS}
@@ -139,7 +139,7 @@ class DuplexProcessor(Processor):
 
 
 class Proxy(Envoy):
-    """An Envoy with its picker."""
+    """An Envoy with its router."""
 
     def __init__(self, config: str, server: WireServer, opened: list[Processor]) -> None:
         super().__init__(config)
@@ -166,7 +166,7 @@ async def envoy(
         return opened[-1]
 
     method = Method("/envoy.service.ext_proc.v3.ExternalProcessor/Process", open_process)
-    path = str(tmp_path / "picker.sock") if is_unix else None
+    path = str(tmp_path / "router.sock") if is_unix else None
     server = await serve([method], path=path, limits=limits, tick_s=0.1)
     address = (
         f"{{pipe: {{path: {path}}}}}" if path

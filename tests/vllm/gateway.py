@@ -1,7 +1,7 @@
-"""Real servers behind a real Envoy and the real picker, and what each of them says.
+"""Real servers behind a real Envoy and the real router, and what each of them says.
 
 Which server answered is told by the servers' own counters, what they hold by the probe in their
-workers: the picker's word is never taken for it.
+workers: the router's word is never taken for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.envoyconfig import BootstrapOptions, Mode, render
-from tests.e2e.harness import Answer, Client, EnvoyProcess, PickerProcess, eventually
+from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, eventually
 from tests.vllm.server import BASE_MODEL, MAX_CPU_LORAS, MAX_LORAS, VllmClient, VllmServer
 from tests.vllm.test_residency import assert_holds
 
@@ -51,7 +51,7 @@ class Gateway:
     """Clients of everything that runs. Servers are known by their number."""
 
     servers: list[VllmClient]
-    picker: PickerProcess
+    router: RouterProcess
     envoy: EnvoyProcess
     http: aiohttp.ClientSession
 
@@ -66,13 +66,13 @@ class Gateway:
             return await client.request("POST", PATH, completion(model, max_tokens))
 
     async def views(self) -> list[dict[str, Any]]:
-        """What the picker thinks of each server."""
-        snapshot = await self.picker.admin("/debug/snapshot")
+        """What the router thinks of each server."""
+        snapshot = await self.router.admin("/debug/snapshot")
         by_address = {view["address"]: view for view in snapshot["endpoints"]}
         return [by_address[client.server.address] for client in self.servers]
 
     async def knows(self, adapters: Collection[str], *, on: int) -> None:
-        """Wait until the picker knows that just these adapters are registered on a server."""
+        """Wait until the router knows that just these adapters are registered on a server."""
         wanted = {BASE_MODEL, *adapters}
 
         async def check() -> bool:
@@ -97,7 +97,7 @@ class Gateway:
         await eventually(check, within_s=PATIENCE_S)
 
     async def become_quiet(self, servers: Collection[int] = (0, 1)) -> None:
-        """Wait until the picker has seen every request end, and has scraped since."""
+        """Wait until the router has seen every request end, and has scraped since."""
         ended_s = time.monotonic()
 
         async def check() -> bool:
@@ -128,7 +128,7 @@ class Gateway:
         return since
 
     async def assert_residency_equals(self) -> None:
-        """What the picker thinks is in GPU slots and CPU caches is what the workers hold."""
+        """What the router thinks is in GPU slots and CPU caches is what the workers hold."""
         for client, view in zip(self.servers, await self.views(), strict=True):
             caches = await client.caches()
             newest = {a.name: a for a in sorted(caches.ever, key=lambda a: a.id)}
@@ -154,7 +154,7 @@ def kill(server: VllmServer) -> None:
 
 @asynccontextmanager
 async def running_gateway(servers: Sequence[VllmServer]) -> AsyncIterator[Gateway]:
-    """The founding preset over these servers, once the picker knows their models."""
+    """The founding preset over these servers, once the router knows their models."""
     pods = [{"address": s.address, "name": f"vllm-{n}"} for n, s in enumerate(servers)]
     config = {
         "preset": "founding",
@@ -164,13 +164,13 @@ async def running_gateway(servers: Sequence[VllmServer]) -> AsyncIterator[Gatewa
         "scrape": {"timeout_s": 5.0, "expiry_s": 6.0},
     }
     async with (
-        PickerProcess(config) as picker,
+        RouterProcess(config) as router,
         EnvoyProcess(
-            render(BootstrapOptions(mode=Mode.ORIGINAL_DST, pickers=(picker.address,)))
+            render(BootstrapOptions(mode=Mode.ORIGINAL_DST, routers=(router.address,)))
         ) as envoy,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
-        gateway = Gateway([VllmClient(s, http) for s in servers], picker, envoy, http)
+        gateway = Gateway([VllmClient(s, http) for s in servers], router, envoy, http)
         for number, server in enumerate(servers):
             await gateway.knows(server.adapters, on=number)
         yield gateway

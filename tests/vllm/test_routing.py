@@ -1,4 +1,4 @@
-"""Real vLLM behind a real Envoy and the real picker: the founding preset, end to end.
+"""Real vLLM behind a real Envoy and the real router: the founding preset, end to end.
 
 Two servers with the same six adapters, of which each holds two in GPU slots and four in its CPU
 cache: both caches have to evict. All tests share them, and the last one kills a server.
@@ -178,7 +178,7 @@ async def test_an_adapter_loaded_on_both_is_packed_on_one(gateway: Gateway) -> N
 async def test_two_hundred_requests_at_once_are_all_answered(
     gateway: Gateway, texts: dict[str, str]
 ) -> None:
-    """Base and adapters mixed. Then nothing is in flight, and the picker's view is the engines'."""
+    """Base and adapters mixed. Then nothing is in flight, and the router's view is the engines'."""
     rng = random.Random(2)
     models = [rng.choice(MODELS) for _ in range(200)]
     before = await gateway.num_served()
@@ -197,7 +197,7 @@ async def test_two_hundred_requests_at_once_are_all_answered(
 
 
 @pytest.mark.parametrize("seed", range(300, 324))
-async def test_the_pickers_view_of_residency_is_the_engines(gateway: Gateway, seed: int) -> None:
+async def test_the_routers_view_of_residency_is_the_engines(gateway: Gateway, seed: int) -> None:
     """Random sequences of base and adapter requests, one at a time and at once."""
     rng = random.Random(seed)
 
@@ -251,7 +251,7 @@ async def test_an_adapter_is_asked_for_only_where_it_is_registered(
     await gateway.assert_residency_equals()
 
 
-async def test_no_request_gets_404_once_the_picker_knows_of_an_unload(gateway: Gateway) -> None:
+async def test_no_request_gets_404_once_the_router_knows_of_an_unload(gateway: Gateway) -> None:
     """The adapter is unloaded on one server while clients ask for it without pause."""
     adapter, *others = ADAPTERS
     answers: list[tuple[float, int]] = []
@@ -311,7 +311,7 @@ def served_or_unreachable(answer: Answer) -> bool:
 async def test_a_killed_servers_adapters_move_to_the_other(
     gateway: Gateway, texts: dict[str, str]
 ) -> None:
-    """Until the picker knows, its requests fail clearly. No request hangs, nothing is leaked."""
+    """Until the router knows, its requests fail clearly. No request hangs, nothing is leaked."""
     await gateway.settle(CACHED)
     victim = gateway.servers[0].server
     body = completion("a0", 400, stream=True)

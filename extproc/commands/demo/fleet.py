@@ -22,7 +22,7 @@ async def start(stack: Stack, policy: str, slots: int) -> None:
     await stack.start_pods({name: _pod(name, slots) for name in names})
     config = {"pods": {"max_cpu_loras": cpu_places(slots)}, "policy": {"name": policy}}
     router = await stack.start_router(config)
-    await stack.start_envoy(render(BootstrapOptions(pickers=(router.address,))), ADAPTERS)
+    await stack.start_envoy(render(BootstrapOptions(routers=(router.address,))), ADAPTERS)
 
 
 def cpu_places(slots: int) -> int:

@@ -20,7 +20,7 @@ def introduction(slots: int, rate: float, seconds: float) -> Panel:
     return Panel(
         f"{len(ADAPTERS)} adapters of one base model are registered on each of {NUM_PODS} fake "
         f"vLLM pods. A pod has {slots} GPU slots for adapters and keeps {cpu_places(slots)} in "
-        "memory; to bring in another one, its whole batch waits. A real Envoy asks the picker "
+        "memory; to bring in another one, its whole batch waits. A real Envoy asks the router "
         f"where each request should go.\n{rate:g} requests a second for {seconds:g} s, streamed "
         "with the openai client: first by round_robin, then the same ones by the founding rule.",
         title="extproc demo",
@@ -33,7 +33,7 @@ def pods_table(
     results: Results,
     num_requests: int,
 ) -> Group:
-    """The pods as the picker sees them now."""
+    """The pods as the router sees them now."""
     reasons: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for pick in _picks(decisions):
         reasons[pick["endpoints"][0]][pick["reason"]] += 1
@@ -123,7 +123,7 @@ def _milliseconds(results: Results, percent: int) -> str:
 def remarks(slots: int) -> str:
     """What the figures are, and are not."""
     return (
-        f"Envoy, the picker and the clients are real; the pods' engine is a model (profile "
+        f"Envoy, the router and the clients are real; the pods' engine is a model (profile "
         f"{PROFILE}: put together from published figures, not measured), and all of it shares "
         "this machine.\n" + _fit(slots)
     )
@@ -154,15 +154,15 @@ def explanation(decisions: list[dict[str, Any]]) -> list[RenderableType]:
     return [
         f"\n[bold]One request, step by step[/bold]\n"
         f"1. A client sent POST {pick['path']}. Envoy held it and sent its headers and its body, "
-        f"{pick['body_bytes']} bytes, to the picker (ext_proc).\n"
-        f"2. The picker read `model` in the body: {pick['model']}. It is registered on "
+        f"{pick['body_bytes']} bytes, to the router (ext_proc).\n"
+        f"2. The router read `model` in the body: {pick['model']}. It is registered on "
         f"{len(pick['candidates'])} pods that are ready. This is what it knew of them:",
         _candidates(pick, address),
         f"3. {pick['policy']} chose, reason {pick['reason']}: {told['explanation']}\n"
         f"4. {1e6 * told['decision_seconds']:.0f} us after it was asked, the rule had answered. "
         f"Envoy got x-gateway-destination-endpoint: {address}, as header and as metadata, and "
         "streamed the answer back from there.\n"
-        "5. Envoy's access log told the picker that the request had ended: one in flight less.",
+        "5. Envoy's access log told the router that the request had ended: one in flight less.",
     ]
 
 

@@ -156,7 +156,7 @@ def add_options(parser: LocustArgumentParser) -> None:
     add("--by", choices=("adapter", "tenant", "none"), default="none", help="rows in the table")
     add("--slo-ttft", type=float, default=0.5, help="longest s to the first token")
     add("--slo-tpot", type=float, default=0.05, help="longest mean s per token after it")
-    add("--picker-admin", default="", help="URL of the picker's admin port, for the heatmap")
+    add("--router-admin", default="", help="URL of the router's admin port, for the heatmap")
     add("--records", default="", help="write a JSON line per request to this file")
     add("--result", default="", help="write the result to this JSON file")
     add("--fail-on-lag", action="store_true", help="exit 3 if the generator lagged")

@@ -1,6 +1,6 @@
 """Our page of locust's web UI: `/extproc`, and `/extproc/data` with what it shows.
 
-The page holds everything that it needs; nothing comes from elsewhere. The picker's admin port is
+The page holds everything that it needs; nothing comes from elsewhere. The router's admin port is
 asked from here, because a browser may not.
 """
 
@@ -19,9 +19,9 @@ from extproc.loadtest.locust.plan import options_of
 if TYPE_CHECKING:
     from locust.env import Environment
 
-PICKER_TIMEOUT_S = 1.0
-PICKER_AGE_S = 0.5
-"""What the picker said is shown for so long, however many pages are open."""
+ROUTER_TIMEOUT_S = 1.0
+ROUTER_AGE_S = 0.5
+"""What the router said is shown for so long, however many pages are open."""
 _LINK = (
     '<a href="extproc" style="position:fixed;right:1rem;bottom:3.5rem;z-index:9999;'
     "padding:.5rem 1rem;"
@@ -46,13 +46,13 @@ def add_page(
     """
     base = (options_of(environment).web_base_path or "").rstrip("/")
     html = files("extproc.loadtest.locust").joinpath("page.html").read_text(encoding="utf-8")
-    picker = _Picker(environment, clock)
+    router = _Router(environment, clock)
 
     def page() -> Response:
         return Response(html, mimetype="text/html")
 
     def data() -> Response:
-        content = msgspec.json.encode({**describe(), "picker": picker.describe()})
+        content = msgspec.json.encode({**describe(), "router": router.describe()})
         return Response(content, mimetype="application/json", headers={"cache-control": "no-store"})
 
     def add_link(response: Response) -> Response:
@@ -66,8 +66,8 @@ def add_page(
     app.after_request(add_link)
 
 
-class _Picker:
-    """What the picker's admin port says of its endpoints."""
+class _Router:
+    """What the router's admin port says of its endpoints."""
 
     def __init__(self, environment: Environment, clock: Callable[[], float]) -> None:
         self._environment = environment
@@ -78,11 +78,11 @@ class _Picker:
 
     def describe(self) -> dict[str, Any] | None:
         """`{"endpoints": [...]}` as in `/debug/snapshot`, `{"problem": why not}`, None unasked."""
-        url = str(options_of(self._environment).picker_admin)
+        url = str(options_of(self._environment).router_admin)
         if not url:
             return None
         now = self._clock()
-        if self._told is None or url != self._url or now - self._told_s > PICKER_AGE_S:
+        if self._told is None or url != self._url or now - self._told_s > ROUTER_AGE_S:
             self._url, self._told_s = url, now
             self._told = _ask(url)
         return self._told
@@ -91,9 +91,9 @@ class _Picker:
 def _ask(url: str) -> dict[str, Any]:
     try:
         server = Server.of(url)
-        told = fetch_json(server, "/debug/snapshot", timeout_s=PICKER_TIMEOUT_S)
+        told = fetch_json(server, "/debug/snapshot", timeout_s=ROUTER_TIMEOUT_S)
     except (FetchError, UrlError) as error:
-        return {"problem": f"--picker-admin: {error}"}
+        return {"problem": f"--router-admin: {error}"}
     if not isinstance(told, dict) or not isinstance(told.get("endpoints"), list):
-        return {"problem": f"--picker-admin: {url} has no snapshot"}
+        return {"problem": f"--router-admin: {url} has no snapshot"}
     return {"endpoints": told["endpoints"]}
