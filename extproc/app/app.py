@@ -39,7 +39,7 @@ from extproc.config import Config
 from extproc.config.file import ConfigParser, parse_config
 from extproc.core.address import Address
 from extproc.core.bounds import MAX_ENDPOINTS
-from extproc.core.readiness import FirstLook
+from extproc.core.readiness import Readiness
 from extproc.core.types import Endpoint
 from extproc.core.wire.limits import Counters
 from extproc.shell.admin import AdminServer
@@ -59,7 +59,7 @@ GC_THRESHOLDS = 1_000, 5, 40
 """Python's are 700, 10, 10. A full collection goes through all that the pool and the decisions
 hold, 50 to 200 ms with some ten thousand models; what a request leaves behind has no cycles. The
 young ones, of 1,000 and 5,000 objects, take 1 and 5 ms at most."""
-FIRST_LOOK_S = 5.0
+READINESS_LIMIT_S = 5.0
 """An endpoint that does not answer keeps the service from being ready no longer than this."""
 
 
@@ -87,7 +87,7 @@ class App:
         """
         self._config = config
         self._stop = asyncio.Event()
-        self._first_look = first_look = FirstLook(FIRST_LOOK_S)
+        self._readiness = readiness = Readiness(READINESS_LIMIT_S)
         self._num_left_out = 0
         self._wire = Counters()
         self._http_dropped: Counter[HttpLimit] = Counter()
@@ -105,13 +105,13 @@ class App:
             self._telemetry,
             router_id=self._router_id,
             world=world,
-            is_open=lambda: not first_look.why_not_over(now=time.monotonic()),
+            is_open=lambda: not readiness.problems(now=time.monotonic()),
             on_doubt=lambda address: self._pods.look(address),
         )
         self._pods = Pods(
             config,
             pool=self._routing.pool,
-            first_look=first_look,
+            readiness=readiness,
             endings=self._services.endings,
             telemetry=self._telemetry,
             observers=self._services.observers,
@@ -207,7 +207,7 @@ class App:
             log.error(
                 "%d endpoints beyond the first %d left out", self._num_left_out, MAX_ENDPOINTS
             )
-        self._first_look.set_endpoints(endpoints, now=time.monotonic())
+        self._readiness.set_endpoints(endpoints, now=time.monotonic())
         self._routing.pool.set_endpoints(endpoints)
         self._pods.set_endpoints(endpoints)
         self._services.eds.set_endpoints(endpoints)
@@ -216,7 +216,7 @@ class App:
 
     def _why_not_ready(self) -> list[str]:
         """Reasons, none when ready."""
-        reasons = self._first_look.why_not_over(now=time.monotonic())
+        reasons = self._readiness.problems(now=time.monotonic())
         reasons += self._discovery.why_not_ready()
         return ["draining", *reasons] if self._stop.is_set() else reasons
 

@@ -12,7 +12,7 @@ from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.engines import PROFILES
 from extproc.core.pool import Pool
-from extproc.core.readiness import FirstLook
+from extproc.core.readiness import Readiness
 from extproc.core.types import Endpoint, LoadReport, ModelCard
 from extproc.shell.scraper import Scraper
 from extproc.shell.telemetry import Telemetry
@@ -27,7 +27,7 @@ class Pods:
     Args:
         config: The whole configuration.
         pool: Gets what they say.
-        first_look: Is told who was asked.
+        readiness: Records who was asked.
         endings: Ends the picks that a pod no longer has.
         telemetry: Counts scrapes.
         observers: Calls it.
@@ -43,7 +43,7 @@ class Pods:
         config: Config,
         *,
         pool: Pool,
-        first_look: FirstLook,
+        readiness: Readiness,
         endings: Endings,
         telemetry: Telemetry,
         observers: Observers,
@@ -51,7 +51,7 @@ class Pods:
         world: World,
     ) -> None:
         self._pool = pool
-        self._first_look = first_look
+        self._readiness = readiness
         self._endings = endings
         self._telemetry = telemetry
         self._observers = observers
@@ -110,15 +110,15 @@ class Pods:
     ) -> None:
         asked_at_s = taken_at_s - duration_s
         self._pool.record_models(address, cards, now=taken_at_s, asked_at_s=asked_at_s)
-        self._asked(address, has_told=True)
+        self._asked(address, has_listed=True)
 
     def _on_models_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("endpoint %s: models: %s", address, error)
         self._pool.record_silence(address)
         if is_unreachable:
             self._pool.record_unreachable(address)
-        self._asked(address, has_told=False)
+        self._asked(address, has_listed=False)
 
-    def _asked(self, address: str, *, has_told: bool) -> None:
-        self._first_look.asked(address, has_told=has_told)
+    def _asked(self, address: str, *, has_listed: bool) -> None:
+        self._readiness.record_asked(address, has_listed=has_listed)
         self._on_asked()
