@@ -5,9 +5,9 @@ meaning of a body here too: of every body that `json.loads` reads as an object, 
 `model` (the last one, escapes decoded, with NaN, lone surrogates and a byte order mark around it)
 or refuses it; never another one. JSON in UTF-16 or UTF-32 is refused: RFC 8259 allows UTF-8 alone.
 
-Only what stands at the top level is looked at; what is below is skipped unchecked (`jsonskip`), so
-a body may pass that the engine answers with 400. A small whole body is read by msgspec, which
-checks all of it; what that refuses and Python may read is read like any other body.
+Only the top level is parsed; nested values are skipped unchecked (`jsonskip`), so a body may pass
+that the engine rejects with 400. A small whole body is read by msgspec, which checks all of it; a
+body that msgspec refuses but Python may accept is read slice by slice like any other.
 """
 
 from __future__ import annotations
@@ -43,11 +43,21 @@ _SCALAR = re.compile(rb"[-+.0-9A-Za-z]*")
 
 _NO_STRING = 0
 _TOO_LONG = "x" * (MAX_MODEL_BYTES + 1)
-"""Stand for a `model` that was not kept; `check_model` says what is wrong with it."""
+"""Stand for a `model` that was not kept; `check_model` reports what is wrong with it."""
+
+
+def _after_space(state: State) -> State:
+    """Make a state skip white space, and wait for a byte behind it."""
+
+    def read(reader: JsonReader, part: bytes, pos: int) -> int:
+        pos = _behind_all(_SPACE, part, pos)
+        return state(reader, part, pos) if pos < len(part) else pos
+
+    return read
 
 
 class _Members(msgspec.Struct, gc=False):
-    """Narrow types, so that a huge list for a name is left at its first byte."""
+    """Narrow types, so that decoding stops at the first byte of a huge list for a name."""
 
     model: str | None = None
     previous_response_id: str | None = None
@@ -57,7 +67,7 @@ _decode_members = msgspec.json.Decoder(_Members).decode
 
 
 class JsonReader(SliceReader):
-    """One body, slice by slice. Keeps at most one unfinished key or name of it.
+    """One body, slice by slice. Keeps at most one unfinished key or model name of it.
 
     Attributes:
         model: The last top-level `model` so far, if it is a string; "" is one.
@@ -72,6 +82,7 @@ class JsonReader(SliceReader):
     _num_members = 0
     _key = b""
     _skipper: StringSkipper | ContainerSkipper
+    _behind_skipped: State
 
     def __init__(self) -> None:
         self._read = JsonReader._start
@@ -82,19 +93,19 @@ class JsonReader(SliceReader):
         return self._model if isinstance(self._model, str) else None
 
     def feed(self, data: bytes | memoryview, at: int = 0) -> int:
-        """As `SliceReader`; a small whole body at once."""
+        """Read like `SliceReader`, but a small whole body at once."""
         if not self._num_read and len(data) <= SMALL_BYTES and self._read_small(bytes(data)):
             return len(data)
         return super().feed(data, at)
 
     def result(self) -> str:
-        """The model of a body that has come to its end.
+        """Return the model of a body that is complete.
 
         Raises:
             RequestError: 400 INVALID_JSON, INVALID_BODY or MISSING_MODEL.
         """
         if not self._num_read:
-            raise RequestError(rejections.empty_body())
+            raise RequestError(rejections.EMPTY_BODY)
         if not self.is_whole:
             raise self._invalid("it ends too early", 0)
         return check_model(self._model)
@@ -120,10 +131,10 @@ class JsonReader(SliceReader):
         return True
 
     def _refuse_if_sure(self, data: bytes, problem: str) -> None:
-        """Refuse what msgspec could not read, unless Python reads it: then it is read once more.
+        """Refuse a body that msgspec could not read, unless Python may accept it.
 
-        Python's reading has more at three places alone: NaN and Infinity, lone surrogates, and a
-        byte order mark. Where msgspec does not say the place, none is excluded.
+        Python accepts more in three cases only: NaN and Infinity, lone surrogates, and a byte order
+        mark. Where msgspec does not report the position, all are possible.
         """
         found = _POSITION.search(problem)
         if found is None:
@@ -134,7 +145,7 @@ class JsonReader(SliceReader):
         if not may_be_legal:
             raise self._invalid(problem[: found.start()].rpartition(": ")[2].rstrip(), place)
 
-    # --- what stands at the top level: each reads from `pos` and answers how far ---------------
+    # --- states at the top level: each reads from `pos` on and returns how far ------------------
 
     def _start(self, part: bytes, pos: int) -> int:
         if _BYTE_ORDER_MARK.startswith(part):
@@ -142,10 +153,8 @@ class JsonReader(SliceReader):
         self._read = JsonReader._opening
         return len(_BYTE_ORDER_MARK) if part.startswith(_BYTE_ORDER_MARK) else pos
 
+    @_after_space
     def _opening(self, part: bytes, pos: int) -> int:
-        pos = _behind_space(part, pos)
-        if pos == len(part):
-            return pos
         if part[pos] != ord("{"):
             if part[pos] in b'["-0123456789tfnNI':
                 message = "The request body must be a JSON object."
@@ -154,19 +163,15 @@ class JsonReader(SliceReader):
         self._read = JsonReader._first_key
         return pos + 1
 
+    @_after_space
     def _first_key(self, part: bytes, pos: int) -> int:
-        pos = _behind_space(part, pos)
-        if pos == len(part):
-            return pos
         if part[pos] == ord("}"):
             return self._close(pos)
         self._read = JsonReader._next_key
         return pos
 
+    @_after_space
     def _next_key(self, part: bytes, pos: int) -> int:
-        pos = _behind_space(part, pos)
-        if pos == len(part):
-            return pos
         if part[pos] != ord('"'):
             raise self._invalid("a member's name must stand here", pos)
         end = _end_of_string(part, pos, _MAX_KEY_TOKEN_BYTES)
@@ -177,33 +182,23 @@ class JsonReader(SliceReader):
         if self._num_members > MAX_MEMBERS:
             message = f"The request body has more than {MAX_MEMBERS} top-level fields."
             raise RequestError(Rejection(400, Reason.INVALID_BODY, message))
-        if not end:
-            self._key, self._read = b"", JsonReader._long_key
-            self._skipper = StringSkipper()
-            return pos + 1
-        self._key, self._read = self._decoded_key(part[pos:end], pos), JsonReader._colon
+        if not end:  # too long for one of ours
+            self._key = b""
+            return self._begin_skipping(part, pos, JsonReader._colon)
+        self._key, self._read = part[pos + 1 : end - 1], JsonReader._colon
+        if b"\\" in self._key:
+            self._key = self._decoded(part[pos:end], pos).encode("utf-8", "surrogatepass")
         return end
 
-    def _decoded_key(self, token: bytes, pos: int) -> bytes:
-        if b"\\" not in token:
-            return token[1:-1]
-        return self._decoded(token, pos).encode("utf-8", "surrogatepass")
-
-    def _long_key(self, part: bytes, pos: int) -> int:
-        return self._skip(part, pos, JsonReader._colon)
-
+    @_after_space
     def _colon(self, part: bytes, pos: int) -> int:
-        pos = _behind_space(part, pos)
-        if pos < len(part):
-            if part[pos] != ord(":"):
-                raise self._invalid("a colon must stand here", pos)
-            self._read, pos = JsonReader._value, pos + 1
-        return pos
+        if part[pos] != ord(":"):
+            raise self._invalid("a colon must stand here", pos)
+        self._read = JsonReader._value
+        return pos + 1
 
+    @_after_space
     def _value(self, part: bytes, pos: int) -> int:
-        pos = _behind_space(part, pos)
-        if pos == len(part):
-            return pos
         if self._key == b"model":
             return self._value_of_model(part, pos)
         if self._key == b"previous_response_id":
@@ -233,10 +228,8 @@ class JsonReader(SliceReader):
         self.refers_back = not is_null
         return self._begin_skipping(part, pos)
 
+    @_after_space
     def _comma(self, part: bytes, pos: int) -> int:
-        pos = _behind_space(part, pos)
-        if pos == len(part):
-            return pos
         if part[pos] == ord("}"):
             return self._close(pos)
         if part[pos] != ord(","):
@@ -249,19 +242,17 @@ class JsonReader(SliceReader):
         self._read = JsonReader._behind
         return pos + 1
 
+    @_after_space
     def _behind(self, part: bytes, pos: int) -> int:
-        pos = _behind_space(part, pos)
-        if pos < len(part):
-            raise self._invalid("something follows its closing brace", pos)
-        return pos
+        raise self._invalid("something follows its closing brace", pos)
 
     # --- skipping ------------------------------------------------------------------------------
 
-    def _begin_skipping(self, part: bytes, pos: int) -> int:
+    def _begin_skipping(self, part: bytes, pos: int, then: State | None = None) -> int:
         first = part[pos]
         if first in b'"[{':
             self._skipper = StringSkipper() if first == ord('"') else ContainerSkipper()
-            self._read = JsonReader._skipped
+            self._read, self._behind_skipped = JsonReader._skip, then or JsonReader._comma
             return pos + 1
         if _behind_all(_SCALAR, part, pos) == pos:
             raise self._invalid("a value must stand here", pos)
@@ -274,16 +265,13 @@ class JsonReader(SliceReader):
             self._read = JsonReader._comma
         return pos
 
-    def _skipped(self, part: bytes, pos: int) -> int:
-        return self._skip(part, pos, JsonReader._comma)
-
-    def _skip(self, part: bytes, pos: int, then: State) -> int:
+    def _skip(self, part: bytes, pos: int) -> int:
         skipper = self._skipper
         before = skipper.work
         pos = skipper.skip(part, pos)
         self.work += skipper.work - before
         if skipper.has_ended:
-            self._read = then
+            self._read = self._behind_skipped
         return pos
 
     # --- helpers -------------------------------------------------------------------------------
@@ -295,14 +283,13 @@ class JsonReader(SliceReader):
         return text
 
     def _invalid(self, problem: str, pos: int) -> RequestError:
-        message = (
-            f"The request body is not valid JSON: {problem} (near byte {self._num_read + pos})."
-        )
+        place = f"near byte {self._num_read + pos}"
+        message = f"The request body is not valid JSON: {problem} ({place})."
         return RequestError(Rejection(400, Reason.INVALID_JSON, message))
 
 
 def _loaded(token: bytes) -> object:
-    """What one short string says; None if it is none. The parser's error would hold the text."""
+    """Decode one short string; None if it is malformed. The parser's error would quote it."""
     try:
         return json.loads(token.decode("utf-8", "surrogatepass"))
     except ValueError:
@@ -314,12 +301,8 @@ def _behind_all(pattern: re.Pattern[bytes], part: bytes, pos: int) -> int:
     return found.end() if found else pos
 
 
-def _behind_space(part: bytes, pos: int) -> int:
-    return _behind_all(_SPACE, part, pos)
-
-
 def _end_of_string(part: bytes, pos: int, max_bytes: int) -> int | None:
-    """Behind the closing quote of the string at `pos`; 0: longer than that; None: not all here."""
+    """Return the end of the string at `pos`; 0: longer than `max_bytes`; None: incomplete."""
     token = part[pos + 1 : pos + max_bytes]
     if b"\\" in token:
         token = token.replace(b"\\\\", b"__").replace(b'\\"', b"__")
@@ -330,7 +313,7 @@ def _end_of_string(part: bytes, pos: int, max_bytes: int) -> int | None:
 
 
 def _is_null(part: bytes, pos: int) -> bool | None:
-    """Whether the value at `pos` is null; None: that cannot be seen yet."""
+    """Return whether the value at `pos` is null; None: too little of it has come."""
     token = part[pos : pos + 5]
     if token == b"null"[: len(token)]:
         return None

@@ -1,4 +1,4 @@
-"""Skip a JSON value that arrives in pieces: find where it ends, keep nothing, check nothing.
+"""Skip a JSON value that arrives in pieces: find its end, keep nothing, check nothing.
 
 A few passes of C code over a piece do it: escapes blanked, all but quotes and brackets deleted,
 closing brackets counted.
@@ -13,7 +13,7 @@ from typing import Any
 
 _ESCAPED_BYTES_PER_UNIT = 8
 _LOOK_BYTES = 64
-"""Bytes of a value that are gone through mark by mark, where most values end."""
+"""Bytes of a value that are read mark by mark, where most values end."""
 
 _MARKS = re.compile(rb'["\[\]{}]')
 _ALL_BUT_MARKS = bytes(set(range(256)) - set(b'"[]{}'))
@@ -21,19 +21,14 @@ _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: +1 an
 
 
 class _Skipper:
-    """One value. `skip` goes on from a place in a piece, behind the value's end if that is here.
-
-    Attributes:
-        has_ended: The value's end has been found.
-        work: Units of work done so far (`slices.WORK_PER_PASS`).
-    """
+    """The position in one value. `skip` returns where a piece goes on behind the value."""
 
     has_ended = False
-    work = 0
+    work = 0  # units of work done so far (`slices.WORK_PER_PASS`)
     _is_escaped = False
 
     def _unescaped(self, piece: bytes) -> bytes:
-        """The piece with every escape blanked; notes one that goes on behind it."""
+        """Blank every escape of the piece; remember one that continues behind it."""
         if self._is_escaped:
             piece, self._is_escaped = b"_" + piece[1:], False
         if b"\\" in piece:
@@ -63,8 +58,8 @@ class StringSkipper(_Skipper):
 class ContainerSkipper(_Skipper):
     """Skips a list or an object from behind its opening bracket.
 
-    Takes steps of twice the bytes until one has the end in it, then of half, so that the cost is
-    linear in the value and not in the slice.
+    Doubles its steps until one contains the end, then halves them, so that the cost is linear in
+    the value and not in the slice.
     """
 
     _depth = 1
@@ -88,7 +83,7 @@ class ContainerSkipper(_Skipper):
         return pos
 
     def _walk(self, piece: bytes) -> int:
-        """Go through a piece mark by mark: where behind the value's end it is, or 0."""
+        """Read a piece mark by mark; return the position behind the value's end, or 0."""
         depth, is_in_string = self._depth, self._is_in_string
         self.work += 2 * len(piece)
         for found in _MARKS.finditer(self._unescaped(piece)):
@@ -103,10 +98,10 @@ class ContainerSkipper(_Skipper):
         return 0
 
     def _ends_within(self, piece: bytes) -> bool:
-        """Whether the value ends in a piece; if not, it has been gone through.
+        """Return whether the value ends in a piece; if not, the piece has been skipped.
 
-        What is deleted in pairs changes nothing: two quotes side by side end where they began, in
-        or outside a string, and `[]` ends nothing that was open before it.
+        Deleting pairs changes nothing: two adjacent quotes end where they began, in or outside a
+        string, and `[]` ends nothing that was open before it.
         """
         was_escaped = self._is_escaped
         marks = self._unescaped(piece).translate(None, _ALL_BUT_MARKS)
@@ -127,7 +122,7 @@ class ContainerSkipper(_Skipper):
 
 
 def _before_mark(part: bytes, pos: int) -> int:
-    """The first quote or backslash from `pos` on, or the end."""
+    """Return the position of the first quote or backslash from `pos` on, or the end."""
     quote = part.find(b'"', pos)
     end = len(part) if quote < 0 else quote
     backslash = part.find(b"\\", pos, end)

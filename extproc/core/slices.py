@@ -6,37 +6,33 @@ from collections.abc import Callable
 from typing import Any
 
 SLICE_BYTES = 32 * 1024
-"""Bytes gone through at once: 2 ms of the densest text (nested brackets), 0.01 of prompts."""
+"""Bytes read at once: 2 ms of the densest text (nested brackets), 0.01 of prompts."""
 
 WORK_PER_PASS = 32 * 1024
 """Units of work after which others have their turn: 1 to 3 ms. A unit is a quote or a bracket to
-look at (30 to 60 ns); what else costs time is counted in such units."""
+look at (30 to 60 ns); other costs are counted in such units."""
 
 _TEXT_BYTES_PER_UNIT = 64
 
 State = Callable[[Any, bytes, int], int]
-"""Reads of a slice from a position on, and answers how far; sets what reads on from there."""
+"""Reads a slice from a position on and returns how far; sets the state that continues there."""
 
 
 class SliceReader:
-    """A state machine over a body that arrives in pieces.
+    """A state machine over a body that arrives in pieces."""
 
-    Attributes:
-        work: Units of work done so far; linear in the bytes read.
-    """
-
-    work = 0
+    work = 0  # units of work done so far; linear in the bytes read
     _read: State
     _num_read = 0
     _carry = b""
 
     def feed(self, data: bytes | memoryview, at: int = 0) -> int:
-        """Read of `data` from `at` on what one pass may cost; answer where the next one begins.
+        """Read `data` from `at` on for one pass; return where the next one begins.
 
         Takes memory of a small multiple of `SLICE_BYTES`.
 
         Raises:
-            RequestError: 400, whatever is wrong with it.
+            RequestError: 400, the body is malformed.
         """
         limit = self.work + WORK_PER_PASS
         while at < len(data) and self.work < limit:
@@ -57,6 +53,6 @@ class SliceReader:
         return stop
 
     def _wait(self, part: bytes, pos: int) -> int:
-        """Keep a token that is not complete; its length is bounded by whoever waits for it."""
+        """Keep an incomplete token; the state that waits for the rest bounds its length."""
         self._carry = part[pos:]
         return len(part)

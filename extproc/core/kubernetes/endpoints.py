@@ -1,12 +1,12 @@
 """From Kubernetes' objects to endpoints.
 
-1. What exists and has an address is an endpoint. It is *ready* if it may get new requests: a pod
-   that is being deleted or fails its readiness probe stays, unready, until it is gone, so that its
-   requests are still accounted for.
-2. A pod that has ended keeps its address in its status while another may have got it already: it
-   is no endpoint. If two objects name one address nevertheless, the ready one counts.
-3. A pod is one endpoint per port, whatever number of address families it has: two addresses of one
-   server would look like two servers of half the load.
+1. Every pod with an address is an endpoint. It is *ready* if it may get new requests: a pod that is
+   being deleted or fails its readiness probe stays, unready, until it is gone, so that its requests
+   are still accounted for.
+2. A pod that has ended keeps its address in its status while another may have it already: it is no
+   endpoint. If two objects have the same address nevertheless, the ready one counts.
+3. A pod is one endpoint per port, however many address families it has: two addresses of one
+   server would look like two servers with half the load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENDED = ("Succeeded", "Failed")
 def pod_endpoints(
     pods: Iterable[Pod], ports: Sequence[int], *, scheme: str = "http"
 ) -> tuple[Endpoint, ...]:
-    """An endpoint for each port of each pod, sorted by address; our own calls use `scheme`.
+    """Return an endpoint per port of each pod, sorted by address; our own calls use `scheme`.
 
     With several ports an endpoint's name tells them apart: `pod:port`.
     """
@@ -37,16 +37,9 @@ def pod_endpoints(
     def found() -> Iterator[Endpoint]:
         for pod in pods:
             if pod.status.pod_ip and pod.status.phase not in _ENDED:
-                is_ready = _is_ready(pod)
                 for port in ports:
-                    name = pod.metadata.name
-                    yield _endpoint(
-                        pod.status.pod_ip,
-                        port,
-                        name if len(ports) == 1 else f"{name}:{port}",
-                        scheme,
-                        is_ready=is_ready,
-                    )
+                    name = pod.metadata.name if len(ports) == 1 else f"{pod.metadata.name}:{port}"
+                    yield _endpoint(pod.status.pod_ip, port, name, scheme, _is_ready(pod))
 
     return _merged(found())
 
@@ -54,12 +47,12 @@ def pod_endpoints(
 def slice_endpoints(
     slices: Iterable[EndpointSlice], port: int | str | None, *, scheme: str = "http"
 ) -> tuple[Endpoint, ...]:
-    """The endpoints of all slices of a Service, sorted by address.
+    """Return the endpoints of all slices of a Service, sorted by address.
 
     Args:
         slices: All of them; they may repeat an endpoint while it moves from one to another.
-        port: Name of the Service's port, or the number that its pods serve on; None where it has
-            one port only. A slice without such a port has no endpoints for us.
+        port: Name of the Service's port, or the port number of its pods; None where it has only
+            one port. A slice without such a port has no endpoints for us.
         scheme: Of our own calls.
 
     Raises:
@@ -81,21 +74,16 @@ def slice_endpoints(
                 pod = endpoint.target_ref
                 is_second = each.address_type == "IPv6" and pod is not None and pod.uid in v4_pods
                 if number and endpoint.addresses and not is_second:
-                    yield _endpoint(
-                        endpoint.addresses[0],
-                        number,
-                        pod.name if pod is not None else "",
-                        scheme,
-                        is_ready=_may_get_requests(endpoint),
-                    )
+                    name, is_ready = pod.name if pod is not None else "", _is_serving(endpoint)
+                    yield _endpoint(endpoint.addresses[0], number, name, scheme, is_ready)
 
     return _merged(found())
 
 
 def selection(pool: InferencePool | None) -> tuple[str, tuple[int, ...]] | None:
-    """The label selector and the ports of an InferencePool.
+    """Return the label selector and the ports of an InferencePool.
 
-    None where there is no pool, or it is being deleted, or selects nothing.
+    None if there is no pool, or it is being deleted, or selects nothing.
     """
     if pool is None or pool.metadata.deletion_timestamp is not None:
         return None
@@ -113,7 +101,7 @@ def _is_ready(pod: Pod) -> bool:
     )
 
 
-def _may_get_requests(endpoint: SliceEndpoint) -> bool:
+def _is_serving(endpoint: SliceEndpoint) -> bool:
     # `serving` counts, too: a Service may publish addresses that are not ready as if they were.
     conditions = endpoint.conditions or SliceConditions()
     return (
@@ -133,7 +121,7 @@ def _port_of(each: EndpointSlice, wanted: int | str | None) -> int | None:
     return next((port.port for port in ports if wanted in (port.name, port.port)), None)
 
 
-def _endpoint(ip: str, port: int, name: str, scheme: str, *, is_ready: bool) -> Endpoint:
+def _endpoint(ip: str, port: int, name: str, scheme: str, is_ready: bool) -> Endpoint:
     address = str(Address(ip, port))
     return Endpoint(address, f"{scheme}://{address}", name, is_ready)
 

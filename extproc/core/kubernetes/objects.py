@@ -1,7 +1,7 @@
-"""The part of Kubernetes' objects that is read, and the lists that are asked for.
+"""The fields of Kubernetes' objects that are read, and the queries for their lists.
 
-An API server sends `null` for lists and structures that are empty, hence `| None`. What is not
-named here is skipped while decoding, which is most of a Pod.
+An API server sends `null` for empty lists and structures, hence `| None`. Other fields, most of a
+Pod, are skipped while decoding.
 
 Sources: kubernetes.io/docs/reference/kubernetes-api (Pod v1, EndpointSlice discovery.k8s.io/v1)
 and gateway-api-inference-extension.sigs.k8s.io/reference/spec (InferencePool v1).
@@ -40,7 +40,7 @@ class Condition(Struct, frozen=True):
 
 
 class PodStatus(Struct, rename="camel", frozen=True):
-    """What the kubelet and the controllers say of a Pod."""
+    """Of a Pod."""
 
     phase: str = ""
     pod_ip: str | None = field(default=None, name="podIP")
@@ -54,7 +54,7 @@ class Pod(KubeObject, frozen=True):
 
 
 class SliceConditions(Struct, frozen=True):
-    """Of an endpoint in a slice; None is "not known", which its users take for true."""
+    """Of an endpoint in a slice; None is unknown and counts as true."""
 
     ready: bool | None = None
     serving: bool | None = None
@@ -62,7 +62,7 @@ class SliceConditions(Struct, frozen=True):
 
 
 class TargetRef(Struct, frozen=True):
-    """What stands behind an endpoint of a slice: a Pod, mostly."""
+    """The object behind an endpoint of a slice: mostly a Pod."""
 
     name: str = ""
     uid: str = ""
@@ -117,13 +117,13 @@ class InferencePool(KubeObject, frozen=True):
 
 
 class PoolRef(Struct, frozen=True):
-    """The pool that another object says something of."""
+    """A reference to a pool."""
 
     name: str = ""
 
 
 class BesidePoolSpec(Struct, rename="camel", frozen=True):
-    """Of an object that says something of a pool."""
+    """Of an object that refers to a pool."""
 
     pool_ref: PoolRef = PoolRef()
 
@@ -139,40 +139,32 @@ T = TypeVar("T", bound=KubeObject)
 
 @dataclass(frozen=True, slots=True)
 class Query(Generic[T]):
-    """A list that can be watched.
-
-    Attributes:
-        kind: Of the objects.
-        api: Path of the API group and version.
-        resource: Its plural name, as in RBAC rules.
-        namespace: Where; empty for the client's own.
-        selector: The query parameter that narrows the list.
-    """
+    """A list that can be watched."""
 
     kind: type[T]
-    api: str
-    resource: str
-    namespace: str
-    selector: Mapping[str, str]
+    api: str  # path of the API group and version
+    resource: str  # plural, as in RBAC rules
+    namespace: str  # empty for the client's own
+    selector: Mapping[str, str]  # the query parameter that narrows the list
 
     def path(self, own_namespace: str) -> str:
-        """The URL's path."""
+        """Return the URL's path."""
         return f"{self.api}/namespaces/{self.namespace or own_namespace}/{self.resource}"
 
 
 def pods_query(label_selector: str, *, namespace: str = "") -> Query[Pod]:
-    """Pods by labels, written as kubectl's `-l` takes them."""
+    """Query pods by labels, in the syntax of kubectl's `-l`."""
     return Query(Pod, "/api/v1", "pods", namespace, {"labelSelector": label_selector})
 
 
 def slices_query(service: str, *, namespace: str = "") -> Query[EndpointSlice]:
-    """The EndpointSlices of a Service."""
+    """Query the EndpointSlices of a Service."""
     selector = {"labelSelector": f"kubernetes.io/service-name={service}"}
     return Query(EndpointSlice, "/apis/discovery.k8s.io/v1", "endpointslices", namespace, selector)
 
 
 def pool_query(name: str, *, namespace: str = "") -> Query[InferencePool]:
-    """One InferencePool. By name, so that a rule of RBAC may name it, too."""
+    """Query one InferencePool, by name, so that an RBAC rule can be limited to it."""
     return Query(
         InferencePool,
         "/apis/inference.networking.k8s.io/v1",
@@ -183,7 +175,7 @@ def pool_query(name: str, *, namespace: str = "") -> Query[InferencePool]:
 
 
 def beside_pool_queries(namespace: str = "") -> Iterator[Query[BesidePool]]:
-    """What says something of InferencePools, in the API group of old and in that of today."""
+    """Query the objects that refer to InferencePools, in the old API group and the new one."""
     for resource in ("inferenceobjectives", "inferencemodelrewrites"):
         for group in ("inference.networking.x-k8s.io", "llm-d.ai"):
             yield Query(BesidePool, f"/apis/{group}/v1alpha2", resource, namespace, {})

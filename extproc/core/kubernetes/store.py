@@ -1,9 +1,9 @@
 """The last known state of one list, kept by lists and watches.
 
-1. A list is taken over as a whole, when its last page has come. What is known stays until then.
-2. An event is applied if it is newer than everything seen before; what a broken connection or a
-   proxy repeats is passed over. Resource versions of one resource are compared as the numbers that
-   they are; one that is no number is always taken for newer.
+1. A list replaces the store as a whole, once its last page has come.
+2. An event is applied if it is newer than everything seen before; repetitions by a broken
+   connection or a proxy are ignored. Resource versions of one resource are compared as numbers; one
+   that is not a number always counts as newer.
    Source: kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions.
 3. Nothing but a list empties the store: errors change nothing.
 """
@@ -25,12 +25,12 @@ GONE = 410
 
 
 class ApiError(ExtprocError):
-    """The API server did not do what it was asked for. Try again, later.
+    """The API server refused or failed. Try again later.
 
     Attributes:
         reason: A short slug for metrics.
-        retry_after_s: How long the server wants to be left alone; 0 where it does not say.
-        is_gone: What we know is too old to go on from: list again.
+        retry_after_s: Time before the next attempt that the server asks for; 0 for none.
+        is_gone: The resource version is too old to continue from: list again.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Store(Generic[T]):
     """Objects of one query, by namespace and name.
 
     Attributes:
-        resource_version: Where a watch goes on from; empty before the first list.
+        resource_version: The version that a watch continues from; empty before the first list.
     """
 
     def __init__(self, query: Query[T]) -> None:
@@ -92,7 +92,7 @@ class Store(Generic[T]):
         return self._objects.values()
 
     def read_page(self, body: bytes, *, is_first: bool) -> str:
-        """Take a page of a list. Answers the token of the next one, "" if this was the last.
+        """Record a page of a list; return the token of the next one, "" if this was the last.
 
         Raises:
             ApiError: It is no list.
@@ -111,7 +111,7 @@ class Store(Generic[T]):
         return page.metadata.next_page
 
     def read_event(self, line: bytes) -> bool:
-        """Take an event of a watch. Answers whether it was news of an object.
+        """Record an event of a watch; return whether it changed an object.
 
         Raises:
             ApiError: It is an error, or no event. Watch again, or list if `is_gone`.
@@ -143,7 +143,7 @@ class Store(Generic[T]):
 
 
 def refusal(code: int, body: bytes, retry_after: str = "") -> ApiError:
-    """The error for an answer by HTTP; `retry_after` is the header of that name."""
+    """Return the error for an HTTP response; `retry_after` is the header of that name."""
     try:
         message = _statuses.decode(body).message
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -152,7 +152,7 @@ def refusal(code: int, body: bytes, retry_after: str = "") -> ApiError:
 
 
 def error_of(code: int, message: str, retry_after_s: float = 0.0) -> ApiError:
-    """The error for an HTTP status that is none of success, or the same in an event."""
+    """Return the error for an unsuccessful HTTP status, or the same in an event."""
     is_gone = code == GONE
     reason = "gone" if is_gone else f"status_{code}"
     return ApiError(reason, f"{code}: {message}", retry_after_s=retry_after_s, is_gone=is_gone)
