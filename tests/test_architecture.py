@@ -15,8 +15,9 @@ PACKAGE = ROOT / "extproc"
 
 CORE_LIBRARY = {
     *("__future__", "array", "bisect", "collections", "collections.abc", "dataclasses", "enum"),
-    *("functools", "hashlib", "heapq", "http", "ipaddress", "itertools", "json", "math"),
-    *("msgspec", "operator", "random", "re", "struct", "types", "typing", "urllib.parse"),
+    *("functools", "hashlib", "heapq", "ipaddress", "itertools", "json", "math", "msgspec"),
+    *("msgspec.structs", "operator", "random", "re", "statistics", "struct", "types", "typing"),
+    "urllib.parse",
 }
 """Nothing here reads a clock, does I/O, logs, or waits. `hashlib` gives what clients choose a fixed
 length before it is remembered; `random` is there for its type: ruff bans its functions."""

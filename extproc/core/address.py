@@ -1,4 +1,4 @@
-"""Addresses as `host:port`, and those among them that Envoy can dial as an endpoint."""
+"""Addresses as `host:port`, and which of them Envoy can dial as an endpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read an address as it is written.
+        """Parse an address.
 
         Raises:
             ValueError: It is not `host:port`.
@@ -44,15 +44,15 @@ class Address:
 
 
 def host_of(address: str) -> str:
-    """The host, without brackets, of an address that has been checked before."""
+    """Return the host, without brackets, of a valid address."""
     return address.rpartition(":")[0].strip("[]")
 
 
 def check_endpoint_address(address: str) -> str:
     """Return the address if Envoy can dial it: `1.2.3.4:80` or `[::1]:80`, the port from 1.
 
-    Neither an original-destination cluster nor `override_host` looks names up: with one in place of
-    the IP address each request would end with a 503.
+    Neither an original-destination cluster nor `override_host` resolves names: with a name instead
+    of the IP address each request would end with 503.
 
     Raises:
         ValueError: It cannot; the message says what is allowed.

@@ -1,8 +1,8 @@
-"""Whether a request may be dispatched now, given the candidates and nothing else.
+"""Admission: whether a request may be dispatched now, given the candidates.
 
-Two rules. A cap: an endpoint with as many unfinished requests as `max_pending` gets no more. And
-what is sheddable (an objective with a negative priority) goes only to endpoints that have room by
-their own report. When that leaves nobody, the request is shed with 429.
+Two rules. A cap: an endpoint with `max_pending` unfinished requests gets no more. And sheddable
+requests (an objective with a negative priority) go only to endpoints that have room by their own
+report. When no endpoint is left, the request is shed with 429.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from extproc.core.types import EndpointView, Rejection, RequestInfo
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
-    """What admission is configured with.
+    """Settings of admission.
 
     Attributes:
-        max_pending: Unfinished requests per endpoint, own and others'; None for no cap.
-        retry_after_s: Sent with a 429.
         priorities: Priority of each objective by name; others have 0. Below 0 is sheddable.
-        sheddable_max_waiting: With more requests waiting, an endpoint gets nothing sheddable.
-        sheddable_max_kv_usage_ratio: With more of its KV cache in use, neither.
+        sheddable_max_waiting: With more requests waiting, an endpoint gets no sheddable ones.
+        sheddable_max_kv_usage_ratio: The same with more of its KV cache in use, 0 to 1.
     """
 
-    max_pending: int | None = None
-    retry_after_s: int = 1
+    max_pending: int | None = None  # unfinished requests per endpoint, ours and others'
+    retry_after_s: int = 1  # sent with a 429
     priorities: Mapping[str, int] = field(default_factory=dict)
     sheddable_max_waiting: int = 5
     sheddable_max_kv_usage_ratio: float = 0.8
@@ -36,7 +34,7 @@ class AdmissionSettings:
 def admit(
     candidates: Sequence[EndpointView], request: RequestInfo, settings: AdmissionSettings
 ) -> Sequence[EndpointView] | Rejection:
-    """The candidates that may take one more request, or a Rejection (429) if there are none."""
+    """Return the candidates that may get one more request, or a Rejection (429) if none may."""
     cap, is_sheddable = settings.max_pending, False
     if settings.priorities:
         is_sheddable = settings.priorities.get(request.hints.objective, 0) < 0
@@ -54,7 +52,7 @@ def admit(
 
 
 def _is_loaded(view: EndpointView, settings: AdmissionSettings) -> bool:
-    """By its report; one that has none is not known to be loaded."""
+    """Return whether its report says so; without one it is not known to be loaded."""
     return (
         view.num_waiting > settings.sheddable_max_waiting
         or view.kv_usage_ratio > settings.sheddable_max_kv_usage_ratio

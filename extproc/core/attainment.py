@@ -1,10 +1,10 @@
-"""Which requests were answered in time, per path and over a sliding window.
+"""Attainment: which requests got a response in time, per path and over a sliding window.
 
-A request attains the objective when it was answered, neither with 429 nor 5xx nor broken off, and
-the first byte of the answer came within `ttft_s`. What the client gave up is judged by what it had
-got when it left; a client that left before it could have been disappointed is not counted. An
-error that is the client's own (4xx but 429) is an answer where an endpoint gave it; where we gave
-it, it is not counted, as it says nothing about the service.
+A request attains the objective if its response was complete, with a status other than 429 and 5xx,
+and its first byte came within `ttft_s`. A request that the client cancelled is judged by the
+response so far; if there was none and `ttft_s` had not passed, it is not counted. A client error
+(4xx but 429) counts as a response if an endpoint sent it; if the router sent it, it is not counted,
+as it shows nothing about the service.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from extproc.core.types import Outcome, Rejection
 
 WINDOW_S = 60.0
 OTHER = "other"
-"""Stands for the paths beyond `max_paths`."""
+"""The label of all paths beyond `max_paths`."""
 _BUCKET_S = 1.0
 _TOO_MANY_REQUESTS = 429
 
@@ -37,12 +37,12 @@ class _Bucket:
 
 
 class Attainment:
-    """Counts what was attained. All times are monotonic seconds, as callers give them.
+    """Counts requests, and those that attained the objective.
 
     Args:
-        ttft_s: Longest time from a request's arrival to the first byte of its answer.
-        window_s: What `recent` looks back.
-        max_paths: Paths counted by themselves; further ones share `OTHER`.
+        ttft_s: Longest time from a request's arrival to the first byte of its response.
+        window_s: The period that `recent` covers.
+        max_paths: Paths counted separately; further ones share `OTHER`.
     """
 
     def __init__(self, ttft_s: float, *, window_s: float = WINDOW_S, max_paths: int = 50) -> None:
@@ -62,15 +62,7 @@ class Attainment:
         *,
         now: float,
     ) -> tuple[str, bool] | None:
-        """Count a request that an endpoint was chosen for.
-
-        Args:
-            path: Its normal path.
-            outcome: How it ended.
-            status: HTTP status for the client.
-            first_byte_s: From its arrival to the first byte of the answer; None for no answer.
-            duration_s: From its arrival to its end; None where unknown.
-            now: When it is counted.
+        """Count a request that was routed; its times as in `accounting.Completion`.
 
         Returns:
             The label that it counts under and whether it attained; None if it is not counted.
@@ -79,12 +71,12 @@ class Attainment:
         return None if is_attained is None else self._count(path, is_attained, now)
 
     def rejected(self, path: str, rejection: Rejection, *, now: float) -> tuple[str, bool] | None:
-        """Count a request that we answered ourselves; the answer as of `completed`."""
+        """Count a request that was rejected; return as `completed` does."""
         is_ours = rejection.status == _TOO_MANY_REQUESTS or rejection.status >= 500
         return self._count(path, False, now) if is_ours else None
 
     def recent(self, *, now: float) -> Mapping[str, Share]:
-        """Each path's requests of the last `window_s`, by path."""
+        """Return the counts of the last `window_s`, by path."""
         self._forget(now)
         total: dict[str, Share] = {}
         for bucket in self._buckets:

@@ -1,9 +1,9 @@
 """A request's body as it arrives, and the model in it.
 
-Every chunk is read once, pass by pass, and let go: no pass holds the event loop for more than
-some milliseconds, and of a body only what still has to be sent on is kept. A part of a body decides
-only where the data plane gives no more, or where waiting for the end would stall a body longer than
-it buffers; what comes behind that part is held to the model that it named.
+Every chunk is read once, pass by pass, and freed: no pass holds the event loop for more than some
+milliseconds, and only bytes that still have to be sent on are kept. A part of a body decides only
+where the data plane sends no more, or where waiting for the end would stall a body longer than it
+buffers; the rest must then name the same model.
 """
 
 from __future__ import annotations
@@ -15,51 +15,36 @@ from extproc.core.errors import RequestError
 from extproc.core.jsonmodel import SMALL_BYTES, JsonReader
 from extproc.core.multipart import FormReader
 from extproc.core.openai import check_model
-from extproc.core.routes import RESPONSES_PATH, UNTOLD_PATH, Route, RouteKind
+from extproc.core.routes import NO_PATH, RESPONSES_PATH, Route, RouteKind
 
 MAX_ECHO_BYTES = 62_000
 """Envoy refuses streamed chunks over 64 KiB; the Gateway API's pickers use 62,000 bytes."""
 
 CHUNK_OVERHEAD_BYTES = 48
-"""What keeping a chunk costs beside its bytes (CPython: 33 for the object, 8 for its place): a
+"""Memory that a kept chunk takes besides its bytes (CPython: 33 for the object, 8 for its place): a
 client may send two bytes at a time."""
 
 
 class BodyReader:
     """Takes chunks up to a limit, reads them and finds the model.
 
-    `num_bytes` is what came, `held_bytes` what is kept of it now.
-
     Args:
-        route: What kind of body it is.
-        content_type: The request's header; a form's boundary stands in it.
+        route: The kind of body.
+        content_type: The request's header, which names a form's boundary.
         max_bytes: Limit for all chunks together.
         allows_stored: `previous_response_id` may be used (a session header is configured).
-        early_bytes: Size from which on a part may decide.
+        early_bytes: Size from which a part may decide.
         is_echoed: The body is ours to send on, so that it has to be kept.
 
     Attributes:
         num_bytes: Of all chunks together.
-        held_bytes: Of those that are kept now: not read yet, or to be sent on.
+        held_bytes: Of those kept now: not read yet, or to be sent on.
     """
 
     __slots__ = (
-        "_allows_stored",
-        "_at",
-        "_content_type",
-        "_early_bytes",
-        "_is_echoed",
-        "_is_gathering",
-        "_kept",
-        "_max_bytes",
-        "_num_done",
-        "_num_joined",
-        "_reader",
-        "_route",
-        "_settled",
-        "_unread",
-        "held_bytes",
-        "num_bytes",
+        *("_allows_stored", "_at", "_content_type", "_early_bytes", "_is_echoed", "_is_gathering"),
+        *("_kept", "_max_bytes", "_num_done", "_num_joined", "_reader", "_route", "_settled"),
+        *("_unread", "held_bytes", "num_bytes"),
     )
 
     def __init__(
@@ -94,10 +79,10 @@ class BodyReader:
         return not self._unread
 
     def add(self, data: bytes | memoryview) -> None:
-        """Take a chunk; `read` reads it.
+        """Add a chunk; `read` reads it.
 
         Raises:
-            RequestError: 413, the limit is passed.
+            RequestError: 413, the limit is exceeded.
         """
         self.num_bytes += len(data)
         if self.num_bytes > self._max_bytes:
@@ -108,13 +93,13 @@ class BodyReader:
             self._kept.append(data)
 
     def read(self, *, is_over: bool = False) -> bool:
-        """Read what one pass may cost; whether that was all that came. What is read is let go.
+        """Read one pass and free it; return whether all chunks so far have been read.
 
         A body that may still turn out small is not read before `is_over`: read at once, it is
         read twenty times as fast.
 
         Raises:
-            RequestError: 400 or 415, whatever is wrong with it, or another model than settled.
+            RequestError: 400 or 415, it is malformed, or names another model than settled.
         """
         if not self._unread:
             return True
@@ -136,13 +121,13 @@ class BodyReader:
         return not self._unread
 
     def _may_be_small(self) -> bool:
-        """Whether to wait for more; not where what came may be all, with only trailers behind."""
+        """Return whether to wait for more; not where only trailers may follow."""
         if self.num_bytes >= min(SMALL_BYTES, self._early_bytes):
             return False
         return self._is_echoed or not bytes(self._unread[-1]).rstrip().endswith(b"}")
 
     def _gather(self) -> None:
-        """Make one chunk of those that came: the reader reads a small body as a whole."""
+        """Join the chunks so far: the reader reads a small body as a whole."""
         self._is_gathering = False
         self._num_joined = len(self._unread)
         if self._num_joined > 1:
@@ -151,10 +136,10 @@ class BodyReader:
                 self.held_bytes -= (self._num_joined - 1) * CHUNK_OVERHEAD_BYTES
 
     def model(self) -> str:
-        """The model of a complete body that is read; "" for a stored response, which names none.
+        """Return the model of a complete body; "" for a stored response, which names none.
 
         Raises:
-            RequestError: 400, whatever is wrong with it.
+            RequestError: 400, the body is malformed or names no model.
         """
         if self._route.kind is RouteKind.STORED_RESPONSE:
             return ""
@@ -165,7 +150,7 @@ class BodyReader:
         return model
 
     def model_of_part(self) -> str:
-        """The model of a body that may be cut off, or whole with nothing to say so.
+        """Return the model of a body that may be cut off, or whole without a sign of it.
 
         Raises:
             RequestError: As `model`; 413 if it is cut off before the model.
@@ -176,9 +161,9 @@ class BodyReader:
         return model
 
     def model_so_far(self) -> str | None:
-        """The model if what came is a whole body, or is enough to decide and it stands in it.
+        """Return the model if the body is whole, or long enough to decide and the model is in it.
 
-        A body with trailers may be whole with nothing to say so: the data plane holds the trailers
+        A body with trailers may be whole without a sign of it: the data plane holds the trailers
         back until the headers are answered.
 
         Raises:
@@ -188,23 +173,20 @@ class BodyReader:
         return self._model_if_seen() if is_enough or self._made_reader().is_whole else None
 
     def settle(self, model: str) -> None:
-        """Hold what is still to come to the model that has decided."""
+        """Require the rest of the body to name the model that has decided."""
         self._settled = model
 
     def take_done(self) -> int:
-        """The number of chunks that have been read since this was asked last."""
+        """Return the number of chunks read since the last call."""
         done, self._num_done = self._num_done, 0
         return done
 
     def pieces(self) -> Iterator[tuple[bytes, bool]]:
-        """The whole body cut into chunks that Envoy takes; (chunk, is it the last).
-
-        None where no chunk ever came: what was not sent is not echoed.
-        """
+        """Cut the whole body as `pieces` does; nothing where no chunk ever came."""
         return pieces(b"".join(self._kept)) if self._kept else iter(())
 
     def clear(self) -> None:
-        """Let go of what is kept; the whole body has been answered, or will not be."""
+        """Free the kept chunks; the whole body has been answered, or will not be."""
         self._unread.clear()
         self._kept.clear()
         self._at = self._num_done = self.held_bytes = 0
@@ -216,7 +198,7 @@ class BodyReader:
         at = reader.feed(data, self._at)
         if self._settled is not None:
             if reader.model != self._settled:
-                raise RequestError(rejections.two_models())
+                raise RequestError(rejections.TWO_MODELS)
             self._check_reference(reader)
         return at
 
@@ -234,12 +216,12 @@ class BodyReader:
         return None if reader.model is None else check_model(reader.model)
 
     def _check_reference(self, reader: JsonReader | FormReader) -> None:
-        refers = self._route.path in (RESPONSES_PATH, UNTOLD_PATH) and reader.refers_back
+        refers = self._route.path in (RESPONSES_PATH, NO_PATH) and reader.refers_back
         if refers and not self._allows_stored:
-            raise RequestError(rejections.stored_response())
+            raise RequestError(rejections.STORED_RESPONSE)
 
 
 def pieces(data: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Cut `data` into chunks that Envoy takes; (chunk, is it the last). At least one."""
+    """Cut `data` into chunks that Envoy accepts, at least one: (chunk, whether it is the last)."""
     for start in range(0, max(len(data), 1), MAX_ECHO_BYTES):
         yield data[start : start + MAX_ECHO_BYTES], start + MAX_ECHO_BYTES >= len(data)

@@ -1,13 +1,13 @@
 """One budget for the bytes of bodies in memory, over all connections.
 
-An upload holds what has come of it: a part of a message that the transport keeps, and what its
-session says it still needs. Three steps keep the sum within the budget:
+An upload holds its bytes so far: a part of a message that the transport keeps, and those that its
+session still needs. Three steps keep the sum within the budget:
 
 1. Below half of it every upload gets room (a flow-control window) as it goes on.
-2. Above, only the oldest uploads do, as many as fit to their largest size; the others wait. So some
-   always come to their end and let go, where an even share would leave all of them stuck.
-3. What still does not fit is given up, the oldest unfinished upload first; so is one that stands
-   still while others wait, and one that has waited too long itself.
+2. Above, only the oldest uploads do, as many as fit at their largest size; the others wait. So some
+   always complete and free their bytes, where an even share would leave all of them stuck.
+3. If the sum still does not fit, uploads are given up, the oldest unfinished one first; so is one
+   that stalls while others wait, and one that has waited too long itself.
 """
 
 from __future__ import annotations
@@ -19,53 +19,39 @@ from typing import Final, Protocol
 DEFAULT_MAX_BYTES: Final = 512 * 1024 * 1024
 DEFAULT_MAX_UPLOAD_BYTES: Final = 64 * 1024 * 1024
 GRANT_BYTES: Final = 128 * 1024
-"""What an upload may send on before it asks again."""
+"""Bytes that an upload may send before it asks again."""
 PATIENCE_S: Final = 2.0
-"""How long an upload waits before another, which has not moved for as long, is given up for it."""
+"""How long an upload waits before another, stalled for as long, is given up for it."""
 MAX_WAIT_S: Final = 7.0
 """How long an upload waits in all before it is given up itself: the data plane's own timer, 10 s in
 our configurations, would end it with 504."""
 
 
 class Upload(Protocol):
-    """Who holds bytes.
-
-    Attributes:
-        held_bytes: Set by the budget alone.
-        waited_s: Likewise: how long it has waited in all since it holds something.
-    """
+    """A holder of bytes; the budget alone sets its attributes."""
 
     held_bytes: int
-    waited_s: float
+    waited_s: float  # in all, since it holds bytes
 
     def grant(self) -> None:
-        """There is room again: let more come."""
+        """Let more come: there is room again."""
 
     def give_up(self) -> None:
-        """Answer that there is no room, and let everything go."""
+        """Reply that there is no room, and free everything."""
 
 
 class Budget:
-    """Who holds how much, in order of age.
+    """The bytes held, by upload, in order of age.
 
     Attributes:
-        max_bytes: The budget.
-        used_bytes: What uploads hold and what answers wait to be sent.
+        used_bytes: Held by uploads and by responses that wait to be sent.
         now_s: Monotonic seconds at the last tick, as exact as ages have to be.
         num_given_up: Uploads given up.
     """
 
     __slots__ = (
-        "_max_upload_bytes",
-        "_relaxed_bytes",
-        "_unfinished",
-        "_unsent_bytes",
-        "_waiting",
-        "_whole",
-        "max_bytes",
-        "now_s",
-        "num_given_up",
-        "used_bytes",
+        *("_max_upload_bytes", "_relaxed_bytes", "_unfinished", "_unsent_bytes", "_waiting"),
+        *("_whole", "max_bytes", "now_s", "num_given_up", "used_bytes"),
     )
 
     def __init__(
@@ -88,16 +74,16 @@ class Budget:
 
     @property
     def is_full(self) -> bool:
-        """Unsent answers alone fill it: giving uploads up would not help."""
+        """Unsent responses alone fill it: giving uploads up would not help."""
         return self._unsent_bytes >= self.max_bytes
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether somebody has to be given up: see `relieve`."""
+        """Whether an upload has to be given up: see `relieve`."""
         return self.used_bytes > self.max_bytes
 
     def add(self, upload: Upload, change_bytes: int) -> None:
-        """An upload holds so much more, or less."""
+        """Change the bytes that an upload holds."""
         held_bytes = upload.held_bytes = upload.held_bytes + change_bytes
         self.used_bytes += change_bytes
         if change_bytes > 0:
@@ -113,34 +99,31 @@ class Budget:
             self._resume()
 
     def add_unsent(self, change_bytes: int) -> None:
-        """So much more, or less, of answers waits to be sent."""
+        """Change the bytes of responses that wait to be sent."""
         self.used_bytes += change_bytes
         self._unsent_bytes += change_bytes
         if change_bytes < 0 and self._waiting:
             self._resume()
 
     def set_whole(self, upload: Upload) -> None:
-        """Nothing more will come of an upload: it is given up after all that are unfinished."""
+        """Record that an upload is complete: it is given up only after all unfinished ones."""
         if self._unfinished.pop(upload, None) is not None:
             self._whole[upload] = None
 
     def leave(self, upload: Upload) -> None:
-        """An upload has ended, and holds nothing any more."""
-        if upload.held_bytes:  # nobody waits who holds nothing
+        """Record that an upload has ended, and holds nothing any more."""
+        if upload.held_bytes:  # an upload that holds nothing does not wait
             self._waiting.pop(upload, None)
             self.add(upload, -upload.held_bytes)
 
     def may_grow(self, upload: Upload) -> bool:
-        """Whether more may come of an upload now; if not, its `grant` is called later."""
+        """Return whether an upload may send more now; if not, its `grant` is called later."""
         if (
             self.used_bytes < self._relaxed_bytes
             or not upload.held_bytes
             or any(upload is each for each in self._first())
         ):
-            since_s = self._waiting.pop(upload, None)
-            if since_s is not None:
-                upload.waited_s = self.now_s - since_s
-            self._note_progress(upload)
+            self._stop_waiting(upload)
             return True
         self._waiting.setdefault(upload, self.now_s - upload.waited_s)
         return False
@@ -157,7 +140,7 @@ class Budget:
             self._give_up(victim)
 
     def tick(self, *, now: float) -> None:
-        """Look who stands still, and who waits too long; to be called about once a second."""
+        """Give up uploads that stall or wait too long; to be called about once a second."""
         self.now_s = now
         idle_since_s = now - PATIENCE_S
         idle = iter([
@@ -179,12 +162,8 @@ class Budget:
         upload.give_up()
         self.leave(upload)
 
-    def _note_progress(self, upload: Upload) -> None:
-        if upload in self._unfinished:
-            self._unfinished[upload] = self.now_s
-
     def _first(self) -> Iterator[Upload]:
-        """The oldest unfinished uploads that fit together; at least one."""
+        """Yield the oldest unfinished uploads that fit together; at least one."""
         room_bytes = self.max_bytes - self.used_bytes
         for number, upload in enumerate(self._unfinished):
             room_bytes -= max(self._max_upload_bytes - upload.held_bytes, 0)
@@ -193,7 +172,7 @@ class Budget:
             yield upload
 
     def _resume(self) -> None:
-        """Let go on who waits and may: the oldest, and below half the budget whoever fits there."""
+        """Grant room to waiting uploads: the oldest, and others while half the budget has room."""
         chosen = [upload for upload in self._first() if upload in self._waiting]
         num_more = max(0, self._relaxed_bytes - self.used_bytes) // GRANT_BYTES
         chosen += islice(self._waiting, num_more)
@@ -201,8 +180,13 @@ class Budget:
             self._grant(upload)
 
     def _grant(self, upload: Upload) -> None:
+        if self._stop_waiting(upload):
+            upload.grant()
+
+    def _stop_waiting(self, upload: Upload) -> bool:
         since_s = self._waiting.pop(upload, None)
         if since_s is not None:
             upload.waited_s = self.now_s - since_s
-            self._note_progress(upload)
-            upload.grant()
+        if upload in self._unfinished:
+            self._unfinished[upload] = self.now_s
+        return since_s is not None

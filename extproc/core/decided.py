@@ -1,7 +1,7 @@
-"""A decision described in plain values.
+"""A decision as plain values.
 
-The values are those of `extproc.v1.Decision` and can be encoded as such, whatever the core's own
-are: numbers within the fields' range, texts that have a UTF-8 form and an end.
+The values fit the fields of `extproc.v1.Decision`: numbers are within their range, texts have a
+UTF-8 form and a limited length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_UINT32, _MAX_UINT64 = 2**32 - 1, 2**64 - 1
 
 
 def describe_result(record: DecisionRecord) -> dict[str, Any]:
-    """`{"pick": {...}}` or `{"rejection": {...}}`, with the fields of the .proto by their names."""
+    """Return `{"pick": {...}}` or `{"rejection": {...}}`, with the field names of the .proto."""
     if isinstance(record.decision, Rejection):
         return {"rejection": _describe_rejection(record, record.decision)}
     return {"pick": _describe_pick(record.decision)}

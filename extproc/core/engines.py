@@ -1,4 +1,4 @@
-"""What each inference engine calls its metrics: the profiles that `exposition` reads pages by.
+"""The metric names of each inference engine: the profiles that `exposition` reads pages by.
 
 Names change between versions of an engine, so most entries are tuples: the first name that has
 series on the page is the one that counts. Nothing here parses.
@@ -13,51 +13,29 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class LoraInfo:
-    """A family whose labels name the active adapters and whose value is a wall time.
-
-    Attributes:
-        family: The family's name.
-        running_label: Label with the adapters of running requests.
-        waiting_label: Label with the adapters of waiting requests.
-        max_label: Label with the number of adapter slots on the GPU.
-        separator: What stands between two names in a label.
-    """
+    """A family whose labels name the active adapters and whose value is a wall time."""
 
     family: str
-    running_label: str
-    waiting_label: str
-    max_label: str
-    separator: str = ","
+    running_label: str  # the adapters of running requests
+    waiting_label: str  # the adapters of waiting requests
+    max_label: str  # the number of adapter slots on the GPU
+    separator: str = ","  # between two names in a label
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """A family with one series per adapter and level that the adapter is loaded at.
-
-    Attributes:
-        family: The family's name.
-        adapter_label: Label with the adapter's name.
-        level_label: Label with the level.
-        gpu_level: The level that means a GPU slot.
-        cpu_level: The level that means the CPU cache.
-    """
+    """A family with one series per adapter and level that the adapter is loaded at."""
 
     family: str
     adapter_label: str
     level_label: str
-    gpu_level: str
-    cpu_level: str
+    gpu_level: str  # the level that means a GPU slot
+    cpu_level: str  # the level that means the CPU cache
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledFamily:
-    """The part of a family that has one value in one label.
-
-    Attributes:
-        family: The family's name.
-        label: The label that tells the parts apart.
-        value: The wanted part.
-    """
+    """The part of a family that has one value in one label."""
 
     family: str
     label: str
@@ -66,36 +44,27 @@ class LabelledFamily:
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """How one engine says what a load report holds.
+    """The metrics of one engine that make up a load report; None where it has no such metric.
 
     Attributes:
-        name: For configuration, e.g. `vllm`.
         engine_label: Series that agree in this label count the same requests (ranks of one
             engine); series that differ in it are separate engines, whose requests add up.
-        running: Names of the gauge of running requests.
-        waiting: Names of the gauge of waiting requests.
-        kv_usage: Names of the gauge of KV cache use, 0 to 1.
-        lora_slots: Names of the gauge of adapter slots on the GPU, where there is one.
-        deferred: Requests held back by adapter slots alone; None where the engine does not say.
-        lora_info: Active adapters; None where the engine does not say.
-        residency: Loaded adapters; None where the engine does not say.
-        process_start: Name of the start time of the server's process, wall seconds.
     """
 
-    name: str
+    name: str  # for configuration, e.g. `vllm`
     engine_label: str
-    running: tuple[str, ...]
-    waiting: tuple[str, ...]
-    kv_usage: tuple[str, ...]
-    lora_slots: tuple[str, ...] = ()
-    deferred: LabelledFamily | None = None
-    lora_info: LoraInfo | None = None
-    residency: Residency | None = None
-    process_start: str = "process_start_time_seconds"
+    running: tuple[str, ...]  # gauge of running requests
+    waiting: tuple[str, ...]  # gauge of waiting requests
+    kv_usage: tuple[str, ...]  # gauge of KV cache use, 0 to 1
+    lora_slots: tuple[str, ...] = ()  # gauge of adapter slots on the GPU
+    deferred: LabelledFamily | None = None  # requests held back by adapter slots alone
+    lora_info: LoraInfo | None = None  # active adapters
+    residency: Residency | None = None  # loaded adapters
+    process_start: str = "process_start_time_seconds"  # of the server's process, wall seconds
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Every name worth asking a server for, each once."""
+        """The names of all families that are read, each once."""
         optional = (self.deferred, self.lora_info, self.residency)
         return (
             *self.running,
@@ -132,8 +101,8 @@ _VLLM = EngineProfile(
     ),
 )
 
-# SGLang does not say which adapters are active or loaded: they are known from our dispatches
-# alone. Its newer versions say how many slots there are (`--max-loras-per-batch`).
+# SGLang does not report active or loaded adapters: they are known from our dispatches alone. Its
+# newer versions report the number of slots (`--max-loras-per-batch`).
 _SGLANG = EngineProfile(
     name="sglang",
     engine_label="dp_rank",

@@ -1,7 +1,7 @@
 """Exceptions of the core: malformed input and broken protocol, never expected outcomes.
 
 ExtprocError
-├── RequestError      the client's request cannot be routed; carries the `Rejection` to answer with
+├── RequestError      the client's request cannot be routed; carries its `Rejection`
 ├── ProtocolError     Envoy (or another data plane) sent what the protocol does not allow
 └── ExpositionError   a metrics page that is not in the Prometheus text format
 """
@@ -16,7 +16,7 @@ class ExtprocError(Exception):
 
 
 class RequestError(ExtprocError):
-    """The request cannot be routed; the caller answers the client with `rejection`."""
+    """The request cannot be routed; the caller sends `rejection` to the client."""
 
     def __init__(self, rejection: Rejection) -> None:
         super().__init__(rejection.message)

@@ -1,9 +1,8 @@
-"""Why a decision fell as it did, in one sentence for people.
+"""The reason for a decision, in one sentence for people.
 
-It says what the policy's slug means, what the policy saw at the pod that it chose, and what the
-alternatives were. A policy of this package says so itself, beside its rule; of another one only the
-slug is told. No sentence quotes a prompt, and each is bounded in length, though names of models and
-messages come from clients.
+It explains the policy's slug, the state of the chosen pod, and the alternatives. A policy of this
+package explains itself; of any other only the slug is given. No sentence quotes a prompt, and each
+is bounded in length, though names of models and messages come from clients.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MAX_SENTENCE_CHARS = 2000
 
 
 def explain(decision: Pick | Rejection) -> str:
-    """Say in one sentence which pod was chosen, why and over what, or what the client was told."""
+    """Say in one sentence which pod was chosen, why and over which others, or the rejection."""
     sentence = _rejection(decision) if isinstance(decision, Rejection) else _pick(decision)
     return plain(sentence, MAX_SENTENCE_CHARS)
 
@@ -56,7 +55,7 @@ def _why(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> st
 
 
 def _state(chosen: EndpointView) -> str:
-    """Why one with a flaw was chosen: no other was better."""
+    """Say why a flawed one was chosen: no other was better."""
     if chosen.is_unreachable:
         return "; no pod that could take it can be reached"
     if chosen.is_ejected:

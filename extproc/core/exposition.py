@@ -1,18 +1,18 @@
 """From a page of metrics in the Prometheus text format to a `LoadReport`.
 
 A server's page has hundreds of lines and is read many times a second, so only the lines of the
-families in the engine's profile are touched. A page without them is a report of an engine that has
-said nothing yet, not an error; garbage is an error.
+families in the engine's profile are touched. A page without them is the report of an engine that
+has no figures yet, not an error; garbage is an error.
 
-Four things about vLLM's `lora_requests_info` that the format does not tell:
+Four facts about vLLM's `lora_requests_info` that the format does not show:
 
-1. Its value is a wall time: when the engine last was in the state that the labels describe.
+1. Its value is a wall time: when the engine was last in the state that the labels describe.
 2. Series are never removed. The newest one is the present state; all of them together are a log of
    which adapter was last active when.
 3. Versions 0.11.1 and later write the same set into both labels, earlier ones tell running from
    waiting; the union is right for both.
 4. With several API server processes a series of more than one of them carries the sum of their
-   times, which must not pass for the newest.
+   times, which must not count as the newest.
 """
 
 from __future__ import annotations
@@ -43,27 +43,21 @@ _ESCAPE = re.compile(r'\\([\\n"])')
 _MAX_LORA_SERIES = 2_048
 
 # A series once written comes again in every scrape: to read its labels costs 5 us, to look them up
-# 0.3 us. What is remembered is some four times as large as the text that it was read from.
+# 0.3 us. A remembered result is some four times as large as its text.
 _MAX_REMEMBERED_BYTES = 16 * 1024 * 1024
 
-# Adapters taken from one page, most recently active first.
-_MAX_ADAPTERS = 16_384
-
-# Of an adapter's name; nobody can ask for a longer one (`openai.MAX_MODEL_BYTES`).
-_MAX_NAME_CHARS = 256
-
+_MAX_ADAPTERS = 16_384  # read from one page, most recently active first
+_MAX_NAME_CHARS = 256  # of an adapter's name; requests cannot name a longer one
+_MAX_QUOTED_BYTES = 120  # of a line in an error message
 _LINE_FEED = 10
-
-# A line quoted in an error message is cut here.
-_MAX_QUOTED_BYTES = 120
 
 
 def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
-    """Read what `profile` names from `page`.
+    """Parse the metrics of `profile` from `page`.
 
-    Counts of several engines behind one server are added, their KV cache use is averaged. Values
-    that cannot be (NaN, infinite, negative, times summed over processes) are left out, counts are
-    taken up to `MAX_COUNT`.
+    Counts of several engines behind one server are added, their KV cache use is averaged.
+    Impossible values (NaN, infinite, negative, times summed over processes) are left out, counts
+    are limited to `MAX_COUNT`.
 
     Raises:
         ExpositionError: The page is not in the text format, is cut off, or a wanted line cannot
@@ -122,9 +116,9 @@ def _values_by_engine(
     profile: EngineProfile,
     where: LabelledFamily | None = None,
 ) -> list[float]:
-    """One value per engine, of the first of `names` that has any.
+    """Return one value per engine, of the first of `names` that has any.
 
-    Ranks of one engine count the same requests and may lag behind each other: the highest is it.
+    Ranks of one engine count the same requests and may lag behind each other: the highest counts.
     """
     for name in names:
         values: dict[str, float] = {}
@@ -143,7 +137,7 @@ def _values_by_engine(
 def _read_lora_info(
     page: bytes, info: LoraInfo | None
 ) -> tuple[frozenset[str], tuple[tuple[str, float], ...], int | None]:
-    """Answer the active adapters, the log and the number of slots."""
+    """Return the active adapters, the log and the number of slots."""
     if info is None:
         return frozenset(), (), None
     series = [(at_s, block) for block, at_s in _series(page, info.family) if 0 < at_s < MAX_WALL_S]
@@ -162,7 +156,7 @@ def _read_lora_info(
 
 
 def _read_lora_labels(block: bytes, info: LoraInfo) -> tuple[frozenset[str], int]:
-    """Answer the adapters of one series and the slots that it tells."""
+    """Return the adapters and the slots of one series."""
     labels = _read_labels(block)
     adapters = _split_adapters(
         labels.get(info.running_label, ""), labels.get(info.waiting_label, ""), info.separator
@@ -176,7 +170,7 @@ def _find_names(running: str, waiting: str, separator: str) -> frozenset[str]:
 
 
 def _parse_slots(text: str) -> int:
-    """Slots as a label says it; 0 where it says none, as a server without LoRA does."""
+    """Parse the slots in a label; 0 where there are none, as on a server without LoRA."""
     try:
         return whole(int(text), MAX_COUNT)
     except ValueError:
@@ -186,9 +180,9 @@ def _parse_slots(text: str) -> int:
 def _read_residency(
     page: bytes, residency: Residency | None
 ) -> tuple[frozenset[str] | None, frozenset[str] | None]:
-    """Answer the adapters in GPU slots and those in the CPU cache; None, None without the family.
+    """Return the adapters in GPU slots and those in the CPU cache; None, None without the family.
 
-    A family that is declared but has no series says that nothing is loaded.
+    A family that is declared but has no series means that nothing is loaded.
     """
     if residency is None or residency.family.encode() not in page:
         return None, None
@@ -207,7 +201,7 @@ def _read_residency(
 
 
 def _series(page: bytes, family: str) -> Iterator[tuple[bytes, float]]:
-    """Label block and value of each series of `family`. The page ends with a line feed.
+    """Yield label block and value of each series of `family`. The page ends with a line feed.
 
     Ends with the first group of lines: "All lines for a given metric must be provided as one
     single group" (Prometheus, "Exposition formats"), and to search the rest costs 9 us.
@@ -216,7 +210,7 @@ def _series(page: bytes, family: str) -> Iterator[tuple[bytes, float]]:
     at, in_group = page.find(name), False
     while at >= 0:
         rest, end = at + len(name), page.find(b"\n", at)
-        # Else a comment, a label's value or a longer name that has this one in it.
+        # Else a comment, a label's value or a longer name that contains this one.
         if page[rest] in b"{ \t" and (in_group or _begins_line(page, at)):
             yield _split_line(page[rest:end])
             at = end + 1
@@ -234,9 +228,9 @@ def _begins_line(page: bytes, at: int) -> bool:
 
 
 def _split_line(rest: bytes) -> tuple[bytes, float]:
-    """Split what follows a metric's name into the label block, without its last brace, and value.
+    """Split the rest of a line, after the name, into label block (without its brace) and value.
 
-    A timestamp after the value is left out.
+    A timestamp after the value is ignored.
     """
     # A value or a timestamp has no brace in it, so the last one closes the labels.
     block, _, after = rest.rpartition(b"}")
@@ -250,7 +244,7 @@ def _split_line(rest: bytes) -> tuple[bytes, float]:
 
 
 def _parse_labels(block: bytes) -> Mapping[str, str]:
-    """Read labels from their opening brace on; the closing one is taken off."""
+    """Parse labels from their opening brace on; the closing one is cut off."""
     labels: dict[str, str] = {}
     opening = _OPENING.match(block)
     if block and opening is None:

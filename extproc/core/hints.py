@@ -1,8 +1,8 @@
-"""Control headers of a request, read and checked: what its sender asks the router for.
+"""A request's control headers, parsed and checked.
 
-The names are those that inference gateways' pickers read, each with the older ones that clients
-still send (llm-d-router, pkg/epp/metadata). Of several names of one thing the first counts. They
-are for the router alone, so an endpoint never sees any of them.
+The names are those of inference gateways' endpoint pickers, each with the older ones that clients
+still send (llm-d-router, pkg/epp/metadata). Of several names of one hint the first counts. They
+are for the router alone, so no endpoint sees them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONTROL_HEADERS = HINT_HEADERS | {
     *("x-llm-d-audio-duration-seconds", "x-llm-d-inference-ttl"),
     *(SUBSET_KEY, SERVED_KEY),
 }
-"""Those, and what other pickers read or set; nothing here does."""
+"""Those, and headers that other pickers read or set, which are only removed here."""
 
 MAX_NAME_BYTES = 253
 """Of an objective or a fairness id: the longest name of a Kubernetes object."""
@@ -36,7 +36,7 @@ _MILLISECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 
 def read_hints(headers: Mapping[str, str]) -> Hints:
-    """The request's hints; an empty header is none.
+    """Return the request's hints; an empty header counts as absent.
 
     Raises:
         RequestError: 400, a value that cannot be used.
@@ -53,7 +53,7 @@ def read_hints(headers: Mapping[str, str]) -> Hints:
 
 
 def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
-    """The header that counts and its value; the value is "" where there is none."""
+    """Return the header that counts and its value, "" where there is none."""
     for name in names:
         value = headers.get(name, "").strip()
         if value:

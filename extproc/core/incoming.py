@@ -1,9 +1,8 @@
-"""One request as far as it has come: what it asks for, and how its parts go on.
+"""One request as far as it has come: its model, and the answers to its parts.
 
-What comes of a request, and what each part is answered with, depends on the body mode. A headers
-answer is held back where the body comes early (STREAMED with
-`send_body_without_waiting_for_header_response`, FULL_DUPLEX_STREAMED) and given at once where the
-body waits for it (BUFFERED, BUFFERED_PARTIAL).
+Both depend on the body mode. The answer to the headers is held back where the body comes early
+(STREAMED with `send_body_without_waiting_for_header_response`, FULL_DUPLEX_STREAMED) and sent at
+once where the body waits for it (BUFFERED, BUFFERED_PARTIAL).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from extproc.core.hints import read_hints
 from extproc.core.messages import BodyMode
 from extproc.core.openai import check_model
 from extproc.core.ports import StreamSettings
-from extproc.core.routes import Route, RouteKind, RouteTable, match_untold
+from extproc.core.routes import Route, RouteKind, RouteTable, match_without_path
 from extproc.core.types import Pick, Rejection, RequestInfo
 
 _AT_ONCE = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
@@ -28,24 +27,24 @@ _IN_CHUNKS = (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
 
 def match_route(event: m.RequestHeaders, routes: RouteTable) -> Route | Rejection:
-    """Not every data plane tells the request line: without a method, a body makes it POST."""
+    """Return the route; some data planes omit the request line: a body then means POST."""
     headers = event.headers
     method, path = headers.get(":method"), headers.get(":path")
     if method is None:
         method = "GET" if event.end_of_stream else "POST"
     if path is None:
-        return match_untold(method, headers.get("content-type", ""))
+        return match_without_path(method, headers.get("content-type", ""))
     return routes.match(method, path)
 
 
 def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """What an answer can still need: thousands may be held, and all headers are 1.5 KB each."""
+    """Return those that a response may need: thousands of requests may be held, 1.5 KB each."""
     limits = {":path": MAX_PATH_CHARS, "x-request-id": MAX_REQUEST_ID_CHARS}
     return {name: headers[name][:most] for name, most in limits.items() if name in headers}
 
 
 class Incoming:
-    """A request that is to be routed.
+    """A request to be routed.
 
     Raises:
         RequestError: On construction, where its headers alone are wrong.
@@ -78,42 +77,42 @@ class Incoming:
         self._hints = read_hints(headers)
         if route.kind is RouteKind.STORED_RESPONSE:
             if session is None:
-                raise RequestError(rejections.stored_response())
+                raise RequestError(rejections.STORED_RESPONSE)
         elif headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
-            raise RequestError(rejections.encoded_body())
+            raise RequestError(rejections.ENCODED_BODY)
         elif event.end_of_stream:
-            raise RequestError(rejections.empty_body())
+            raise RequestError(rejections.EMPTY_BODY)
         self._request_id = headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS]
         self._session = None if session is None else _digest(session)
 
     # --- headers -----------------------------------------------------------------------------
 
-    def model_of_headers(self, told: str | None) -> str | None:
-        """The model if no body is needed to know it; "" for a stored response, which names none.
+    def model_of_headers(self, stated: str | None) -> str | None:
+        """Return the model if it is known without the body; "" for a stored response.
 
         Args:
-            told: The model that the data plane has read itself; "" says that it found none.
+            stated: The model that the data plane has read itself; "" where it found none.
 
         Raises:
-            RequestError: 400, it is none.
+            RequestError: 400, it is not a model's name.
         """
         if self._route.kind is RouteKind.STORED_RESPONSE:
             return None if self._has_body else ""
-        if self._mode is not BodyMode.NONE or told is None:
+        if self._mode is not BodyMode.NONE or stated is None:
             return None
-        if not told:
-            raise RequestError(rejections.missing_model())
-        return check_model(told)
+        if not stated:
+            raise RequestError(rejections.MISSING_MODEL)
+        return check_model(stated)
 
     def await_body(self, settings: StreamSettings, *, comes_early: bool) -> list[m.Command]:
-        """The answer to headers that do not decide.
+        """Return the answer to headers that do not decide.
 
         Raises:
             RequestError: 500, the body would come too late or never.
         """
         if self._mode is BodyMode.NONE or (self._mode is BodyMode.STREAMED and not comes_early):
             if not settings.allow_mode_override:
-                raise RequestError(rejections.body_not_sent())
+                raise RequestError(rejections.BODY_NOT_SENT)
             self._mode, self._has_body = BodyMode.BUFFERED, True
             keeps_response = settings.uses_response_phases
             return [m.ContinueHeaders(ask_for_body=True, keeps_response=keeps_response)]
@@ -123,36 +122,36 @@ class Incoming:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the body."""
+        """Bytes kept of the body."""
         return self._reader.held_bytes
 
     @property
     def is_read(self) -> bool:
-        """All that came has been read."""
+        """Whether all chunks so far have been read."""
         return self._reader.is_read
 
     @property
     def comes_at_once(self) -> bool:
-        """The body comes in one message, and before the trailers."""
+        """Whether the body comes in one message, before the trailers."""
         return self._mode in _AT_ONCE
 
     @property
     def is_over(self) -> bool:
-        """What came of the body is all that will."""
+        """Whether no more of the body will come."""
         return self._mode in _AT_ONCE or self._is_complete or self._has_trailers
 
     @property
     def is_streaming(self) -> bool:
-        """More of the body comes in chunks, each to be read before it goes on."""
+        """Whether more of the body comes in chunks, each to be read before it goes on."""
         return self._mode is BodyMode.STREAMED and not self._is_complete
 
     @property
     def has_timer(self) -> bool:
-        """The data plane waits only so long for an answer."""
+        """Whether the data plane limits its wait for an answer."""
         return self._mode is not BodyMode.FULL_DUPLEX_STREAMED
 
     def add(self, part: m.RequestBody | m.RequestTrailers) -> None:
-        """Take a part of the body, or the trailers: what came of the body is all of it then.
+        """Add a part of the body, or the trailers, after which no more of the body comes.
 
         Raises:
             RequestError: 413, the body is too large.
@@ -166,7 +165,7 @@ class Incoming:
             self._subset = part.subset
 
     def add_late(self, part: m.RequestBody | m.RequestTrailers) -> None:
-        """Take what comes while what came before is read, or while the request is held.
+        """Add a part that comes while earlier ones are read, or while the request is held.
 
         Raises:
             ProtocolError: The request was complete.
@@ -178,18 +177,18 @@ class Incoming:
         self.add(part)
 
     def read(self) -> bool:
-        """Read what one pass may cost; whether that was all that came.
+        """Read one pass; return whether all chunks so far have been read.
 
         Raises:
-            RequestError: Whatever is wrong with the body.
+            RequestError: The body is malformed.
         """
         return self._reader.read(is_over=self.is_over)
 
     def model(self) -> str | None:
-        """The model, once all that came is read; None where more has to come.
+        """Return the model, once all chunks so far are read; None where more have to come.
 
         Raises:
-            RequestError: There is none, or whatever else is wrong with the body.
+            RequestError: There is none, or the body is malformed.
         """
         reader, mode = self._reader, self._mode
         if mode is BodyMode.BUFFERED_PARTIAL and not self._is_complete:
@@ -202,7 +201,7 @@ class Incoming:
         return reader.model() if self.is_over else None
 
     def info(self, model: str) -> RequestInfo:
-        """What may be known to choose an endpoint."""
+        """Return the facts for the choice of an endpoint."""
         return RequestInfo(
             model=model,
             path=self._route.path[:MAX_PATH_CHARS],
@@ -218,13 +217,13 @@ class Incoming:
 
     @property
     def is_answered(self) -> bool:
-        """Once it is released: whether nothing of it is still to be read or to come."""
+        """Whether, once released, all of it has come and been read."""
         if self._mode is not BodyMode.STREAMED:
             return True
         return self._reader.is_read and (self._is_complete or self._has_trailers)
 
     def release(self, pick: Pick) -> list[m.Command]:
-        """Let what came go on to the pick's endpoint."""
+        """Let the parts so far go on to the pick's endpoint."""
         if not self._has_body:
             return [m.ContinueHeaders(pick), *self._trailers()]
         if self._mode in _AT_ONCE:
@@ -236,7 +235,7 @@ class Incoming:
         return [m.ContinueHeaders(pick), *echo, *self._trailers()]
 
     def release_read(self) -> list[m.Command]:
-        """Let the chunks go on that have been read, and the trailers once all have."""
+        """Let the chunks read so far go on, and the trailers once all are read."""
         commands: list[m.Command] = [m.ContinueBody() for _ in range(self._reader.take_done())]
         return [*commands, *self._trailers()] if self.is_answered else commands
 
@@ -244,7 +243,7 @@ class Incoming:
         return [m.ContinueTrailers()] if self._has_trailers else []
 
     def clear(self) -> None:
-        """Let go of the body: a peer that reads slowly can keep this object alive."""
+        """Free the body: a peer that reads slowly can keep this object alive."""
         self._reader.clear()
 
 
@@ -255,5 +254,5 @@ def _check_length(content_length: str, limit: int) -> None:
 
 
 def _digest(session: str) -> str:
-    """As long for any value: what is remembered keeps it, and a client chooses the value."""
+    """Return a digest of fixed length: it is remembered, and the value is the client's choice."""
     return blake2b(session.encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""The answer to `GET /v1/models`, encoded once for each state of what it lists."""
+"""The response to `GET /v1/models`, encoded once for each state of the models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from extproc.core.types import ModelCard
 
 
 class ModelListing:
-    """Ten thousand adapters take 7 ms to encode, and anybody may ask for them."""
+    """A cache of the body: ten thousand adapters take 7 ms to encode, and any client may ask."""
 
     __slots__ = ("_body", "_lists", "_names", "_registry")
 
@@ -21,12 +21,12 @@ class ModelListing:
         self._body = b""
 
     def body(self, registry: Mapping[str, ModelCard], lists: Sequence[frozenset[str]]) -> bytes:
-        """The body that lists every name of `lists`.
+        """Return the body that lists every name of `lists`.
 
         Args:
-            registry: Cards by name; another object where it is not what it was.
-            lists: The names that endpoints have, all of them in the registry; the same objects
-                where they are what they were.
+            registry: Cards by name; a new object after each change.
+            lists: The names that endpoints have, all of them in the registry; new objects after
+                each change.
         """
         is_same = registry is self._registry
         if not is_same or not _are_the_same(lists, self._lists):
@@ -38,12 +38,12 @@ class ModelListing:
 
 
 def _are_the_same(one: Sequence[object], other: Sequence[object]) -> bool:
-    """By identity: to compare the names of many endpoints takes longer than to encode them."""
+    """Compare by identity: comparing the names of many endpoints is slower than encoding them."""
     return len(one) == len(other) and all(map(is_, one, other))
 
 
 def _union(lists: Sequence[frozenset[str]], most: int) -> set[str]:
-    """All names; there are `most` at most, and most endpoints have the same ones."""
+    """Return all names; there are `most` at most, and most endpoints have the same ones."""
     names: set[str] = set()
     for each in lists:
         names |= each

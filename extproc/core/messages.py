@@ -1,17 +1,18 @@
-"""What the data plane tells a stream (events) and what a stream asks it to do (commands).
+"""Events that the data plane sends to a stream, and commands that a stream sends back.
 
 Events and commands are counterparts: each event of the request or response phase that was
 delivered is answered by exactly one command of the same phase, in order. `Reply` answers any of
-them and ends the HTTP request; `End` closes the RPC and needs no event.
+them and ends the HTTP request; `End` closes the RPC and needs no event. A `body_mode` is None where
+the data plane does not state it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+from typing import get_args
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from extproc.core.types import Pick
 
@@ -30,92 +31,70 @@ class BodyMode(Enum):
 
 
 class RequestHeaders(Struct, frozen=True):
-    """The first event of a stream, unless the data plane answers before it asks.
+    """The first event of a stream, unless the data plane replies to the client before it asks.
 
     Attributes:
-        headers: Names in lower case, pseudo-headers included.
-        end_of_stream: The request has no body and no trailers.
-        body_mode: How the body will come; None where the data plane does not say.
         sends_body_early: The body comes without waiting for the answer to these headers.
-        response_body_mode: How the response's body will come, if it is sent at all; None where the
-            data plane does not say.
+        response_body_mode: How the response's body will come, if it is sent at all.
         model: The model that the data plane itself read from the body; "" where it looked and
             found none, None where it did not look.
-        subset: Addresses the data plane allows, None for all.
     """
 
-    headers: Mapping[str, str]
-    end_of_stream: bool = False
+    headers: Mapping[str, str]  # names in lower case, pseudo-headers included
+    end_of_stream: bool = False  # the request has no body and no trailers
     body_mode: BodyMode | None = None
     sends_body_early: bool = False
     response_body_mode: BodyMode | None = BodyMode.NONE
     model: str | None = None
-    subset: frozenset[str] | None = None
+    subset: frozenset[str] | None = None  # addresses the data plane allows, None for all
 
 
 class RequestBody(Struct, frozen=True):
     """A chunk of the request's body, or all of it, by mode.
 
     Attributes:
-        data: Its bytes; a view of them where that saves a copy.
-        end_of_stream: Nothing of the request follows.
         subset: Addresses the data plane allows, in place of those it named before; None where this
             message does not say.
     """
 
-    data: bytes | memoryview
-    end_of_stream: bool = False
+    data: bytes | memoryview  # a view where that saves a copy
+    end_of_stream: bool = False  # nothing of the request follows
     subset: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTrailers:
+class RequestTrailers(Struct, frozen=True):
     """The request's trailers; nothing of the request follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHeaders:
-    """The endpoint's response begins.
+class ResponseHeaders(Struct, frozen=True):
+    """The endpoint's response begins."""
 
-    Attributes:
-        status: HTTP status, 0 where it cannot be read.
-        end_of_stream: The response has no body.
-        served_by: The address that served, where the data plane reports it.
-        body_mode: How the response's body will come, where this is the stream's first event; None
-            where the data plane does not say.
-    """
-
-    status: int = 0
-    end_of_stream: bool = False
-    served_by: str | None = None
-    body_mode: BodyMode | None = None
+    status: int = 0  # HTTP status, 0 where it cannot be read
+    end_of_stream: bool = False  # the response has no body
+    served_by: str | None = None  # the address that served, where the data plane reports it
+    body_mode: BodyMode | None = None  # of the response, where this is the stream's first event
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseBody:
+class ResponseBody(Struct, frozen=True):
     """A chunk of the response's body."""
 
     data: bytes
     end_of_stream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseTrailers:
+class ResponseTrailers(Struct, frozen=True):
     """The response's trailers; the response is complete."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wakeup:
+class Wakeup(Struct, frozen=True):
     """The time that `WakeAt` asked for has come. Not from the data plane."""
 
 
-@dataclass(frozen=True, slots=True)
-class Overloaded:
+class Overloaded(Struct, frozen=True):
     """There is no memory for what the request holds. Not from the data plane."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """The data plane closed or reset the RPC. The last event, whoever ended it."""
 
 
@@ -130,34 +109,18 @@ Event = (
     | Overloaded
     | Ended
 )
-EVENT_TYPES: tuple[type, ...] = (
-    RequestHeaders,
-    RequestBody,
-    RequestTrailers,
-    ResponseHeaders,
-    ResponseBody,
-    ResponseTrailers,
-    Wakeup,
-    Overloaded,
-    Ended,
-)
+EVENT_TYPES: tuple[type, ...] = get_args(Event)
 
 
 # --- commands -------------------------------------------------------------------------------
 
 
 class ContinueHeaders(Struct, frozen=True):
-    """Let the request's headers go on: to the pick's endpoint, or undecided (None).
+    """Let the request's headers go on: to the pick's endpoint, or undecided (None)."""
 
-    Attributes:
-        pick: Sets the destination header and metadata.
-        ask_for_body: Override the body mode to BUFFERED for this request.
-        keeps_response: With `ask_for_body`: the response phases are still wanted.
-    """
-
-    pick: Pick | None = None
-    ask_for_body: bool = False
-    keeps_response: bool = False
+    pick: Pick | None = None  # sets the destination header and metadata
+    ask_for_body: bool = False  # override the body mode to BUFFERED for this request
+    keeps_response: bool = False  # with `ask_for_body`: the response phases are still wanted
 
 
 class ContinueBody(Struct, frozen=True):
@@ -166,61 +129,46 @@ class ContinueBody(Struct, frozen=True):
     pick: Pick | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EchoBody:
+class EchoBody(Struct, frozen=True):
     """Send a chunk of a full-duplex request body on."""
 
     data: bytes
     end_of_stream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ContinueTrailers:
+class ContinueTrailers(Struct, frozen=True):
     """Let the request's trailers go on."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContinueResponseHeaders:
+class ContinueResponseHeaders(Struct, frozen=True):
     """Let the response's headers go on unchanged."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContinueResponseBody:
+class ContinueResponseBody(Struct, frozen=True):
     """Let a response body message go on unchanged."""
 
 
-@dataclass(frozen=True, slots=True)
-class EchoResponseBody:
+class EchoResponseBody(Struct, frozen=True):
     """Send a chunk of a full-duplex response body on."""
 
     data: bytes
     end_of_stream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ContinueResponseTrailers:
+class ContinueResponseTrailers(Struct, frozen=True):
     """Let the response's trailers go on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Answer the client ourselves; the request goes no further.
-
-    Attributes:
-        status: HTTP status.
-        body: The whole body.
-        headers: Besides `content-type: application/json`, which is always set.
-        details: Short slug for the data plane's access log.
-    """
+class Reply(Struct, frozen=True):
+    """Respond to the client ourselves; the request goes no further."""
 
     status: int
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
-    details: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)  # besides `content-type`: always JSON
+    details: str = ""  # a short slug for the data plane's access log
 
 
-@dataclass(frozen=True, slots=True)
-class ExtendTimeout:
+class ExtendTimeout(Struct, frozen=True):
     """Have the data plane wait longer for the answer to its last message. At most once.
 
     It answers no event, and it never goes out together with the answer (CVE-2026-47207).
@@ -229,8 +177,7 @@ class ExtendTimeout:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
+class WakeAt(Struct, frozen=True):
     """Send `Wakeup` at this time (monotonic seconds), unless the stream ends first."""
 
     at_s: float

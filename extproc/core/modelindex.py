@@ -1,7 +1,7 @@
-"""What a model's name means in the whole pool: what most endpoints say that list it.
+"""One meaning of each model's name for the whole pool: that of most endpoints that list it.
 
-Each endpoint is believed about itself. A client's request and our own list of models know one
-meaning of a name, though, and no endpoint may decide that for the others.
+Each endpoint is believed about itself. In a client's request and in our own list of models a name
+has only one meaning, though, and no endpoint may decide that for the others.
 """
 
 from __future__ import annotations
@@ -12,32 +12,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from extproc.core.types import ModelCard
 
 Cards = Mapping[str, ModelCard]
-"""What one endpoint lists, by name."""
+"""The models that one endpoint lists, by name."""
 
 
 class ModelIndex:
     """One card for each name that any endpoint lists.
 
     Attributes:
-        by_name: The cards; another object whenever they are not what they were.
+        by_name: The cards; replaced by a new object on change.
     """
 
     def __init__(self) -> None:
         self.by_name: Mapping[str, ModelCard] = {}
         self._num_lists: dict[str, int] = {}  # how many endpoints list each name
 
-    def get(self, name: str) -> ModelCard | None:
-        """The card of `name`, None where nobody lists it."""
-        return self.by_name.get(name)
-
     def replace(self, before: Cards, after: Cards, lists: Iterable[Cards | None]) -> None:
-        """Take that an endpoint lists `after` instead of `before`. O(names of both).
+        """Record that an endpoint lists `after` instead of `before`. O(names of both).
 
         Args:
             before: Its last list, empty where there was none.
             after: Its list now, empty where there is none.
             lists: The lists of all endpoints now, this one's included; None for unknown. Read
-                only for the names of which several endpoints have something to say.
+                only for names that several endpoints list.
         """
         by_name, num_lists = dict(self.by_name), self._num_lists
         contested, is_changed = [], False
@@ -56,21 +52,21 @@ class ModelIndex:
                 by_name[name] = card
                 is_changed = True
             elif old is not card and (old is not None or _said(known) != _said(card)):
-                # One more of the same mind changes nothing: pods that list the same come in turn.
+                # One more that agrees changes nothing: pods that list the same come in turn.
                 contested.append(name)
         told = [each for each in lists if each is not None] if contested else []
         for name in contested:
             cards = [each[name] for each in told if name in each]
-            if cards:  # else others that list it are leaving too, and will be taken out
+            if cards:  # else others that list it are leaving too, and will be removed
                 by_name[name] = agreed(cards)
         if contested or is_changed:
             self.by_name = by_name
 
 
 def agreed(cards: Sequence[ModelCard]) -> ModelCard:
-    """The card that most of these show; where as many say so, that of an adapter.
+    """Return the card that most of these show; in a tie, that of an adapter.
 
-    An adapter taken for a base model loses what routing does for it; the reverse costs little.
+    An adapter mistaken for a base model loses its affinity; the reverse costs little.
     """
     if len(cards) == 1:
         return cards[0]
@@ -82,5 +78,5 @@ def agreed(cards: Sequence[ModelCard]) -> ModelCard:
 
 
 def _said(card: ModelCard) -> tuple[object, ...]:
-    """All but the time, which is the endpoint's."""
+    """Return all but the time, which is the endpoint's."""
     return card.parent, card.root, card.max_model_len, card.owned_by

@@ -1,11 +1,11 @@
-"""Read the field `model` of a multipart form that arrives in pieces: the audio routes.
+"""Read the field `model` of a multipart form that arrives in pieces, for the audio routes.
 
-The engine reads forms with Starlette and python-multipart, whose versions differ in what they make
-of a malformed form (padding after a boundary, `name*=`, backslashes in quoted strings, a preamble).
-Only forms that every reader takes alike are read here: RFC 7578 as clients write it, quoted or bare
-parameters. Anything else is an error, so nobody is routed by one `model` and served by another.
-Where the field comes twice the last one counts, as in Starlette's `FormData.get`. What the other
-parts hold is gone past and not kept.
+The engine reads forms with Starlette and python-multipart, whose versions treat a malformed form
+differently (padding after a boundary, `name*=`, backslashes in quoted strings, a preamble). Only
+forms that every reader understands alike are accepted here: RFC 7578 as clients write it, quoted or
+bare parameters. Anything else is an error, so no request is routed by one `model` and served by
+another. Of repeated fields the last one counts, as in Starlette's `FormData.get`. Other parts are
+skipped and not kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_BOUNDARY_BYTES = 70
 
 _UNITS_PER_PART = 256
 _UNITS_PER_HEADER_BYTE = 2
-"""Work that a part costs, in the units of `WORK_PER_PASS`."""
+"""Cost of a part, in the units of `WORK_PER_PASS`."""
 
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=?-]+")  # RFC 2046's bchars without the space
 _TOKEN = r"[!#$%&'+.^_`|~0-9A-Za-z-]+"  # RFC 9110's without "*", which marks an extended value
@@ -44,9 +44,9 @@ class FormReader(SliceReader):
         content_type: The request's `content-type` header.
 
     Attributes:
-        model: The last field `model` so far that stands up to the boundary behind it.
+        model: The last complete field `model` so far.
         refers_back: False: forms name no earlier response.
-        is_whole: The last boundary has been read; what follows it does not count.
+        is_whole: The last boundary has been read; anything after it is ignored.
 
     Raises:
         RequestError: 415 UNSUPPORTED_MEDIA_TYPE for another media type, 400 INVALID_BODY.
@@ -63,7 +63,7 @@ class FormReader(SliceReader):
         self.is_whole = False
 
     def result(self) -> str:
-        """The field `model` of a form that has come to its end.
+        """Return the field `model` of a complete form.
 
         Raises:
             RequestError: 400 INVALID_BODY or MISSING_MODEL.
@@ -73,7 +73,7 @@ class FormReader(SliceReader):
         return check_model(self.model)
 
     def _first_boundary(self, part: bytes, pos: int) -> int:
-        first = self._delimiter[2:]  # it stands at the very start, without its CRLF
+        first = self._delimiter[2:]  # at the very start, without its CRLF
         if part.startswith(first):
             self._read = FormReader._boundary_end
             return len(first)
@@ -82,7 +82,7 @@ class FormReader(SliceReader):
         raise _invalid("it does not begin with its boundary")
 
     def _boundary_end(self, part: bytes, pos: int) -> int:
-        """What looks like a boundary is one only with its ending."""
+        """Read the ending, which alone makes it a boundary."""
         ending = part[pos : pos + 2]
         if ending in (b"-", b"\r"):
             return self._wait(part, pos)
@@ -106,7 +106,7 @@ class FormReader(SliceReader):
         content, self._content = self._content, None
         if content is None:
             return
-        # Of an overlong name only the beginning is here; it may end within a character.
+        # Only the beginning of an overlong name is kept; it may end within a character.
         errors = "strict" if len(content) <= MAX_MODEL_BYTES else "replace"
         try:
             self.model = content.decode(errors=errors)
@@ -130,7 +130,7 @@ class FormReader(SliceReader):
         return found + 4
 
     def _skip_content(self, part: bytes, pos: int) -> int:
-        """Go behind the next delimiter, if it is here; keep what may be the beginning of one."""
+        """Skip to behind the next delimiter, if it is here; keep the possible beginning of one."""
         found = part.find(self._delimiter, pos)
         end = found if found >= 0 else max(pos, len(part) - len(self._delimiter) + 1)
         if self._content is not None:
@@ -144,7 +144,7 @@ class FormReader(SliceReader):
 
 
 def _disposition(headers: bytes) -> Mapping[str, str]:
-    """The parameters of the one Content-Disposition among header lines; has `name`."""
+    """Return the parameters of the one Content-Disposition among the headers; has `name`."""
     lines = [_HEADER.fullmatch(line) for line in headers.decode("latin-1").split("\r\n")]
     values = [line[2] for line in lines if line and line[1].lower() == "content-disposition"]
     if None in lines or len(values) != 1:
@@ -171,7 +171,7 @@ def _boundary(content_type: str) -> bytes:
 
 
 def _parameters(value: str) -> tuple[str, Mapping[str, str]]:
-    """A header's main value and its parameters, both lower-cased but for the values."""
+    """Return a header's main value and its parameters, lower-cased except for their values."""
     at = len(value.partition(";")[0])
     main = value[:at].strip().lower()
     parameters: dict[str, str] = {}

@@ -1,10 +1,9 @@
-"""The OpenAI API: what a model's name may be, and the bodies that we answer with ourselves."""
+"""The OpenAI API: valid names of models, and the bodies of our own responses."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from http import HTTPStatus
 
 import msgspec
 
@@ -18,10 +17,7 @@ and a path in the hub's cache about 130; names become metric labels and metadata
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters, and surrogates, which have no UTF-8 form; the engine refuses the latter."""
 
-_ERROR_TYPES: dict[int, str] = {
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-    HTTPStatus.SERVICE_UNAVAILABLE: "service_unavailable_error",
-}
+_ERROR_TYPES = {429: "rate_limit_error", 503: "service_unavailable_error"}
 
 
 class _Card(msgspec.Struct):
@@ -35,7 +31,7 @@ class _Card(msgspec.Struct):
 
 
 def check_model(model: object) -> str:
-    """Answer `model` itself if it can be a model's name.
+    """Return `model` itself if it can be a model's name.
 
     Raises:
         RequestError: 400 MISSING_MODEL for null and "", else INVALID_BODY: not a string, longer
@@ -55,7 +51,7 @@ def check_model(model: object) -> str:
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a request can name it: what `check_model` lets through."""
+    """Return whether a request can name it: whether `check_model` accepts it."""
     return bool(name) and not _is_unsafe(name) and len(name.encode()) <= MAX_MODEL_BYTES
 
 
@@ -64,22 +60,18 @@ def _is_unsafe(name: str) -> bool:
 
 
 def error_type(status: int) -> str:
-    """OpenAI's word for an error's `type`.
+    """Return OpenAI's `type` of an error.
 
-    The words are those of OpenAI's error guide (platform.openai.com/docs/guides/error-codes):
-    `invalid_request_error` for 4xx, `rate_limit_error` for 429, `service_unavailable_error` for
-    503; `server_error`, the word of its older errors and of its event types, for any other 5xx.
-    The official clients choose their exception by the status alone and hand `type`, `param` and
-    `code` through as strings.
+    The types are those of OpenAI's error guide (platform.openai.com/docs/guides/error-codes);
+    `server_error`, that of its older errors and its event types, stands for any other 5xx. The
+    official clients choose their exception by the status alone and pass `type`, `param` and `code`
+    through as strings.
     """
-    other = (
-        "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    )
-    return _ERROR_TYPES.get(status, other)
+    return _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
 def error_body(rejection: Rejection) -> bytes:
-    """The JSON body of an error answer: `{"error": {"message", "type", "param", "code"}}`."""
+    """Return the JSON body of an error: `{"error": {"message", "type", "param", "code"}}`."""
     error = {
         "message": rejection.message,
         "type": error_type(rejection.status),
@@ -90,13 +82,13 @@ def error_body(rejection: Rejection) -> bytes:
 
 
 def models_body(cards: Iterable[ModelCard]) -> bytes:
-    """The body of `GET /v1/models`: base models first, then adapters, each kind by id."""
+    """Return the body of `GET /v1/models`: base models first, then adapters, each by id."""
     listed = sorted(cards, key=lambda card: (card.parent is not None, card.id))
     return msgspec.json.encode({"object": "list", "data": [_card(card) for card in listed]})
 
 
 def model_body(card: ModelCard) -> bytes:
-    """The body of `GET /v1/models/{id}`."""
+    """Return the body of `GET /v1/models/{id}`."""
     return msgspec.json.encode(_card(card))
 
 

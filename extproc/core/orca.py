@@ -1,4 +1,4 @@
-"""Read the load report that vLLM puts into a response header on request (ORCA).
+"""Parse the load report that vLLM puts into a response header on request (ORCA).
 
 The header `endpoint-load-metrics` carries waiting requests and KV cache use, nothing on LoRA, and
 only on non-streaming responses. Forms written by vLLM 0.11.1 and later:
@@ -31,9 +31,9 @@ _decoder = msgspec.json.Decoder(_Report)
 
 
 def parse_orca(value: str) -> tuple[float, int] | None:
-    """The KV cache's used part (0 to 1) and the number of waiting requests.
+    """Return the KV cache's used part (0 to 1) and the number of waiting requests.
 
-    None for anything that does not state both: the header comes from a peer and is advice only.
+    Return None for anything without both: the header comes from a pod and is advice only.
     """
     form, _, rest = value.strip().partition(" ")
     if form == "JSON":

@@ -1,8 +1,7 @@
 """From a snapshot and a request to a pick or a named rejection.
 
-The pipeline, said aloud: ready endpoints in the subset where the model is registered; of those, the
-best that there are (`_best`); admission; a session's own endpoint if it has one; the rule;
-fallbacks.
+The pipeline: ready endpoints in the subset where the model is registered; of those, the best
+(`_best`); admission; a session's own endpoint if it has one; the policy; fallbacks.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from extproc.core.address import host_of
 from extproc.core.admission import AdmissionSettings, admit
 from extproc.core.bounds import MAX_SLUG_CHARS, plain
 from extproc.core.policies import Policy
-from extproc.core.rejections import no_endpoints, stored_response
+from extproc.core.rejections import STORED_RESPONSE, no_endpoints
 from extproc.core.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 
 _NUM_PENDING = attrgetter("num_pending")
@@ -25,22 +24,20 @@ _NUM_PENDING = attrgetter("num_pending")
 
 @dataclass(frozen=True, slots=True)
 class PickerSettings:
-    """What the picker is configured with.
+    """Settings of the picker.
 
     Attributes:
         num_fallbacks: Further addresses after the primary one, in the destination itself. An
-            original-destination cluster takes none there.
-        num_alternates: Further addresses beside the destination, where it has no fallbacks.
-        max_sessions: Sessions remembered; the least recently used is forgotten first.
+            original-destination cluster allows none there.
     """
 
     num_fallbacks: int = 0
-    num_alternates: int = 0
-    max_sessions: int = 10_000
+    num_alternates: int = 0  # addresses alongside the destination, where it has no fallbacks
+    max_sessions: int = 10_000  # remembered; the least recently used is forgotten first
 
 
 class Picker:
-    """Holds the rule in force and the sessions' endpoints; everything else is handed in."""
+    """Asks the policy in force; remembers the endpoints of sessions."""
 
     def __init__(
         self,
@@ -59,7 +56,7 @@ class Picker:
 
     @property
     def policy(self) -> Policy:
-        """The rule in force."""
+        """The policy in force."""
         return self._policy
 
     def configure(
@@ -69,7 +66,7 @@ class Picker:
         settings: PickerSettings | None = None,
         admission: AdmissionSettings | None = None,
     ) -> None:
-        """Take another rule and other thresholds from the next request on."""
+        """Apply another policy and other thresholds from the next request on."""
         self._policy, self._policy_name = policy, policy_name
         self._settings = settings or PickerSettings()
         self._admission = admission or AdmissionSettings()
@@ -78,7 +75,7 @@ class Picker:
         """Choose an endpoint for `request`.
 
         Raises:
-            ValueError: The rule chose nothing, or an endpoint that was not among its candidates.
+            ValueError: The policy chose nothing, or an endpoint that was not among its candidates.
         """
         candidates = self._candidates(snapshot.endpoints, request)
         if not candidates:
@@ -90,7 +87,7 @@ class Picker:
         reason = "session"
         if chosen is None:
             if not request.model:
-                return stored_response()
+                return STORED_RESPONSE
             asked = Snapshot(tuple(admitted), snapshot.now, snapshot.num_routers)
             choice = self._policy.choose(asked, request, rng=self._rng)
             if isinstance(choice, Wait):
@@ -129,12 +126,12 @@ class Picker:
     def _stay(
         self, admitted: Sequence[EndpointView], session: str | None
     ) -> list[EndpointView] | None:
-        """The endpoint that this session was sent to before, if it may be chosen."""
+        """Return the endpoint that this session was sent to before, if it may be chosen."""
         own = self._sessions.get(session) if session is not None else None
         return [view for view in admitted if view.address == own] or None
 
     def _check(self, choice: Choice, snapshot: Snapshot) -> list[EndpointView]:
-        """What a rule chose, without repetitions.
+        """Return the policy's endpoints, without repetitions.
 
         Raises:
             ValueError: As `pick`.
@@ -154,7 +151,7 @@ class Picker:
         if len(chosen) < wanted:
             taken = {view.address for view in chosen}
             rest = [view for view in admitted if view.address not in taken]
-            # Sorted without a function of ours: of a hundred endpoints that is what this costs.
+            # With a hundred endpoints, calls of a Python function would dominate the cost.
             rest.sort(key=_NUM_PENDING)
             adapter = request.adapter
             if adapter is not None:
@@ -170,7 +167,7 @@ class Picker:
 
 
 def _loaded_first(views: Sequence[EndpointView], adapter: str, wanted: int) -> list[EndpointView]:
-    """At least `wanted` of the views, if there are so many: those with the adapter, then others."""
+    """Return at least `wanted` views, if there are so many: first those with the adapter."""
     loaded = []
     for view in views:
         if view.has_loaded(adapter):
@@ -181,11 +178,11 @@ def _loaded_first(views: Sequence[EndpointView], adapter: str, wanted: int) -> l
 
 
 def _best(usable: list[EndpointView]) -> list[EndpointView]:
-    """Those that can be reached, are not ejected, and are known; what nobody has is not asked for.
+    """Return the reachable, known endpoints that are not ejected; without any, the least flawed.
 
-    In this order: one that refuses our own calls comes after one that is ejected, and that after
-    one of which nothing is known. The panic rule: where all are ejected, all of them are chosen
-    from, as somebody has to take the request. The same for the others.
+    An unreachable endpoint is worse than an ejected one, and that worse than an unknown one. Where
+    all are ejected, all are candidates, as one has to take the request (Envoy's panic mode); the
+    same for the other flaws.
     """
     best = [v for v in usable if v.is_known and not (v.is_unreachable or v.is_ejected)]
     if best or not usable:
@@ -199,7 +196,7 @@ def _flaws(view: EndpointView) -> tuple[bool, bool, bool]:
 
 
 def is_in_subset(address: str, subset: frozenset[str]) -> bool:
-    """Whether the data plane allows `address`: by `ip:port`, or by a bare `ip` for every port."""
+    """Return whether the data plane allows `address`: `ip:port`, or a bare `ip` for every port."""
     if address in subset:
         return True
     host = host_of(address)

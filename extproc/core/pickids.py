@@ -7,11 +7,11 @@ from itertools import count
 
 
 def pick_ids(router_id: str) -> Callable[[], str]:
-    """Make what gives this router's picks their ids, one after the other."""
+    """Return a function that returns a new id of this router's picks at each call."""
     numbers = count()
     return lambda: f"{router_id}-{next(numbers)}"
 
 
 def router_of(pick_id: str) -> str:
-    """The router that made the pick; "" for an id that names none."""
+    """Return the router that made the pick; "" for an id that names none."""
     return pick_id.rpartition("-")[0]

@@ -1,14 +1,14 @@
-"""Who exists, who is busy, who holds which adapter: the state that routing stands on.
+"""The endpoints, their load and their adapters: the state that routing is based on.
 
 Rules:
 1. `start` and `finish` come exactly once per pick, whatever ends the request; a second `finish` of
    the same pick returns None and changes nothing.
-2. A report is true at the moment it was taken. What we dispatched since is laid over it, and a
-   report older than `report_expiry_s` is not trusted: the endpoint is then unknown, not idle.
+2. A report is true at the moment it was taken. Our dispatches since are added to it, and a report
+   older than `report_expiry_s` is not trusted: the endpoint is then unknown, not idle.
 3. A finish belongs to the endpoint object that the pick was started on: an endpoint that left and
    came back under the same address starts from zero.
-4. An endpoint is believed about itself alone. Where a name has to mean one thing for all of them,
-   it is what most of them say.
+4. An endpoint is believed about itself only. Where a name must mean one thing for all of them, the
+   majority decides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from extproc.core.tracked import (
     InFlight,
     PoolSettings,
     Tracked,
-    has_start_time,
     is_restart,
     settled,
 )
@@ -33,11 +32,7 @@ __all__ = ["InFlight", "Pool", "PoolSettings"]
 
 
 class Pool:
-    """All endpoints of one base model, with bookkeeping.
-
-    Attributes:
-        outliers: Who fails where others do not.
-    """
+    """All endpoints of one base model, with bookkeeping."""
 
     def __init__(
         self, settings: PoolSettings | None = None, outliers: OutlierSettings | None = None
@@ -50,17 +45,17 @@ class Pool:
         self._models = ModelIndex()
         self._num_routers = 1
 
-    # --- what the outside says --------------------------------------------------------------
+    # --- reports ----------------------------------------------------------------------------
 
     def configure(self, settings: PoolSettings, outliers: OutlierSettings | None = None) -> None:
-        """Apply new thresholds; slot counts hold for endpoints that come or restart from now on."""
+        """Apply new thresholds; slot counts apply to endpoints that join or restart from now on."""
         self._settings = settings
         self.outliers.configure(outliers or OutlierSettings())
         for tracked in self._tracked.values():
             tracked.view = None
 
     def set_num_routers(self, num_routers: int) -> None:
-        """Record how many routers use these endpoints, ourselves included."""
+        """Record how many routers use these endpoints, this one included."""
         self._num_routers = num_routers
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
@@ -86,7 +81,7 @@ class Pool:
         taken_at_s: float,
         asked_at_s: float | None = None,
     ) -> bool:
-        """Record the result of a scrape. True if it shows that the process restarted.
+        """Record the result of a scrape; return whether it shows that the process restarted.
 
         The report was true at some moment from `asked_at_s` to `taken_at_s`.
         """
@@ -114,7 +109,7 @@ class Pool:
         now: float,
         asked_at_s: float | None = None,
     ) -> None:
-        """Record the models that an endpoint lists, in its order; asked for at `asked_at_s`."""
+        """Record the models that an endpoint lists, in its order; requested at `asked_at_s`."""
         tracked = self._tracked.get(address)
         if tracked is None:
             return
@@ -123,35 +118,34 @@ class Pool:
         before = tracked.models or {}
         models = {card.id: settled(before.get(card.id), card) for card in cards}
         adapters = [card.id for card in cards if card.parent is not None]
-        if has_start_time(tracked.report) or not (before.keys() - models.keys()):
-            tracked.residency.record_registered(adapters, now=now)
-        else:
+        report = tracked.report
+        if (report is None or report.process_start_wall_s is None) and before.keys() - models:
             # Without a start time, names that vanish are the only sign of a restart.
             tracked.residency.forget()
-            tracked.residency.record_registered(adapters, now=now)
+        tracked.residency.record_registered(adapters, now=now)
         if models != before or tracked.models is None:
             tracked.set_models(models)
             self._models.replace(before, models, self._lists())
         tracked.num_silences, tracked.view = 0, None
 
     def record_silence(self, address: str) -> None:
-        """Record that an endpoint did not say which models it has."""
+        """Record that an endpoint failed to list its models."""
         tracked = self._tracked.get(address)
         if tracked is not None and tracked.models is None:
             tracked.num_silences, tracked.view = tracked.num_silences + 1, None
 
     def record_unreachable(self, address: str) -> None:
-        """Record that a call of our own found nobody there: refused, or no route.
+        """Record that a call of our own could not connect: refused, or no route.
 
-        That stays true until a call is answered, even when all reports have expired. A timeout does
-        not count: it may be this process that was stopped.
+        That holds until a call succeeds, even when all reports have expired. A timeout does not
+        count: it may be this process that was stopped.
         """
         tracked = self._tracked.get(address)
         if tracked is not None:
             tracked.is_unreachable, tracked.view = True, None
 
     def record_orca(self, address: str, load: tuple[float, int]) -> None:
-        """Record (KV use, waiting requests) of a response header: newer than the last scrape."""
+        """Record (KV use, waiting requests) from a response header: newer than the last scrape."""
         tracked = self._tracked.get(address)
         if tracked is None or tracked.report is None:
             return
@@ -164,7 +158,7 @@ class Pool:
     # --- accounting -------------------------------------------------------------------------
 
     def start(self, pick: Pick, *, now: float) -> None:
-        """Count a request that goes to `pick.address` now.
+        """Count a request that is sent to `pick.address` now.
 
         Raises:
             KeyError: The address is not in the pool.
@@ -177,7 +171,7 @@ class Pool:
     def move(self, pick_id: str, address: str, *, now: float) -> bool:
         """Count a pick at `address` instead: the data plane fell back to another endpoint.
 
-        False if nothing moves: it is not in flight, or counted there, or nobody knows the address.
+        Return False if it does not move: not in flight, already there, or the address unknown.
         """
         flight, tracked = self._flights.get(pick_id), self._tracked.get(address)
         if flight is None or tracked is None or tracked is flight.tracked:
@@ -198,15 +192,15 @@ class Pool:
         address: str = "",
         num_attempts: int = 1,
     ) -> InFlight | None:
-        """End a pick's accounting; None if it is not in flight (finished, expired, not ours).
+        """End a pick's accounting; return None if it is not in flight: ended before, or not ours.
 
         Args:
             pick_id: The pick.
             now: When the request ended, which may be a while ago.
-            told_at_s: When we heard of it; None for then.
+            told_at_s: When the end was reported; None for `now`.
             has_run: False if the endpoint's engine cannot have worked on it (refused, not reached).
-            verdict: What its end says of the endpoint of the last attempt.
-            address: Where the last attempt went; "" for as the pick said.
+            verdict: The evidence about the endpoint of the last attempt.
+            address: The endpoint of the last attempt; "" for the pick's own.
             num_attempts: How many the data plane made, in the pick's order.
         """
         flight = self._flights.pop(pick_id, None)
@@ -219,7 +213,7 @@ class Pool:
         served = self._tracked.get(address, flight.tracked)
         flight.tracked.end(flight, now=now, has_run=has_run and served is flight.tracked)
         if served is not flight.tracked:
-            # Where the first address refused, another of the pick's served: that engine has worked.
+            # The first address refused and another of the pick's served: its engine has worked.
             elsewhere = InFlight(
                 flight.pick, flight.started_at_s, served, served.adapter_of(flight.pick)
             )
@@ -229,7 +223,7 @@ class Pool:
         return flight
 
     def pick_id_of(self, request_id: str) -> str | None:
-        """The newest pick with this `x-request-id`, as long as it is in flight."""
+        """Return the newest pick in flight with this `x-request-id`."""
         return self._by_request_id.get(request_id)
 
     def expire(self, *, now: float, max_age_s: float) -> list[InFlight]:
@@ -244,7 +238,7 @@ class Pool:
         return old
 
     def reconcile(self, address: str, *, now: float, grace_s: float) -> list[InFlight]:
-        """Finish the picks that the endpoint's last report leaves no room for, oldest first.
+        """Finish the oldest picks, as many as the endpoint's last report does not account for.
 
         A pick younger than `grace_s` when the report was taken may not have arrived there yet and
         is not judged.
@@ -263,7 +257,7 @@ class Pool:
             self.finish(flight.pick.id, now=now)
         return lost
 
-    # --- what may be read -------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------
 
     @property
     def num_in_flight(self) -> int:
@@ -271,26 +265,24 @@ class Pool:
         return len(self._flights)
 
     def oldest_in_flight_s(self, *, now: float) -> dict[str, float]:
-        """Age in seconds of each endpoint's oldest unfinished pick, 0 where there is none."""
-        return {
-            address: max(
-                (now - each.started_at_s for each in tracked.flights.values()), default=0.0
-            )
-            for address, tracked in self._tracked.items()
-        }
+        """Return the age in seconds of each endpoint's oldest unfinished pick, 0 without any."""
+        ages = {}
+        for address, tracked in self._tracked.items():
+            started = [each.started_at_s for each in tracked.flights.values()]
+            ages[address] = now - min(started, default=now)
+        return ages
 
     def model(self, name: str) -> ModelCard | None:
-        """What is registered under `name` on any endpoint."""
-        return self._models.get(name)
+        """Return the model registered under `name` on any endpoint."""
+        return self._models.by_name.get(name)
 
     @property
     def registry(self) -> Mapping[str, ModelCard]:
-        """Everything registered on any endpoint, by name: another object whenever it is not what it
-        was, never changed itself."""
+        """All models of all endpoints, by name: a new object after each change, never mutated."""
         return self._models.by_name
 
     def snapshot(self, *, now: float) -> Snapshot:
-        """The pool at `now`, sorted by address. Only endpoints that changed are looked at anew."""
+        """Return the pool at `now`, sorted by address. Only endpoints that changed cost time."""
         views = []
         for tracked in self._tracked.values():
             view = tracked.view
@@ -304,7 +296,7 @@ class Pool:
     def _heard(
         self, tracked: Tracked, *, asked_at_s: float, now: float, is_new_process: bool = False
     ) -> None:
-        """An endpoint has answered us."""
+        """Record that an endpoint answered a call of ours."""
         address = tracked.endpoint.address
         self.outliers.heard(address, asked_at_s=asked_at_s)
         if is_new_process or tracked.is_unreachable:
@@ -322,12 +314,12 @@ class Pool:
     def _judge(
         self, flight: InFlight, said_of: dict[str, Verdict], *, now: float, ended_s: float
     ) -> None:
-        """Tell outlier detection what a request's end says of endpoints, and that it is over."""
+        """Report a request's end, and the verdicts on its endpoints, to outlier detection."""
         counted = flight.tracked
         for address, verdict in {counted.endpoint.address: Verdict.NONE, **said_of}.items():
             tracked = self._tracked.get(address)
             if tracked is None or (tracked is not counted and address == counted.endpoint.address):
-                continue  # it has left, also where another has come since
+                continue  # it has left, even if another has joined under its address
             trial = flight.trial if tracked is counted else 0
             self.outliers.end(address, verdict, now=now, ended_s=ended_s, trial=trial)
             tracked.view = None

@@ -1,21 +1,21 @@
-"""The names by which Envoy and the router tell each other of endpoints: dynamic metadata, headers.
+"""The names of the dynamic metadata and headers by which Envoy and the router name endpoints.
 
-In the namespace `envoy.lb` stands what the endpoint picker protocol (proposal 004) puts there, and
-no more: Envoy's subset load balancer takes each key of that namespace for a criterion, so with one
-more no endpoint fits. What is ours has a namespace of its own.
+The namespace `envoy.lb` holds the keys of the endpoint picker protocol (proposal 004) and no more:
+Envoy's subset load balancer treats each key of that namespace as a criterion, so with one more no
+endpoint matches. Our own keys have their own namespaces.
 """
 
 from __future__ import annotations
 
 DESTINATION_NAMESPACE = "envoy.lb"
 DESTINATION_KEY = "x-gateway-destination-endpoint"
-"""Key of the chosen endpoint in the metadata, and name of the header that says the same."""
+"""Key of the chosen endpoint in the metadata, and name of the header with the same value."""
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 """Key, in the same namespace, of the endpoint that has served the request."""
 
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
-"""Key of the endpoints among which the gateway wants one chosen."""
+"""Key of the endpoints that the gateway allows."""
 
 PICK_NAMESPACE = "extproc.pick"
 PICK_ID_KEY = "id"

@@ -1,17 +1,17 @@
-"""Finished requests that another router picked: kept until that router has taken them.
+"""Access log entries about the picks of other routers: kept until those have acknowledged them.
 
-Envoy sends its access log to one of several routers, whichever picked. That one passes each entry
-on to the router whose pick it ends.
+Envoy sends its access log to one of several routers, no matter which of them picked. The receiver
+passes each entry on to the router whose pick it ends.
 
 1. An entry waits in the queue of its router until a link to that router is idle. A link carries one
    batch at a time, and is idle again once the other side has acknowledged it.
-2. What a link had not got acknowledged when it ended goes back to the head of its queue: an entry
-   may arrive twice, which ends a pick once.
+2. A batch that was not acknowledged when its link closed goes back to the head of the queue: an
+   entry may arrive twice, which ends a pick once.
 3. A router without a link may be about to open one (it has just started, or the network is back):
    its entries wait for `hold_s` and are then dropped as `unreachable`.
-4. All queues together hold `max_queued_bytes`, and there are `MAX_QUEUES`; what comes beyond that
-   is dropped as `full`, and an entry that no link would take as `too_large`.
-5. What came from another router is never offered here, so nothing travels in circles.
+4. All queues together hold `max_queued_bytes`, and there are `MAX_QUEUES`; entries beyond that are
+   dropped as `full`, and an entry too large for any link as `too_large`.
+5. Entries from another router are never offered here, so nothing travels in circles.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ UNREACHABLE = "unreachable"
 TOO_LARGE = "too_large"
 
 MAX_BATCH_BYTES = 512 * 1024
-"""Of entries in one message, unless one alone is larger. Receivers of ours take twice that."""
+"""Of entries in one message, unless one alone is larger. Our receivers accept twice that."""
 MAX_ENTRY_BYTES = 2 * MAX_BATCH_BYTES - 1024
-"""Of one entry: with what a message has around it, the most that a receiver takes."""
+"""Of one entry: with a message's framing around it, the most that a receiver accepts."""
 MAX_QUEUES = 256
 """Routers that entries are kept for; far above the replicas of one router."""
 
 
 def count_routers(own_id: str, listed: Iterable[str | None]) -> int:
-    """How many routers there are, ourselves included.
+    """Return how many routers there are, this one included.
 
     Args:
-        own_id: Ours.
-        listed: For each address that discovery lists, which router answers there; None as long as
-            that is not known. Such an address counts as one router, which may be ourselves: until
-            every address has answered we cannot know whether we are listed.
+        own_id: This router's id.
+        listed: The router's id behind each address that discovery lists, None where unknown. Such
+            an address counts as one router, which may be this one: until every address has
+            responded we cannot know whether we are listed.
     """
     ids = list(listed)
     known = {each for each in ids if each is not None}
@@ -55,46 +55,31 @@ def count_routers(own_id: str, listed: Iterable[str | None]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """Limits of a relay.
+    """Limits of a relay."""
 
-    Attributes:
-        max_queued_bytes: Entries of all routers together, those on their way included.
-        hold_s: How long entries wait for a router that has no link.
-        heartbeat_s: After such a time without a word, an empty batch asks for a sign of life.
-        ack_timeout_s: A link that has not acknowledged a batch after such a time is dead.
-    """
-
-    max_queued_bytes: int = 16 * 1024 * 1024
-    hold_s: float = 10.0
-    heartbeat_s: float = 2.0
-    ack_timeout_s: float = 5.0
+    max_queued_bytes: int = 16 * 1024 * 1024  # for all routers together, those in transit included
+    hold_s: float = 10.0  # how long entries wait for a router without a link
+    heartbeat_s: float = 2.0  # silence after which an empty batch is sent
+    ack_timeout_s: float = 5.0  # a link whose batch is not acknowledged for so long is dead
 
 
 @dataclass(eq=False, slots=True)
 class Link:
-    """One way to another router.
-
-    Attributes:
-        router_id: The other router.
-        send: Puts a batch on its way; must not call back.
-        sent_at_s: When the last batch left.
-        is_waiting: The last batch has not been acknowledged.
-        has_relayed: The other side has sent entries over this link.
-        batch: Entries on their way, with the time of their arrival here.
-    """
+    """A connection to another router."""
 
     router_id: str
-    send: Send
-    sent_at_s: float = 0.0
-    is_waiting: bool = False
-    has_relayed: bool = False
-    batch: list[tuple[float, bytes]] = field(default_factory=list)
+    send: Send  # sends a batch; must not call back
+    sent_at_s: float = 0.0  # when the last batch was sent
+    is_waiting: bool = False  # the last batch has not been acknowledged
+    has_relayed: bool = False  # the other side has sent entries over this link
+    batch: list[tuple[float, bytes]] = field(default_factory=list)  # in transit: (arrival, entry)
 
 
 class Relay:
     """All queues and links of one router.
 
     Attributes:
+        num_queued_bytes: Of entries that wait or are in transit.
         num_sent: Entries that other routers have acknowledged.
         num_dropped: Entries dropped, by reason.
     """
@@ -103,17 +88,17 @@ class Relay:
         self._settings = settings or RelaySettings()
         self._links: list[Link] = []
         self._queues: dict[str, deque[tuple[float, bytes]]] = {}
-        self._num_bytes = 0
+        self.num_queued_bytes = 0
         self.num_sent = 0
         self.num_dropped: Counter[str] = Counter(dict.fromkeys((FULL, UNREACHABLE, TOO_LARGE), 0))
 
-    # --- what there is to carry --------------------------------------------------------------
+    # --- entries -----------------------------------------------------------------------------
 
     def pass_on(self, pick_id: str, entry: bytes, *, now: float) -> None:
-        """Queue an entry that is not about a pick of ours.
+        """Queue an entry that is not about a pick of this router.
 
-        One without a pick's id may be anybody's: a request whose metadata was lost is found by its
-        request id. One with an id that names no router is nobody's.
+        One without a pick id may belong to any router: a request whose metadata was lost is found
+        by its request id. One whose id names no router belongs to none.
         """
         named = router_of(pick_id)
         anybody = () if pick_id else self.linked_routers()
@@ -126,11 +111,11 @@ class Relay:
         if reason is not None:
             self.num_dropped[reason] += 1
             return
-        self._num_bytes += len(entry)
+        self.num_queued_bytes += len(entry)
         self._queues.setdefault(router_id, deque()).append((now, entry))
 
     def flush(self, *, now: float) -> None:
-        """Send what waits for a link that is idle."""
+        """Send the entries that wait for a link that is idle."""
         for link in self._links:
             if not link.is_waiting and self._queues.get(link.router_id):
                 self._send(link, now)
@@ -138,14 +123,14 @@ class Relay:
     # --- links -------------------------------------------------------------------------------
 
     def open(self, router_id: str, send: Send, *, now: float) -> Link:
-        """Open a link to a router, and send what has waited for it."""
+        """Open a link to a router, and send the entries that wait for it."""
         link = Link(router_id, send, sent_at_s=now)
         self._links.append(link)
         self.flush(now=now)
         return link
 
     def acknowledged(self, link: Link, *, now: float) -> None:
-        """The other side has taken the last batch."""
+        """Record that the other side has acknowledged the last batch."""
         if not link.is_waiting:
             return
         link.is_waiting = False
@@ -155,7 +140,7 @@ class Relay:
         self.flush(now=now)
 
     def close(self, link: Link, *, now: float) -> None:
-        """A way has ended. What was on it takes another one."""
+        """Close a link; the entries in transit go back to their queue."""
         self._links.remove(link)
         if link.batch:
             self._queues.setdefault(link.router_id, deque()).extendleft(reversed(link.batch))
@@ -164,13 +149,13 @@ class Relay:
         self.flush(now=now)
 
     def is_dead(self, link: Link, *, now: float) -> bool:
-        """Whether an acknowledgement is overdue: close the link."""
+        """Return whether an acknowledgement is overdue: close the link."""
         return link.is_waiting and now - link.sent_at_s > self._settings.ack_timeout_s
 
     # --- upkeep ------------------------------------------------------------------------------
 
     def tick(self, *, now: float) -> None:
-        """Drop what waited too long for a link; ask silent links for a sign of life."""
+        """Drop entries that waited too long for a link; send heartbeats on silent links."""
         linked = self.linked_routers()
         for router_id, queue in list(self._queues.items()):
             if router_id not in linked:
@@ -181,32 +166,27 @@ class Relay:
             if not link.is_waiting and now - link.sent_at_s >= self._settings.heartbeat_s:
                 self._send(link, now)
 
-    # --- what may be read --------------------------------------------------------------------
-
-    @property
-    def num_queued_bytes(self) -> int:
-        """Entries that wait or are on their way."""
-        return self._num_bytes
+    # --- state -------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Whether an entry waits for, or is on its way to, a router that has a link."""
+        """Whether an entry waits for, or is in transit to, a router that has a link."""
         return any(link.batch or self._queues.get(link.router_id) for link in self._links)
 
     @property
     def is_fed(self) -> bool:
-        """Whether some other router passes an access log on to us."""
+        """Whether another router passes an access log on to this one."""
         return any(link.has_relayed for link in self._links)
 
     def linked_routers(self) -> set[str]:
-        """Routers to which there is a link."""
+        """Return the routers to which there is a link."""
         return {link.router_id for link in self._links}
 
     def _why_not(self, router_id: str, entry: bytes) -> str | None:
-        """The reason to drop an entry, if there is one."""
+        """Return the reason to drop an entry, if there is one."""
         if len(entry) > MAX_ENTRY_BYTES:
             return TOO_LARGE
-        is_full = self._num_bytes + len(entry) > self._settings.max_queued_bytes
+        is_full = self.num_queued_bytes + len(entry) > self._settings.max_queued_bytes
         is_new = router_id not in self._queues
         return FULL if is_full or (is_new and len(self._queues) >= MAX_QUEUES) else None
 
@@ -231,4 +211,4 @@ class Relay:
             self.num_dropped[UNREACHABLE] += 1
 
     def _forget(self, entries: Iterable[bytes]) -> None:
-        self._num_bytes -= sum(map(len, entries))
+        self.num_queued_bytes -= sum(map(len, entries))

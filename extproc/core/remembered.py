@@ -1,4 +1,4 @@
-"""What a pure function of texts answered, kept within a volume."""
+"""The results of a pure function of texts, remembered up to a volume."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 _V = TypeVar("_V")
 
 ENTRY_BYTES = 500
-"""An answer's own objects, beside the text that it was read from."""
+"""Of a result's own objects, besides its text."""
 
 
 class Remembered(Generic[_V]):
@@ -17,11 +17,8 @@ class Remembered(Generic[_V]):
     `functools.lru_cache` counts entries, and the length of one is chosen by whoever is read.
 
     Args:
-        read: The function. Takes bytes or strings; what it raises is not remembered.
-        max_bytes: Of what was read, with `ENTRY_BYTES` for each answer.
-
-    Attributes:
-        num_bytes: As counted for the limit.
+        read: The function of bytes or strings; exceptions are not remembered.
+        max_bytes: Limit of all texts, with `ENTRY_BYTES` for each result.
     """
 
     def __init__(self, read: Callable[..., _V], max_bytes: int) -> None:
@@ -31,7 +28,7 @@ class Remembered(Generic[_V]):
         self.num_bytes = 0
 
     def __call__(self, *texts: bytes | str) -> _V:
-        """What `read` answers for `texts`."""
+        """Return the result of `read` for `texts`."""
         answer = self._answers.get(texts)
         if answer is None:
             answer = self._read(*texts)

@@ -1,29 +1,29 @@
-"""Which adapters one endpoint holds: in its GPU slots and in its CPU cache.
+"""Residency: the adapters in one endpoint's GPU slots and in its CPU cache.
 
-vLLM (as of 0.33) does not say, but its rule is simple enough to follow from outside. Both caches
-evict the least recently used adapter, and both are touched together: by a load, and in every step
-of the model by each adapter in the batch. So the CPU cache holds the `max_cpu_loras` adapters
-touched last, the GPU slots the `max_loras` first of those, and all there is to know is when each
+vLLM (as of 0.33) does not report it, but its rule is simple enough to follow from outside. Both
+caches evict the least recently used adapter, and both are touched together: by a load, and in every
+step of the model by each adapter in the batch. So the CPU cache holds the `max_cpu_loras` adapters
+touched last, the GPU slots the first `max_loras` of those, and it suffices to know when each
 adapter was touched last.
 
 Rules:
 1. An adapter with running requests is touched now. At most `max_loras` adapters run at a time;
-   one keeps its slot until its last request ends, then the longest waiting one gets it. What
-   waits for a slot is not loaded and counts as touched when it last ran.
-2. Of our own requests we see the end, and that beats the engine's log: the log does not show
-   answers of one token, nor the last token of any. Of others' requests we have the log.
-3. The log is in the engine's wall clock. An entry that is new in a report is from between the last
-   report and this one, whatever that clock says; the offset, learned from the same fact, places it
-   in there.
+   one keeps its slot until its last request ends, then the longest waiting one gets it. An adapter
+   that waits for a slot is not loaded and counts as touched when it last ran.
+2. We see the end of our own requests, which is better than the engine's log: the log shows neither
+   responses of one token nor the last token of any. For others' requests there is only the log.
+3. The log uses the engine's wall clock. A new entry in a report is from between the previous report
+   and this one, whatever that clock says; the clock offset, learned from the same fact, places it
+   within that time.
 4. A load is seen when the name appears in `/v1/models`. The names of the first listing count as
-   loaded in listing order before all else, which is what an engine does at its start.
+   loaded in listing order before all else, as an engine loads them at its start.
 5. Unloading a name frees nothing, but no request can use it: the adapter is not reported and
-   keeps its place until it is evicted. Loaded again it is a second adapter beside the old one.
-6. What a newer engine states itself wins over all of this.
+   keeps its place until it is evicted. Loaded again it is a second adapter alongside the old one.
+6. The statements of a newer engine override all of this.
 
-Not to be seen from outside: the order of adapters last touched in the same step; of ours and
-others' touched within the few milliseconds that our news of an end takes; and in what others did,
-answers of one token, loads before the first listing, and loads of a name unloaded since the last.
+Invisible from outside: the order of adapters last touched in the same step; of ours and others'
+touched within the few milliseconds before an end is reported to us; and of others' requests,
+responses of one token, loads before the first listing, and loads of a name unloaded since then.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from operator import itemgetter
 from extproc.core.types import LoadReport
 
 _Touch = tuple[float, float]
-"""When an adapter was touched: our clock, then what orders touches of one moment."""
+"""When an adapter was touched: by our clock, then the order among touches of one moment."""
 
 _LAST_TOUCH = itemgetter(1)
 
 MAX_REMEMBERED = 1024
-"""Adapters of one endpoint that are kept, where its operator does not say that it caches more. What
-the endpoint itself says of its slots and of names is no reason to keep more: it may be anything."""
+"""Adapters kept per endpoint, unless the operator configures a larger cache. The endpoint's own
+claims about slots and names are no reason to keep more: they may be anything."""
 
 
 class Residency:
-    """Which adapters one endpoint holds, inferred from reports, listings and our own requests.
+    """One endpoint's resident adapters, inferred from reports, listings and our own requests.
 
-    Where the number of slots is unknown only the most recently used adapter is sure to be there.
+    Where the number of slots is unknown, only the most recently used adapter is surely resident.
 
     Args:
-        max_loras: GPU slots until a report says it; None for unknown.
+        max_loras: GPU slots until a report has the number; None for unknown.
         max_cpu_loras: Adapters in the CPU cache; None for as many as GPU slots, vLLM's default.
     """
 
@@ -62,7 +62,7 @@ class Residency:
         self.forget()
 
     def forget(self) -> None:
-        """Start from nothing: the process restarted. Requests of ours died with it."""
+        """Start afresh: the process restarted. Our requests ended with it."""
         self._touched: dict[str, _Touch] = {}
         self._ghosts: list[_Touch] = []  # unloaded, then loaded again under the same name
         self._in_flight: dict[str, int] = {}  # longest active first
@@ -77,18 +77,12 @@ class Residency:
         self._unloaded: set[str] = set()
         self._arranged: tuple[tuple[str, ...], tuple[str, ...]] | None = None
 
-    # --- what the endpoint says -------------------------------------------------------------
+    # --- reports ----------------------------------------------------------------------------
 
     def record_report(
         self, report: LoadReport, *, taken_at_s: float, asked_at_s: float | None = None
     ) -> None:
-        """Take the result of a scrape. O(adapters in its log).
-
-        Args:
-            report: What the page says.
-            taken_at_s: When the page was there.
-            asked_at_s: When it was asked for; None for at once before.
-        """
+        """Record the result of a scrape, requested at `asked_at_s`. O(adapters in its log)."""
         self._read_log(report.adapter_log, taken_at_s)
         self._used_by_others = sorted(report.active_adapters - self._used_since_report)
         self._used_since_report = set(self._in_flight)
@@ -99,13 +93,13 @@ class Residency:
         self._arranged = None
 
     def record_registered(self, adapters: Sequence[str], *, now: float) -> None:
-        """Take the adapters that `/v1/models` lists, all of them, in its order."""
+        """Record the adapters that `/v1/models` lists, all of them, in its order."""
         names = dict.fromkeys(adapters)
         before = self._registered
         new = [each for each in names if before is None or each not in before]
         at_s, first = -inf if before is None else now, -self._num_remembered
         for place, adapter in enumerate(new, start=-len(new)):  # below any wall time
-            # Of more than are remembered, the first have been evicted by the last.
+            # Of more than are kept, the first have been evicted by the last.
             if place >= first or adapter in self._touched:
                 self._load(adapter, (at_s, place))
         self._registered = names
@@ -113,10 +107,10 @@ class Residency:
         self._trim()
         self._arranged = None
 
-    # --- what we do -------------------------------------------------------------------------
+    # --- our requests -----------------------------------------------------------------------
 
     def start(self, adapter: str, *, now: float) -> None:
-        """Note that we sent a request for `adapter`. O(1)."""
+        """Record that we sent a request for `adapter`. O(1)."""
         num_before = self._in_flight.get(adapter, 0)
         self._in_flight[adapter] = num_before + 1
         self._used_since_report.add(adapter)
@@ -124,13 +118,13 @@ class Residency:
             self._arranged = None
 
     def finish(self, adapter: str, *, now: float, has_run: bool = True) -> None:
-        """Note that a request for `adapter` ended at `now`, which may lie in the past. O(1).
+        """Record that a request for `adapter` ended at `now`. O(1).
 
         Does nothing for a request that was forgotten.
 
         Args:
             adapter: The adapter.
-            now: When it ended; better the end itself than when we heard of it.
+            now: When it ended, which may lie in the past: not when the end was reported.
             has_run: False if the engine surely did nothing for it: refused, no connection, 404.
         """
         num_before = self._in_flight.get(adapter, 0)
@@ -145,7 +139,7 @@ class Residency:
             self._touch(adapter, (now, 0.0))
         self._arranged = None
 
-    # --- what follows -----------------------------------------------------------------------
+    # --- conclusions ------------------------------------------------------------------------
 
     @property
     def gpu_adapters(self) -> tuple[str, ...]:
@@ -175,12 +169,12 @@ class Residency:
 
     def _touch(self, adapter: str, touch: _Touch) -> None:
         if touch >= self._touched.get(adapter, touch):
-            # Taken out first: of equal touches the one noted last counts as the later one.
+            # Removed first: of equal touches the one recorded last counts as the later one.
             self._touched.pop(adapter, None)
             self._touched[adapter] = touch
 
     def _load(self, adapter: str, touch: _Touch) -> None:
-        """Note a name that is in the listing now and was not in the one before."""
+        """Record a name that is in the listing now and was not in the one before."""
         if adapter in self._unloaded and adapter in self._touched:
             self._ghosts.append(self._touched.pop(adapter))
         if adapter not in self._touched:  # else it was used since, which is later than the load
@@ -190,18 +184,18 @@ class Residency:
         new = {a: wall_s for a, wall_s in log if self._logged_s.get(a) != wall_s}
         if new:
             self._clock.narrow(self._asked_at_s - min(new.values()), taken_at_s - max(new.values()))
-        # What had not ended when the last report was written had a step since, its last if the log
-        # says no more of it. Placed as the new entries are, it comes before all of them.
+        # Requests that were running at the last report have had a step since, their last if the log
+        # shows no more of them. Placed as the new entries are, it comes before all of them.
         unended = {a: self._logged_s.get(a, -inf) for a in self._used_by_others}
         self._logged_s.update(new)
         for adapter, wall_s in (unended | new).items():
-            # What may be a trace of our own requests must not pass for later than their end.
+            # A possible trace of our own requests must not count as later than their end.
             is_ours = adapter in self._used_since_report
             at_s = wall_s + (self._clock.low_s if is_ours else self._clock.middle_s)
             self._touch(adapter, (min(max(at_s, self._asked_at_s), taken_at_s), wall_s))
 
     def _trim(self) -> None:
-        """Drop what was evicted. Only a touch brings it back, so nothing is lost."""
+        """Drop evicted adapters. Only a touch brings one back, so nothing is lost."""
         most = self._num_remembered
         limit = min(self._num_cached or most, most)
         if len(self._logged_s) > most:
@@ -228,7 +222,7 @@ class Residency:
         return self._arranged
 
     def _order(self) -> list[str | None]:
-        """Everything in the engine's caches, most recently used first; None for a ghost."""
+        """Return everything in the engine's caches, most recently used first; None for a ghost."""
         touches: list[tuple[str | None, _Touch]] = [(None, touch) for touch in self._ghosts]
         touches += self._touched.items()
         touches.sort(key=_LAST_TOUCH)
@@ -237,7 +231,7 @@ class Residency:
         return [*running, *idle]
 
     def _running(self) -> list[str]:
-        """Adapters that hold a slot through requests, as far as can be known."""
+        """Return the adapters that hold a slot through requests, as far as can be known."""
         ours = sorted(self._in_flight, key=lambda adapter: adapter not in self._seen_running)
         return [*self._used_by_others, *ours][: self._num_slots or 1]
 
@@ -247,20 +241,20 @@ class Residency:
 
 
 def _sort(stated: frozenset[str], order: Sequence[str | None]) -> list[str | None]:
-    """What the engine states, in our order; what we did not know of comes last, by name."""
+    """Return the engine's statement in our order; adapters unknown to us come last, by name."""
     known = [adapter for adapter in order if adapter in stated]
     return [*known, *sorted(stated.difference(filter(None, known)))]
 
 
 @dataclass(slots=True)
 class _ClockOffset:
-    """Bounds of what to add to the engine's wall clock to get ours, in seconds."""
+    """Bounds of our clock minus the engine's wall clock, in seconds."""
 
     low_s: float = -inf
     high_s: float = inf
 
     def narrow(self, low_s: float, high_s: float) -> None:
-        """Take new bounds. If they contradict those before, one of the clocks was set."""
+        """Apply new bounds. If they contradict the old ones, one of the clocks was set."""
         low, high = max(low_s, self.low_s), min(high_s, self.high_s)
         if low > high:
             low, high = low_s, max(low_s, high_s)
@@ -268,5 +262,5 @@ class _ClockOffset:
 
     @property
     def middle_s(self) -> float:
-        """The likeliest: -inf as long as there is no lower bound."""
+        """The likeliest offset; -inf without a lower bound."""
         return self.low_s if self.low_s == -inf else (self.low_s + self.high_s) / 2

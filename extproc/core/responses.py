@@ -1,4 +1,4 @@
-"""What goes back to a client: an endpoint's response on its way, or ours in its place."""
+"""Responses to clients: an endpoint's on its way, or ours instead."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from extproc.core.types import Outcome, Rejection
 from extproc.core.words import shortened
 
 
-def body_mode(told: BodyMode | None, settings: StreamSettings) -> BodyMode:
-    """How a response's body will come; full duplex is assumed both ways where nobody says."""
-    if told is not None:
-        return told
+def body_mode(stated: BodyMode | None, settings: StreamSettings) -> BodyMode:
+    """Return how a response's body will come; full duplex is assumed to be both ways."""
+    if stated is not None:
+        return stated
     assumed = settings.assumed_body_mode
     return assumed if assumed is BodyMode.FULL_DUPLEX_STREAMED else BodyMode.NONE
 
@@ -31,14 +31,14 @@ def release_body(event: m.ResponseBody, mode: BodyMode) -> list[m.Command]:
 
 
 def outcome_of(status: int) -> Outcome:
-    """How a request ended whose response began with `status`; 0 where none began."""
+    """Return how a request ended whose response began with `status`; 0 where none began."""
     if status == 0:
         return Outcome.CANCELLED
     return Outcome.FAILED if status >= 500 else Outcome.COMPLETED
 
 
 def refusal(rejection: Rejection) -> m.Reply:
-    """The error that a client gets."""
+    """Return the error response for a client."""
     headers = rejections.dropped(rejection)
     if rejection.retry_after_s is not None:
         headers["retry-after"] = str(rejection.retry_after_s)
@@ -50,7 +50,7 @@ def refusal(rejection: Rejection) -> m.Reply:
 def models(
     route: Route, subset: frozenset[str] | None, dispatcher: Dispatcher, *, now: float
 ) -> m.Reply | Rejection:
-    """The list of models, or the one that the path names."""
+    """Return the list of models, or the one that the path names."""
     if route.kind is RouteKind.LIST_MODELS:
         body = dispatcher.models_body(subset, now=now)
     else:

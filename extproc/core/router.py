@@ -1,9 +1,11 @@
-"""Pool and picker together: the whole decision for one request, and how long it may be put off."""
+"""Pool and picker together: the whole decision for one request, and how long it may be held."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from extproc.core.listing import ModelListing
 from extproc.core.picker import Picker, is_in_subset
@@ -20,22 +22,16 @@ from extproc.core.types import (
 )
 
 MIN_WAIT_S = 0.001
-"""A policy that asks to be asked at once is asked in the next pass, not in a loop."""
+"""A policy that wants to be asked again at once is asked in the next pass, not in a loop."""
 
 
 @dataclass(slots=True)
 class Router:
-    """Answers a stream's questions from a pool and a picker.
-
-    Attributes:
-        pool: The state.
-        picker: The rule in force.
-        max_hold_s: Longest time that a request may wait for an endpoint, from its headers on.
-    """
+    """Routes requests and lists models, from a pool and a picker."""
 
     pool: Pool
     picker: Picker
-    max_hold_s: float = 60.0
+    max_hold_s: float = 60.0  # longest that a request may wait for an endpoint, from its headers on
     _listing: ModelListing = field(default_factory=ModelListing, repr=False)
 
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
@@ -50,7 +46,7 @@ class Router:
             if card is None:
                 return _unknown(request.model, snapshot, request.subset)
             if card.parent is not None:
-                request = _for_adapter(request)
+                request = replace(request, adapter=request.model)
         result = self.picker.pick(snapshot, request)
         if isinstance(result, Pick):
             self.pool.start(result, now=now)
@@ -59,9 +55,9 @@ class Router:
         return result
 
     def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
-        """The body of `GET /v1/models`: what is registered on endpoints that a request may get.
+        """Return the body of `GET /v1/models`: the models of the endpoints that a request may get.
 
-        Where it could get none, or none of them has told its models, the answer of a request.
+        Where it may get none, or none has listed its models, the rejection that a request gets.
         """
         allowed = _allowed(self.pool.snapshot(now=now), subset)
         lists = [view.registered for view in allowed if view.registered is not None]
@@ -70,7 +66,7 @@ class Router:
     def model(
         self, name: str, subset: frozenset[str] | None, *, now: float
     ) -> ModelCard | Rejection:
-        """What is registered under `name` on an endpoint that a request may get, or its answer."""
+        """Return the model registered under `name` on an endpoint that a request may get."""
         snapshot, card = self.pool.snapshot(now=now), self.pool.model(name)
         if card is None:
             return _unknown(name, snapshot, subset)
@@ -78,7 +74,7 @@ class Router:
         return card if has_it else no_endpoints(name)
 
     def _hold(self, wait: Wait, request: RequestInfo, now: float) -> Wait | Rejection:
-        """The policy's wait within its bounds; a 429 for a request that has waited long enough."""
+        """Return the policy's wait within its bounds; 429 for a request held for `max_hold_s`."""
         give_up_s = request.arrived_at_s + self.max_hold_s
         if now >= give_up_s:
             return saturated(request.model, RETRY_AFTER_S)
@@ -86,16 +82,16 @@ class Router:
 
 
 def _unknown(model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:
-    """No endpoint lists the model: 404 if that is sure and the request could go to any at all."""
+    """Reject a model that no endpoint lists: 404 if that is sure and any endpoint is allowed."""
     is_sure = _knows_all_models(snapshot) and any(_allowed(snapshot, subset))
     return model_not_found(model) if is_sure else no_endpoints(model)
 
 
 def _knows_all_models(snapshot: Snapshot) -> bool:
-    """Whether every endpoint that is up has told its models, and one has.
+    """Return whether every ready endpoint has listed its models, and at least one has.
 
-    One that has just restarted, or come, may serve what nobody else has; 404 would tell its clients
-    never to ask again. One that keeps silent, or restarts without end, is not waited for.
+    A new or restarted endpoint may serve a model that no other has; 404 would tell its clients
+    never to ask again. One that stays silent, or restarts again and again, is not waited for.
     """
     up = [view for view in snapshot.endpoints if view.is_ready]
     has_told = any(view.registered is not None for view in up)
@@ -103,22 +99,7 @@ def _knows_all_models(snapshot: Snapshot) -> bool:
 
 
 def _allowed(snapshot: Snapshot, subset: frozenset[str] | None) -> Iterator[EndpointView]:
-    """The endpoints of the subset that are up: without any it is 503, whatever is asked for."""
+    """Yield the ready endpoints of the subset; without any, every request gets 503."""
     for view in snapshot.endpoints:
         if view.is_ready and (subset is None or is_in_subset(view.address, subset)):
             yield view
-
-
-def _for_adapter(request: RequestInfo) -> RequestInfo:
-    # Written out: dataclasses.replace costs several times as much on the hot path.
-    return RequestInfo(
-        request.model,
-        request.model,
-        request.path,
-        request.body_bytes,
-        request.request_id,
-        request.session,
-        request.subset,
-        request.arrived_at_s,
-        request.hints,
-    )

@@ -1,11 +1,11 @@
-"""Which requests pass: the listed inference paths and the few that we answer ourselves.
+"""The paths that are served: the listed inference paths, and a few that we answer ourselves.
 
-A model server shows more than inference on its port (adapter loading, metrics, sleep, RPC into
-the workers), so everything that is not listed is refused. A path is compared in the form in which
-the engine's router will see it: without its query, percent-decoded once. The request travels on
-with the path that the client wrote, so a path that somebody on the way could read differently
-(dot segments, empty segments, double encoding) is not repaired but refused: resolved here and
-taken literally there, `/metrics/../v1/completions` would be answered with the metrics page.
+A model server exposes more than inference on its port (adapter loading, metrics, sleep, RPC into
+the workers), so every other path is rejected. A path is compared in the form in which the engine's
+router will see it: without its query, percent-decoded once. The request is forwarded with the path
+that the client wrote, so a path that another hop could read differently (dot segments, empty
+segments, double encoding) is not repaired but rejected: resolved here and taken literally there,
+`/metrics/../v1/completions` would return the metrics page.
 Envoy's own `normalize_path` and `merge_slashes` come before this and do not touch a normal path.
 """
 
@@ -39,21 +39,21 @@ DEFAULT_INFERENCE_PATHS = (
     "/v1/audio/translations",
     "/v1/audio/speech",
 )
-"""What vLLM 0.32 serves by the body's `model` (entrypoints/*/api_router.py), each by POST alone;
-`/v1/audio/speech` comes with vLLM-Omni only, elsewhere the pod answers 404."""
+"""Paths that vLLM 0.32 serves by the body's `model` (entrypoints/*/api_router.py), by POST alone;
+`/v1/audio/speech` exists in vLLM-Omni only, elsewhere the pod returns 404."""
 
 FORM_PATHS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 """Inference paths whose body is a multipart form; every other listed path takes JSON."""
 
-UNTOLD_PATH = ""
-"""Stands for the path of a request whose data plane does not tell it."""
+NO_PATH = ""
+"""Stands for the path of a request whose data plane does not send it."""
 
 MODELS_PATH = "/v1/models"
 RESPONSES_PATH = "/v1/responses"
 
 _ABNORMAL = re.compile(r"[?#%\\]|/\.{0,2}(?:/|\Z)")
-"""In a decoded path: marks that another reader could take for a delimiter or decode once more (an
-invalid escape keeps its percent sign), empty segments, dot segments."""
+"""In a decoded path: characters that another reader could treat as a delimiter or decode once more
+(an invalid escape keeps its percent sign), empty segments, dot segments."""
 
 _STORED_RESPONSE = re.compile(rf"{RESPONSES_PATH}/([^/]+)(/cancel|/input_items)?")
 _STORED_METHODS = {
@@ -63,14 +63,13 @@ _STORED_METHODS = {
 }
 """OpenAI's operations on a stored response; vLLM has those of GET {id} and POST {id}/cancel."""
 
-
 _UNKNOWN = Rejection(
     404, Reason.UNKNOWN_PATH, "This path is not served; inference paths and /v1/models are."
 )
 
 
 class RouteKind(StrEnum):
-    """What a request asks for."""
+    """The kind of a request."""
 
     INFERENCE_JSON = "inference_json"  # routed by the JSON body's `model`
     INFERENCE_FORM = "inference_form"  # routed by the multipart form's `model`
@@ -81,25 +80,16 @@ class RouteKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A request that passes.
-
-    Attributes:
-        kind: What to do with it.
-        path: As `normalize_path` gives it.
-        resource: The model's or the response's id that the path names, else "".
-    """
+    """A request that is served."""
 
     kind: RouteKind
-    path: str
-    resource: str = ""
+    path: str  # in normal form
+    resource: str = ""  # the id of a model or a response that the path names
 
 
 @dataclass(frozen=True, slots=True)
 class RouteTable:
-    """The listed paths.
-
-    Attributes:
-        inference_paths: Paths that are routed by `model`, in normal form.
+    """The listed paths, which are routed by `model`.
 
     Raises:
         ValueError: On construction, for a path that is not in normal form or is one of ours.
@@ -118,10 +108,10 @@ class RouteTable:
         object.__setattr__(self, "_inference", routes)
 
     def match(self, method: str, path: str) -> Route | Rejection:
-        """Answer where a request goes; `path` is the `:path` header, its query included.
+        """Return the route of a request; `path` is the `:path` header, its query included.
 
         A path that is not listed is 404 UNKNOWN_PATH, one that does not take `method` 405
-        METHOD_NOT_ALLOWED. HEAD is taken where GET is; OPTIONS nowhere: CORS is the gateway's.
+        METHOD_NOT_ALLOWED. HEAD is allowed where GET is; OPTIONS nowhere: CORS is the gateway's.
         """
         normal = normalize_path(path)
         if normal is None:
@@ -144,28 +134,27 @@ class RouteTable:
         return _allow(route, method, _STORED_METHODS[found[2]])
 
 
-def match_untold(method: str, content_type: str) -> Route | Rejection:
-    """Where a request goes whose path is not told: it is taken for inference, and its body decides.
+def match_without_path(method: str, content_type: str) -> Route | Rejection:
+    """Return the route of a request whose path is not sent: it counts as inference.
 
-    Gateways without pseudo-headers ask only about what their own route sends to inference; which
-    paths those are is theirs to say.
+    Gateways without pseudo-headers ask only about requests that their own routes send to inference.
     """
     is_form = content_type.strip().lower().startswith("multipart/")
     kind = RouteKind.INFERENCE_FORM if is_form else RouteKind.INFERENCE_JSON
-    return _allow(Route(kind, UNTOLD_PATH), method, ("POST",))
+    return _allow(Route(kind, NO_PATH), method, ("POST",))
 
 
 def path_label(path: str) -> str:
-    """`path`, in normal form, with a placeholder for what its client chose: few, for counting.
+    """Return `path`, in normal form, as a label: with a placeholder for a response's id.
 
-    Meant for paths that were routed: others are as many as clients like.
+    For routed paths only: clients can make up any number of others.
     """
     found = _STORED_RESPONSE.fullmatch(path)
     return path if found is None else f"{RESPONSES_PATH}/{{id}}{found[2] or ''}"
 
 
 def normalize_path(path: str) -> str | None:
-    """The path that an engine's router compares: no query, percent-decoded once.
+    """Return the path that an engine's router compares: no query, percent-decoded once.
 
     None where readers could disagree about it: not starting with `/` (absolute form, `*`),
     invalid escapes, not UTF-8, control characters, `?`, `#`, `%` or a backslash after decoding,

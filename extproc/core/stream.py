@@ -1,15 +1,15 @@
-"""One HTTP request's life as ext_proc tells it: events in, commands out.
+"""One HTTP request in ext_proc: events in, commands out.
 
 Rules:
-1. What may happen in which state, and which state follows, stands in `transitions.TABLE`; an event
-   that has no place there breaks the protocol. Handlers answer an event and name the turn that the
-   request takes; they know no next state.
+1. `transitions.TABLE` lists the events allowed in each state and the states that follow; any other
+   event breaks the protocol. Handlers answer an event and name the turn that the request takes,
+   never the next state.
 2. A stream makes at most one pick, and `Dispatcher.route` chooses at most once.
-3. Every delivered event is answered once, in order. Nothing is ever answered unasked.
-4. `End` comes right after the last needed answer and never before one: Envoy takes an RPC that
-   ends with OK unanswered for "carry on without me".
+3. Every delivered event is answered once, in order; there are no other answers.
+4. `End` comes right after the last needed answer and never before one: to Envoy, an RPC that ends
+   with OK and an event unanswered means "carry on without me".
 5. With the response phases in use, the pick is finished here, once, when the stream ends; without
-   them only where the request is refused after it was routed.
+   them only where the request is rejected after it was routed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ HOLD_MARGIN_S = 5.0
 """The data plane's timer runs this much longer than a hold, so that the answer is ours."""
 
 _Step = tuple[Turn | None, list[m.Command]]
-"""The turn that an event brings, if it brings one, and its answer."""
+"""The turn that an event causes, if any, and its answer."""
 
 
 class Stream:
-    """The machine for one request. Not reusable."""
+    """The state machine of one request. Not reusable."""
 
     __slots__ = (
         *("_dispatcher", "_headers", "_incoming", "_request", "_response_body_mode"),
@@ -56,7 +56,7 @@ class Stream:
         self.pick: Pick | None = None
 
     def handle(self, event: m.Event, *, now: float) -> list[m.Command]:
-        """Take one event; return the commands to carry out, in order.
+        """Handle one event; return the commands to carry out, in order.
 
         Raises:
             ProtocolError: The event may not come here. End the RPC with a non-OK status.
@@ -72,7 +72,7 @@ class Stream:
         try:
             turn, commands = handler(self, event, now)
         except RequestError as error:
-            # Routed by a part of the body, and the rest is wrong: the endpoint has not got it all.
+            # Routed by a part of the body, and the rest is wrong: the endpoint lacks some of it.
             self._give_up_pick(now)
             turn, commands = self._reject(error.rejection)
         self.state = state if turn is None else TABLE[state][turn]
@@ -80,36 +80,37 @@ class Stream:
 
     @property
     def is_answered(self) -> bool:
-        """Nothing that the data plane still waits for is unanswered."""
+        """Whether the data plane waits for no answer."""
         return self.state not in (State.HEADERS, State.BODY, State.READING, State.WAITING)
 
     @property
     def awaits_message(self) -> bool:
-        """Nothing happens before the data plane says more."""
+        """Whether nothing happens before the next message of the data plane."""
         return self.state in (State.HEADERS, State.BODY)
 
     @property
     def is_wanted_half_closed(self) -> bool:
-        """Whether the data plane wants an answer though it has closed its side.
+        """Whether the data plane wants an answer even though it has closed its side.
 
-        Envoy closes it when the client has left; one that tells nothing of modes, when all is sent.
+        Envoy closes it when the client has left; a data plane that sends no modes, after its last
+        message.
         """
         return not self._tells_modes
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the request's body."""
+        """Bytes kept of the request's body."""
         return self._incoming.held_bytes if self.state in HOLDING else 0
 
     @property
     def is_whole(self) -> bool:
-        """Nothing more will be kept of the body."""
+        """Whether no more of the body will be kept."""
         is_reading = self.state is State.READING
         return self.state is State.WAITING or (is_reading and self._incoming.is_over)
 
     def abandon(self, *, now: float) -> None:
-        """The answer could not be given: the request will not reach the pick's endpoint."""
-        self._let_go()
+        """Finish a request whose answer could not be sent: it will not reach its endpoint."""
+        self._free_body()
         self.state = State.DONE
         self._give_up_pick(now)
 
@@ -118,8 +119,7 @@ class Stream:
         if pick is not None:
             self._dispatcher.finish(pick, Outcome.FAILED, now=now)
 
-    def _let_go(self) -> None:
-        """Nobody needs the body any more."""
+    def _free_body(self) -> None:
         if self.state in HOLDING:
             self._incoming.clear()
 
@@ -146,23 +146,23 @@ class Stream:
     def _on_trailers(self, event: m.RequestTrailers, now: float) -> _Step:
         self._incoming.add(event)
         if self._incoming.comes_at_once:  # and before the trailers: there is none
-            raise RequestError(rejections.empty_body())
+            raise RequestError(rejections.EMPTY_BODY)
         return self._read_on(event, now)
 
     def _read_on(self, _event: m.Event, now: float) -> _Step:
-        """Read on; decide once all that came is read, and let others have their turn before."""
+        """Read one pass; decide once all chunks so far are read, and let others run in between."""
         if not self._incoming.read():
             return Turn.UNREAD, [m.WakeAt(now)]
         model = self._incoming.model()
         return (None, []) if model is None else self._decide(model, now)
 
     def _on_late_part(self, event: m.RequestBody | m.RequestTrailers, _now: float) -> _Step:
-        """More of the request before it is decided: answered with what came before."""
+        """Add more of an undecided request: it is answered with the parts before."""
         self._incoming.add_late(event)
         return None, []
 
     def _on_held_body(self, event: m.RequestBody, _now: float) -> _Step:
-        """More of a streamed body whose beginning has told the model: read, and answered later."""
+        """Read more of a streamed body whose beginning named the model; it is answered later."""
         self._incoming.add_late(event)
         self._incoming.read()
         return None, []
@@ -194,18 +194,18 @@ class Stream:
         return self._ask(now) if self._incoming.read() else (None, [m.WakeAt(now)])
 
     def _went_on(self, commands: list[m.Command]) -> _Step:
-        """What came and has been read of the request is on its way."""
+        """Return the turn of a routed request whose parts so far are on their way."""
         if not self._incoming.is_answered:
             return Turn.ROUTED, commands
         self._incoming.clear()
-        # A full-duplex response's body is in our hands: ending the RPC loses what is under way.
+        # A full-duplex response's body passes through us: ending the RPC would lose parts of it.
         is_duplex = self._response_body_mode is BodyMode.FULL_DUPLEX_STREAMED
         if self._settings.uses_response_phases or is_duplex:
             return Turn.ANSWERED, commands
         return Turn.OVER, [*commands, m.End()]
 
     def _on_rest_body(self, event: m.RequestBody, now: float) -> _Step:
-        """More of a body whose beginning has decided: nothing of it goes on unread."""
+        """Read more of a body whose beginning has decided: no part goes on unread."""
         incoming = self._incoming
         if not incoming.is_streaming:
             return None, [m.ContinueBody()]
@@ -216,7 +216,7 @@ class Stream:
     def _read_rest(self, _event: m.Event, now: float) -> _Step:
         incoming = self._incoming
         if incoming.is_read:
-            return None, []  # a timer of before
+            return None, []  # an old timer
         is_read = incoming.read()
         turn, commands = self._went_on(incoming.release_read())
         return turn, commands if is_read else [*commands, m.WakeAt(now)]
@@ -234,7 +234,7 @@ class Stream:
         return None, [m.ContinueResponseHeaders()]
 
     def _on_local_reply(self, event: m.ResponseHeaders, _now: float) -> _Step:
-        self._let_go()
+        self._free_body()
         if self.state is State.HEADERS:
             self._response_body_mode = responses.body_mode(event.body_mode, self._settings)
         return None, [m.ContinueResponseHeaders()]
@@ -252,14 +252,14 @@ class Stream:
         return None, []
 
     def _on_overloaded(self, _event: m.Overloaded, _now: float) -> _Step:
-        raise RequestError(rejections.no_memory())
+        raise RequestError(rejections.NO_MEMORY)
 
     def _reject(self, rejection: Rejection) -> _Step:
         self._dispatcher.rejected(rejection, self._headers)
         return self._reply(responses.refusal(rejection))
 
     def _reply(self, reply: m.Reply) -> _Step:
-        self._let_go()
+        self._free_body()
         return Turn.OVER, [reply, m.End()]
 
 

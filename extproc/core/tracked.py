@@ -1,4 +1,4 @@
-"""One endpoint's state in the pool: what it said, what we sent there, what follows for a view."""
+"""One endpoint's state in the pool: its reports, our requests there, and the view made of both."""
 
 from __future__ import annotations
 
@@ -13,68 +13,44 @@ from extproc.core.types import Endpoint, EndpointView, LoadReport, ModelCard, Pi
 RESTART_TOLERANCE_S = 1.0
 """Start times of one process are equal up to float printing; a restart takes longer than this."""
 MAX_SILENCES = 3
-"""So often an endpoint with load reports may fail to tell its models before nobody waits for it."""
+"""Failed listings after which an endpoint with load reports is no longer waited for."""
 MIN_LIFE_S = 10.0
-"""One that restarts again sooner than this gains nothing by it: it is not waited for, nor tried."""
+"""A process that restarts sooner than this is neither waited for nor tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """What the pool is configured with.
+    """Settings of the pool.
 
     Attributes:
-        report_expiry_s: Age from which a load report is not trusted.
         max_loras: Adapter slots per endpoint where its metrics page does not say; None for unknown.
         max_cpu_loras: Adapters in each endpoint's CPU cache; None means as many as GPU slots, which
             is vLLM's default.
     """
 
-    report_expiry_s: float = 2.0
+    report_expiry_s: float = 2.0  # age from which a load report is not trusted
     max_loras: int | None = None
     max_cpu_loras: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A pick that has not finished, and the endpoint object that it was counted on.
-
-    Attributes:
-        pick: The pick.
-        started_at_s: When.
-        tracked: The endpoint object.
-        adapter: The adapter that it counts for there, None for a base model.
-        trial: What the detection of outliers has to be told when it ends.
-    """
+    """A pick that has not finished, and the endpoint object that it is counted on."""
 
     pick: Pick
     started_at_s: float
     tracked: Tracked
-    adapter: str | None = None
-    trial: int = 0
+    adapter: str | None = None  # that it counts for there, None for a base model
+    trial: int = 0  # of outlier detection: the result of `Outliers.begin`
 
 
 class Tracked:
     """One endpoint's mutable state."""
 
     __slots__ = (
-        "adapters",
-        "came_back_at_s",
-        "endpoint",
-        "flights",
-        "foreign",
-        "gpu_adapters",
-        "is_unreachable",
-        "is_waited_for",
-        "models",
-        "num_foreign",
-        "num_loads",
-        "num_silences",
-        "registered",
-        "report",
-        "reported_at_s",
-        "residency",
-        "restarted_at_s",
-        "view",
+        *("adapters", "came_back_at_s", "endpoint", "flights", "foreign", "gpu_adapters"),
+        *("is_unreachable", "is_waited_for", "models", "num_foreign", "num_loads", "num_silences"),
+        *("registered", "report", "reported_at_s", "residency", "restarted_at_s", "view"),
         "view_expires_s",
     )
 
@@ -101,25 +77,25 @@ class Tracked:
         self.view_expires_s = 0.0
 
     def set_models(self, models: dict[str, ModelCard] | None) -> None:
-        """Replace what is registered there; None for unknown."""
+        """Replace the models registered there; None for unknown."""
         self.models, self.view = models, None
         self.registered = None if models is None else frozenset(models)
 
     def restart(self, now: float) -> None:
-        """Forget what the process held that was there before."""
+        """Forget the state of the process before the restart."""
         self.is_waited_for = now - self.restarted_at_s >= MIN_LIFE_S
         self.num_silences, self.restarted_at_s = 0, now
         self.set_models(None)
         self.residency.forget()
 
     def is_owing(self, is_known: bool) -> bool:
-        """Whether it will soon tell its models, and has not: new or restarted, not just silent."""
+        """Return whether its models are still to be listed: new or restarted, not just silent."""
         if self.models is not None or not self.is_waited_for:
             return False
         return self.num_silences < (MAX_SILENCES if is_known else 1)
 
     def adapter_of(self, pick: Pick) -> str | None:
-        """The adapter that a pick is for here: by its own list, where that has the name."""
+        """Return the adapter that a pick is for here, by the endpoint's list if it has the name."""
         request = pick.request
         card = None if self.models is None else self.models.get(request.model)
         if card is None:
@@ -136,7 +112,7 @@ class Tracked:
         self.view = None
 
     def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
-        """Count a pick no longer; `has_run` is False if the engine cannot have worked on it."""
+        """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""
         del self.flights[flight.pick.id]
         adapter = flight.adapter
         if adapter is not None:
@@ -156,9 +132,9 @@ class Tracked:
             self.gpu_adapters = adapters
 
     def estimate_foreign(self, report: LoadReport) -> None:
-        """Count what others sent: all that the report has and we did not dispatch.
+        """Estimate others' requests: those in the report that we did not dispatch.
 
-        The engine names active adapters without counts, so what is not ours is spread evenly over
+        The engine names active adapters without counts, so these requests are spread evenly over
         the active adapters that we have nothing in flight for, at least one each.
         """
         total = report.num_running + report.num_waiting
@@ -168,14 +144,14 @@ class Tracked:
         self.foreign = dict.fromkeys(names, share) if share else {}
 
     def pending_of_all(self) -> dict[str, int]:
-        """Others' requests per adapter at the last report, and ours, those since then included."""
+        """Return the requests per adapter: others' as of the last report, and ours as of now."""
         pending = dict(self.foreign)
         for adapter, count in self.adapters.items():
             pending[adapter] = pending.get(adapter, 0) + count
         return pending
 
     def make_view(self, now: float, settings: PoolSettings, outliers: Outliers) -> EndpointView:
-        """The endpoint as it is at `now`; kept in `view` until something changes or expires."""
+        """Build the view at `now`; it is kept in `view` until something changes or expires."""
         report, at_s = self.report, self.reported_at_s
         expires_s = inf if at_s is None else at_s + settings.report_expiry_s
         is_known = at_s is not None and now <= expires_s
@@ -215,19 +191,14 @@ class Tracked:
 
 
 def settled(before: ModelCard | None, now: ModelCard) -> ModelCard:
-    """The card kept of a model: vLLM's `created` is the time of its answer, not the model's."""
+    """Return the card to keep: vLLM's `created` is the time of its response, not the model's."""
     if before is None or (before.parent, before.root) != (now.parent, now.root):
         return now
     return before
 
 
-def has_start_time(report: LoadReport | None) -> bool:
-    """Whether a report says when its process started."""
-    return report is not None and report.process_start_wall_s is not None
-
-
 def is_restart(before: LoadReport | None, after: LoadReport) -> bool:
-    """Whether the process started anew between two reports."""
+    """Return whether the process restarted between two reports."""
     if before is None or before.process_start_wall_s is None or after.process_start_wall_s is None:
         return False
     return abs(after.process_start_wall_s - before.process_start_wall_s) > RESTART_TOLERANCE_S

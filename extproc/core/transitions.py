@@ -1,10 +1,10 @@
-"""A stream's states, and what follows what, as a table.
+"""A stream's states and their transitions, as a table.
 
-1. All transitions are in `TABLE`; what it does not hold may not happen.
-2. Nothing here knows what an event is answered with: `stream` does, and knows no next state.
+1. All transitions are in `TABLE`; any other is an error.
+2. The answers to events are in `stream`, which names no next state.
 
-An event moves a stream by its type. What comes of it may move it once more, from there: that is a
-turn. A request whose headers are refused goes HEADERS -> BODY, by the event, -> DONE, by the turn.
+An event moves a stream by its type. Its result may move the stream once more: that is a turn. A
+request whose headers are rejected goes HEADERS -> BODY, by the event, -> DONE, by the turn.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from extproc.core import messages as m
 
 
 class State(StrEnum):
-    """Where a stream is."""
+    """The state of a stream."""
 
-    HEADERS = auto()  # nothing has come
+    HEADERS = auto()  # no event yet
     BODY = auto()  # the model is not known yet
-    READING = auto()  # more came than is read in one pass: the rest after others had their turn
+    READING = auto()  # more body than one pass reads: others run before the rest is read
     WAITING = auto()  # the policy holds the request
     REST = auto()  # routed; the data plane still sends parts of the request
     RESPONSE = auto()  # the request is answered; response phases may come
     LOCAL_REPLY = auto()  # the data plane answered the client itself before we routed
-    DONE = auto()  # everything needed is answered, or nobody listens any more
+    DONE = auto()  # everything needed is answered, or the RPC is gone
 
 
 class Turn(StrEnum):
-    """What comes of an event, where that is more than its type says."""
+    """The result of an event, where its type alone does not determine the next state."""
 
-    UNREAD = auto()  # others have a turn before the rest of what came is read
+    UNREAD = auto()  # others run before the rest of the body is read
     HELD = auto()  # the policy does not choose yet
     ROUTED = auto()  # an endpoint is chosen, and more of the request is to come
     ANSWERED = auto()  # the whole request is answered, and the RPC stays open for its response
@@ -39,7 +39,7 @@ class Turn(StrEnum):
 
 
 HOLDING: Final = frozenset((State.BODY, State.READING, State.WAITING, State.REST))
-"""Where the request's body is kept."""
+"""States that keep the request's body."""
 
 _ROUTED: Final[dict[type | Turn, State]] = {
     Turn.ROUTED: State.REST,
@@ -95,7 +95,7 @@ TABLE: Final[dict[State, dict[type | Turn, State]]] = {
         m.ResponseBody: State.LOCAL_REPLY,
         m.ResponseTrailers: State.LOCAL_REPLY,
     },
-    # What was under way when we ended the RPC.
+    # Messages in transit when we ended the RPC.
     State.DONE: dict.fromkeys(m.EVENT_TYPES, State.DONE),
 }
 for _state, _follows in TABLE.items():

@@ -12,24 +12,24 @@ MAX_NAME_CHARS = 80
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """`text` as `plain`, its end replaced by an ellipsis where it is longer than `max_chars`."""
+    """Return `text` as `plain` does, but with an ellipsis where it is cut."""
     if len(text) <= max_chars:
         return plain(text, max_chars)
     return f"{plain(text, max_chars - 1)}…"
 
 
 def short(name: str) -> str:
-    """A model's or a pod's name."""
+    """Shorten a model's or a pod's name."""
     return shortened(name, MAX_NAME_CHARS)
 
 
 def pod_name(view: EndpointView) -> str:
-    """The pod's name, or its address where it has none."""
+    """Return the pod's name, or its address where it has none."""
     return short(view.name or view.address)
 
 
 def whereabouts(view: EndpointView, adapter: str) -> str:
-    """Where the adapter is on that pod."""
+    """Say where the adapter is on that pod."""
     if adapter in view.gpu_adapters:
         return "in a GPU slot"
     if adapter in view.cpu_adapters:
@@ -38,11 +38,11 @@ def whereabouts(view: EndpointView, adapter: str) -> str:
 
 
 def pending(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
-    """The requests pending on the chosen pod and on the others."""
+    """Say how many requests are pending on the chosen pod and on the others."""
     return f"{chosen.num_pending} pending, {spread([v.num_pending for v in others])} elsewhere"
 
 
 def spread(counts: Sequence[int]) -> str:
-    """The least and the most of `counts`, which are not empty."""
+    """Say the least and the most of `counts`, which are not empty."""
     low, high = min(counts), max(counts)
     return str(low) if low == high else f"{low} to {high}"

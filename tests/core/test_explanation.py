@@ -41,7 +41,7 @@ def test_affinity_names_where_else_the_adapter_is_loaded_busiest_first() -> None
 
     assert said("founding", "affinity", view(1, {"a": 7}, gpu_adapters=("a",)), *others) == (
         "pod-1: a is in a GPU slot there with 7 of its requests pending, and no other pod below "
-        "the rule's threshold has more; also loaded on pod-5 with 5, pod-4 with 4, pod-3 with 3 "
+        "the policy's threshold has more; also loaded on pod-5 with 5, pod-4 with 4, pod-3 with 3 "
         "and 1 more."
     )
 
@@ -108,7 +108,7 @@ def test_affinity_says_what_decided_among_those_with_as_many_requests(
 ) -> None:
     sentence = said("founding", "affinity", chosen, *others)
 
-    assert sentence.endswith(f"and no other pod below the rule's threshold has more; {why}")
+    assert sentence.endswith(f"and no other pod below the policy's threshold has more; {why}")
 
 
 def test_cold_says_that_nobody_has_the_adapter_and_who_is_emptiest() -> None:
@@ -124,7 +124,7 @@ def test_spill_names_the_pods_that_are_full() -> None:
     full = view(2, {"a": 16, "b": 1}, gpu_adapters=("a",))
 
     assert said("founding", "spill", view(1), full) == (
-        "pod-1: where a is loaded, the rule's threshold is reached (pod-2 with 16), and this pod "
+        "pod-1: where a is loaded, the policy's threshold is reached (pod-2 with 16), and this pod "
         "has the fewest active adapters (0 active, 2 elsewhere)."
     )
 

@@ -14,13 +14,13 @@ from extproc.core.types import Reason, Rejection
         (rejections.model_not_found("a"), 404, Reason.MODEL_NOT_FOUND, "model", None),
         (rejections.no_endpoints("a"), 503, Reason.NO_ENDPOINTS, None, 1),
         (rejections.saturated("a", 5), 429, Reason.SATURATED, None, 5),
-        (rejections.encoded_body(), 415, Reason.ENCODED_BODY, None, None),
-        (rejections.empty_body(), 400, Reason.INVALID_JSON, "model", None),
-        (rejections.missing_model(), 400, Reason.MISSING_MODEL, "model", None),
+        (rejections.ENCODED_BODY, 415, Reason.ENCODED_BODY, None, None),
+        (rejections.EMPTY_BODY, 400, Reason.INVALID_JSON, "model", None),
+        (rejections.MISSING_MODEL, 400, Reason.MISSING_MODEL, "model", None),
         (rejections.too_large(10), 413, Reason.BODY_TOO_LARGE, None, None),
-        (rejections.body_not_sent(), 500, Reason.BODY_NOT_SENT, None, None),
+        (rejections.BODY_NOT_SENT, 500, Reason.BODY_NOT_SENT, None, None),
         (rejections.invalid_header("x-a", "b"), 400, Reason.INVALID_HEADER, "x-a", None),
-        (rejections.stored_response(), 400, Reason.STORED_RESPONSE, "previous_response_id", None),
+        (rejections.STORED_RESPONSE, 400, Reason.STORED_RESPONSE, "previous_response_id", None),
     ],
 )
 def test_each_error_has_its_status_reason_and_field(

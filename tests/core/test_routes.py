@@ -14,7 +14,7 @@ from extproc.core.routes import (
     Route,
     RouteKind,
     RouteTable,
-    match_untold,
+    match_without_path,
     normalize_path,
     path_label,
 )
@@ -300,17 +300,17 @@ def test_paths_are_counted_by_what_clients_did_not_choose(path: str, label: str)
 class TestUntoldPath:
     @pytest.mark.parametrize("content_type", ["", "application/json", "text/plain", "multipart"])
     def test_is_taken_for_an_inference_request_by_its_body(self, content_type: str) -> None:
-        assert match_untold("POST", content_type) == Route(RouteKind.INFERENCE_JSON, "")
+        assert match_without_path("POST", content_type) == Route(RouteKind.INFERENCE_JSON, "")
 
     @pytest.mark.parametrize(
         "content_type", ["multipart/form-data; boundary=x", " Multipart/Form-Data; boundary=x"]
     )
     def test_of_a_form_is_one_that_takes_forms(self, content_type: str) -> None:
-        assert match_untold("POST", content_type) == Route(RouteKind.INFERENCE_FORM, "")
+        assert match_without_path("POST", content_type) == Route(RouteKind.INFERENCE_FORM, "")
 
     @pytest.mark.parametrize("method", ["GET", "DELETE", "CONNECT", ""])
     def test_takes_post_only(self, method: str) -> None:
-        found = match_untold(method, "application/json")
+        found = match_without_path(method, "application/json")
 
         assert isinstance(found, Rejection)
         assert (found.status, found.allowed_methods) == (405, ("POST",))

@@ -14,7 +14,7 @@ from extproc.core import messages as m
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.errors import ProtocolError
 from extproc.core.messages import BodyMode
-from extproc.core.rejections import model_not_found, no_endpoints, no_memory, saturated
+from extproc.core.rejections import NO_MEMORY, model_not_found, no_endpoints, saturated
 from extproc.core.transitions import State
 from extproc.core.types import Outcome, Reason, Rejection, Wait
 from tests.builders import adapter_card, base_card, body, request_headers
@@ -538,7 +538,7 @@ def test_a_form_path_takes_forms_only() -> None:
     [
         (model_not_found("a"), 404, None, None),
         (saturated("a", 7), 429, "7", "rejected-saturated"),
-        (no_memory(), 429, "1", "rejected-saturated"),
+        (NO_MEMORY, 429, "1", "rejected-saturated"),
         (no_endpoints("a"), 503, "1", "rejected-no-endpoints"),
     ],
 )

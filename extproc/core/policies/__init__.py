@@ -1,7 +1,7 @@
-"""Rules that choose an endpoint, each a small class over an immutable snapshot.
+"""Policies: each a small class that chooses an endpoint from an immutable snapshot.
 
-A rule is any object with `choose`. It gets the endpoints that may be chosen at all (ready, inside
-the subset, the model registered) and never an empty set. It must not keep the snapshot.
+A policy is any object with `choose`. It gets the endpoints that may be chosen (ready, inside the
+subset, the model registered), at least one. It must not keep the snapshot.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ __all__ = ["BUILT_IN", "Founding", "LeastPending", "Policy", "RandomChoice", "Ro
 
 
 class Policy(Protocol):
-    """A rule. Its parameters are the keyword arguments of its constructor."""
+    """A policy. Its parameters are the keyword arguments of its constructor."""
 
     def choose(
         self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
     ) -> Choice | Wait:
         """Choose among `snapshot.endpoints` (never empty); break ties with `rng`.
 
-        Answer `Wait` to hold the request and be asked again.
+        Return `Wait` to hold the request and be asked again.
         """
         ...
 
 
 class ExplainedPolicy(Policy, Protocol):
-    """A rule that can say why, in words for people."""
+    """A policy that can explain its choices to people."""
 
     @staticmethod
     def explain(
         reason: str, adapter: str | None, chosen: EndpointView, others: Sequence[EndpointView]
     ) -> str | None:
-        """Say why it chose `chosen` over `others` (never empty), given the slug that it answered.
+        """Say why it chose `chosen` over `others` (never empty), given its slug.
 
-        None for a slug that is not its own.
+        Return None for a slug that is not its own.
         """
         ...
 

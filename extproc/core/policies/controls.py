@@ -1,4 +1,4 @@
-"""Rules that know nothing about adapters: what every other rule is measured against."""
+"""Policies that ignore adapters: the baselines of every other policy."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class RandomChoice:
 
 
 class RoundRobin:
-    """One endpoint after the other: the one that has waited longest, by address at first.
+    """One endpoint after the other: the one whose last turn is longest ago, at first by address.
 
-    One position in the order of addresses would not do: where models stand on different endpoints,
-    the turns of one would skip the same endpoint of the other again and again.
+    A single position in the order of addresses would not do: where models are on different
+    endpoints, the turns of one model would skip the same endpoint of another again and again.
     """
 
     def __init__(self) -> None:

@@ -2,11 +2,11 @@
 
 Among the endpoints where the adapter is loaded and its pending requests are below a threshold, the
 one with the MOST pending requests for it; if there is none, the one with the fewest active
-adapters, then the least pending in total. The rule's text leaves ties of the first stage open: they
-go by the order of the second, so that an adapter that is loaded but idle in many places goes to the
-emptiest of them. Complete equals go by chance. The rule of the first Gateway API
-inference-extension proof of concept (kubernetes-sigs/gateway-api-inference-extension, commit
-11a80776, 2024).
+adapters, then the least pending in total. The original leaves ties of the first stage open: they
+are broken by the order of the second, so that an adapter that is loaded but idle in many places
+goes to the emptiest of them. Remaining ties are broken at random. Source: the first proof of
+concept of the Gateway API inference extension (kubernetes-sigs/gateway-api-inference-extension,
+commit 11a80776, 2024).
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ class Founding:
     """The founding rule.
 
     Args:
-        threshold: Pending requests of one adapter on one endpoint from which on it spills, at
-            least 1.
+        threshold: Pending requests of one adapter on one endpoint from which it spills, at least 1.
     """
 
     def __init__(self, threshold: int = DEFAULT_THRESHOLD) -> None:
@@ -39,7 +38,7 @@ class Founding:
         self.threshold = threshold
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-        """Choose by adapter; the base model goes where the least is pending."""
+        """Choose by adapter; the base model goes to the endpoint with the least pending."""
         adapter, endpoints = request.adapter, snapshot.endpoints
         if adapter is None:
             return Choice((least(endpoints, _num_pending, rng),), "base")
@@ -69,7 +68,7 @@ class Founding:
 
 
 def _emptiest(views: Sequence[EndpointView], rng: random.Random) -> EndpointView:
-    """The fewest active adapters, then the least pending in total; of equals any."""
+    """Return that with the fewest active adapters, then the least pending; of equals any."""
     fewest = lowest(views, [len(view.pending_by_adapter) for view in views])
     return one_of(lowest(fewest, [view.num_pending for view in fewest]), rng)
 
@@ -78,7 +77,7 @@ def _num_pending(view: EndpointView) -> int:
     return view.num_pending
 
 
-# --- in words ------------------------------------------------------------------------------------
+# --- explanations --------------------------------------------------------------------------------
 
 
 def _why_affinity(adapter: str, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
@@ -88,7 +87,7 @@ def _why_affinity(adapter: str, chosen: EndpointView, others: Sequence[EndpointV
     if not also:
         return f"{here}, and none of the other {len(others)} pods has it loaded"
     as_many = [view for view in also if view.pending(adapter) == chosen.pending(adapter)]
-    most = "and no other pod below the rule's threshold has more"
+    most = "and no other pod below the policy's threshold has more"
     if as_many:
         most = f"{most}; of the {1 + len(as_many)} with as many {_why_emptiest(chosen, as_many)}"
     return f"{here}, {most}; also loaded on {_busiest_first(also, adapter)}"
@@ -96,12 +95,12 @@ def _why_affinity(adapter: str, chosen: EndpointView, others: Sequence[EndpointV
 
 def _why_spill(adapter: str, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
     loaded = [view for view in (chosen, *others) if view.has_loaded(adapter)]
-    full = f"where {short(adapter)} is loaded, the rule's threshold is reached"
+    full = f"where {short(adapter)} is loaded, the policy's threshold is reached"
     return f"{full} ({_busiest_first(loaded, adapter)}), and {_why_emptiest(chosen, others)}"
 
 
 def _why_emptiest(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
-    """What sets it apart from `others` in the second stage, and what is left to chance."""
+    """Say why the second stage chose it over `others`, and what was left to chance."""
     as_few = [v for v in others if v.num_active_adapters == chosen.num_active_adapters]
     equals = [view for view in as_few if view.num_pending == chosen.num_pending]
     if len(equals) == len(others):

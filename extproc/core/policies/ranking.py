@@ -1,4 +1,4 @@
-"""The one way rules break ties: uniformly, with the rng they were given; and how that is said."""
+"""How policies break ties: uniformly, with the rng that they are given; and how they say so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from extproc.core.words import pending
 def least(
     endpoints: Sequence[EndpointView], key: Callable[[EndpointView], Any], rng: random.Random
 ) -> EndpointView:
-    """The endpoint with the least key; one of them, uniformly, if several have it.
+    """Return the endpoint with the least key; one of them, uniformly, if several have it.
 
     Raises:
         ValueError: `endpoints` is empty.
@@ -22,7 +22,7 @@ def least(
 
 
 def lowest(endpoints: Sequence[EndpointView], keys: list[Any]) -> Sequence[EndpointView]:
-    """The endpoints whose key, at the same place in `keys`, is the lowest.
+    """Return the endpoints whose key, at the same index in `keys`, is the lowest.
 
     Raises:
         ValueError: `endpoints` is empty.
@@ -34,17 +34,17 @@ def lowest(endpoints: Sequence[EndpointView], keys: list[Any]) -> Sequence[Endpo
 
 
 def one_of(ties: Sequence[EndpointView], rng: random.Random) -> EndpointView:
-    """One of `ties`, uniformly; a single one takes nothing from `rng`."""
+    """Return one of `ties`, uniformly; for a single one `rng` is not used."""
     return ties[0] if len(ties) == 1 else rng.choice(ties)
 
 
 def by_lot(equals: Sequence[EndpointView]) -> str:
-    """How one was chosen that has `equals` beside it."""
+    """Say how one was chosen among `equals`."""
     return f"drawn by lot from {1 + len(equals)} equals"
 
 
 def fewest_pending(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
-    """Why `chosen` was, as the one with the least pending."""
+    """Say why `chosen` was: it has the least pending."""
     fewest = f"it has the fewest requests pending ({pending(chosen, others)})"
     equals = [view for view in others if view.num_pending == chosen.num_pending]
     return f"{fewest}, {by_lot(equals)}" if equals else fewest
