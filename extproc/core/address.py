@@ -29,11 +29,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Parse an address.
-
-        Raises:
-            ValueError: It is not `host:port`.
-        """
+        """Parse an address; raise ValueError if it is not `host:port`."""
         match = _ADDRESS.fullmatch(text)
         if match is None or int(match["port"]) > MAX_PORT:
             raise ValueError(f"{text!r} is not host:port")

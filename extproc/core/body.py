@@ -79,11 +79,7 @@ class BodyReader:
         return not self._unread
 
     def add(self, data: bytes | memoryview) -> None:
-        """Add a chunk; `read` reads it.
-
-        Raises:
-            RequestError: 413, the limit is exceeded.
-        """
+        """Add a chunk for `read`; raise RequestError (413) if it exceeds the limit."""
         self.num_bytes += len(data)
         if self.num_bytes > self._max_bytes:
             raise RequestError(rejections.too_large(self._max_bytes))
@@ -136,11 +132,7 @@ class BodyReader:
                 self.held_bytes -= (self._num_joined - 1) * CHUNK_OVERHEAD_BYTES
 
     def model(self) -> str:
-        """Return the model of a complete body; "" for a stored response, which names none.
-
-        Raises:
-            RequestError: 400, the body is malformed or names no model.
-        """
+        """Return the model of a complete body, or raise RequestError; "" for a stored response."""
         if self._route.kind is RouteKind.STORED_RESPONSE:
             return ""
         reader = self._reader or self._made_reader()
@@ -152,8 +144,7 @@ class BodyReader:
     def model_of_part(self) -> str:
         """Return the model of a body that may be cut off, or whole without a sign of it.
 
-        Raises:
-            RequestError: As `model`; 413 if it is cut off before the model.
+        Raises RequestError as `model`, and 413 if the body is cut off before the model.
         """
         model = self._model_if_seen()
         if model is None:
@@ -164,10 +155,7 @@ class BodyReader:
         """Return the model if the body is whole, or long enough to decide and the model is in it.
 
         A body with trailers may be whole without a sign of it: the data plane holds the trailers
-        back until the headers are answered.
-
-        Raises:
-            RequestError: As `model`.
+        back until the headers are answered. Raises RequestError as `model`.
         """
         is_enough = self.num_bytes >= self._early_bytes
         return self._model_if_seen() if is_enough or self._made_reader().is_whole else None

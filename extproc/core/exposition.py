@@ -68,12 +68,14 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
     gpu, cpu = _read_residency(page, profile.residency)
     kv_usages = _values_by_engine(page, profile.kv_usage, profile)
     starts_s = _values_by_engine(page, (profile.process_start,), profile)
+    slots = [] if max_loras else _values_by_engine(page, profile.lora_slots, profile)
     return LoadReport(
         num_running=total(_values_by_engine(page, profile.running, profile)),
         num_waiting=total(_values_by_engine(page, profile.waiting, profile)),
         num_deferred=_read_deferred(page, profile.deferred, profile),
         kv_usage_ratio=min(1.0, sum(kv_usages) / len(kv_usages)) if kv_usages else None,
-        max_loras=max_loras or _read_lora_slots(page, profile),
+        # Every engine behind one server has the same number of slots.
+        max_loras=max_loras or whole(max(slots, default=0), MAX_COUNT) or None,
         active_adapters=active,
         adapter_log=log,
         gpu_adapters=gpu,
@@ -102,12 +104,6 @@ def _read_deferred(page: bytes, part: LabelledFamily | None, profile: EngineProf
         return None
     values = _values_by_engine(page, (part.family,), profile, where=part)
     return total(values) if values else None
-
-
-def _read_lora_slots(page: bytes, profile: EngineProfile) -> int | None:
-    # Every engine behind one server has the same number of slots.
-    slots = _values_by_engine(page, profile.lora_slots, profile)
-    return whole(max(slots, default=0), MAX_COUNT) or None
 
 
 def _values_by_engine(
@@ -258,13 +254,11 @@ def _parse_labels(block: bytes) -> Mapping[str, str]:
             value = label[2].decode()
         except UnicodeDecodeError:
             raise ExpositionError(f"labels are not UTF-8: {_quote(block)}") from None
-        labels[label[1].decode()] = _ESCAPE.sub(_unescape, value) if "\\" in value else value
+        if "\\" in value:
+            value = _ESCAPE.sub(lambda escape: escape[1].replace("n", "\n"), value)
+        labels[label[1].decode()] = value
         at = label.end()
     return MappingProxyType(labels)
-
-
-def _unescape(escape: re.Match[str]) -> str:
-    return "\n" if escape[1] == "n" else escape[1]
 
 
 def _quote(text: bytes) -> str:

@@ -36,11 +36,7 @@ _MILLISECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 
 def read_hints(headers: Mapping[str, str]) -> Hints:
-    """Return the request's hints; an empty header counts as absent.
-
-    Raises:
-        RequestError: 400, a value that cannot be used.
-    """
+    """Return the request's hints; raise RequestError (400) for a value that cannot be used."""
     if CONTROL_HEADERS.isdisjoint(headers):
         return NO_HINTS
     return Hints(

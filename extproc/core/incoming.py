@@ -83,18 +83,17 @@ class Incoming:
         elif event.end_of_stream:
             raise RequestError(rejections.EMPTY_BODY)
         self._request_id = headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS]
-        self._session = None if session is None else _digest(session)
+        # A digest has a fixed length: sessions are remembered, and clients choose their values.
+        digest = None if session is None else blake2b(session.encode(), digest_size=16)
+        self._session = None if digest is None else digest.hexdigest()
 
     # --- headers -----------------------------------------------------------------------------
 
     def model_of_headers(self, stated: str | None) -> str | None:
         """Return the model if it is known without the body; "" for a stored response.
 
-        Args:
-            stated: The model that the data plane has read itself; "" where it found none.
-
-        Raises:
-            RequestError: 400, it is not a model's name.
+        `stated` is the model that the data plane has read itself, "" where it found none: raises
+        RequestError (400) if it is not a model's name.
         """
         if self._route.kind is RouteKind.STORED_RESPONSE:
             return None if self._has_body else ""
@@ -107,8 +106,7 @@ class Incoming:
     def await_body(self, settings: StreamSettings, *, comes_early: bool) -> list[m.Command]:
         """Return the answer to headers that do not decide.
 
-        Raises:
-            RequestError: 500, the body would come too late or never.
+        Raises RequestError (500) if the body would come too late or never.
         """
         if self._mode is BodyMode.NONE or (self._mode is BodyMode.STREAMED and not comes_early):
             if not settings.allow_mode_override:
@@ -151,11 +149,7 @@ class Incoming:
         return self._mode is not BodyMode.FULL_DUPLEX_STREAMED
 
     def add(self, part: m.RequestBody | m.RequestTrailers) -> None:
-        """Add a part of the body, or the trailers, after which no more of the body comes.
-
-        Raises:
-            RequestError: 413, the body is too large.
-        """
+        """Add a part of the body, or the trailers; raise RequestError (413) if it is too large."""
         if isinstance(part, m.RequestTrailers):
             self._has_trailers = True
             return
@@ -167,9 +161,7 @@ class Incoming:
     def add_late(self, part: m.RequestBody | m.RequestTrailers) -> None:
         """Add a part that comes while earlier ones are read, or while the request is held.
 
-        Raises:
-            ProtocolError: The request was complete.
-            RequestError: As `add`.
+        Raises ProtocolError if the request was complete, and RequestError as `add`.
         """
         is_possible = self._mode in _IN_CHUNKS or isinstance(part, m.RequestTrailers)
         if self._is_complete or self._has_trailers or not is_possible:
@@ -177,18 +169,13 @@ class Incoming:
         self.add(part)
 
     def read(self) -> bool:
-        """Read one pass; return whether all chunks so far have been read.
-
-        Raises:
-            RequestError: The body is malformed.
-        """
+        """Read one pass, as `BodyReader.read`; return whether all chunks so far have been read."""
         return self._reader.read(is_over=self.is_over)
 
     def model(self) -> str | None:
         """Return the model, once all chunks so far are read; None where more have to come.
 
-        Raises:
-            RequestError: There is none, or the body is malformed.
+        Raises RequestError if there is none, or the body is malformed.
         """
         reader, mode = self._reader, self._mode
         if mode is BodyMode.BUFFERED_PARTIAL and not self._is_complete:
@@ -251,8 +238,3 @@ def _check_length(content_length: str, limit: int) -> None:
     # The count of digits first: int() refuses thousands of them with a ValueError.
     if content_length.isdecimal() and (len(content_length) > 18 or int(content_length) > limit):
         raise RequestError(rejections.too_large(limit))
-
-
-def _digest(session: str) -> str:
-    """Return a digest of fixed length: it is remembered, and the value is the client's choice."""
-    return blake2b(session.encode(), digest_size=16).hexdigest()

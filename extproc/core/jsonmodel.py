@@ -67,17 +67,11 @@ _decode_members = msgspec.json.Decoder(_Members).decode
 
 
 class JsonReader(SliceReader):
-    """One body, slice by slice. Keeps at most one unfinished key or model name of it.
-
-    Attributes:
-        model: The last top-level `model` so far, if it is a string; "" is one.
-        refers_back: Whether the last top-level `previous_response_id` so far is not null.
-        is_whole: The object has been closed; only white space may follow.
-    """
+    """One body, slice by slice. Keeps at most one unfinished key or model name of it."""
 
     # Defaults of the class, not of `__init__`: most bodies are read by msgspec and need none.
-    is_whole = False
-    refers_back = False
+    is_whole = False  # the object has been closed; only white space may follow
+    refers_back = False  # the last top-level `previous_response_id` so far is not null
     _model: object = None
     _num_members = 0
     _key = b""
@@ -89,7 +83,7 @@ class JsonReader(SliceReader):
 
     @property
     def model(self) -> str | None:
-        """See the class."""
+        """The last top-level `model` so far, if it is a string; "" is one."""
         return self._model if isinstance(self._model, str) else None
 
     def feed(self, data: bytes | memoryview, at: int = 0) -> int:
@@ -99,11 +93,7 @@ class JsonReader(SliceReader):
         return super().feed(data, at)
 
     def result(self) -> str:
-        """Return the model of a body that is complete.
-
-        Raises:
-            RequestError: 400 INVALID_JSON, INVALID_BODY or MISSING_MODEL.
-        """
+        """Return the model of a complete body, or raise RequestError (400)."""
         if not self._num_read:
             raise RequestError(rejections.EMPTY_BODY)
         if not self.is_whole:
@@ -199,34 +189,28 @@ class JsonReader(SliceReader):
 
     @_after_space
     def _value(self, part: bytes, pos: int) -> int:
-        if self._key == b"model":
-            return self._value_of_model(part, pos)
-        if self._key == b"previous_response_id":
-            return self._value_of_reference(part, pos)
+        is_model = self._key == b"model"
+        if is_model and part[pos] == ord('"'):
+            return self._model_name(part, pos)
+        if is_model or self._key == b"previous_response_id":
+            is_null = _is_null(part, pos)
+            if is_null is None:
+                return self._wait(part, pos)
+            if is_model:
+                self._model = None if is_null else _NO_STRING
+            else:
+                self.refers_back = not is_null
         return self._begin_skipping(part, pos)
 
-    def _value_of_model(self, part: bytes, pos: int) -> int:
-        if part[pos] == ord('"'):
-            end = _end_of_string(part, pos, _MAX_MODEL_TOKEN_BYTES)
-            if end is None:
-                return self._wait(part, pos)
-            if end:
-                self._model, self._read = self._decoded(part[pos:end], pos), JsonReader._comma
-                return end
+    def _model_name(self, part: bytes, pos: int) -> int:
+        end = _end_of_string(part, pos, _MAX_MODEL_TOKEN_BYTES)
+        if end is None:
+            return self._wait(part, pos)
+        if not end:
             self._model = _TOO_LONG
             return self._begin_skipping(part, pos)
-        is_null = _is_null(part, pos)
-        if is_null is None:
-            return self._wait(part, pos)
-        self._model = None if is_null else _NO_STRING
-        return self._begin_skipping(part, pos)
-
-    def _value_of_reference(self, part: bytes, pos: int) -> int:
-        is_null = _is_null(part, pos)
-        if is_null is None:
-            return self._wait(part, pos)
-        self.refers_back = not is_null
-        return self._begin_skipping(part, pos)
+        self._model, self._read = self._decoded(part[pos:end], pos), JsonReader._comma
+        return end
 
     @_after_space
     def _comma(self, part: bytes, pos: int) -> int:
@@ -277,23 +261,16 @@ class JsonReader(SliceReader):
     # --- helpers -------------------------------------------------------------------------------
 
     def _decoded(self, token: bytes, pos: int) -> str:
-        text = _loaded(token)
-        if not isinstance(text, str):
-            raise self._invalid("a string is malformed", pos)
-        return text
+        try:
+            return str(json.loads(token.decode("utf-8", "surrogatepass")))
+        except ValueError:
+            error = self._invalid("a string is malformed", pos)
+        raise error  # outside of the handler: the parser's error would quote the text
 
     def _invalid(self, problem: str, pos: int) -> RequestError:
         place = f"near byte {self._num_read + pos}"
         message = f"The request body is not valid JSON: {problem} ({place})."
         return RequestError(Rejection(400, Reason.INVALID_JSON, message))
-
-
-def _loaded(token: bytes) -> object:
-    """Decode one short string; None if it is malformed. The parser's error would quote it."""
-    try:
-        return json.loads(token.decode("utf-8", "surrogatepass"))
-    except ValueError:
-        return None
 
 
 def _behind_all(pattern: re.Pattern[bytes], part: bytes, pos: int) -> int:

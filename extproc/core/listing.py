@@ -29,17 +29,13 @@ class ModelListing:
                 each change.
         """
         is_same = registry is self._registry
-        if not is_same or not _are_the_same(lists, self._lists):
+        # By identity: comparing the names of many endpoints is slower than encoding them.
+        if not is_same or len(lists) != len(self._lists) or not all(map(is_, lists, self._lists)):
             names = _union(lists, len(registry))
             if not is_same or names != self._names:
                 self._body = models_body(registry[name] for name in names)
             self._registry, self._lists, self._names = registry, lists, names
         return self._body
-
-
-def _are_the_same(one: Sequence[object], other: Sequence[object]) -> bool:
-    """Compare by identity: comparing the names of many endpoints is slower than encoding them."""
-    return len(one) == len(other) and all(map(is_, one, other))
 
 
 def _union(lists: Sequence[frozenset[str]], most: int) -> set[str]:

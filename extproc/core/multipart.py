@@ -63,11 +63,7 @@ class FormReader(SliceReader):
         self.is_whole = False
 
     def result(self) -> str:
-        """Return the field `model` of a complete form.
-
-        Raises:
-            RequestError: 400 INVALID_BODY or MISSING_MODEL.
-        """
+        """Return the field `model` of a complete form, or raise RequestError (400)."""
         if not self.is_whole:
             raise _invalid("its last boundary is missing")
         return check_model(self.model)

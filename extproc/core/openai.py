@@ -20,16 +20,6 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _ERROR_TYPES = {429: "rate_limit_error", 503: "service_unavailable_error"}
 
 
-class _Card(msgspec.Struct):
-    id: str
-    object: str
-    created: int
-    owned_by: str
-    root: str | None
-    parent: str | None
-    max_model_len: int | None
-
-
 def check_model(model: object) -> str:
     """Return `model` itself if it can be a model's name.
 
@@ -96,13 +86,13 @@ def _bad_request(reason: Reason, message: str) -> RequestError:
     return RequestError(Rejection(400, reason, message, param="model"))
 
 
-def _card(card: ModelCard) -> _Card:
-    return _Card(
-        id=card.id,
-        object="model",
-        created=card.created_wall_s,
-        owned_by=card.owned_by,
-        root=card.root or None,
-        parent=card.parent,
-        max_model_len=card.max_model_len,
-    )
+def _card(card: ModelCard) -> dict[str, object]:
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": card.created_wall_s,
+        "owned_by": card.owned_by,
+        "root": card.root or None,
+        "parent": card.parent,
+        "max_model_len": card.max_model_len,
+    }

@@ -105,6 +105,12 @@ class _Health:
         self.num_in_row = self.window = self.num_requests = self.num_failures = 0
         self.older = 0, 0
 
+    def pass_trial(self, now: float) -> None:
+        self.num_passed += 1
+        if self.num_passed >= NUM_TRIALS:
+            self.num_in_row = 0
+            self.readmit(now)
+
     def readmit(self, now: float) -> None:
         self.cause, self.since_s, self.until_s = None, now, -inf
 
@@ -192,13 +198,8 @@ class Outliers:
     ) -> None:
         """Record the end of a request there; an endpoint that has left is not judged.
 
-        Args:
-            address: The endpoint.
-            verdict: The evidence about it.
-            now: When the end was reported. Ejections begin here, so that clocks that disagree do
-                not shorten them.
-            ended_s: When it ended; None for now.
-            trial: The result of `begin`.
+        It ended at `ended_s` (None for `now`), which was reported at `now`. Ejections begin at
+        `now`, so that clocks that disagree do not shorten them. `trial` is the result of `begin`.
         """
         health = self._health.get(address)
         if health is None or not self._settings.enabled:
@@ -210,7 +211,7 @@ class Outliers:
                 if self._is_streak_unusual(health, now):
                     self._eject(address, health, Cause.FAILED_TRIAL, now)
             elif verdict is Verdict.SERVED:
-                self._pass_trial(health, now)
+                health.pass_trial(now)
         elif verdict is not Verdict.NONE and health.cause in (None, Cause.UNREACHABLE):
             health.add(is_failure, now)
             is_news = health.heard_s <= (now if ended_s is None else ended_s)
@@ -265,14 +266,9 @@ class Outliers:
         rates = [rate for each in others if (rate := each.rate(now, least)) is not None]
         return median(rates) if rates else None
 
-    def _pass_trial(self, health: _Health, now: float) -> None:
-        health.num_passed += 1
-        if health.num_passed >= NUM_TRIALS:
-            health.num_in_row = 0
-            health.readmit(now)
-
     def _eject(self, address: str, health: _Health, cause: Cause, now: float) -> None:
-        if health.cause is None and len(self._ejected()) >= self._max_ejected():
+        ejected, limit = self._ejected()
+        if health.cause is None and len(ejected) >= limit:
             return
         is_brief = cause is Cause.UNREACHABLE
         for_s = UNREACHABLE_S if is_brief else self._next_ejection_s(health, now)
@@ -287,17 +283,17 @@ class Outliers:
         health.count += 1
         return min(base_s * health.count, self._settings.max_ejection_s)
 
-    def _max_ejected(self) -> int:
-        return int(self._settings.max_ejected_ratio * len(self._health))
-
-    def _ejected(self) -> list[_Health]:
-        return [each for each in self._health.values() if each.cause is not None]
+    def _ejected(self) -> tuple[list[_Health], int]:
+        """Return all that are ejected or on trial, and how many may be."""
+        ejected = [each for each in self._health.values() if each.cause is not None]
+        ratio = self._settings.max_ejected_ratio if self._settings.enabled else 0.0
+        return ejected, int(ratio * len(self._health))
 
     def _make_room(self) -> None:
         """End the ejections beyond the limit, those first that would end first."""
-        room = self._max_ejected() if self._settings.enabled else 0
-        ejected = sorted(self._ejected(), key=lambda each: each.until_s)
-        for health in ejected[: max(0, len(ejected) - room)]:
+        ejected, limit = self._ejected()
+        ejected.sort(key=lambda each: each.until_s)
+        for health in ejected[: max(0, len(ejected) - limit)]:
             health.readmit(health.since_s)
 
 
@@ -306,15 +302,10 @@ def verdicts(
 ) -> dict[str, Verdict]:
     """Return the verdict on each endpoint that a pick was sent to, by address.
 
-    The data plane reports only the last address. It tries a pick's endpoints and alternates in
-    order, and retries only requests that did not reach the endpoint (so do our Envoy
-    configurations); where it dials an address twice, only the last attempt counts.
-
-    Args:
-        pick: The pick.
-        verdict: That of the last attempt.
-        address: The endpoint of the last attempt; "" for the pick's own.
-        num_attempts: How many there were.
+    `verdict` and `address` ("" for the pick's own) are those of the last attempt, the only one that
+    the data plane reports. It tries a pick's endpoints and alternates in order, and retries only
+    requests that did not reach the endpoint (so do our Envoy configurations); where it dials an
+    address twice, only the last attempt counts.
     """
     tried = (*pick.endpoints, *pick.alternates)[: max(1, num_attempts)]
     said = dict.fromkeys(tried[: max(0, num_attempts - 1)], Verdict.UNREACHABLE)

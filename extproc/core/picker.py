@@ -131,11 +131,7 @@ class Picker:
         return [view for view in admitted if view.address == own] or None
 
     def _check(self, choice: Choice, snapshot: Snapshot) -> list[EndpointView]:
-        """Return the policy's endpoints, without repetitions.
-
-        Raises:
-            ValueError: As `pick`.
-        """
+        """Return the policy's endpoints, without repetitions; raise ValueError as `pick`."""
         chosen = list({view.address: view for view in choice.endpoints}.values())
         addresses = {view.address for view in snapshot.endpoints}
         if not chosen or any(view.address not in addresses for view in chosen):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from extproc.core.modelindex import ModelIndex
 from extproc.core.outliers import Outliers, OutlierSettings, Verdict, verdicts
@@ -81,9 +82,9 @@ class Pool:
         taken_at_s: float,
         asked_at_s: float | None = None,
     ) -> bool:
-        """Record the result of a scrape; return whether it shows that the process restarted.
+        """Record a report, true at some moment from `asked_at_s` to `taken_at_s`.
 
-        The report was true at some moment from `asked_at_s` to `taken_at_s`.
+        Return whether it shows that the process restarted.
         """
         tracked = self._tracked.get(address)
         if tracked is None:
@@ -158,11 +159,7 @@ class Pool:
     # --- accounting -------------------------------------------------------------------------
 
     def start(self, pick: Pick, *, now: float) -> None:
-        """Count a request that is sent to `pick.address` now.
-
-        Raises:
-            KeyError: The address is not in the pool.
-        """
+        """Count a request that is sent to `pick.address` now, which must be in the pool."""
         tracked = self._tracked[pick.address]
         self._counted(pick, now, tracked, now=now)
         if pick.request.request_id:
@@ -199,9 +196,7 @@ class Pool:
             now: When the request ended, which may be a while ago.
             told_at_s: When the end was reported; None for `now`.
             has_run: False if the endpoint's engine cannot have worked on it (refused, not reached).
-            verdict: The evidence about the endpoint of the last attempt.
-            address: The endpoint of the last attempt; "" for the pick's own.
-            num_attempts: How many the data plane made, in the pick's order.
+            verdict: See `outliers.verdicts`, like the rest.
         """
         flight = self._flights.pop(pick_id, None)
         if flight is None:
@@ -214,9 +209,7 @@ class Pool:
         flight.tracked.end(flight, now=now, has_run=has_run and served is flight.tracked)
         if served is not flight.tracked:
             # The first address refused and another of the pick's served: its engine has worked.
-            elsewhere = InFlight(
-                flight.pick, flight.started_at_s, served, served.adapter_of(flight.pick)
-            )
+            elsewhere = replace(flight, tracked=served, adapter=served.adapter_of(flight.pick))
             served.begin(elsewhere, now=now)
             served.end(elsewhere, now=now, has_run=has_run)
         self._judge(flight, said_of, now=now if told_at_s is None else told_at_s, ended_s=now)
@@ -228,11 +221,8 @@ class Pool:
 
     def expire(self, *, now: float, max_age_s: float) -> list[InFlight]:
         """Finish every pick older than `max_age_s`; return them, oldest first."""
-        old = []
-        for flight in self._flights.values():
-            if now - flight.started_at_s <= max_age_s:
-                break
-            old.append(flight)
+        flights = self._flights.values()
+        old = list(takewhile(lambda each: now - each.started_at_s > max_age_s, flights))
         for flight in old:
             self.finish(flight.pick.id, now=now, has_run=False)
         return old
@@ -246,12 +236,8 @@ class Pool:
         tracked = self._tracked.get(address)
         if tracked is None or tracked.report is None or tracked.reported_at_s is None:
             return []
-        report = tracked.report
-        old = []
-        for flight in tracked.flights.values():
-            if tracked.reported_at_s - flight.started_at_s < grace_s:
-                break
-            old.append(flight)
+        report, at_s = tracked.report, tracked.reported_at_s
+        old = list(takewhile(lambda f: at_s - f.started_at_s >= grace_s, tracked.flights.values()))
         lost = old[: max(0, len(old) - report.num_running - report.num_waiting)]
         for flight in lost:
             self.finish(flight.pick.id, now=now)

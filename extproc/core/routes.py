@@ -104,7 +104,8 @@ class RouteTable:
                 raise ValueError(f"not an inference path in normal form: {path!r}")
             if f"{path}/".startswith(f"{MODELS_PATH}/"):
                 raise ValueError(f"answered by this service, so not an inference path: {path!r}")
-        routes = {path: Route(_inference_kind(path), path) for path in self.inference_paths}
+        json, form = RouteKind.INFERENCE_JSON, RouteKind.INFERENCE_FORM
+        routes = {p: Route(form if p in FORM_PATHS else json, p) for p in self.inference_paths}
         object.__setattr__(self, "_inference", routes)
 
     def match(self, method: str, path: str) -> Route | Rejection:
@@ -169,10 +170,6 @@ def normalize_path(path: str) -> str | None:
         except UnicodeError:
             return None
     return None if not normal.isprintable() or _ABNORMAL.search(normal) else normal
-
-
-def _inference_kind(path: str) -> RouteKind:
-    return RouteKind.INFERENCE_FORM if path in FORM_PATHS else RouteKind.INFERENCE_JSON
 
 
 def _allow(route: Route, method: str, methods: tuple[str, ...]) -> Route | Rejection:

@@ -29,10 +29,8 @@ class SliceReader:
     def feed(self, data: bytes | memoryview, at: int = 0) -> int:
         """Read `data` from `at` on for one pass; return where the next one begins.
 
-        Takes memory of a small multiple of `SLICE_BYTES`.
-
-        Raises:
-            RequestError: 400, the body is malformed.
+        Takes memory of a small multiple of `SLICE_BYTES`. Raises RequestError (400) if the body is
+        malformed.
         """
         limit = self.work + WORK_PER_PASS
         while at < len(data) and self.work < limit:

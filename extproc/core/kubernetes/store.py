@@ -92,11 +92,7 @@ class Store(Generic[T]):
         return self._objects.values()
 
     def read_page(self, body: bytes, *, is_first: bool) -> str:
-        """Record a page of a list; return the token of the next one, "" if this was the last.
-
-        Raises:
-            ApiError: It is no list.
-        """
+        """Record a page of a list, or raise ApiError; return the next one's token, "" for none."""
         try:
             page = _pages.decode(body)
             items = [self._object.decode(each) for each in page.items or ()]
@@ -119,7 +115,9 @@ class Store(Generic[T]):
         try:
             event = _events.decode(line)
             if event.type == "ERROR":
-                raise _error_in(_statuses.decode(event.object))
+                status = _statuses.decode(event.object)
+                retry_after_s = (status.details or _Details()).retry_after_seconds or 0.0
+                raise error_of(status.code, status.message, retry_after_s)
             if event.type == "BOOKMARK":
                 self._is_news(_bookmarks.decode(event.object).metadata)
                 return False
@@ -156,11 +154,6 @@ def error_of(code: int, message: str, retry_after_s: float = 0.0) -> ApiError:
     is_gone = code == GONE
     reason = "gone" if is_gone else f"status_{code}"
     return ApiError(reason, f"{code}: {message}", retry_after_s=retry_after_s, is_gone=is_gone)
-
-
-def _error_in(status: _Status) -> ApiError:
-    details = status.details or _Details()
-    return error_of(status.code, status.message, details.retry_after_seconds or 0.0)
 
 
 def _key(metadata: Metadata) -> tuple[str, str]:

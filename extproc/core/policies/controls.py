@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from operator import attrgetter
 
 from extproc.core.policies.ranking import fewest_pending, least
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
@@ -56,7 +57,7 @@ class LeastPending:
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         """Choose by the total of unfinished requests."""
-        return Choice((least(snapshot.endpoints, lambda v: v.num_pending, rng),), "least-pending")
+        return Choice((least(snapshot.endpoints, attrgetter("num_pending"), rng),), "least-pending")
 
     @staticmethod
     def explain(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from operator import attrgetter
 
 from extproc.core.policies.ranking import by_lot, fewest_pending, least, lowest, one_of
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
@@ -41,7 +42,7 @@ class Founding:
         """Choose by adapter; the base model goes to the endpoint with the least pending."""
         adapter, endpoints = request.adapter, snapshot.endpoints
         if adapter is None:
-            return Choice((least(endpoints, _num_pending, rng),), "base")
+            return Choice((least(endpoints, attrgetter("num_pending"), rng),), "base")
         loaded = [view for view in endpoints if view.has_loaded(adapter)]
         # Written out: a method call for each endpoint is what these loops would cost.
         below = [v for v in loaded if v.pending_by_adapter.get(adapter, 0) < self.threshold]
@@ -71,10 +72,6 @@ def _emptiest(views: Sequence[EndpointView], rng: random.Random) -> EndpointView
     """Return that with the fewest active adapters, then the least pending; of equals any."""
     fewest = lowest(views, [len(view.pending_by_adapter) for view in views])
     return one_of(lowest(fewest, [view.num_pending for view in fewest]), rng)
-
-
-def _num_pending(view: EndpointView) -> int:
-    return view.num_pending
 
 
 # --- explanations --------------------------------------------------------------------------------

@@ -13,20 +13,12 @@ from extproc.core.words import pending
 def least(
     endpoints: Sequence[EndpointView], key: Callable[[EndpointView], Any], rng: random.Random
 ) -> EndpointView:
-    """Return the endpoint with the least key; one of them, uniformly, if several have it.
-
-    Raises:
-        ValueError: `endpoints` is empty.
-    """
+    """Return the endpoint with the least key; one of them, uniformly, if several have it."""
     return one_of(lowest(endpoints, [key(view) for view in endpoints]), rng)
 
 
 def lowest(endpoints: Sequence[EndpointView], keys: list[Any]) -> Sequence[EndpointView]:
-    """Return the endpoints whose key, at the same index in `keys`, is the lowest.
-
-    Raises:
-        ValueError: `endpoints` is empty.
-    """
+    """Return the endpoints, at least one, whose key at the same index in `keys` is the lowest."""
     best = min(keys)
     if keys.count(best) == len(keys):  # an idle fleet: all are equal, and counting them is quick
         return endpoints
