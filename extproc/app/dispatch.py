@@ -128,8 +128,9 @@ class Endings:
         self.recorder.completed(completion, flight.pick.request.path)
         if doubtful:
             self.on_doubt(doubtful)
-        for news in self.outliers.take_news():
-            log.warning("endpoint %s ejected for %g s: %s", news.address, news.for_s, news.cause)
+        for ejection in self.outliers.take_ejections():
+            address, cause = ejection.address, ejection.cause
+            log.warning("endpoint %s ejected for %g s: %s", address, ejection.for_s, cause)
         return True
 
     def reported(self, address: str, *, now: float) -> None:

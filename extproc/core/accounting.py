@@ -13,9 +13,10 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from extproc.core.orca import parse_orca
 from extproc.core.outliers import Verdict
@@ -88,8 +89,7 @@ class Source(StrEnum):
 _WITH_TIMES = (Source.AUTO, Source.ACCESS_LOG)
 
 
-@dataclass(frozen=True, slots=True)
-class AccountingSettings:
+class AccountingSettings(Struct, frozen=True):
     """Settings of accounting.
 
     Attributes:
@@ -160,7 +160,7 @@ class Accounting:
         flight = pool.finish(
             pick_id,
             now=now - completion.lag_s,
-            told_at_s=now,
+            reported_at_s=now,
             has_run=_has_run(completion),
             verdict=completion.verdict,
             address=completion.address,

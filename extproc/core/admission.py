@@ -8,14 +8,14 @@ report. When no endpoint is left, the request is shed with 429.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from extproc.core.rejections import saturated
 from extproc.core.types import EndpointView, Rejection, RequestInfo
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionSettings:
+class AdmissionSettings(Struct, frozen=True):
     """Settings of admission.
 
     Attributes:
@@ -26,7 +26,7 @@ class AdmissionSettings:
 
     max_pending: int | None = None  # unfinished requests per endpoint, ours and others'
     retry_after_s: int = 1  # sent with a 429
-    priorities: Mapping[str, int] = field(default_factory=dict)
+    priorities: Mapping[str, int] = {}
     sheddable_max_waiting: int = 5
     sheddable_max_kv_usage_ratio: float = 0.8
 

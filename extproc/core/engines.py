@@ -7,12 +7,12 @@ series on the page is the one that counts. Nothing here parses.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class LoraInfo:
+
+class LoraInfo(Struct, frozen=True):
     """A family whose labels name the active adapters and whose value is a wall time."""
 
     family: str
@@ -22,8 +22,7 @@ class LoraInfo:
     separator: str = ","  # between two names in a label
 
 
-@dataclass(frozen=True, slots=True)
-class Residency:
+class Residency(Struct, frozen=True):
     """A family with one series per adapter and level that the adapter is loaded at."""
 
     family: str
@@ -33,8 +32,7 @@ class Residency:
     cpu_level: str  # the level that means the CPU cache
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledFamily:
+class LabelledFamily(Struct, frozen=True):
     """The part of a family that has one value in one label."""
 
     family: str
@@ -42,8 +40,7 @@ class LabelledFamily:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class EngineProfile:
+class EngineProfile(Struct, frozen=True):
     """The metrics of one engine that make up a load report; None where it has no such metric.
 
     Attributes:

@@ -51,19 +51,19 @@ class ModelIndex:
             if known is None:
                 by_name[name] = card
                 is_changed = True
-            elif old is not card and (old is not None or _said(known) != _said(card)):
+            elif old is not card and (old is not None or _content(known) != _content(card)):
                 # One more that agrees changes nothing: pods that list the same come in turn.
                 contested.append(name)
         told = [each for each in lists if each is not None] if contested else []
         for name in contested:
             cards = [each[name] for each in told if name in each]
             if cards:  # else others that list it are leaving too, and will be removed
-                by_name[name] = agreed(cards)
+                by_name[name] = majority_card(cards)
         if contested or is_changed:
             self.by_name = by_name
 
 
-def agreed(cards: Sequence[ModelCard]) -> ModelCard:
+def majority_card(cards: Sequence[ModelCard]) -> ModelCard:
     """Return the card that most of these show; in a tie, that of an adapter.
 
     An adapter mistaken for a base model loses its affinity; the reverse costs little.
@@ -73,10 +73,10 @@ def agreed(cards: Sequence[ModelCard]) -> ModelCard:
     num_adapters = sum(card.parent is not None for card in cards)
     is_adapter = 2 * num_adapters >= len(cards)
     agreeing = [card for card in cards if (card.parent is not None) is is_adapter]
-    [(most, _)] = Counter(map(_said, agreeing)).most_common(1)
-    return next(card for card in agreeing if _said(card) == most)
+    [(most, _)] = Counter(map(_content, agreeing)).most_common(1)
+    return next(card for card in agreeing if _content(card) == most)
 
 
-def _said(card: ModelCard) -> tuple[object, ...]:
+def _content(card: ModelCard) -> tuple[object, ...]:
     """Return all but the time, which is the endpoint's."""
     return card.parent, card.root, card.max_model_len, card.owned_by

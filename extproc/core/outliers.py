@@ -27,10 +27,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from statistics import median
+
+from msgspec import Struct
 
 from extproc.core.types import Pick
 
@@ -40,8 +41,8 @@ WINDOW_S = 30.0
 """Failure rates cover the last half to whole window; as long as the base ejection."""
 NUM_TRIALS = 3
 """Requests at a time, and served ones needed, before an endpoint counts as healthy again."""
-MAX_NEWS = 100
-"""Ejections kept for `take_news`."""
+MAX_EJECTIONS = 100
+"""Ejections kept for `take_ejections`."""
 
 
 class Verdict(StrEnum):
@@ -62,8 +63,7 @@ class Cause(StrEnum):
     FAILED_TRIAL = "failed_trial"
 
 
-@dataclass(frozen=True, slots=True)
-class OutlierSettings:
+class OutlierSettings(Struct, frozen=True):
     """Thresholds of outlier detection."""
 
     enabled: bool = True  # False: no ejections
@@ -75,8 +75,7 @@ class OutlierSettings:
     max_ejected_ratio: float = 0.5  # of the endpoints, 0 to 1
 
 
-@dataclass(frozen=True, slots=True)
-class Ejection:
+class Ejection(Struct, frozen=True):
     """The ejection of an endpoint for `for_s` seconds."""
 
     address: str
@@ -88,7 +87,7 @@ class _Health:
     """The record of one endpoint. Ejected or on trial while `cause` is set."""
 
     __slots__ = (
-        *("cause", "count", "heard_s", "num_failures", "num_in_row", "num_passed", "num_requests"),
+        *("asked_s", "cause", "count", "num_failures", "num_in_row", "num_passed", "num_requests"),
         *("num_trials", "older", "serial", "since_s", "until_s", "window"),
     )
 
@@ -98,7 +97,7 @@ class _Health:
         self.serial = 0  # number of the ejection: a trial belongs to one
         self.count = 0  # ejections, less those worn off by health
         self.num_trials = self.num_passed = 0
-        self.heard_s = -inf  # when the newest of our own calls that it answered was sent
+        self.asked_s = -inf  # when the newest of our own calls that it answered was sent
         self.forget()
 
     def forget(self) -> None:
@@ -159,13 +158,13 @@ class Outliers:
         self._settings = settings or OutlierSettings()
         self._health: dict[str, _Health] = {}
         self.num_ejections = dict.fromkeys(Cause, 0)
-        self._news: deque[Ejection] = deque(maxlen=MAX_NEWS)
+        self._ejections: deque[Ejection] = deque(maxlen=MAX_EJECTIONS)
 
-    def take_news(self) -> list[Ejection]:
-        """Return the ejections since the last call, at most the last `MAX_NEWS`."""
-        news = list(self._news)
-        self._news.clear()
-        return news
+    def take_ejections(self) -> list[Ejection]:
+        """Return the ejections since the last call, at most the last `MAX_EJECTIONS`."""
+        ejections = list(self._ejections)
+        self._ejections.clear()
+        return ejections
 
     def configure(self, settings: OutlierSettings) -> None:
         """Apply new thresholds. Ejections that they leave no room for end."""
@@ -214,20 +213,20 @@ class Outliers:
                 health.pass_trial(now)
         elif verdict is not Verdict.NONE and health.cause in (None, Cause.UNREACHABLE):
             health.add(is_failure, now)
-            is_news = health.heard_s <= (now if ended_s is None else ended_s)
-            is_gone = verdict is Verdict.UNREACHABLE and is_news
+            is_recent = health.asked_s <= (now if ended_s is None else ended_s)
+            is_gone = verdict is Verdict.UNREACHABLE and is_recent
             cause = self._cause(health, now, is_gone=is_gone) if is_failure else None
             if cause is not None and cause is not health.cause:
                 self._eject(address, health, cause, now)
 
-    def heard(self, address: str, *, asked_at_s: float) -> None:
+    def record_answer(self, address: str, *, asked_at_s: float) -> None:
         """Record that the endpoint answered a call of our own, begun at `asked_at_s`."""
         health = self._health[address]
-        health.heard_s = max(health.heard_s, asked_at_s)
+        health.asked_s = max(health.asked_s, asked_at_s)
         if health.cause is Cause.UNREACHABLE and asked_at_s > health.since_s:
             health.readmit(asked_at_s)
 
-    def came_back(self, address: str, *, now: float) -> None:
+    def record_restart(self, address: str, *, now: float) -> None:
         """Record that a new process has started there: end the ejection, begin the trial."""
         health = self._health[address]
         health.until_s = min(health.until_s, now)
@@ -274,7 +273,7 @@ class Outliers:
         for_s = UNREACHABLE_S if is_brief else self._next_ejection_s(health, now)
         health.eject(cause, now, for_s)
         self.num_ejections[cause] += 1
-        self._news.append(Ejection(address, cause, for_s))
+        self._ejections.append(Ejection(address, cause, for_s))
 
     def _next_ejection_s(self, health: _Health, now: float) -> float:
         base_s = self._settings.base_ejection_s

@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
+
+from msgspec import Struct
 
 from extproc.core.address import host_of
 from extproc.core.admission import AdmissionSettings, admit
@@ -22,8 +23,7 @@ from extproc.core.types import Choice, EndpointView, Pick, Rejection, RequestInf
 _NUM_PENDING = attrgetter("num_pending")
 
 
-@dataclass(frozen=True, slots=True)
-class PickerSettings:
+class PickerSettings(Struct, frozen=True):
     """Settings of the picker.
 
     Attributes:

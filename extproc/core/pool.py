@@ -14,8 +14,9 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
+
+from msgspec.structs import replace
 
 from extproc.core.modelindex import ModelIndex
 from extproc.core.outliers import Outliers, OutlierSettings, Verdict, verdicts
@@ -24,8 +25,8 @@ from extproc.core.tracked import (
     InFlight,
     PoolSettings,
     Tracked,
+    card_to_keep,
     is_restart,
-    settled,
 )
 from extproc.core.types import Endpoint, LoadReport, ModelCard, Pick, Snapshot
 
@@ -95,7 +96,7 @@ class Pool:
             tracked.restart(taken_at_s)
             self._models.replace(before, {}, self._lists())
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
-        self._heard(tracked, asked_at_s=asked_at_s, now=taken_at_s, is_new_process=restarted)
+        self._record_answer(tracked, asked_at_s=asked_at_s, now=taken_at_s, restarted=restarted)
         tracked.report, tracked.reported_at_s = report, taken_at_s
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         tracked.estimate_foreign(report)
@@ -115,9 +116,9 @@ class Pool:
         if tracked is None:
             return
         asked_at_s = now if asked_at_s is None else asked_at_s
-        self._heard(tracked, asked_at_s=asked_at_s, now=now)
+        self._record_answer(tracked, asked_at_s=asked_at_s, now=now)
         before = tracked.models or {}
-        models = {card.id: settled(before.get(card.id), card) for card in cards}
+        models = {card.id: card_to_keep(before.get(card.id), card) for card in cards}
         adapters = [card.id for card in cards if card.parent is not None]
         report = tracked.report
         if (report is None or report.process_start_wall_s is None) and before.keys() - models:
@@ -161,7 +162,7 @@ class Pool:
     def start(self, pick: Pick, *, now: float) -> None:
         """Count a request that is sent to `pick.address` now, which must be in the pool."""
         tracked = self._tracked[pick.address]
-        self._counted(pick, now, tracked, now=now)
+        self._count(pick, now, tracked, now=now)
         if pick.request.request_id:
             self._by_request_id[pick.request.request_id] = pick.id
 
@@ -174,8 +175,8 @@ class Pool:
         if flight is None or tracked is None or tracked is flight.tracked:
             return False
         flight.tracked.end(flight, now=now, has_run=False)
-        self._judge(flight, {}, now=now, ended_s=now)
-        self._counted(flight.pick, flight.started_at_s, tracked, now=now)
+        self._judge(flight, {}, now=now)
+        self._count(flight.pick, flight.started_at_s, tracked, now=now)
         return True
 
     def finish(
@@ -183,7 +184,7 @@ class Pool:
         pick_id: str,
         *,
         now: float,
-        told_at_s: float | None = None,
+        reported_at_s: float | None = None,
         has_run: bool = True,
         verdict: Verdict = Verdict.NONE,
         address: str = "",
@@ -194,7 +195,7 @@ class Pool:
         Args:
             pick_id: The pick.
             now: When the request ended, which may be a while ago.
-            told_at_s: When the end was reported; None for `now`.
+            reported_at_s: When the end was reported; None for `now`.
             has_run: False if the endpoint's engine cannot have worked on it (refused, not reached).
             verdict: See `outliers.verdicts`, like the rest.
         """
@@ -204,7 +205,7 @@ class Pool:
         request_id = flight.pick.request.request_id
         if self._by_request_id.get(request_id) == pick_id:
             del self._by_request_id[request_id]
-        said_of = verdicts(flight.pick, verdict, address=address, num_attempts=num_attempts)
+        judged = verdicts(flight.pick, verdict, address=address, num_attempts=num_attempts)
         served = self._tracked.get(address, flight.tracked)
         flight.tracked.end(flight, now=now, has_run=has_run and served is flight.tracked)
         if served is not flight.tracked:
@@ -212,7 +213,7 @@ class Pool:
             elsewhere = replace(flight, tracked=served, adapter=served.adapter_of(flight.pick))
             served.begin(elsewhere, now=now)
             served.end(elsewhere, now=now, has_run=has_run)
-        self._judge(flight, said_of, now=now if told_at_s is None else told_at_s, ended_s=now)
+        self._judge(flight, judged, now=now, reported_at_s=reported_at_s)
         return flight
 
     def pick_id_of(self, request_id: str) -> str | None:
@@ -279,35 +280,40 @@ class Pool:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _heard(
-        self, tracked: Tracked, *, asked_at_s: float, now: float, is_new_process: bool = False
+    def _record_answer(
+        self, tracked: Tracked, *, asked_at_s: float, now: float, restarted: bool = False
     ) -> None:
         """Record that an endpoint answered a call of ours."""
         address = tracked.endpoint.address
-        self.outliers.heard(address, asked_at_s=asked_at_s)
-        if is_new_process or tracked.is_unreachable:
-            if now - tracked.came_back_at_s >= MIN_LIFE_S:
-                self.outliers.came_back(address, now=now)
-            tracked.came_back_at_s = now
+        self.outliers.record_answer(address, asked_at_s=asked_at_s)
+        if restarted or tracked.is_unreachable:
+            if now - tracked.returned_at_s >= MIN_LIFE_S:
+                self.outliers.record_restart(address, now=now)
+            tracked.returned_at_s = now
         tracked.is_unreachable, tracked.view = False, None
 
-    def _counted(self, pick: Pick, started_at_s: float, tracked: Tracked, *, now: float) -> None:
+    def _count(self, pick: Pick, started_at_s: float, tracked: Tracked, *, now: float) -> None:
         trial = self.outliers.begin(tracked.endpoint.address, now=now)
         flight = InFlight(pick, started_at_s, tracked, tracked.adapter_of(pick), trial)
         self._flights[pick.id] = flight
         tracked.begin(flight, now=now)
 
     def _judge(
-        self, flight: InFlight, said_of: dict[str, Verdict], *, now: float, ended_s: float
+        self,
+        flight: InFlight,
+        judged: dict[str, Verdict],
+        *,
+        now: float,
+        reported_at_s: float | None = None,
     ) -> None:
         """Report a request's end, and the verdicts on its endpoints, to outlier detection."""
-        counted = flight.tracked
-        for address, verdict in {counted.endpoint.address: Verdict.NONE, **said_of}.items():
+        counted, at_s = flight.tracked, now if reported_at_s is None else reported_at_s
+        for address, verdict in {counted.endpoint.address: Verdict.NONE, **judged}.items():
             tracked = self._tracked.get(address)
             if tracked is None or (tracked is not counted and address == counted.endpoint.address):
                 continue  # it has left, even if another has joined under its address
             trial = flight.trial if tracked is counted else 0
-            self.outliers.end(address, verdict, now=now, ended_s=ended_s, trial=trial)
+            self.outliers.end(address, verdict, now=at_s, ended_s=now, trial=trial)
             tracked.view = None
 
     def _lists(self) -> Iterable[dict[str, ModelCard] | None]:

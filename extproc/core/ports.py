@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from extproc.core.messages import BodyMode
 from extproc.core.routes import RouteTable
@@ -35,8 +36,7 @@ class Dispatcher(Protocol):
         """Return the model registered under `name` on them."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamSettings:
+class StreamSettings(Struct, frozen=True):
     """Settings of a stream.
 
     Attributes:

@@ -20,6 +20,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from extproc.core.pickids import router_of
 
 Send = Callable[[Sequence[bytes]], None]
@@ -53,8 +55,7 @@ def count_routers(own_id: str, listed: Iterable[str | None]) -> int:
     return max(1, len(known) + num_unknown)
 
 
-@dataclass(frozen=True, slots=True)
-class RelaySettings:
+class RelaySettings(Struct, frozen=True):
     """Limits of a relay."""
 
     max_queued_bytes: int = 16 * 1024 * 1024  # for all routers together, those in transit included
@@ -101,13 +102,13 @@ class Relay:
         by its request id. One whose id names no router belongs to none.
         """
         named = router_of(pick_id)
-        anybody = () if pick_id else self.linked_routers()
-        for router_id in (named,) if named else anybody:
+        all_routers = () if pick_id else self.linked_routers()
+        for router_id in (named,) if named else all_routers:
             self.offer(router_id, entry, now=now)
 
     def offer(self, router_id: str, entry: bytes, *, now: float) -> None:
         """Queue an entry about a pick of `router_id`; it leaves with the next `flush`."""
-        reason = self._why_not(router_id, entry)
+        reason = self._drop_reason(router_id, entry)
         if reason is not None:
             self.num_dropped[reason] += 1
             return
@@ -182,7 +183,7 @@ class Relay:
         """Return the routers to which there is a link."""
         return {link.router_id for link in self._links}
 
-    def _why_not(self, router_id: str, entry: bytes) -> str | None:
+    def _drop_reason(self, router_id: str, entry: bytes) -> str | None:
         """Return the reason to drop an entry, if there is one."""
         if len(entry) > MAX_ENTRY_BYTES:
             return TOO_LARGE

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import unquote_to_bytes
 
+from msgspec import Struct
+
 from extproc.core.types import Reason, Rejection
 
 DEFAULT_INFERENCE_PATHS = (
@@ -78,8 +80,7 @@ class RouteKind(StrEnum):
     STORED_RESPONSE = "stored_response"  # lives on one endpoint; only a session key finds it
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """A request that is served."""
 
     kind: RouteKind

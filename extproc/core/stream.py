@@ -175,7 +175,7 @@ class Stream:
         result = self._dispatcher.route(self._request, now=now)
         if isinstance(result, Pick):
             self.pick = result
-            return self._went_on(self._incoming.release(result))
+            return self._routed_on(self._incoming.release(result))
         if isinstance(result, Wait):
             return Turn.HELD, self._hold(result, now)
         raise RequestError(result)
@@ -193,7 +193,7 @@ class Stream:
     def _on_wakeup(self, _event: m.Wakeup, now: float) -> _Step:
         return self._ask(now) if self._incoming.read() else (None, [m.WakeAt(now)])
 
-    def _went_on(self, commands: list[m.Command]) -> _Step:
+    def _routed_on(self, commands: list[m.Command]) -> _Step:
         """Return the turn of a routed request whose parts so far are on their way."""
         if not self._incoming.is_answered:
             return Turn.ROUTED, commands
@@ -218,13 +218,13 @@ class Stream:
         if incoming.is_read:
             return None, []  # an old timer
         is_read = incoming.read()
-        turn, commands = self._went_on(incoming.release_read())
+        turn, commands = self._routed_on(incoming.release_read())
         return turn, commands if is_read else [*commands, m.WakeAt(now)]
 
     def _on_rest_trailers(self, event: m.RequestTrailers, _now: float) -> _Step:
         incoming = self._incoming
         incoming.add(event)
-        return self._went_on(incoming.release_read()) if incoming.is_read else (None, [])
+        return self._routed_on(incoming.release_read()) if incoming.is_read else (None, [])
 
     def _on_response_headers(self, event: m.ResponseHeaders, now: float) -> _Step:
         self._response_status = event.status

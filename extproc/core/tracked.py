@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from extproc.core.outliers import Outliers
 from extproc.core.residency import Residency
@@ -18,8 +19,7 @@ MIN_LIFE_S = 10.0
 """A process that restarts sooner than this is neither waited for nor tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
+class PoolSettings(Struct, frozen=True):
     """Settings of the pool.
 
     Attributes:
@@ -33,8 +33,7 @@ class PoolSettings:
     max_cpu_loras: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(Struct, frozen=True):
     """A pick that has not finished, and the endpoint object that it is counted on."""
 
     pick: Pick
@@ -48,7 +47,7 @@ class Tracked:
     """One endpoint's mutable state."""
 
     __slots__ = (
-        *("adapters", "came_back_at_s", "endpoint", "flights", "foreign", "gpu_adapters"),
+        *("adapters", "returned_at_s", "endpoint", "flights", "foreign", "gpu_adapters"),
         *("is_unreachable", "is_waited_for", "models", "num_foreign", "num_loads", "num_silences"),
         *("registered", "report", "reported_at_s", "residency", "restarted_at_s", "view"),
         "view_expires_s",
@@ -69,7 +68,7 @@ class Tracked:
         self.is_unreachable = False
         self.is_waited_for = True
         self.num_silences = 0
-        self.restarted_at_s = self.came_back_at_s = -inf
+        self.restarted_at_s = self.returned_at_s = -inf
         self.residency = Residency(
             max_loras=settings.max_loras, max_cpu_loras=settings.max_cpu_loras
         )
@@ -190,7 +189,7 @@ class Tracked:
         return self.view
 
 
-def settled(before: ModelCard | None, now: ModelCard) -> ModelCard:
+def card_to_keep(before: ModelCard | None, now: ModelCard) -> ModelCard:
     """Return the card to keep: vLLM's `created` is the time of its response, not the model's."""
     if before is None or (before.parent, before.root) != (now.parent, now.root):
         return now

@@ -7,14 +7,12 @@ not answered with 404), *resident* (its weights are in a GPU slot or in the CPU 
 Times are monotonic seconds unless a name says `wall`. Sizes carry their unit in the name. An
 `address` is `ip:port` as Envoy dials it (`[v6]:port` for IPv6).
 
-What is made anew for each request is a `msgspec.Struct`, the rest a dataclass: creating a frozen
-dataclass of seventeen fields takes 7 us, a Struct 1.6.
+Records are Structs: creating one with seventeen fields takes 1.6 us, as a frozen dataclass 7.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -52,8 +50,7 @@ class Reason(StrEnum):
     BODY_NOT_SENT = "body_not_sent"  # Envoy's configuration keeps the model from us
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """One model server, as discovery reports it; identified by its address."""
 
     address: str
@@ -62,8 +59,7 @@ class Endpoint:
     is_ready: bool = True  # False: no new requests (draining)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
+class LoadReport(Struct, frozen=True):
     """The result of one scrape of an endpoint.
 
     Attributes:
@@ -83,8 +79,7 @@ class LoadReport:
     process_start_wall_s: float | None = None  # start of the server process; None where unknown
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCard:
+class ModelCard(Struct, frozen=True):
     """One entry of a server's `/v1/models`."""
 
     id: str  # the name that requests use
@@ -245,8 +240,7 @@ class Pick(Struct, frozen=True):
         return self.endpoints[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(Struct, frozen=True):
     """A request that gets an error from us instead of an endpoint.
 
     Attributes:

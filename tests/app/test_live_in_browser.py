@@ -86,7 +86,7 @@ async def test_pods_activity_and_reasons_appear_and_a_dead_pod_is_shown() -> Non
         )
         assert await page.evaluate(text_of("#decisions .text")) == (
             f"{chosen.name}: none of the 2 pods has customer-07 loaded, and this pod was "
-            "drawn by lot from 2 equals (0 active, 0 pending)."
+            "chosen at random among 2 equals (0 active, 0 pending)."
         )
 
         await scene.route("nobody")

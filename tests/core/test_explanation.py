@@ -85,20 +85,20 @@ IN_SLOT: Mapping[str, Any] = {"gpu_adapters": ("a",)}
             [view(2, {"b": 1}, **IN_SLOT), view(3, {"b": 2}, **IN_SLOT)],
             "of the 3 with as many this pod has the fewest active adapters "
             "(1 active, 1 elsewhere), of 3 with as few the least pending "
-            "(1 pending, 1 to 2 elsewhere), drawn by lot from 2 equals; also loaded on "
+            "(1 pending, 1 to 2 elsewhere), chosen at random among 2 equals; also loaded on "
             "pod-2 with 0, pod-3 with 0.",
         ),
         (
             view(1, {"b": 1}, **IN_SLOT),
             [view(2, {"b": 1}, **IN_SLOT), view(3, {"b": 2, "c": 1}, **IN_SLOT)],
             "of the 3 with as many this pod has the fewest active adapters "
-            "(1 active, 1 to 2 elsewhere), drawn by lot from 2 equals; also loaded on "
+            "(1 active, 1 to 2 elsewhere), chosen at random among 2 equals; also loaded on "
             "pod-2 with 0, pod-3 with 0.",
         ),
         (
             view(1, **IN_SLOT),
             [view(2, **IN_SLOT), view(3, **IN_SLOT)],
-            "of the 3 with as many this pod was drawn by lot from 3 equals "
+            "of the 3 with as many this pod was chosen at random among 3 equals "
             "(0 active, 0 pending); also loaded on pod-2 with 0, pod-3 with 0.",
         ),
     ],
@@ -154,7 +154,7 @@ def test_of_pods_with_as_little_pending_one_is_drawn(policy: str, reason: str) -
 
     assert said(policy, reason, *candidates, adapter=None) == (
         "pod-1: it has the fewest requests pending (1 pending, 1 to 2 elsewhere), "
-        "drawn by lot from 2 equals."
+        "chosen at random among 2 equals."
     )
 
 
@@ -267,5 +267,5 @@ def test_the_founding_rules_lot_is_told_with_those_it_was_drawn_from_and_no_othe
     chosen = next(each for each in decision.candidates if each.address == decision.address)
     num_equal = sum(measures(view) == measures(chosen) for view in decision.candidates)
     sentence = explain(decision)
-    assert (f"drawn by lot from {num_equal} equals" in sentence) == (num_equal > 1)
-    assert ("drawn by lot" in sentence) == (num_equal > 1)
+    assert (f"chosen at random among {num_equal} equals" in sentence) == (num_equal > 1)
+    assert ("chosen at random" in sentence) == (num_equal > 1)

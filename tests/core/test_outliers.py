@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec.structs import replace
 
 from extproc.core.outliers import (
-    MAX_NEWS,
+    MAX_EJECTIONS,
     NUM_TRIALS,
     UNREACHABLE_S,
     Cause,
@@ -55,8 +55,8 @@ def test_so_many_failures_in_a_row_eject() -> None:
     tell(made, "a", FAILED)
 
     assert (before, ejected(made, 0.0)) == ("", "a")
-    assert made.take_news() == [Ejection("a", Cause.CONSECUTIVE_FAILURES, BASE_S)]
-    assert made.take_news() == []
+    assert made.take_ejections() == [Ejection("a", Cause.CONSECUTIVE_FAILURES, BASE_S)]
+    assert made.take_ejections() == []
 
 
 def test_what_says_nothing_neither_breaks_a_row_nor_makes_one() -> None:
@@ -123,16 +123,16 @@ def test_one_that_cannot_be_reached_is_ejected_at_once_and_shortly() -> None:
 
     assert ejected(made, 10.0 + UNREACHABLE_S) == "a"
     assert ejected(made, 10.1 + UNREACHABLE_S) == ""
-    assert made.take_news() == [Ejection("a", Cause.UNREACHABLE, UNREACHABLE_S)]
+    assert made.take_ejections() == [Ejection("a", Cause.UNREACHABLE, UNREACHABLE_S)]
 
 
 def test_an_answer_to_a_call_of_ours_made_since_ends_that() -> None:
     made = outliers()
     tell(made, "a", UNREACHABLE, now=10.0)
-    made.heard("a", asked_at_s=9.9)
-    made.heard("a", asked_at_s=10.0)
+    made.record_answer("a", asked_at_s=9.9)
+    made.record_answer("a", asked_at_s=10.0)
     before = ejected(made, 10.0)
-    made.heard("a", asked_at_s=10.1)
+    made.record_answer("a", asked_at_s=10.1)
 
     assert (before, ejected(made, 10.2)) == ("a", "")
 
@@ -140,7 +140,7 @@ def test_an_answer_to_a_call_of_ours_made_since_ends_that() -> None:
 def test_one_that_has_answered_a_call_of_ours_made_since_is_not_ejected() -> None:
     """The news of the failure came late."""
     made = outliers()
-    made.heard("a", asked_at_s=10.1)
+    made.record_answer("a", asked_at_s=10.1)
     made.end("a", UNREACHABLE, now=10.2, ended_s=10.0)
     assert ejected(made, 10.2) == ""
     made.end("a", UNREACHABLE, now=10.3, ended_s=10.2)
@@ -151,7 +151,7 @@ def test_one_that_answers_us_and_resets_requests_is_ejected_all_the_same() -> No
     made = outliers()
     for number in range(5):
         tell(made, "a", UNREACHABLE, now=float(number))
-        made.heard("a", asked_at_s=number + 0.5)
+        made.record_answer("a", asked_at_s=number + 0.5)
 
     assert ejected(made, 5.0) == "a"
     assert made.num_ejections == {
@@ -267,8 +267,8 @@ def test_what_was_sent_before_or_while_it_was_ejected_changes_nothing() -> None:
 def test_one_that_came_back_is_tried_at_once() -> None:
     made = outliers()
     eject(made, "a", 0.0)
-    made.came_back("a", now=2.0)
-    made.came_back("b", now=2.0)
+    made.record_restart("a", now=2.0)
+    made.record_restart("b", now=2.0)
 
     assert ejected(made, 2.1) == ""
     assert made.begin("a", now=2.1)
@@ -319,11 +319,11 @@ def test_turned_off_it_ejects_nobody_and_readmits_who_was() -> None:
 
 def test_news_that_nobody_asks_for_are_bounded() -> None:
     made = outliers()
-    for number in range(2 * MAX_NEWS):
+    for number in range(2 * MAX_EJECTIONS):
         tell(made, "a", SERVED, UNREACHABLE, now=float(number))
-        made.heard("a", asked_at_s=number + 0.5)
+        made.record_answer("a", asked_at_s=number + 0.5)
 
-    assert len(made.take_news()) == MAX_NEWS
+    assert len(made.take_ejections()) == MAX_EJECTIONS
 
 
 # --- what attempts say ----------------------------------------------------------------------
@@ -396,9 +396,9 @@ class OutlierMachine(RuleBasedStateMachine):
     @rule(address=ADDRESSES, ago_s=st.sampled_from((0.0, 1.0)), is_back=st.booleans())
     def hear(self, address: str, ago_s: float, is_back: bool) -> None:
         if address in self.addresses:
-            self.made.heard(address, asked_at_s=self.now - ago_s)
+            self.made.record_answer(address, asked_at_s=self.now - ago_s)
             if is_back:
-                self.made.came_back(address, now=self.now)
+                self.made.record_restart(address, now=self.now)
 
     @rule(addresses=st.sets(ADDRESSES))
     def set_endpoints(self, addresses: set[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
+from msgspec.structs import replace
 
 from extproc.core.outliers import Cause, OutlierSettings, Verdict
 from extproc.core.pool import InFlight, Pool, PoolSettings

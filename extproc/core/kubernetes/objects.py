@@ -10,7 +10,6 @@ and gateway-api-inference-extension.sigs.k8s.io/reference/spec (InferencePool v1
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from msgspec import Struct, field
@@ -137,8 +136,7 @@ class BesidePool(KubeObject, frozen=True):
 T = TypeVar("T", bound=KubeObject)
 
 
-@dataclass(frozen=True, slots=True)
-class Query(Generic[T]):
+class Query(Struct, Generic[T], frozen=True):
     """A list that can be watched."""
 
     kind: type[T]

@@ -15,7 +15,7 @@ import random
 from collections.abc import Sequence
 from operator import attrgetter
 
-from extproc.core.policies.ranking import by_lot, fewest_pending, least, lowest, one_of
+from extproc.core.policies.ranking import at_random, fewest_pending, least, lowest, one_of
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
 from extproc.core.words import pending, pod_name, short, spread, whereabouts
 
@@ -102,14 +102,14 @@ def _why_emptiest(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
     equals = [view for view in as_few if view.num_pending == chosen.num_pending]
     if len(equals) == len(others):
         of_each = f"{chosen.num_active_adapters} active, {chosen.num_pending} pending"
-        return f"this pod was {by_lot(equals)} ({of_each})"
+        return f"this pod was {at_random(equals)} ({of_each})"
     elsewhere = spread([view.num_active_adapters for view in others])
     counts = f"{chosen.num_active_adapters} active, {elsewhere} elsewhere"
     fewest = f"this pod has the fewest active adapters ({counts})"
     if len(equals) < len(as_few):
         least_of = f"of {1 + len(as_few)} with as few the least pending"
         fewest = f"{fewest}, {least_of} ({pending(chosen, as_few)})"
-    return f"{fewest}, {by_lot(equals)}" if equals else fewest
+    return f"{fewest}, {at_random(equals)}" if equals else fewest
 
 
 def _busiest_first(views: Sequence[EndpointView], adapter: str) -> str:

@@ -30,13 +30,13 @@ def one_of(ties: Sequence[EndpointView], rng: random.Random) -> EndpointView:
     return ties[0] if len(ties) == 1 else rng.choice(ties)
 
 
-def by_lot(equals: Sequence[EndpointView]) -> str:
+def at_random(equals: Sequence[EndpointView]) -> str:
     """Say how one was chosen among `equals`."""
-    return f"drawn by lot from {1 + len(equals)} equals"
+    return f"chosen at random among {1 + len(equals)} equals"
 
 
 def fewest_pending(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
     """Say why `chosen` was: it has the least pending."""
     fewest = f"it has the fewest requests pending ({pending(chosen, others)})"
     equals = [view for view in others if view.num_pending == chosen.num_pending]
-    return f"{fewest}, {by_lot(equals)}" if equals else fewest
+    return f"{fewest}, {at_random(equals)}" if equals else fewest
