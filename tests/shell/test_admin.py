@@ -262,7 +262,7 @@ def test_other_names_are_not_loopback(host: str) -> None:
 async def test_a_port_in_use_is_an_error_and_leaves_nothing_open() -> None:
     async with serving() as admin:
         second = Admin()
-        second.server.port = admin.server.port
+        second.server._listener.port = admin.server.port
         with pytest.raises(OSError, match="address"):
             await second.server.start()
         await second.server.stop()

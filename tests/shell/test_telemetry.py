@@ -25,6 +25,7 @@ WITH_A = EndpointView("10.0.0.1:80", gpu_adapters=("a",))
 CACHED_A = EndpointView("10.0.0.2:80", cpu_adapters=("a",))
 ACTIVE_A = EndpointView("10.0.0.3:80", pending_by_adapter={"a": 1})
 BARE = EndpointView("10.0.0.4:80", gpu_adapters=("b",))
+FULL = Rejection(429, Reason.SATURATED, "full")
 
 
 def telemetry(*views: EndpointView, now: float = 0.0, max_adapter_labels: int = 200) -> Telemetry:
@@ -109,7 +110,7 @@ def test_a_rule_that_invents_reasons_does_not_grow_the_page_for_ever() -> None:
 
 def test_rejections_are_counted_by_reason_and_absent_reasons_are_0() -> None:
     metrics = telemetry()
-    metrics.rejected(Rejection(429, Reason.SATURATED, "full"))
+    metrics.rejected(FULL)
 
     assert sample(metrics, "rejections_total", reason="saturated") == 1
     assert {sample(metrics, "rejections_total", reason=each) for each in Reason} == {0, 1}
@@ -117,8 +118,8 @@ def test_rejections_are_counted_by_reason_and_absent_reasons_are_0() -> None:
 
 def test_decisions_are_timed() -> None:
     metrics = telemetry()
-    metrics.decided(3e-5)
-    metrics.decided(0.2)
+    metrics.routed(FULL, 3e-5)
+    metrics.routed(FULL, 0.2)
 
     assert sample(metrics, "decision_seconds_count") == 2
     assert sample(metrics, "decision_seconds_sum") == pytest.approx(0.20003)
@@ -134,7 +135,7 @@ def test_histograms_agree_with_those_of_the_client_library(observed: list[float]
     oracle = CollectorRegistry()
     histogram = Histogram("extproc_decision_seconds", "", buckets=bounds, registry=oracle)
     for seconds in observed:
-        metrics.decided(seconds)
+        metrics.routed(FULL, seconds)
         histogram.observe(seconds)
 
     for bound in (*map(str, bounds), "+Inf"):
@@ -302,8 +303,8 @@ def test_requests_are_counted_by_whether_they_were_answered_in_time() -> None:
 
 def test_totals_are_what_was_counted_so_far() -> None:
     metrics = telemetry()
-    metrics.decided(0.25)
-    metrics.decided(0.5)
-    metrics.rejected(Rejection(429, Reason.SATURATED, "full"))
+    metrics.routed(FULL, 0.25)
+    metrics.routed(FULL, 0.5)
+    metrics.rejected(FULL)
 
     assert metrics.totals() == (2, 0.75, 1)

@@ -17,16 +17,16 @@
 
 from extproc.core.wire.connection import Connection
 from extproc.core.wire.limits import Abuse, Counters, Limits
-from extproc.core.wire.service import CallLike, MethodLike, SessionLike
+from extproc.core.wire.service import Call, Method, Session
 from extproc.core.wire.stream import WireStream
 
 __all__ = [
     "Abuse",
-    "CallLike",
+    "Call",
     "Connection",
     "Counters",
     "Limits",
-    "MethodLike",
-    "SessionLike",
+    "Method",
+    "Session",
     "WireStream",
 ]

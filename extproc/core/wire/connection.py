@@ -24,7 +24,7 @@ from extproc.core.wire.limits import DEFAULT_LIMITS, Abuse, Counters, Limits
 from extproc.core.wire.opening import Opener
 from extproc.core.wire.outbox import Outbox
 from extproc.core.wire.requests import judge_request
-from extproc.core.wire.service import MethodLike
+from extproc.core.wire.service import Method
 from extproc.core.wire.states import REMEMBERED
 from extproc.core.wire.streams import Streams
 
@@ -63,7 +63,7 @@ class Connection:
 
     def __init__(
         self,
-        methods: Mapping[str, MethodLike],
+        methods: Mapping[str, Method],
         *,
         now: float,
         limits: Limits = DEFAULT_LIMITS,

@@ -12,14 +12,7 @@ from struct import Struct
 from typing import Final
 
 from extproc.core.wire import frames
-
-# Status codes that the transport itself answers with (the service has its own enumeration).
-OK: Final = 0
-DEADLINE_EXCEEDED: Final = 4
-RESOURCE_EXHAUSTED: Final = 8
-UNIMPLEMENTED: Final = 12
-INTERNAL: Final = 13
-UNAVAILABLE: Final = 14
+from extproc.core.wire.service import Code
 
 IDENTITY: Final = "identity"
 PREFIX_BYTES: Final = 5
@@ -92,7 +85,7 @@ MESSAGE_HEAD: Final = Struct(">IBIBI")
 FIRST_HEAD: Final = Struct(f">IBI{len(RESPONSE_BLOCK)}sIBIBI")
 RESPONSE_WORD: Final = len(RESPONSE_BLOCK) << 8 | frames.HEADERS
 
-OK_TRAILERS: Final = trailer_block(OK, "")
+OK_TRAILERS: Final = trailer_block(Code.OK, "")
 OK_WORD: Final = len(OK_TRAILERS) << 8 | frames.HEADERS
 # Trailers `grpc-status: 0`, and behind them RST_STREAM(NO_ERROR).
 OK_END: Final = Struct(f">IBI{len(OK_TRAILERS)}s")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from extproc.core.wire import frames, grpc
+from extproc.core.wire import frames
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
 from extproc.core.wire.limits import Abuse, Limits
+from extproc.core.wire.service import Code
 from extproc.core.wire.streams import Streams
 
 _KEEPALIVE_PING: Final = b"extproc\x00"
@@ -93,7 +94,7 @@ class Lifetime:
         outbox.put(0, frames.ping(_DRAIN_PING))
         for stream in list(self._streams.open.values()):
             if stream.method is not None and stream.method.is_long_lived:
-                stream.end(grpc.UNAVAILABLE, "draining")
+                stream.end(Code.UNAVAILABLE, "draining")
 
     def _finish_drain(self) -> None:
         """Name the last stream that counts."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from extproc.core.wire import frames, grpc
 from extproc.core.wire.limits import Abuse
+from extproc.core.wire.service import Code
 from extproc.core.wire.stream import WireStream
 from extproc.core.wire.streams import Streams
 
@@ -69,19 +70,19 @@ def _announced_bytes(streams: Streams, stream: WireStream, prefix: bytes | bytea
     size: int = frames.U32.unpack_from(prefix, 1)[0]
     if size > streams.limits.max_message_bytes:
         streams.counters.abuse[Abuse.MESSAGE_TOO_LARGE] += 1
-        stream.end(grpc.RESOURCE_EXHAUSTED, f"message of {size} bytes beyond the limit")
+        stream.end(Code.RESOURCE_EXHAUSTED, f"message of {size} bytes beyond the limit")
         return _REFUSED
     return grpc.PREFIX_BYTES + size
 
 
 def _refuse_compressed(stream: WireStream, flag: int) -> None:
     if flag != 1:
-        stream.end(grpc.INTERNAL, f"compressed flag is {flag}")
+        stream.end(Code.INTERNAL, f"compressed flag is {flag}")
     elif stream.encoding == grpc.IDENTITY:
         # gRPC: "If the Message-Encoding header is omitted then the Compressed-Flag must be 0."
-        stream.end(grpc.INTERNAL, "compressed message without grpc-encoding")
+        stream.end(Code.INTERNAL, "compressed message without grpc-encoding")
     else:
         # gRPC doc/compression.md: UNIMPLEMENTED, and grpc-accept-encoding says what would work.
         details = f"grpc-encoding {stream.encoding} is not supported"
         accepted = grpc.literal(b"grpc-accept-encoding", grpc.IDENTITY.encode())
-        stream.end_with(grpc.trailer_block(grpc.UNIMPLEMENTED, details) + accepted)
+        stream.end_with(grpc.trailer_block(Code.UNIMPLEMENTED, details) + accepted)

@@ -9,6 +9,7 @@ from extproc.core.wire.headers import HeaderReader
 from extproc.core.wire.lifetime import Lifetime
 from extproc.core.wire.limits import Abuse
 from extproc.core.wire.requests import Request
+from extproc.core.wire.service import Code
 from extproc.core.wire.stream import WireStream
 from extproc.core.wire.streams import Streams
 
@@ -89,7 +90,7 @@ class Opener:
         if request.method is not None:
             if not (lifetime.is_draining and request.method.is_long_lived):
                 return False
-            code, details = grpc.UNAVAILABLE, "draining"
+            code, details = Code.UNAVAILABLE, "draining"
         block = grpc.RESPONSE_BLOCK + grpc.trailer_block(code, details)
         self._answer(stream_id, flags, request, block)
         return True

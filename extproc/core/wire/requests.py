@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from extproc.core.wire import grpc
-from extproc.core.wire.service import MethodLike
+from extproc.core.wire.service import Code, Method
 
 # 9113 8.2.2: "An endpoint MUST NOT generate an HTTP/2 message containing connection-specific header
 # fields"; a message with one is malformed.
@@ -57,18 +57,18 @@ class Request:
         details: What goes with `code`.
     """
 
-    method: MethodLike | None = None
+    method: Method | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     encoding: str = grpc.IDENTITY
     timeout_s: float | None = None
     content_length: int | None = None
     malformed: str = ""
     http_status: int = 0
-    code: int = grpc.OK
+    code: Code = Code.OK
     details: str = ""
 
 
-def judge_request(fields: list[Field], methods: Mapping[str, MethodLike]) -> Request:
+def judge_request(fields: list[Field], methods: Mapping[str, Method]) -> Request:
     """Judge a request's fields: malformed, refused, or to be served by a method."""
     pseudo: dict[str, str] = {}
     metadata: dict[str, str] = {}
@@ -140,7 +140,7 @@ def _judge_pseudo(pseudo: Mapping[str, str], metadata: Mapping[str, str]) -> str
 
 
 def _judge_call(
-    pseudo: Mapping[str, str], metadata: dict[str, str], methods: Mapping[str, MethodLike]
+    pseudo: Mapping[str, str], metadata: dict[str, str], methods: Mapping[str, Method]
 ) -> Request:
     if pseudo[":method"] != "POST":
         return Request(http_status=405)
@@ -152,10 +152,10 @@ def _judge_call(
     timeout = metadata.get("grpc-timeout")
     timeout_s = None if timeout is None else grpc.parse_timeout_s(timeout.encode("latin-1"))
     if timeout is not None and timeout_s is None:
-        return Request(code=grpc.INTERNAL, details="malformed grpc-timeout")
+        return Request(code=Code.INTERNAL, details="malformed grpc-timeout")
     method = methods.get(pseudo[":path"])
     if method is None:
-        return Request(code=grpc.UNIMPLEMENTED, details=f"unknown method {pseudo[':path'][:200]}")
+        return Request(code=Code.UNIMPLEMENTED, details=f"unknown method {pseudo[':path'][:200]}")
     length = metadata.get("content-length")
     return Request(
         method=method,

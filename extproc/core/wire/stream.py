@@ -15,7 +15,7 @@ from extproc.core.wire import frames, grpc
 from extproc.core.wire.errors import ErrorCode
 from extproc.core.wire.outbox import Outbox
 from extproc.core.wire.requests import Request
-from extproc.core.wire.service import NO_SESSION, SessionLike
+from extproc.core.wire.service import NO_SESSION, Code, Session
 
 _NO_ERROR: Final = int(ErrorCode.NO_ERROR)
 # 7541 6.3: "Dynamic Table Size Update" to 0. Our encoder never indexes; it says so once.
@@ -89,7 +89,7 @@ class WireStream:
         # Not the request itself: its metadata is the peer's to make large.
         self.method = request.method
         self.encoding = request.encoding
-        self.session: SessionLike = NO_SESSION
+        self.session: Session = NO_SESSION
         self.window_bytes = book.outbox.initial_window_bytes
         self.unacknowledged_bytes = 0
         self.is_plain = request.content_length is None
@@ -140,7 +140,7 @@ class WireStream:
             head = grpc.MESSAGE_HEAD.pack(word, 0, stream_id, 0, size)
         outbox.put(stream_id, head + message)
 
-    def end(self, code: int = grpc.OK, details: str = "") -> None:
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
         """End the RPC, after all queued messages. Later calls are ignored."""
         self.end_with(grpc.trailer_block(code, details) if code or details else grpc.OK_TRAILERS)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from extproc.core.budget import Budget
-from extproc.core.wire import frames, grpc
+from extproc.core.wire import frames
 from extproc.core.wire.errors import ConnectionFault, ErrorCode, StreamFault
 from extproc.core.wire.limits import Abuse, Counters, Limits
 from extproc.core.wire.outbox import Outbox
-from extproc.core.wire.service import NO_SESSION
+from extproc.core.wire.service import NO_SESSION, Code
 from extproc.core.wire.states import TABLE, ClosedStreams, Scope, State, Verdict
 from extproc.core.wire.stream import WireStream
 
@@ -118,7 +118,7 @@ class Streams:
         if stream.is_ended:
             return
         if stream.partial is not None:
-            stream.end(grpc.INTERNAL, "request ended inside a message")
+            stream.end(Code.INTERNAL, "request ended inside a message")
             return
         try:
             stream.session.half_close()
@@ -129,7 +129,7 @@ class Streams:
         """A session has raised: INTERNAL for its peer, the error for our log."""
         self.counters.session_errors += 1
         self._on_session_error(error, stream.path)
-        stream.end(grpc.INTERNAL, "internal error")
+        stream.end(Code.INTERNAL, "internal error")
 
     def give_up(self, stream: WireStream) -> None:
         """There is no room for what a stream holds: its session answers, or we do."""
@@ -140,7 +140,7 @@ class Streams:
                 answer()
             except Exception as error:
                 self.fail_session(stream, error)
-        stream.end(grpc.RESOURCE_EXHAUSTED, "no memory for this message now")
+        stream.end(Code.RESOURCE_EXHAUSTED, "no memory for this message now")
         if stream.id in self.open:
             # Its answer waits for a window; what it holds must not.
             self._let_go(stream)
@@ -192,7 +192,7 @@ class Streams:
         for stream_id, since_s in list(self.partial_since_s.items()):
             if now - since_s > self.limits.message_timeout_s:
                 self.counters.abuse[Abuse.STALLED_MESSAGE] += 1
-                self.open[stream_id].end(grpc.DEADLINE_EXCEEDED, "message announced, not sent")
+                self.open[stream_id].end(Code.DEADLINE_EXCEEDED, "message announced, not sent")
 
     def lose_all(self) -> None:
         """The connection is gone, and every open stream with it."""

@@ -8,6 +8,7 @@ from hyperframe import frame as hf
 from extproc.core.budget import Budget
 from extproc.core.wire import Abuse, Counters, Limits, frames
 from extproc.core.wire.errors import ErrorCode
+from extproc.core.wire.service import Code
 from tests.core.wire.peer import WATCH, Peer, message, request
 
 WINDOW = 65_535
@@ -42,7 +43,7 @@ def test_end_waits_behind_queued_messages() -> None:
     peer = Peer()
     _send(peer, 1, b"x" * 100_000)
     peer.session.call.send(b"last")
-    peer.session.call.end(5, "gone")
+    peer.session.call.end(Code.NOT_FOUND, "gone")
     peer.session.call.send(b"ignored")
     peer.take()
     assert "grpc-status" not in peer.responses[1].last
@@ -396,7 +397,7 @@ def test_a_session_may_answer_itself_that_it_is_given_up() -> None:
 
     def give_up() -> None:
         session.call.send(b"too much")
-        session.call.end(0)
+        session.call.end()
 
     setattr(session, "give_up", give_up)  # noqa: B010 - sessions have it or have it not
     peer.feed(peer.data(1, half(30_000)[:10_001]))
