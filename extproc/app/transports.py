@@ -54,15 +54,16 @@ class _Grpcio:
 
 async def _listen_grpcio(config: Config, methods: Iterable[Method], budget: Budget) -> _Grpcio:
     # Imported where it is used: grpc takes 9 MB that the other transport does not need.
-    from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+    from extproc.shell.grpcio import GrpcioServer
     from extproc.shell.tls import server_credentials
 
-    settings = GrpcioSettings(
+    credentials = None if config.server.tls is None else server_credentials(*tls_files(config))
+    server = GrpcioServer(
+        methods,
         max_message_bytes=max_message_bytes(config),
         max_concurrent_streams=config.server.max_concurrent_streams,
+        budget=budget,
     )
-    credentials = None if config.server.tls is None else server_credentials(*tls_files(config))
-    server = GrpcioServer(methods, settings, budget)
     return _Grpcio(server, await server.start(config.server.address, credentials))
 
 

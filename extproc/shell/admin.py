@@ -126,15 +126,9 @@ class AdminServer(MetricsServer):
     """The admin port.
 
     Args:
-        host: Address to listen on.
-        port: Port; 0 for a free one.
-        registry: Collectors to expose at `/metrics`.
-        snapshot: Returns the current state of the pool.
         decisions: Returns the last n decisions, newest first, one by one.
         health: Returns the reasons, for people, why requests should not be sent here.
         add_page: Adds the page at `/`.
-        limits: As for `MetricsServer`.
-        dropped: As for `MetricsServer`.
     """
 
     def __init__(
@@ -205,12 +199,8 @@ def is_loopback(host: str) -> bool:
 def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
     """Return a snapshot as plain values.
 
-    `{"endpoints": [{"address", "name", "ready", "known", "unreachable", "ejected",
-    "report_age_s" or null, "registered": [...] or null, "gpu_adapters": [...], "cpu_adapters":
-    [...] (both most recently used first), "pending_by_adapter": {name: count}, "num_pending",
-    "num_in_flight", "num_running", "num_waiting", "num_deferred", "num_active_adapters",
-    "kv_usage_ratio", "max_loras" or null}]}`, sorted by address; the meanings are those of
-    `EndpointView`.
+    Keys as below, endpoints sorted by address; the meanings are those of `EndpointView`. Adapters
+    are ordered by last use, the latest first.
     """
     return {"endpoints": [_describe_view(view, snapshot.now) for view in snapshot.endpoints]}
 

@@ -61,10 +61,7 @@ class HttpListener:
     """Serves an application on one address.
 
     Args:
-        host: Address to listen on.
         port: Port; 0 for a free one.
-        limits: Bounds on the resources of a peer.
-        dropped: Counts dropped connections.
 
     Attributes:
         port: The bound port, once started.

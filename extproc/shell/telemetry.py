@@ -56,8 +56,6 @@ class Telemetry:
 
     Args:
         snapshot: Returns the current state of the pool; called once per scrape of the metrics.
-        version: For `extproc_build_info`.
-        registry: The registry to join; None for a new one.
         max_adapter_labels: Adapters with a label of their own; later ones share `other`.
     """
 

@@ -26,7 +26,7 @@ from extproc.core.ports import StreamSettings
 from extproc.core.stream import Stream
 from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
 from extproc.shell.codec import Codec
-from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.grpcio import GrpcioServer
 from extproc.shell.rpc import Call, Code, Metadata, Method
 from extproc.shell.server import ExternalProcessor
 from tests.builders import BASE, address, body
@@ -59,7 +59,7 @@ async def serving(
     methods: Iterable[Method], budget: Budget | None = None
 ) -> AsyncIterator[tuple[GrpcioServer, Channel]]:
     """A server on a free port and a client's channel to it."""
-    server = GrpcioServer(methods, GrpcioSettings(MAX_MESSAGE_BYTES), budget)
+    server = GrpcioServer(methods, max_message_bytes=MAX_MESSAGE_BYTES, budget=budget)
     host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
     channel = Channel(host, int(port), codec=RawCodec())
     try:
@@ -354,7 +354,7 @@ async def probing(
     """A server, an open RPC, and the session at its other end; which is closed once, and last."""
     probes = Probes(greeting=greeting)
     method = probes.method(is_long_lived=is_long_lived)
-    server = GrpcioServer([method], GrpcioSettings(MAX_MESSAGE_BYTES))
+    server = GrpcioServer([method], max_message_bytes=MAX_MESSAGE_BYTES)
     channel = aio.insecure_channel(await server.start("127.0.0.1:0"))
     try:
         call = channel.stream_stream(method.path, None, None)(None, metadata=(("x-who", "me"),))
@@ -477,7 +477,7 @@ async def test_at_drain_only_what_outlives_requests_is_sent_elsewhere() -> None:
 @contextlib.asynccontextmanager
 async def asking(service: ExternalProcessor) -> AsyncIterator[tuple[GrpcioServer, Peer]]:
     """A request of which the headers have been answered."""
-    server = GrpcioServer(service.methods(), GrpcioSettings(MAX_MESSAGE_BYTES))
+    server = GrpcioServer(service.methods(), max_message_bytes=MAX_MESSAGE_BYTES)
     channel = aio.insecure_channel(await server.start("127.0.0.1:0"))
     try:
         peer = Peer(channel.stream_stream(PROCESS, None, None)(None))
@@ -513,14 +513,14 @@ async def test_what_does_not_end_in_time_is_cut_off_and_not_with_ok() -> None:
 
 async def test_an_address_that_is_taken_is_an_os_error() -> None:
     async with serving([Probes().method()]) as (_, channel):
-        second = GrpcioServer([], GrpcioSettings(MAX_MESSAGE_BYTES))
+        second = GrpcioServer([], max_message_bytes=MAX_MESSAGE_BYTES)
         with pytest.raises(OSError, match="cannot listen on 127.0.0.1"):
             await second.start(f"127.0.0.1:{channel._port}")
         await second.stop(0)
 
 
 async def test_a_unix_socket_is_served_under_the_name_it_was_given(tmp_path: Path) -> None:
-    server = GrpcioServer([Probes().method()], GrpcioSettings(MAX_MESSAGE_BYTES))
+    server = GrpcioServer([Probes().method()], max_message_bytes=MAX_MESSAGE_BYTES)
     path = tmp_path / "s"
     assert await server.start(f"unix:{path}") == f"unix:{path}"
     channel = Channel(path=str(path), codec=RawCodec())

@@ -188,7 +188,7 @@ async def test_a_callback_that_breaks_ends_nothing(caplog: pytest.LogCaptureFixt
         loops.set_endpoints([A])
         await visits.until(lambda: visits.made.get(A.address, 0) >= 3)
 
-    assert "could not be told" in caplog.text
+    assert "could not be recorded" in caplog.text
 
 
 async def test_a_poke_brings_one_visit_forward_and_a_burst_of_them_no_more_than_one() -> None:

@@ -17,7 +17,7 @@ import pytest
 from extproc.core.relay import Relay
 from extproc.shell import wire
 from extproc.shell.certificates import Certificates
-from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.grpcio import GrpcioServer
 from extproc.shell.peerdial import PeerDialler, tls_context
 from extproc.shell.peers import METHOD, PeersService
 from tests.shell.pki import Pki
@@ -105,7 +105,7 @@ async def test_one_dials_and_both_can_send() -> None:
 
 async def test_a_link_over_the_other_transport() -> None:
     near, far = Router("a"), Router("b")
-    server = GrpcioServer(far.service.methods(), GrpcioSettings(2**20))
+    server = GrpcioServer(far.service.methods(), max_message_bytes=2**20)
     address = await server.start("127.0.0.1:0")
     async with closing(near):
         near.dialler.set_addresses([address])

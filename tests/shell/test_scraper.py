@@ -218,7 +218,7 @@ async def test_a_page_over_the_limit_without_any_lora_series_is_a_failure() -> N
     pod = Pod()
     pod.can_filter = False
     async with watching(pod, max_page_bytes=50_000) as watch:
-        assert await watch.failure() == "answer longer than 50000 bytes"
+        assert await watch.failure() == "response longer than 50000 bytes"
 
 
 async def test_a_large_page_is_read_like_a_small_one() -> None:

@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.grpcio import GrpcioServer
 from extproc.shell.health import HealthService
 from extproc.shell.tls import client_context, server_credentials
 
@@ -80,7 +80,7 @@ def write(folder: Path, pair: tuple[bytes, bytes], client_ca: bytes | None = Non
 @asynccontextmanager
 async def listening(files: Files) -> AsyncIterator[str]:
     health = HealthService()
-    server = GrpcioServer(health.methods(), GrpcioSettings(max_message_bytes=4096))
+    server = GrpcioServer(health.methods(), max_message_bytes=4096)
     address = await server.start("127.0.0.1:0", server_credentials(*files))
     yield f"localhost:{address.rpartition(':')[2]}"
     await server.stop(0)

@@ -17,7 +17,7 @@ from extproc.core.stream import Stream
 from extproc.core.wire.limits import Limits
 from extproc.shell import wire
 from extproc.shell.codec import Codec
-from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.grpcio import GrpcioServer
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 from extproc.shell.server import ExternalProcessor
 from tests import clients
@@ -85,7 +85,7 @@ class Servers:
     async def _start(self) -> list[str]:
         limits = Limits(max_message_bytes=MAX_MESSAGE_BYTES)
         self._wire = await wire.serve(self.methods(), limits=limits)
-        self._grpcio = GrpcioServer(self.methods(), GrpcioSettings(MAX_MESSAGE_BYTES))
+        self._grpcio = GrpcioServer(self.methods(), max_message_bytes=MAX_MESSAGE_BYTES)
         return [self._wire.address, await self._grpcio.start("127.0.0.1:0")]
 
     async def _stop(self) -> None:

@@ -176,10 +176,10 @@ async def test_leaving_frees_the_place_on_the_server() -> None:
     async with serving(service) as port:
         await take(watch(f"127.0.0.1:{port}", replay_last=1), 1)
         async with asyncio.timeout(60):
-            while service.num_watchers:
+            while service._watchers:
                 await asyncio.sleep(0.01)
 
-    assert service.num_watchers == 0
+    assert not service._watchers
 
 
 async def test_a_refusal_is_an_error_with_the_servers_words() -> None:

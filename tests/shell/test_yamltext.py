@@ -41,8 +41,8 @@ def num_values(value: Any) -> int:
     ("text", "message"),
     [
         (BOMB, f"more than {MAX_VALUES} values, aliases written out"),
-        ("a: &a [*a]", r"\*a stands inside of what it stands for"),
-        ("&a {b: {c: *a}}", r"\*a stands inside of what it stands for"),
+        ("a: &a [*a]", r"\*a contains itself"),
+        ("&a {b: {c: *a}}", r"\*a contains itself"),
         (f"{'[' * 33}{']' * 33}", f"nested more than {MAX_DEPTH} deep"),
         ("[" * 100_000, f"nested more than {MAX_DEPTH} deep"),
         ("- " * 100_000, f"nested more than {MAX_DEPTH} deep"),

@@ -83,7 +83,7 @@ class Method:
 
 
 class _NoSession:
-    """The session of a stream whose method has not returned one yet, or failed to."""
+    """A session that does nothing: of a refused call, or of a method that has returned none yet."""
 
     def receive(self, message: bytes) -> None: ...
 
@@ -92,4 +92,4 @@ class _NoSession:
     def closed(self) -> None: ...
 
 
-NO_SESSION: Final = _NoSession()
+NO_SESSION: Final[Session] = _NoSession()

@@ -127,7 +127,7 @@ async def test_an_address_of_nobody_is_left_out_and_told(server: DnsServer, nobo
     seen = Seen(server)
 
     assert await seen.look() == ["10.0.0.1:8000"]
-    assert seen.failures == [f"{nobody} is no address of a pod"]
+    assert seen.failures == [f"{nobody} is not the address of a pod"]
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -136,7 +136,7 @@ async def test_a_line_without_an_end_is_given_up(
 async def test_an_answer_far_too_long_is_not_read_to_its_end(
     client: KubernetesClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes, "MAX_ANSWER_BYTES", len(b"the list") - 1)
+    monkeypatch.setattr(kubernetes, "MAX_RESPONSE_BYTES", len(b"the list") - 1)
     with pytest.raises(ApiError) as raised:
         await client.get("/pods", {})
 
@@ -164,7 +164,7 @@ async def test_a_watch_that_does_not_end_is_given_up(
 async def test_an_answer_that_does_not_come_is_given_up(
     client: KubernetesClient, api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes, "ANSWER_S", 0.05)
+    monkeypatch.setattr(kubernetes, "RESPONSE_S", 0.05)
     api.holds.clear()
     with pytest.raises(ApiError) as raised:
         await client.get("/pods", {"watch": "1"})

@@ -307,4 +307,4 @@ async def test_trouble_is_told_of_once_and_so_is_its_end(
         await play(ScriptedClient(api, *[[CUT]] * 5, [[bookmark(99)], CUT]), monkeypatch)
 
     messages = [record.getMessage() for record in caplog.records if "pods" in record.getMessage()]
-    assert messages == ["pods: the Kubernetes API: cut", "pods: the Kubernetes API answers again"]
+    assert messages == ["pods: the Kubernetes API: cut", "pods: the Kubernetes API responds again"]
