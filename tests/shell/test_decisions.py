@@ -380,7 +380,7 @@ class Loop:
         return self.now
 
 
-def test_a_decision_is_sent_after_the_answer_and_not_in_its_way() -> None:
+def test_a_decision_is_sent_after_the_response_without_delaying_it() -> None:
     loop = Loop()
     service = DecisionsService(later=loop.later)
     call, _ = watch(service)
@@ -409,7 +409,7 @@ def test_watchers_have_their_share_of_the_loops_time_and_no_more() -> None:
     assert {len(call.sent) for call in calls} == {MAX_PER_PASS + 1}
 
 
-def test_what_a_watcher_is_too_slow_for_is_dropped_counted_and_missing_in_its_numbers() -> None:
+def test_decisions_that_a_watcher_is_too_slow_for_are_dropped_and_counted() -> None:
     loop = Loop()
     service = DecisionsService(num_kept=0, later=loop.later)
     call, _ = watch(service)
@@ -424,7 +424,7 @@ def test_what_a_watcher_is_too_slow_for_is_dropped_counted_and_missing_in_its_nu
     assert list(service.recent(99)) == [], "what is kept for watchers is not kept for people"
 
 
-def test_a_watcher_that_wants_little_holds_nobody_up() -> None:
+def test_a_watcher_that_wants_little_delays_no_other() -> None:
     loop = Loop()
     service = DecisionsService(5_000, later=loop.later)
     for _ in range(3_000):
@@ -486,7 +486,7 @@ def test_the_clients_code_is_up_to_date(tmp_path: Path) -> None:
         assert numbers == {each.name: each.number for each in message.field}
 
 
-def test_regenerating_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_regenerating_yields_the_same_bytes(tmp_path: Path) -> None:
     """With the compilers that made the files; others format differently."""
     pytest.importorskip("grpc_tools.protoc", reason="needs grpcio-tools")
     pytest.importorskip("betterproto2_compiler", reason="needs betterproto2-compiler")
@@ -530,7 +530,7 @@ def test_a_watcher_may_ask_for_so_many_models_at_most() -> None:
     assert len(service._watchers) == 1
 
 
-def test_a_replay_is_told_in_passes_like_what_is_live() -> None:
+def test_a_replay_is_sent_in_passes_like_live_decisions() -> None:
     later: list[Callable[[], None]] = []
     service = DecisionsService(1000, later=lambda _, call: later.append(call))
     for _ in range(1000):

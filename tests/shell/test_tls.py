@@ -120,9 +120,7 @@ async def test_files_that_vanish_leave_the_last_good_pair_in_force(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["cert.pem", "key.pem", "ca.pem"])
-async def test_what_is_no_regular_file_leaves_the_last_good_pair_in_force(
-    tmp_path: Path, name: str
-) -> None:
+async def test_irregular_files_leave_the_last_good_pair_in_force(tmp_path: Path, name: str) -> None:
     """Opening a FIFO would wait for a writer."""
     authority = Authority("ours")
     files = write(tmp_path, authority.issue("router"), authority.pem)
@@ -150,7 +148,7 @@ async def test_missing_files_are_an_error_at_the_start(tmp_path: Path) -> None:
         server_credentials(tmp_path / "cert.pem", tmp_path / "key.pem")
 
 
-def test_pods_certificates_are_checked_unless_told_otherwise(tmp_path: Path) -> None:
+def test_pods_certificates_are_verified_unless_disabled(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_bytes(Authority("pods").pem)
 

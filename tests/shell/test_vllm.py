@@ -104,7 +104,7 @@ def test_an_adapter_with_an_empty_parent_is_a_base_model() -> None:
         b'{"data":[',
     ],
 )
-def test_anything_else_is_an_error_that_says_so(body: bytes) -> None:
+def test_anything_else_is_an_error(body: bytes) -> None:
     with pytest.raises(ModelsError, match="not a list of models"):
         decode_models(body)
 
@@ -170,7 +170,7 @@ class Listener:
         return await asyncio.wait_for(self.told.get(), 60)
 
 
-async def test_a_poller_tells_the_models_of_every_endpoint_again_and_again() -> None:
+async def test_a_poller_reports_the_models_of_every_endpoint_again_and_again() -> None:
     listener = Listener()
     poller = listener.poller(interval_s=0.002)
     async with Pod().serve() as one, Pod().serve() as two:
@@ -183,7 +183,7 @@ async def test_a_poller_tells_the_models_of_every_endpoint_again_and_again() -> 
     assert {each[1:] for each in told} == {(CARDS, 42.0, 0.0)}
 
 
-async def test_a_poller_tells_failures_and_goes_on() -> None:
+async def test_a_poller_reports_failures_and_continues() -> None:
     pod, listener = Pod(), Listener()
     pod.status = 503
     poller = listener.poller(interval_s=0.002)

@@ -300,7 +300,7 @@ def test_message_announced_and_never_sent_ends_the_call() -> None:
     assert peer.budget.used_bytes == 0
 
 
-def test_late_answer_wakes_the_owner_once() -> None:
+def test_late_response_wakes_the_owner_once() -> None:
     peer = Peer()
     for stream_id in (1, 3):
         peer.open(stream_id, pseudo_path=WATCH)

@@ -55,7 +55,7 @@ def test_a_file_without_a_list_is_not_an_empty_list(text: str) -> None:
         ("- 1.1.1.1:1\n- {address: '1.1.1.1:1'}", "entry 1: 1.1.1.1:1 is a duplicate"),
     ],
 )
-def test_what_is_wrong_is_said(text: str, message: str) -> None:
+def test_errors_name_the_wrong_entry(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         parse_endpoints(text)
 
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_said(text: str, message: str) -> None:
         "",
     ],
 )
-def test_what_envoy_could_not_dial_as_one_address_is_refused(address: str) -> None:
+def test_addresses_that_envoy_cannot_dial_are_refused(address: str) -> None:
     with pytest.raises(ValueError, match="entry 0: address must be `ip:port`"):
         make_endpoints([{"address": address}])
 
