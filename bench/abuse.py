@@ -25,9 +25,9 @@ from bench.figures import render_table
 from bench.machine import describe
 from bench.report import default_path, write_json
 from extproc.core.budget import Budget
-from extproc.core.wire import Connection, Counters, WireStream, frames
+from extproc.core.wire import Connection, Counters, frames
 from extproc.core.wire.errors import ErrorCode
-from extproc.shell.rpc import Code
+from extproc.shell.rpc import Call, Code, Method
 from extproc.stack.processes import StackError
 
 # Last stream, error code (9113 6.8).
@@ -40,7 +40,7 @@ class _Echo:
 
     __slots__ = ("_call",)
 
-    def __init__(self, call: WireStream, metadata: Mapping[str, str]) -> None:
+    def __init__(self, call: Call, metadata: Mapping[str, str]) -> None:
         self._call = call
 
     def receive(self, message: bytes) -> None:
@@ -53,15 +53,8 @@ class _Echo:
         pass
 
 
-@dataclass(frozen=True, slots=True)
-class _Service:
-    path: str = ECHO
-    is_long_lived: bool = False
-    open: type[_Echo] = _Echo
-
-
 def _connect(counters: Counters, budget: Budget, hello: bytes) -> Connection:
-    connection = Connection({ECHO: _Service()}, now=0.0, counters=counters, budget=budget)
+    connection = Connection({ECHO: Method(ECHO, _Echo)}, now=0.0, counters=counters, budget=budget)
     connection.receive(hello, now=0.0)
     connection.data_to_send()
     return connection

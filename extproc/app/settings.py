@@ -21,7 +21,7 @@ from extproc.core.routes import RouteTable
 from extproc.shell.files import describe_failure, read_text
 from extproc.shell.loops import LoopSettings
 from extproc.shell.memory import memory_limit_bytes
-from extproc.shell.tls import TlsFiles, client_context
+from extproc.shell.tls import client_context
 
 BODY_SHARE_OF_MEMORY = 0.25
 """Of the process's memory limit, for bodies. The rest is for the program itself (about 80 MB), the
@@ -107,11 +107,11 @@ def budget(config: Config) -> Budget:
     return Budget(max_bytes, max_upload_bytes=largest_bytes)
 
 
-def tls_files(config: Config) -> TlsFiles:
-    """The listener's certificate files; `server.tls` must be set."""
+def tls_files(config: Config) -> tuple[Path, Path, Path | None]:
+    """The listener's certificate, key and client CAs; `server.tls` must be set."""
     tls = config.server.tls
     assert tls is not None
-    return TlsFiles(tls.cert_file, tls.key_file, tls.client_ca_file)
+    return tls.cert_file, tls.key_file, tls.client_ca_file
 
 
 def pod_access(config: Config) -> tuple[dict[str, str], ssl.SSLContext | None]:

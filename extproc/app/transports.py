@@ -54,15 +54,16 @@ class _Grpcio:
 
 async def _listen_grpcio(config: Config, methods: Iterable[Method], budget: Budget) -> _Grpcio:
     # Imported where it is used: grpc takes 9 MB that the other transport does not need.
-    from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+    from extproc.shell.grpcio import GrpcioServer
     from extproc.shell.tls import server_credentials
 
-    settings = GrpcioSettings(
+    credentials = None if config.server.tls is None else server_credentials(*tls_files(config))
+    server = GrpcioServer(
+        methods,
         max_message_bytes=max_message_bytes(config),
         max_concurrent_streams=config.server.max_concurrent_streams,
+        budget=budget,
     )
-    credentials = None if config.server.tls is None else server_credentials(tls_files(config))
-    server = GrpcioServer(methods, settings, budget)
     return _Grpcio(server, await server.start(config.server.address, credentials))
 
 
@@ -81,8 +82,7 @@ async def _listen_wire(
 ) -> _Wire:
     certificates = None
     if config.server.tls is not None:
-        files = tls_files(config)
-        certificates = Certificates(files.cert, files.key, files.client_ca)
+        certificates = Certificates(*tls_files(config))
     written = config.server.address
     path = written.removeprefix("unix:") if written.startswith("unix:") else None
     address = Address.parse(written) if path is None else Address("127.0.0.1", 0)
@@ -98,6 +98,6 @@ async def _listen_wire(
         ),
         counters=counters,
         budget=budget,
-        on_tick=None if certificates is None else certificates.reload_if_changed,
+        on_tick=(lambda: None) if certificates is None else certificates.reload_if_changed,
     )
     return _Wire(server)

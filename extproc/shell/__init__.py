@@ -1,5 +1,5 @@
 """The room that translates: one outside thing per file, no decisions.
 
-Shell modules do not import each other (`server` and `codec` aside, and the small contract in
-`rpc`); they meet in `app`, through core objects and plain callables.
+Apart from a short list in the architecture test, shell modules do not import each other; `app`
+connects them through core objects and plain callables.
 """

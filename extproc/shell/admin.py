@@ -1,16 +1,16 @@
-"""The admin port: metrics, health and what the router knows, over HTTP.
+"""The admin port: metrics, health and the router's state, over HTTP.
 
 Read-only and without authentication, so it listens on loopback unless configured otherwise. On
-loopback it also asks for a loopback name in `Host`: a web page in a browser on this machine could
-else read it through a name of its own that resolves to 127.0.0.1 (DNS rebinding).
+loopback it also requires a loopback name in `Host`: otherwise a web page in a browser on this
+machine could read it through a name of its own that resolves to 127.0.0.1 (DNS rebinding).
 
-| path | answer |
+| path | response |
 |---|---|
-| `/` | the live page, as `add_page` makes it |
+| `/` | the live page, added by `add_page` |
 | `/metrics` | Prometheus text, or OpenMetrics where the scraper asks for it |
 | `/healthz` | 200 or 503: `{"status": "ok" or "unavailable", "reasons": [...]}` |
 | `/debug/snapshot` | `describe_snapshot` |
-| `/debug/decisions?n=20` | `{"decisions": [...]}`, newest first, as the callable gives them |
+| `/debug/decisions?n=20` | `{"decisions": [...]}`, newest first |
 """
 
 from __future__ import annotations
@@ -47,46 +47,54 @@ _DEFAULT_DECISIONS = 20
 _OPENMETRICS = "application/openmetrics-text"
 
 
-class _HttpServer:
-    """One HTTP listener: what its two kinds share."""
+class MetricsServer:
+    """`/metrics` and nothing else, for a port that other machines may reach.
+
+    Args:
+        host: Address to listen on.
+        port: Port; 0 for a free one.
+        registry: Collectors to expose.
+        limits: Bounds on the resources of a peer.
+        dropped: Counts dropped connections.
+    """
 
     def __init__(
         self,
         host: str,
         port: int,
         registry: CollectorRegistry,
-        limits: HttpLimits,
-        dropped: Counter[HttpLimit] | None,
+        *,
+        limits: HttpLimits = DEFAULT_HTTP_LIMITS,
+        dropped: Counter[HttpLimit] | None = None,
     ) -> None:
-        self.host = host
-        self.port = port
+        self._host = host
         self._registry = registry
-        self._limits = limits
-        self._dropped = Counter() if dropped is None else dropped
-        self._listener: HttpListener | None = None
+        self._listener = HttpListener(host, port, limits, Counter() if dropped is None else dropped)
         turns = Turns()
         self._metrics = {
             accept: SharedPage(partial(self._make_metrics, accept), turns)
             for accept in ("", _OPENMETRICS)
         }
 
+    @property
+    def port(self) -> int:
+        """The bound port, once started."""
+        return self._listener.port
+
     async def start(self) -> None:
-        """Listen; `port` is the real one from here on.
+        """Listen.
 
         Raises:
-            OSError: The address cannot be listened on.
+            OSError: The address cannot be bound.
         """
-        listener = HttpListener(self.host, self.port, self._limits, self._dropped)
-        await listener.start(self._app())
-        self.port, self._listener = listener.port, listener
+        await self._listener.start(self._app())
 
     async def stop(self) -> None:
-        """Stop listening and close what is open; without effect if not started."""
-        if self._listener is not None:
-            await self._listener.stop()
+        """Stop listening and close open connections; no effect if not started."""
+        await self._listener.stop()
 
     def _app(self) -> web.Application:
-        middlewares = [_refuse_foreign_host] if is_loopback(self.host) else []
+        middlewares = [_refuse_foreign_host] if is_loopback(self._host) else []
         app = web.Application(middlewares=middlewares)
         app.on_response_prepare.append(_add_headers)
         app.router.add_get("/metrics", self._get_metrics)
@@ -99,13 +107,13 @@ class _HttpServer:
 
     async def _make_metrics(self, accept: str) -> tuple[str, bytes]:
         encode, content_type = choose_encoder(accept)
-        # What is counted is read on the loop; writing it takes three times as long.
+        # Collected on the loop, encoded in a thread: encoding takes three times as long.
         families = _Collected(list(self._registry.collect()))
         return content_type, await asyncio.to_thread(encode, families)
 
 
 class _Collected:
-    """What a registry gave at one moment, to be written in a thread."""
+    """The families of a registry at one moment, to be encoded in a thread."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -114,42 +122,13 @@ class _Collected:
         return self._families
 
 
-class MetricsServer(_HttpServer):
-    """`/metrics` and nothing else, for a port that others than this machine may reach.
-
-    Args:
-        host: Address to listen on.
-        port: Port; 0 for a free one.
-        registry: What is exposed.
-        limits: What the other side may make us keep.
-        dropped: Where connections that were dropped are counted.
-    """
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        registry: CollectorRegistry,
-        *,
-        limits: HttpLimits = DEFAULT_HTTP_LIMITS,
-        dropped: Counter[HttpLimit] | None = None,
-    ) -> None:
-        super().__init__(host, port, registry, limits, dropped)
-
-
-class AdminServer(_HttpServer):
+class AdminServer(MetricsServer):
     """The admin port.
 
     Args:
-        host: Address to listen on.
-        port: Port; 0 for a free one.
-        registry: What `/metrics` exposes.
-        snapshot: The pool now.
-        decisions: The last n decisions, newest first, as plain values; made one by one.
-        health: Why requests should not come here, for people; empty when they may.
-        add_page: Adds what people see at `/`, under the same rules as the rest.
-        limits: As for `MetricsServer`.
-        dropped: The same.
+        decisions: Returns the last n decisions, newest first, one by one.
+        health: Returns the reasons, for people, why requests should not be sent here.
+        add_page: Adds the page at `/`.
     """
 
     def __init__(
@@ -165,7 +144,7 @@ class AdminServer(_HttpServer):
         limits: HttpLimits = DEFAULT_HTTP_LIMITS,
         dropped: Counter[HttpLimit] | None = None,
     ) -> None:
-        super().__init__(host, port, registry, limits, dropped)
+        super().__init__(host, port, registry, limits=limits, dropped=dropped)
         self._snapshot = snapshot
         self._decisions = decisions
         self._health = health
@@ -191,7 +170,7 @@ class AdminServer(_HttpServer):
         return web.json_response(body=await self._debugging.take(self._make_snapshot))
 
     async def _make_snapshot(self) -> bytes:
-        # Megabytes for many pods and adapters. A snapshot is immutable, so requests need not wait.
+        # Megabytes for many pods and adapters. A snapshot is immutable, so a thread may encode it.
         return await asyncio.to_thread(_snapshot_as_json, self._snapshot())
 
     async def _get_decisions(self, request: web.Request) -> web.Response:
@@ -210,7 +189,7 @@ class AdminServer(_HttpServer):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` (a name or an address, brackets allowed) is this machine's loopback."""
+    """Return whether `host` (a name or an address, brackets allowed) is a loopback address."""
     try:
         return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
@@ -218,14 +197,10 @@ def is_loopback(host: str) -> bool:
 
 
 def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
-    """A snapshot as plain values.
+    """Return a snapshot as plain values.
 
-    `{"endpoints": [{"address", "name", "ready", "known", "unreachable", "ejected",
-    "report_age_s" or null, "registered": [...] or null, "gpu_adapters": [...], "cpu_adapters":
-    [...] (both most recently used first), "pending_by_adapter": {name: count}, "num_pending",
-    "num_in_flight", "num_running", "num_waiting", "num_deferred", "num_active_adapters",
-    "kv_usage_ratio", "max_loras" or null}]}`, sorted by address; the meanings are those of
-    `EndpointView`.
+    Keys as below, endpoints sorted by address; the meanings are those of `EndpointView`. Adapters
+    are ordered by last use, the latest first.
     """
     return {"endpoints": [_describe_view(view, snapshot.now) for view in snapshot.endpoints]}
 

@@ -1,17 +1,16 @@
-"""TLS from files: a context for HTTP/2, loaded again when the files change.
+"""TLS from files: a context for HTTP/2 that follows its files.
 
 Kubernetes rotates a mounted secret by swapping files; new connections then get the new certificate
-without a restart, and connections that are open keep what they have.
+without a restart. Open connections are not affected.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 from pathlib import Path
 
-from extproc.shell.files import check_readable, load_key_pair
+from extproc.shell.files import check_readable, load_key_pair, read_stamp
 
 log = logging.getLogger(__name__)
 
@@ -20,12 +19,11 @@ class Certificates:
     """Server certificate, key and, for mutual TLS, the authority of the clients, from files.
 
     Attributes:
-        context: What `serve` listens with; offers HTTP/2 only, by ALPN (9113 3.2), TLS 1.2 at least
-            (9113 9.2).
+        context: Offers HTTP/2 only, by ALPN (9113 3.2), and TLS 1.2 at least (9113 9.2).
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
-        self._certificate, self._key, self._client_ca = certificate, key, client_ca
+        self._files = certificate, key, client_ca
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         # 9113 9.2.1: compression and renegotiation MUST be disabled.
@@ -34,17 +32,17 @@ class Certificates:
         if client_ca is not None:
             self.context.verify_mode = ssl.CERT_REQUIRED
         self._load(self.context)
-        self._stamp = self._read_stamp()
+        self._stamp = read_stamp(*self._files)
         self._trouble = ""
 
     def reload_if_changed(self) -> bool:
-        """Load the files again if one has changed; for connections made from then on.
+        """Load the files again if one has changed, for new connections; return whether they were.
 
-        Files that do not fit each other (half of a rotation) change nothing; the next call tries
-        again. A client authority is added to the former ones, which stay trusted until a restart.
+        Files that do not match (half of a rotation) change nothing; the next call tries again. A
+        new client authority is added to the former ones, which stay trusted until a restart.
         """
         try:
-            stamp = self._read_stamp()
+            stamp = read_stamp(*self._files)
             if stamp == self._stamp:
                 return False
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
@@ -58,12 +56,8 @@ class Certificates:
         return True
 
     def _load(self, context: ssl.SSLContext) -> None:
-        check_readable(self._certificate, self._key, self._client_ca)
-        load_key_pair(context, self._certificate, self._key)
-        if self._client_ca is not None:
-            context.load_verify_locations(self._client_ca)
-
-    def _read_stamp(self) -> list[tuple[int, int, int]]:
-        paths = (self._certificate, self._key, self._client_ca)
-        stats = [os.stat(path) for path in paths if path is not None]
-        return [(stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats]
+        certificate, key, client_ca = self._files
+        check_readable(*self._files)
+        load_key_pair(context, certificate, key)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)

@@ -1,15 +1,15 @@
-"""Between Envoy's ext_proc messages and the core's events and commands. Nothing is decided here.
+"""Between Envoy's ext_proc messages and the core's events and commands, without any decision.
 
 Header values are written to `raw_value` alone: a mutation with both fields set is an error. They
-are read from `raw_value`, or from `value` where that is empty: Envoy fills the first one alone,
-others the second, or now the one and now the other. Names come in lower case from most, from some
-as Go writes them. `append_action` is set because other data planes and later Envoys heed it; Envoy
-itself overwrites by default.
+are read from `raw_value`, or from `value` if that is empty: Envoy fills `raw_value`, other data
+planes `value`, or either. Most send names in lower case, some as Go writes them. `append_action` is
+set for other data planes and later versions of Envoy; Envoy itself overwrites by default.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from envoy.config.core.v3 import base_pb2
@@ -36,42 +36,37 @@ from extproc.core.types import Pick
 from extproc.shell.cutbody import cut_body
 
 ORCA_REQUEST_HEADER = "endpoint-load-metrics-format"
-"""vLLM answers it with a load report in a header of its own, on non-streaming responses."""
+"""Request header; vLLM adds a load report to the headers of non-streaming responses for it."""
 
-NEEDED_HEADERS = frozenset(
-    {
-        *(":method", ":path", "x-request-id"),
-        *("content-type", "content-length", "content-encoding"),
-    }
-    | CONTROL_HEADERS
-)
-"""Of a request's headers, what the core reads. The others, credentials among them, stay where they
-are."""
+NEEDED_HEADERS = CONTROL_HEADERS | {
+    *(":method", ":path", "x-request-id"),
+    *("content-type", "content-length", "content-encoding"),
+}
+"""Request headers that the core reads. No others are decoded, credentials among them."""
 CUT_FROM_BYTES = 256 * 1024
-"""Messages above this are read in place: copies of megabytes take milliseconds each."""
+"""Longer messages are read in place: each copy of a megabyte takes milliseconds."""
 MAX_TEMPLATES = 4096
-"""Encoded answers kept, about 300 bytes each: one per destination and lengths of what differs."""
+"""Encoded responses kept, about 300 bytes each: one per destination and lengths of the rest."""
 
 _TemplateKey = tuple[type, tuple[str, ...], tuple[int, ...], tuple[str, ...]]
-"""Kind of answer, destination, lengths of the pick's id and alternates, headers to remove."""
+"""Kind of response, destination, lengths of the pick's id and alternates, headers to remove."""
 
 _Template = tuple[bytes, tuple[int, ...]]
-"""A format string, and which of the id (0) and the alternates (1, 2) goes into each place."""
+"""A format string, and for each of its places the id (0) or one of the alternates (1, 2)."""
 
 _BLANKS = "\x7f~}"
-"""Each holds a place while an answer is encoded: the id's, the alternates'. No address has any, and
-no score: a fraction by 17 or less has no such byte in its binary form, but many zeros."""
+"""Placeholders of the id and the alternates while a template is encoded. They occur in no address
+and in no score: the binary form of a fraction by 17 or less has none of these bytes."""
 
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _MODES = {mode.value: mode for mode in BodyMode}
 
 
 class Codec:
-    """Translates both ways.
+    """Decodes messages to events, and encodes commands.
 
     Args:
-        model_namespace: Metadata namespace where Envoy's `json_to_metadata` puts the model.
-        model_key: The key in it.
+        model_namespace: Metadata namespace in which Envoy's `json_to_metadata` stores the model.
         session_header: Header that keeps a client on one endpoint; "" for none.
         asks_for_load: Also set the request header that asks the pod for an ORCA load report.
         honours_subset: Read the data plane's subset hint; else every request has the whole pool.
@@ -97,18 +92,18 @@ class Codec:
         self._encoders: dict[type, Callable[[Any], bytes]] = {
             m.ContinueHeaders: self._continue_headers,
             m.ContinueBody: self._continue_body,
-            m.EchoBody: _echo_body,
+            m.EchoBody: partial(_echo, "request_body"),
             m.ContinueTrailers: _constant("request_trailers"),
             m.ContinueResponseHeaders: _constant("response_headers"),
             m.ContinueResponseBody: _constant("response_body"),
-            m.EchoResponseBody: _echo_response_body,
+            m.EchoResponseBody: partial(_echo, "response_body"),
             m.ContinueResponseTrailers: _constant("response_trailers"),
             m.Reply: _reply,
             m.ExtendTimeout: _extend_timeout,
         }
 
     def decode(self, message: bytes) -> m.Event:
-        """Read one message of the data plane.
+        """Decode one message of the data plane.
 
         Raises:
             ProtocolError: Not a ProcessingRequest, or one without a phase.
@@ -116,7 +111,7 @@ class Codec:
         cut = cut_body(message) if len(message) > CUT_FROM_BYTES else None
         try:
             request = pb.ProcessingRequest.FromString(message if cut is None else cut.rest)
-        except Exception as error:  # upb's DecodeError; never let garbage pass as a bug of ours
+        except Exception as error:  # upb's DecodeError; garbage must not count as a bug of ours
             raise ProtocolError("not a ProcessingRequest") from error
         if cut is not None:
             return m.RequestBody(cut.body, cut.end_of_stream, self._subset(request))
@@ -137,7 +132,7 @@ class Codec:
         raise ProtocolError("a ProcessingRequest without a phase")
 
     def encode(self, command: m.Command) -> bytes:
-        """Write one answer. `End` and `WakeAt` have none."""
+        """Encode one command, other than `End` and `WakeAt`."""
         return self._encoders[type(command)](command)
 
     def _continue_headers(self, command: m.ContinueHeaders) -> bytes:
@@ -153,11 +148,10 @@ class Codec:
         return _PLAIN_BODY
 
     def _routed(self, kind: type, pick: Pick) -> bytes:
-        """An answer that sets a destination.
+        """Encode a response that sets a destination.
 
-        Answers for one destination differ in the pick's id and alternates, and seldom in the
-        headers to remove, so the rest is encoded once: building the message anew takes 7 us, this
-        1.
+        Responses for one destination differ in the pick's id and alternates, and rarely in the
+        headers to remove, so the rest is encoded once: a new message takes 7 us, this takes 1 us.
         """
         lengths = (len(pick.id), *[len(each) for each in pick.alternates])
         key = (kind, pick.endpoints, lengths, pick.request.hints.header_names)
@@ -167,8 +161,8 @@ class Codec:
                 self._templates.clear()
             template = self._templates[key] = self._make_template(*key)
         text, order = template
-        told = (pick.id, *pick.alternates)
-        return text % tuple([told[place].encode() for place in order])
+        values = (pick.id, *pick.alternates)
+        return text % tuple([values[place].encode() for place in order])
 
     def _make_template(
         self,
@@ -177,7 +171,7 @@ class Codec:
         lengths: tuple[int, ...],
         unwanted: tuple[str, ...],
     ) -> _Template:
-        """The encoded answer without the pick's id (0) and its alternates (1, 2)."""
+        """Encode the response without the pick's id (0) and its alternates (1, 2)."""
         blanks = [blank * length for blank, length in zip(_BLANKS, lengths, strict=False)]
         response = pb.ProcessingResponse()
         phase = response.request_body if kind is m.ContinueBody else response.request_headers
@@ -235,7 +229,7 @@ class Codec:
 
 
 def _subset(metadata: Any) -> frozenset[str] | None:
-    """The subset hint: a list of addresses, or one string with commas. Empty allows nothing."""
+    """Decode the subset hint: a list of addresses, or one string with commas. Empty allows none."""
     if SUBSET_NAMESPACE not in metadata:  # reading a missing key would create it
         return None
     fields = metadata[SUBSET_NAMESPACE].fields
@@ -265,7 +259,7 @@ def _response_headers(request: pb.ProcessingRequest) -> m.ResponseHeaders:
 
 
 def _response_body_mode(request: pb.ProcessingRequest) -> BodyMode | None:
-    """None where the message does not say: it stands in a stream's first message, if anywhere."""
+    """Decode the mode; None if the message has none. Only a stream's first message may have one."""
     if not request.HasField("protocol_config"):
         return None
     return _MODES.get(request.protocol_config.response_body_mode, BodyMode.NONE)
@@ -274,7 +268,7 @@ def _response_body_mode(request: pb.ProcessingRequest) -> BodyMode | None:
 def _set_destination(
     response: pb.ProcessingResponse, common: pb.CommonResponse, destination: str, pick_id: str
 ) -> None:
-    """Set the destination, as header and as metadata, always equal; beside it the pick's id."""
+    """Set the destination as header and as metadata, always equal, and the pick's id."""
     _set_header(common.header_mutation, DESTINATION_KEY, destination.encode())
     namespaces = response.dynamic_metadata.fields
     fields = namespaces[DESTINATION_NAMESPACE].struct_value.fields
@@ -289,7 +283,7 @@ def _set_alternates(response: pb.ProcessingResponse, addresses: list[str]) -> No
 
 
 def _set_scores(response: pb.ProcessingResponse, endpoints: tuple[str, ...]) -> None:
-    """A rule ranks and does not measure: 1 for the first endpoint, in even steps to the last."""
+    """Policies rank, they do not measure: scores fall from 1 for the first in even steps."""
     fields = response.dynamic_metadata.fields[PICK_NAMESPACE].struct_value.fields
     scores, number = fields[SCORES_KEY].struct_value.fields, len(endpoints)
     for place, address in enumerate(endpoints):
@@ -314,16 +308,9 @@ def _ask_for_body(command: m.ContinueHeaders) -> bytes:
     return _encoded(response)
 
 
-def _echo_body(command: m.EchoBody) -> bytes:
+def _echo(phase: str, command: m.EchoBody | m.EchoResponseBody) -> bytes:
     response = pb.ProcessingResponse()
-    chunk = response.request_body.response.body_mutation.streamed_response
-    chunk.body, chunk.end_of_stream = command.data, command.end_of_stream
-    return _encoded(response)
-
-
-def _echo_response_body(command: m.EchoResponseBody) -> bytes:
-    response = pb.ProcessingResponse()
-    chunk = response.response_body.response.body_mutation.streamed_response
+    chunk = getattr(response, phase).response.body_mutation.streamed_response
     chunk.body, chunk.end_of_stream = command.data, command.end_of_stream
     return _encoded(response)
 
@@ -335,9 +322,7 @@ def _reply(command: m.Reply) -> bytes:
     immediate.body = command.body
     immediate.details = command.details
     for key, value in {"content-type": "application/json", **command.headers}.items():
-        option = immediate.headers.set_headers.add()
-        option.header.key, option.header.raw_value = key, value.encode("latin-1")
-        option.append_action = _OVERWRITE
+        _set_header(immediate.headers, key, value.encode("latin-1"))
     return _encoded(response)
 
 
@@ -348,7 +333,7 @@ def _extend_timeout(command: m.ExtendTimeout) -> bytes:
 
 
 def _constant(phase: str) -> Callable[[Any], bytes]:
-    """An answer without content is always the same bytes."""
+    """Encode a response without content once: it is always the same bytes."""
     encoded = _plain(phase)
     return lambda _command: encoded
 

@@ -1,14 +1,15 @@
 """Envoy's gRPC access log: which requests finished, how, and how fast.
 
-One message carries many entries, so this is the cheap way to learn how a pick ended, and no running
-response depends on us. The entry names its pick by an id that the pick put into Envoy's dynamic
-metadata; `x-request-id` is there too, for a request whose metadata was lost to a reset.
+One message carries many entries, so this is the cheapest way to learn how a pick ended, and no
+response in progress depends on the router. An entry names its pick by an id that the pick set in
+Envoy's dynamic metadata; it also has `x-request-id`, for a request that lost its metadata to a
+reset.
 
-Of several routers behind one Envoy, one gets the entries of all. What is about another's pick it
-passes on; what another has passed on stays here, so that no entry travels in circles.
+Of several routers behind one Envoy, one gets all entries. It relays those about other routers'
+picks; relayed entries are never relayed again.
 
-Envoy opens a log stream with the first entry it has to send, not when it starts: no open stream
-says "nothing was logged yet" as well as "no access log is configured".
+Envoy opens a log stream with the first entry that it sends, not when it starts: without a stream,
+either nothing was logged yet or no access log is configured.
 
 Source: envoyproxy.io/docs/envoy/latest/api-v3/data/accesslog/v3/accesslog.proto.
 """
@@ -40,15 +41,15 @@ from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 METHOD = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 ORCA_HEADER = "endpoint-load-metrics"
 FIRST_BODY_BYTE_TAG = "extproc-first-body-byte"
-"""Custom tag of an entry: `N us` from the request's arrival to the first byte of the answer's body,
-`- us` where none came. Envoy's own fields tell when the headers came."""
+"""Custom tag of an entry: `N us` from the request's arrival to the first byte of the response body,
+`- us` if there was none. Envoy's own fields have the time of the response headers."""
 
-# Entries without a type come from an Envoy older than the field. All types but these report on
-# a request that goes on, or on one upstream attempt of it.
+# Entries without a type come from an Envoy older than the field. All other types report on a
+# request in progress, or on one upstream attempt of it.
 _FINAL_TYPES = (accesslog_pb2.NotSet, accesslog_pb2.DownstreamEnd)
 
-# Response flags with which the endpoint, or the way to it, failed the request; the response's
-# status may still be 200 if it broke off after its headers.
+# Response flags of requests that failed at the endpoint or on the way to it; the status may still
+# be 200 if the response broke off after its headers.
 _FAILURE_FLAGS = (
     "failed_local_healthcheck",
     "no_healthy_upstream",
@@ -66,8 +67,8 @@ _FAILURE_FLAGS = (
     "no_cluster_found",
     "dns_resolution_failure",
 )
-# Those among them that are the endpoint's doing, or its host's. A full circuit breaker, no host to
-# choose, an idle or overlong stream (the client chose its length): not these.
+# Those that the endpoint or its host caused. Not a full circuit breaker, the lack of a host, or an
+# idle or overlong stream, whose length the client chose.
 _ENDPOINTS_FLAGS = (
     "upstream_request_timeout",
     "upstream_protocol_error",
@@ -76,20 +77,20 @@ _ENDPOINTS_FLAGS = (
     "upstream_connection_termination",
 )
 _UNREACHABLE_FLAGS = _ENDPOINTS_FLAGS[2:]
-_NOT_IMPLEMENTED = 501  # vLLM's answer to what its model cannot do: the client's mistake
+_NOT_IMPLEMENTED = 501  # vLLM's status for what its model does not support: the client's mistake
 _CLIENT_LEFT_FLAGS = ("downstream_connection_termination", "downstream_remote_reset")
 _CLIENT_LEFT_STATUSES = (0, 499)
 
 
 class CompletionService:
-    """Hands every finished request to a callable.
+    """Decodes access logs, and passes every finished request to a callable.
 
     Args:
-        on_completion: Called once per finished request, picked by us or not; False says not.
+        on_completion: Called once per finished request; returns False if the pick is not ours.
         wall_clock: Wall seconds, for the lag.
-        on_garbage: Called once per message or entry that is not an access log's.
-        on_foreign: Called with each request of Envoy's own stream that was not picked by us, and
-            its serialized `HTTPAccessLogEntry`.
+        on_garbage: Called once per malformed message or entry.
+        on_foreign: Called with each request of Envoy's own stream that is not ours, and its
+            serialized `HTTPAccessLogEntry`.
         on_taken: Called after each message of Envoy's own stream.
         on_streams: Called with the number of open access logs whenever it changes.
     """
@@ -113,11 +114,11 @@ class CompletionService:
         self.num_streams = 0
 
     def methods(self) -> tuple[Method, ...]:
-        """StreamAccessLogs."""
+        """Return StreamAccessLogs."""
         return (Method(METHOD, self._open, is_long_lived=True),)
 
     def take(self, message: bytes) -> None:
-        """Hand on the finished requests of one message.
+        """Record the finished requests of one message.
 
         Raises:
             DecodeError: `message` is not an access log message; end the stream.
@@ -134,7 +135,7 @@ class CompletionService:
         self._on_taken()
 
     def take_relayed(self, entries: Iterable[bytes]) -> None:
-        """Hand on finished requests that another router got from Envoy: final ones, serialized."""
+        """Record finished requests relayed by another router: final entries, serialized."""
         now_wall_s = self._wall_clock()
         for serialized in entries:
             try:
@@ -145,14 +146,11 @@ class CompletionService:
             self._on_completion(_completion(entry, entry.common_properties, now_wall_s))
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
-        self._count(1)
+        self.count(1)
         return _Stream(self, call, self._on_garbage)
 
-    def closed(self) -> None:
-        """An access log has ended."""
-        self._count(-1)
-
-    def _count(self, change: int) -> None:
+    def count(self, change: int) -> None:
+        """Record that an access log was opened (1) or closed (-1)."""
         self.num_streams += change
         self._on_streams(self.num_streams)
 
@@ -179,7 +177,7 @@ class _Stream:
         self._call.end()
 
     def closed(self) -> None:
-        self._service.closed()
+        self._service.count(-1)
 
 
 def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
@@ -214,7 +212,7 @@ def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
 
 
 def _verdict(common: Any, outcome: Outcome, status: int | None, *, has_answered: bool) -> Verdict:
-    """What an entry says of the endpoint; `status` is the endpoint's own, None without one."""
+    """Judge the endpoint by an entry; `status` is the endpoint's own, None without one."""
     if outcome is Outcome.CANCELLED:
         return Verdict.NONE
     flags = common.response_flags
@@ -230,10 +228,10 @@ def _verdict(common: Any, outcome: Outcome, status: int | None, *, has_answered:
 
 
 def _first_body_byte_s(common: Any, first_byte_s: float | None) -> float | None:
-    told = common.custom_tags.get(FIRST_BODY_BYTE_TAG)
-    if told is None:
+    tag = common.custom_tags.get(FIRST_BODY_BYTE_TAG)
+    if tag is None:
         return first_byte_s
-    number = told.removesuffix(" us")
+    number = tag.removesuffix(" us")
     if not (number.isascii() and number.isdecimal()):
         return None
     return between(float(number) / 1e6, MAX_DURATION_S)  # int() refuses thousands of digits
@@ -264,7 +262,7 @@ def _address(socket_address: Any) -> str:
     host, port = socket_address.address, socket_address.port_value
     if not host:
         return ""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"  # `Address` costs twice as much
 
 
 def _duration_s(common: Any) -> float | None:

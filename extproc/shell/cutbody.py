@@ -1,4 +1,4 @@
-"""Find a large body in an encoded message instead of decoding it: protobuf would copy it twice.
+"""Finds a large body in an encoded message without decoding it: protobuf would copy it twice.
 
 Field numbers and wire types: envoy/service/ext_proc/v3/external_processor.proto and
 protobuf.dev/programming-guides/encoding.
@@ -18,11 +18,11 @@ _MAX_VARINT_BYTES: Final = 10
 
 
 class Cut(NamedTuple):
-    """A message in which a body was found.
+    """A message and its body.
 
     Attributes:
         body: The body, within the message.
-        end_of_stream: Whether it ends here.
+        end_of_stream: Whether it is the last part.
         rest: The message without its `request_body`, encoded.
     """
 
@@ -32,17 +32,17 @@ class Cut(NamedTuple):
 
 
 def cut_body(message: bytes) -> Cut | None:
-    """Cut the body out of a ProcessingRequest; None where it is not plainly there."""
+    """Cut the body out of a ProcessingRequest; None if it is not in the usual place."""
     try:
         return _cut(message)
-    except (IndexError, ValueError):  # cut off, or not the format: the decoder says what it is
+    except (IndexError, ValueError):  # truncated or malformed: the decoder reports it
         return None
 
 
 def _cut(message: bytes) -> Cut | None:
     phases = [field for field in _fields(message, 0, len(message)) if field.tag >> 3 in _PHASES]
     if [field.tag for field in phases] != [_REQUEST_BODY]:
-        return None  # another phase, or several of which the last counts, or bodies to be merged
+        return None  # another phase, or several: the last one counts, or bodies are merged
     found, body, ends = phases[0], memoryview(b""), False
     for field in _fields(message, found.start, found.end):
         if field.tag == _BODY:
@@ -62,7 +62,7 @@ class _Field(NamedTuple):
 
 
 def _fields(message: bytes, at: int, end: int) -> Iterator[_Field]:
-    """The fields from `at` to `end`, where the last one has to end."""
+    """Yield the fields from `at` to `end`, where the last one must end."""
     while at < end:
         begin = at
         tag, at = _varint(message, at)
@@ -73,7 +73,7 @@ def _fields(message: bytes, at: int, end: int) -> Iterator[_Field]:
 
 
 def _content(message: bytes, at: int, wire_type: int) -> tuple[int, int]:
-    """From where to where the content of a field goes whose tag ends at `at`."""
+    """Return start and end of the content of a field whose tag ends at `at`."""
     if wire_type == _BYTES:
         size, at = _varint(message, at)
         end = at + size

@@ -1,14 +1,13 @@
-"""`extproc.v1.Decisions`: follow routing decisions live, and remember the last ones.
+"""`extproc.v1.Decisions`: the last routing decisions, remembered and followed live.
 
-1. With nobody watching, a decision costs one append: the core's own values are kept, and are
-   described only when somebody asks.
-2. With watchers it is encoded once, however many there are, after the answer, in passes of
-   `MAX_PER_PASS` that have `MAX_SHARE` of the loop's time at most. What they are too slow for is
-   dropped and counted; missing numbers say so to the watcher.
-3. A watcher that does not read must not fill the memory, and the transport does not say who
-   reads. So a call is ended after a volume of bytes (the client calls again and goes on where it
-   was), and the number of watchers is bounded: together they can hold
-   `max_watchers * max_watch_bytes`.
+1. Without watchers, a decision costs one append: the core's own values are kept, and described only
+   on request.
+2. With watchers, it is encoded once for all of them, after the response, in passes of
+   `MAX_PER_PASS` that use at most `MAX_SHARE` of the loop's time. Decisions that a watcher is too
+   slow for are dropped and counted; it sees the gap in the sequence numbers.
+3. A watcher that does not read must not fill the memory, and the transport does not report who
+   reads. So a call is ended after a volume of bytes (the client calls again and resumes), and the
+   number of watchers is bounded: together they can hold `max_watchers * max_watch_bytes`.
 
 A decision never contains a prompt or a request header other than `x-request-id`.
 """
@@ -33,34 +32,35 @@ from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 METHOD = "/extproc.v1.Decisions/Watch"
 
 MAX_PER_PASS = 16
-"""Decisions encoded in one go; one with 100 candidates takes half a millisecond."""
+"""Decisions encoded in one pass; one with 100 candidates takes half a millisecond."""
 MAX_LOOKS = 1024
-"""Decisions looked at in one go, for a watcher that wants few of them."""
+"""Decisions filtered in one pass, for watchers that want few of them."""
 MAX_SHARE = 0.2
-"""Part of the event loop's time that watchers may cost."""
+"""Largest share of the event loop's time for watchers."""
 MAX_FILTER_MODELS = 100
-"""Models that one watcher may ask for."""
+"""Models in one watcher's filter."""
 MAX_REQUEST_BYTES = 32 * 1024
-"""Of what one asks for: so many names of the longest length, and more."""
+"""Length of a watch request: so many names of the longest length, and more."""
 MAX_REPLAYED = 10_000
-"""Of the decisions remembered, how many of the newest a watcher can have again."""
+"""Most decisions that can be replayed."""
 MIN_BEHIND = 256
-"""Decisions that a watcher may be behind, however few are kept for people."""
+"""Decisions kept for slow watchers at least."""
 
 
 class DecisionsService:
-    """Remembers decisions and sends them to whoever watches.
+    """Remembers decisions and sends them to watchers.
 
     Args:
         num_kept: Decisions remembered. Each keeps its candidates' state alive: about 1 KB per
             endpoint and decision. At least `MIN_BEHIND` are, for watchers.
         max_watchers: Calls at one time; further ones end with RESOURCE_EXHAUSTED.
         max_watch_bytes: Volume after which a call is ended with OK.
-        later: Runs a callable after so many seconds; without it watchers are told at once.
+        later: Runs a callable after so many seconds; the default runs it at once.
         clock: Monotonic seconds, for the watchers' share of the loop's time.
 
     Attributes:
-        num_dropped: Decisions that a watcher was too late for, once for each watcher.
+        num_published: Decisions since the start: the last one's sequence number.
+        num_dropped: Decisions that a watcher was too slow for, once per watcher.
     """
 
     def __init__(
@@ -79,48 +79,38 @@ class DecisionsService:
         self._clock = clock
         self._num_kept = num_kept
         self._kept: deque[DecisionRecord] = deque(maxlen=max(num_kept, MIN_BEHIND))
-        self._num_published = 0
+        self.num_published = 0
         self._watchers: list[_Watcher] = []
         self._is_due = False
 
-    @property
-    def num_published(self) -> int:
-        """Decisions since the start: the last one's sequence number."""
-        return self._num_published
-
-    @property
-    def num_watchers(self) -> int:
-        """Calls that get decisions now."""
-        return len(self._watchers)
-
     def publish(self, record: DecisionRecord) -> None:
-        """Remember one decision; the watchers that want it get it soon."""
-        self._num_published += 1
+        """Remember one decision, and send it to watchers soon."""
+        self.num_published += 1
         self._kept.append(record)
         if self._watchers:
-            self.tell()
+            self.send_soon()
 
-    def tell(self) -> None:
-        """See to it that watchers get what there is for them."""
+    def send_soon(self) -> None:
+        """Schedule a pass."""
         if not self._is_due:
             self._is_due = True
-            self._later(0.0, self._tell)
+            self._later(0.0, self._run)
 
     def recent(self, limit: int) -> Iterator[dict[str, Any]]:
-        """The last decisions, newest first, in the shape of `describe`, made as they are taken."""
+        """Yield the last decisions, newest first, each described on demand."""
         return (describe(sequence, record) for sequence, record in self.last(limit))
 
     def last(self, limit: int) -> list[tuple[int, DecisionRecord]]:
-        """The last decisions with their sequence numbers, newest first."""
+        """Return the last decisions with their sequence numbers, newest first."""
         newest_first = islice(reversed(self._kept), max(0, min(limit, self._num_kept)))
-        return list(zip(count(self._num_published, -1), newest_first, strict=False))
+        return list(zip(count(self.num_published, -1), newest_first, strict=False))
 
     def methods(self) -> tuple[Method, ...]:
-        """Watch."""
+        """Return Watch."""
         return (Method(METHOD, self._open, is_long_lived=True),)
 
     def kept(self) -> Iterator[tuple[int, DecisionRecord]]:
-        """The decisions that can be replayed with their sequence numbers, oldest first."""
+        """Yield the decisions that can be replayed, oldest first."""
         return reversed(self.last(MAX_REPLAYED))
 
     def join(self, watcher: _Watcher) -> bool:
@@ -131,26 +121,26 @@ class DecisionsService:
         return True
 
     def leave(self, watcher: _Watcher) -> None:
-        """Remove a watcher; without effect if it is not there."""
+        """Remove a watcher; no effect if it is not there."""
         if watcher in self._watchers:
             self._watchers.remove(watcher)
 
-    def _tell(self) -> None:
-        """One pass; the next one after a rest, if there is more to tell."""
+    def _run(self) -> None:
+        """Run one pass, and schedule another after a rest if there may be more."""
         self._is_due, is_more = False, True
         began_s = self._clock()
         try:
             is_more = self._pass()
-        finally:  # a decision that cannot be told does not keep back the others
+        finally:  # a decision that cannot be encoded must not block the others
             if is_more:
                 self._is_due = True
-                self._later((self._clock() - began_s) * (1 / MAX_SHARE - 1), self._tell)
+                self._later((self._clock() - began_s) * (1 / MAX_SHARE - 1), self._run)
 
     def _pass(self) -> bool:
-        """Give every watcher one decision after the other; True if there may be more."""
+        """Send decisions to every watcher in turn; return whether there may be more."""
         messages: dict[int, bytes] = {}
         num_looks = 0
-        while behind := [each for each in self._watchers if each.sequence < self._num_published]:
+        while behind := [each for each in self._watchers if each.sequence < self.num_published]:
             if len(messages) >= MAX_PER_PASS or num_looks >= MAX_LOOKS:
                 return True
             num_looks += len(behind)
@@ -163,8 +153,8 @@ class DecisionsService:
         return False
 
     def _next(self, watcher: _Watcher) -> tuple[int, DecisionRecord]:
-        """The watcher's next decision, which counts as told from here on."""
-        num_gone = self._num_published - len(self._kept)
+        """Advance a watcher by one decision, and return that."""
+        num_gone = self.num_published - len(self._kept)
         if watcher.sequence < num_gone:
             self.num_dropped += num_gone - watcher.sequence
             watcher.sequence = num_gone
@@ -180,7 +170,7 @@ class _Watcher:
     """One call of Watch.
 
     Attributes:
-        sequence: The last decision that it was told, or that it does not want.
+        sequence: The last decision sent or filtered out.
     """
 
     def __init__(self, service: DecisionsService, call: Call) -> None:
@@ -206,12 +196,12 @@ class _Watcher:
         self._models = frozenset(self._request.models)
         if self._service.join(self):
             self.sequence = self._begin()
-            self._service.tell()
+            self._service.send_soon()
         else:
             self._end(Code.RESOURCE_EXHAUSTED, "too many watchers")
 
     def wants(self, record: DecisionRecord) -> bool:
-        """Whether the filters let `record` through."""
+        """Return whether `record` passes the filters."""
         decision = record.decision
         if isinstance(decision, Rejection):
             return not self._request.endpoint and (
@@ -224,7 +214,7 @@ class _Watcher:
         return not self._models or decision.request.model in self._models
 
     def send(self, message: bytes) -> None:
-        """Send one decision; end the call when it has had its volume."""
+        """Send one decision; end the call after `max_watch_bytes`."""
         self._call.send(message)
         self._num_sent_bytes += len(message)
         if self._num_sent_bytes >= self._service.max_watch_bytes:
@@ -238,7 +228,7 @@ class _Watcher:
         self._service.leave(self)
 
     def _begin(self) -> int:
-        """The number after which it is told: now, or what it wants to have replayed."""
+        """Return the sequence number to start after: the last, or that before the replayed ones."""
         wanted = [
             sequence
             for sequence, record in self._service.kept()
@@ -253,11 +243,11 @@ class _Watcher:
 
 
 def describe(sequence: int, record: DecisionRecord) -> dict[str, Any]:
-    """One decision as plain values, in the shape of `extproc.v1.Decision`.
+    """Return one decision as plain values, in the shape of `extproc.v1.Decision`.
 
     `{"sequence", "time" (RFC 3339), "decision_seconds", "explanation", "pick": {...} or
     "rejection": {...}}`, with the fields of protos/extproc/v1/decisions.proto by their names there;
-    what is absent is None. `explanation` is a sentence for people and no part of the message.
+    absent ones are None. `explanation` is a sentence for people and not part of the message.
     """
     time = datetime.fromtimestamp(record.wall_s, UTC).isoformat(timespec="milliseconds")
     return {
@@ -270,7 +260,7 @@ def describe(sequence: int, record: DecisionRecord) -> dict[str, Any]:
 
 
 def encode(sequence: int, record: DecisionRecord) -> bytes:
-    """One decision as an encoded `extproc.v1.Decision`."""
+    """Return one decision as an encoded `extproc.v1.Decision`."""
     message = decisions_pb2.Decision(
         sequence=sequence, decision_seconds=record.seconds, **describe_result(record)
     )

@@ -1,15 +1,13 @@
 """Endpoint discovery for Envoy: the pool's endpoints as an EDS cluster.
 
-With it Envoy can fail over between pods, and goes on serving them while we are away. State of the
-world only: `StreamEndpoints`; the incremental variant is not offered.
+With it Envoy can fail over between pods, and keeps serving them while the router is down. State of
+the world only: `StreamEndpoints`; the incremental variant is not offered.
 
-1. Nothing is answered before discovery has synced: an early empty answer would make Envoy refuse
-   every request, where silence makes it wait or go on with what it has.
-2. At most one response per stream is unacknowledged. Changes meanwhile wait for the answer and go
-   out as one.
-3. A version is a hash of the content, so it is the same over replicas and restarts. What a stream
-   was sent is never sent to it again, neither after an ACK nor after a NACK, unless its
-   subscription changes.
+1. There is no response before discovery has synced: an early empty response would make Envoy refuse
+   every request; without one it waits, or keeps its endpoints.
+2. At most one response per stream is unacknowledged. Changes in the meantime are sent as one.
+3. A version is a hash of the content, the same on all replicas and after restarts. No version is
+   sent twice on a stream, neither after an ACK nor after a NACK, unless its subscription changes.
 
 Source: envoyproxy.io/docs/envoy/latest/api-docs/xds_protocol.
 """
@@ -34,9 +32,9 @@ METHOD = "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints"
 TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 MAX_STREAMS = 1024
-"""Subscriptions at one time. An Envoy opens one for each cluster that it discovers here: one."""
+"""Subscriptions at one time. An Envoy opens one."""
 MAX_NAMES = 100
-"""Clusters of one subscription; only one is ours."""
+"""Clusters in one subscription; only one is ours."""
 
 
 class EdsService:
@@ -45,9 +43,9 @@ class EdsService:
     Args:
         cluster_name: The name under which Envoy subscribes (`service_name` of its
             `eds_cluster_config`, or the cluster's own name).
-        on_nack: Called with Envoy's message for each answer that it refused.
-        on_unusable: Called with the address of each endpoint left out of an update because
-            Envoy would refuse the whole update for it: not an `ip:port`.
+        on_nack: Called with Envoy's message for each response that it refused.
+        on_unusable: Called with the address of each endpoint left out because it is not `ip:port`:
+            Envoy would refuse the whole update.
     """
 
     def __init__(
@@ -70,14 +68,13 @@ class EdsService:
         return len(self._streams)
 
     def methods(self) -> tuple[Method, ...]:
-        """StreamEndpoints."""
+        """Return StreamEndpoints."""
         return (Method(METHOD, self._open, is_long_lived=True),)
 
     def set_endpoints(self, endpoints: Iterable[Endpoint] | None) -> None:
-        """Publish the endpoints that discovery knows now, in the order of their addresses.
+        """Publish the endpoints, in the order of their addresses.
 
-        None means "not known" and changes nothing; an empty iterable is a pool that is known to
-        be empty, and empties the cluster.
+        None means "not known" and changes nothing; an empty iterable empties the cluster.
         """
         if endpoints is None:
             return
@@ -96,7 +93,7 @@ class EdsService:
             stream.refresh()
 
     def response(self, names: frozenset[str], nonce: str) -> bytes:
-        """The current answer to a subscription; without resources where the names are not ours."""
+        """Return the current response to a subscription; without resources if no name is ours."""
         response = discovery_pb2.DiscoveryResponse(
             version_info=self.version, type_url=TYPE_URL, nonce=nonce
         )
@@ -141,16 +138,16 @@ class _Stream:
             return
         if self._num_sent and request.response_nonce:
             if request.response_nonce != str(self._num_sent):
-                return  # stale by the protocol: the answer to the newer response is on its way
+                return  # stale: the ACK or NACK of the newer response is on its way
             self._is_acknowledged = True
             if request.HasField("error_detail"):
                 self._service.on_nack(request.error_detail.message)
         self._names = frozenset(request.resource_names)
-        self._sent_names &= self._names  # what it leaves and asks for again, it wants again
+        self._sent_names &= self._names  # a name that was dropped and added is sent again
         self.refresh()
 
     def refresh(self) -> None:
-        """Send what the peer does not have yet, if it may get it now."""
+        """Send the current version, unless the peer has it or owes an ACK."""
         version = self._service.version
         is_news = version != self._sent_version or not self._names <= self._sent_names
         if self._names and version and is_news and self._is_acknowledged:
@@ -168,7 +165,7 @@ class _Stream:
 
 
 def _lb_endpoint(endpoint: Endpoint) -> endpoint_components_pb2.LbEndpoint | None:
-    """Envoy's form of `endpoint`; None where the address is not a plain `ip:port`.
+    """Return Envoy's form of `endpoint`; None if the address is not a plain `ip:port`.
 
     Scoped IPv6 (`fe80::1%eth0`) is refused too: some versions of Envoy crash on it
     (CVE-2026-73549).

@@ -1,8 +1,8 @@
-"""Reads files that operators name: regular ones, and no more of them than fits.
+"""Bounded reading of files that operators name: regular files of a limited size.
 
-Such files are looked at again while requests are served, on the loop that serves them. What stands
-in their place by accident must not stop it: opening a FIFO waits for a writer, reading a device or
-a log that somebody put there does not end.
+Such files are read again while requests are served, on the same event loop. Whatever stands in
+their place by accident must not block it: opening a FIFO waits for a writer, and reading a device
+or a growing log does not end.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import stat
 from pathlib import Path
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
-"""Many times the largest there is a use for: a system's bundle of CAs has a quarter of a MiB, a
-Kubernetes ConfigMap or Secret 1 MiB at most."""
+"""Many times the need: a system's bundle of CAs has a quarter of a MiB, a Kubernetes ConfigMap or
+Secret 1 MiB at most."""
 _CHUNK_BYTES = 256 * 1024
 
 
 class FileError(OSError):
-    """Not a file that is read; the message says why. `strerror` does too, as for every OSError."""
+    """A file that is refused, for the reason in the message and in `strerror`."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(0, why, str(path))
@@ -29,7 +29,7 @@ class FileError(OSError):
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a regular file, symbolic links followed; waits for nothing but the disk.
+    """Return the content of a regular file, following symbolic links. Waits for the disk only.
 
     Raises:
         OSError: It cannot be opened or read; `FileError` if it is not a regular file, or larger
@@ -54,7 +54,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
-    """The same as text.
+    """Return the content of a regular file as text.
 
     Raises:
         OSError: As `read_bytes`; also if it is not UTF-8.
@@ -66,7 +66,7 @@ def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
 
 
 def check_readable(*paths: Path | None) -> None:
-    """For libraries that open files themselves: read each before they do. None is no file.
+    """Read each file before a library opens it. None is no file.
 
     Raises:
         OSError: As `read_bytes`.
@@ -76,8 +76,20 @@ def check_readable(*paths: Path | None) -> None:
             read_bytes(path)
 
 
+def read_stamp(*paths: Path | None) -> list[tuple[int, int, int]]:
+    """Return a value that changes whenever one of the files does. None is no file.
+
+    The target of a symbolic link counts: Kubernetes swaps the link.
+
+    Raises:
+        OSError: A file is missing.
+    """
+    stats = [os.stat(path) for path in paths if path is not None]
+    return [(stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats]
+
+
 def describe_failure(error: Exception) -> str:
-    """Why, without the path: for a line that has it already."""
+    """Return the reason without the path, for a line that already has it."""
     return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
 
 
@@ -85,7 +97,7 @@ def load_key_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None
     """Load a certificate chain and its private key, which must not be encrypted.
 
     Raises:
-        OSError: A file cannot be read, or they do not fit each other (`ssl.SSLError`).
+        OSError: A file cannot be read, or they do not match (`ssl.SSLError`).
     """
     # Without `password` OpenSSL would ask the terminal for one, and wait.
     context.load_cert_chain(certificate, key, password=_refuse_password)
@@ -103,7 +115,7 @@ def _check(path: Path, status: os.stat_result, max_bytes: int) -> None:
 
 
 def _whose(error: PermissionError, status: os.stat_result) -> str:
-    """Why it is not read: a container's user is seldom the owner of what is mounted."""
+    """Return the owner and mode too: a container's user is seldom the owner of a mounted file."""
     mode = stat.S_IMODE(status.st_mode)
     owner = f"its mode is {mode:04o}, its owner user {status.st_uid}"
     return f"{error.strerror}: {owner}, and this process is user {os.geteuid()}"

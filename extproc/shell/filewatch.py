@@ -1,8 +1,8 @@
-"""Follows one file and hands its text on whenever it has changed.
+"""Follows one file and reports its text whenever it changes.
 
-The text is compared, not the time of change: an atomic rename, a rewrite within one clock tick and
-a Kubernetes ConfigMap's swapped symbolic link are all seen. A file that is missing, unreadable or
-not a regular one is reported once and looked for again.
+The text is compared, not the modification time: an atomic rename, a rewrite within one clock tick
+and a Kubernetes ConfigMap's swapped symbolic link are all detected. A file that is missing,
+unreadable or not regular is reported once, and looked for again.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from extproc.shell.files import describe_failure, read_text
 
 
 class FileWatch:
-    """Looks at a file at an interval.
+    """Reads a file at an interval.
 
     Args:
-        path: The file.
-        interval_s: Seconds between two looks.
-        on_change: Gets the text, at the first look and after each change. What it raises is
-            reported to `on_failure`, and the same text is not offered again.
-        on_failure: Gets a message, once per new trouble.
-        initial: The text as the caller knows it already; not offered.
+        interval_s: Seconds between two reads.
+        on_change: Called with the text, at first and after each change. Its exceptions are reported
+            to `on_failure`, and the same text is not reported again.
+        on_failure: Called with a message, once per new failure.
+        initial: The text that the caller already has; not reported.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class FileWatch:
         self._on_change = on_change
         self._on_failure = on_failure
         self._text = initial
-        self._trouble = ""
+        self._failure = ""
 
     async def run(self) -> None:
         """Follow the file until cancelled."""
@@ -49,16 +48,16 @@ class FileWatch:
             await asyncio.sleep(self._interval_s)
 
     def look(self) -> None:
-        """Look once."""
+        """Read the file once."""
         try:
             text = read_text(self._path)
             if text != self._text:
                 self._text = text
                 self._on_change(text)
-            self._trouble = ""
+            self._failure = ""
         except Exception as error:
             why, where = describe_failure(error), f"{self._path}: "
-            trouble = why if why.startswith(where) else where + why
-            if trouble != self._trouble:
-                self._trouble = trouble
-                self._on_failure(trouble)
+            failure = why if why.startswith(where) else where + why
+            if failure != self._failure:
+                self._failure = failure
+                self._on_failure(failure)

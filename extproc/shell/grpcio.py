@@ -1,10 +1,9 @@
-"""Carries services over grpc.aio: the reference transport.
+"""Services over grpc.aio: the reference transport.
 
-One coroutine per RPC reads, hands each message to the session and writes what it answered; the
-pass between has no `await`. A service that speaks unasked (a watch) wakes a writer of its own.
+One coroutine per RPC reads, passes each message to the session and writes its responses; the pass
+in between has no `await`. A service that sends at other times (a watch) wakes a writer task.
 
-gRPC's core assembles the messages itself, so the budget for bodies knows those that came whole, and
-not what is still on its way.
+gRPC's core assembles the messages itself, so the budget for bodies counts complete messages only.
 """
 
 from __future__ import annotations
@@ -25,52 +24,43 @@ from extproc.shell.rpc import Code, Method, Session
 
 log = logging.getLogger(__name__)
 
-_EOF: Any = getattr(aio, "EOF")  # noqa: B009 - the stubs do not know it
+_EOF: Any = getattr(aio, "EOF")  # noqa: B009 - missing in the stubs
+_MIN_PING_INTERVAL_MS = 5000  # a peer that pings more often gets GOAWAY
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcioSettings:
-    """Limits of the transport.
+class GrpcioServer:
+    """Serves methods over grpc.aio.
 
-    Attributes:
+    Args:
         max_message_bytes: Largest message in either direction.
         max_concurrent_streams: RPCs per connection.
-        keepalive_min_interval_s: Pings closer than this are tolerated no more (GOAWAY).
+        budget: Memory for the bodies of all RPCs together.
     """
 
-    max_message_bytes: int
-    max_concurrent_streams: int = 100_000
-    keepalive_min_interval_s: float = 5.0
-
-    def options(self) -> list[tuple[str, int]]:
-        """As grpc's core takes them."""
-        return [
-            ("grpc.max_receive_message_length", self.max_message_bytes),
-            ("grpc.max_send_message_length", self.max_message_bytes),
-            ("grpc.max_concurrent_streams", self.max_concurrent_streams),
-            (
-                "grpc.http2.min_ping_interval_without_data_ms",
-                int(self.keepalive_min_interval_s * 1000),
-            ),
+    def __init__(
+        self,
+        methods: Iterable[Method],
+        *,
+        max_message_bytes: int,
+        max_concurrent_streams: int = 100_000,
+        budget: Budget | None = None,
+    ) -> None:
+        self._calls: set[_Call] = set()
+        options = [
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
+            ("grpc.max_concurrent_streams", max_concurrent_streams),
+            ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.so_reuseport", 0),
         ]
-
-
-class GrpcioServer:
-    """Serves methods over grpc.aio."""
-
-    def __init__(
-        self, methods: Iterable[Method], settings: GrpcioSettings, budget: Budget | None = None
-    ) -> None:
-        self._calls: set[_Call] = set()
-        self._server = aio.server(options=settings.options())
+        self._server = aio.server(options=options)
         handlers = _Handlers(methods, self._calls, budget if budget is not None else Budget())
         self._server.add_generic_rpc_handlers((handlers,))
 
     async def start(self, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
-        """Listen on `host:port` or `unix:PATH`; answer the address with the port that was bound.
+        """Listen on `host:port` or `unix:PATH`; return the address with the bound port.
 
         Raises:
             OSError: The address cannot be bound.
@@ -94,7 +84,7 @@ class GrpcioServer:
                 call.end(Code.UNAVAILABLE, "draining")
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more RPCs, let those under way end for `grace_s`, then cut them off."""
+        """Accept no more RPCs, give those in progress `grace_s` to end, then cancel them."""
         await self._server.stop(grace_s)
 
 
@@ -105,7 +95,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg] # not generic
         self._handlers = {method.path: _handler(method, calls, budget) for method in methods}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """The handler of a path, None for UNIMPLEMENTED."""
+        """Return the handler of a path, None for UNIMPLEMENTED."""
         return self._handlers.get(handler_call_details.method)
 
 
@@ -119,10 +109,10 @@ def _handler(method: Method, calls: set[_Call], budget: Budget) -> grpc.RpcMetho
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """The way back of one RPC.
+    """One RPC.
 
-    What a session says while it handles a message is written by the RPC's own coroutine right
-    after; what it says at any other time is written by a task of its own, one at a time.
+    Messages that its session sends while it handles one are written by the RPC's own coroutine
+    right after; any others by a task, one at a time.
     """
 
     context: Any
@@ -157,12 +147,12 @@ class _Call:
                 self.budget.set_whole(self)
 
     def grant(self) -> None:
-        """Nothing to widen: the windows are gRPC's own."""
+        """Do nothing: gRPC manages the windows."""
 
     def give_up(self) -> None:
-        answer = getattr(self.session, "give_up", None)
-        if answer is not None:
-            answer()
+        respond = getattr(self.session, "give_up", None)
+        if respond is not None:
+            respond()
         self.end(Code.RESOURCE_EXHAUSTED, "no memory for this message now")
 
     def _wake(self) -> None:
@@ -173,11 +163,11 @@ class _Call:
         try:
             await self._write()
         except (aio.BaseError, asyncio.InvalidStateError, grpc.RpcError):
-            log.debug("the peer left before it was told")
+            log.debug("the peer disconnected before it got all messages")
         finally:
             self.pusher = None
         if self.ended is not None:
-            # The coroutine sleeps in a read; only it can end the RPC.
+            # Only the coroutine can end the RPC, and it is blocked in a read.
             self.is_interrupted = True
             self.task.cancel()
 
@@ -216,7 +206,7 @@ async def _serve(method: Method, context: Any, calls: set[_Call], budget: Budget
 
 
 async def _read(session: Session, call: _Call) -> None:
-    """Pass messages on until the session ends the RPC."""
+    """Pass messages to the session until it ends the RPC."""
     while True:
         await call.flush()
         if call.ended is not None:
@@ -233,6 +223,6 @@ async def _read(session: Session, call: _Call) -> None:
         await call.flush()
         if call.ended is None:
             call.in_pass = False
-            # The session may go on alone (a watch), until it ends the RPC or the peer leaves.
+            # The session may continue (a watch) until it ends the RPC or the peer disconnects.
             await asyncio.get_running_loop().create_future()
         return

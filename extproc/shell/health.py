@@ -1,8 +1,8 @@
 """`grpc.health.v1.Health`: liveness and readiness, for Envoy and Kubernetes.
 
-The names are those of the endpoint picker protocol. `liveness` is serving as long as the process
-answers; every other name follows readiness, so a draining or unsynced process is taken out of
-rotation without being killed.
+The names are those of the endpoint picker protocol. `liveness` is serving while the process runs;
+every other name follows readiness, so a draining or unsynced process is taken out of rotation
+without being killed.
 
 Source: github.com/grpc/grpc/blob/master/doc/health-checking.md: an unknown name is NOT_FOUND for
 `Check`, but for `Watch` it is a message SERVICE_UNKNOWN on a stream that stays open.
@@ -22,19 +22,19 @@ LIVENESS = "liveness"
 READINESS = "readiness"
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 CHARTS_NAME = "inference-extension"
-"""What gateways' charts ask a single replica for, alive and ready alike."""
+"""The name in the charts of gateways, for liveness and readiness of a single replica."""
 FOLLOWERS_OF_READINESS = ("", READINESS, EXT_PROC, CHARTS_NAME)
 
 MAX_WATCHES = 1024
-"""Watches at one time; who checks often does not watch, and the kubelet only checks."""
+"""Watches at one time; the kubelet uses `Check`."""
 MAX_NAME_CHARS = 256
-"""Of a service that is asked for."""
+"""Length of a service name in a request."""
 
 _Response = health_pb2.HealthCheckResponse
 
 
 class HealthService:
-    """Statuses by name. Not ready until `set_ready` says so."""
+    """Statuses by name; not ready at first."""
 
     def __init__(self) -> None:
         self._is_serving: dict[str, bool] = {LIVENESS: True}
@@ -42,24 +42,24 @@ class HealthService:
         self.set_ready(False)
 
     def set_ready(self, is_ready: bool) -> None:
-        """Set every name that follows readiness, and tell who watches them."""
+        """Set every name that follows readiness, and notify watches."""
         for name in FOLLOWERS_OF_READINESS:
             self.set_status(name, is_ready)
 
     def set_status(self, name: str, is_serving: bool) -> None:
-        """Set one name, new or known, and tell who watches it.
+        """Set one name, new or known, and notify watches.
 
         Raises:
             ValueError: `liveness` cannot be unset: end the process instead.
         """
         if name == LIVENESS and not is_serving:
-            raise ValueError("liveness is serving as long as the process answers")
+            raise ValueError("liveness is serving while the process runs")
         self._is_serving[name] = is_serving
         for watch in tuple(self._watches):
             watch.refresh()
 
     def methods(self) -> tuple[Method, ...]:
-        """Check, List and Watch."""
+        """Return Check, List and Watch."""
         return (
             Method(f"/{SERVICE}/Check", lambda call, _: _Unary(call, self._check)),
             Method(f"/{SERVICE}/List", lambda call, _: _Unary(call, self._list)),
@@ -67,7 +67,7 @@ class HealthService:
         )
 
     def status(self, name: str) -> int | None:
-        """The `ServingStatus` of `name`; None for an unknown name."""
+        """Return the `ServingStatus` of `name`; None for an unknown name."""
         is_serving = self._is_serving.get(name)
         if is_serving is None:
             return None
@@ -79,10 +79,10 @@ class HealthService:
 
     def _list(self, message: bytes) -> bytes | None:
         health_pb2.HealthListRequest.FromString(message)
-        answer = health_pb2.HealthListResponse()
+        response = health_pb2.HealthListResponse()
         for name in self._is_serving:
-            answer.statuses[name].status = self.status(name)
-        encoded: bytes = answer.SerializeToString()
+            response.statuses[name].status = self.status(name)
+        encoded: bytes = response.SerializeToString()
         return encoded
 
     def _watch(self, call: Call, metadata: Metadata) -> Session:
@@ -90,26 +90,26 @@ class HealthService:
 
 
 class _Unary:
-    """One message in, one out, or NOT_FOUND for the answer None."""
+    """One message in and one out, or NOT_FOUND if `respond` returns None."""
 
-    def __init__(self, call: Call, answer: Callable[[bytes], bytes | None]) -> None:
+    def __init__(self, call: Call, respond: Callable[[bytes], bytes | None]) -> None:
         self._call = call
-        self._answer = answer
+        self._respond = respond
 
     def receive(self, message: bytes) -> None:
         try:
-            answer = self._answer(message)
+            response = self._respond(message)
         except DecodeError:
             self._call.end(Code.INVALID_ARGUMENT, "not a health request")
             return
-        if answer is None:
+        if response is None:
             self._call.end(Code.NOT_FOUND, "unknown service")
             return
-        self._call.send(answer)
+        self._call.send(response)
         self._call.end()
 
     def half_close(self) -> None:
-        """Without effect after an answer, since `end` counts once."""
+        """End without a request; no effect after a response."""
         self._call.end(Code.INVALID_ARGUMENT, "no request message")
 
     def closed(self) -> None:
@@ -117,7 +117,7 @@ class _Unary:
 
 
 class _Watch:
-    """Sends the status of one name now and on each change, as long as the peer stays."""
+    """Sends the status of one name at once and on each change."""
 
     def __init__(
         self, call: Call, status: Callable[[str], int | None], watches: dict[_Watch, None]
@@ -145,7 +145,7 @@ class _Watch:
         self.refresh()
 
     def refresh(self) -> None:
-        """Send the status if it is not the one sent last."""
+        """Send the status if it has changed."""
         assert self._name is not None
         status = self._status(self._name)
         if status is None:

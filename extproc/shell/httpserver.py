@@ -1,9 +1,8 @@
-"""An HTTP listener for GETs that holds nothing for ever, whatever is on the other side.
+"""An HTTP listener for GETs that holds no resources for ever, however its peers behave.
 
-aiohttp ends connections that are idle, and bounds headers by size. What it waits for without an end
-is bounded here, around it: connections are counted, a request that never gets complete and an
-answer that is never read are dropped. What is dropped is aborted: closing would wait for the other
-side to take what was written.
+aiohttp closes idle connections and bounds the size of headers. The rest is bounded here, around it:
+the number of connections, the time for a request to arrive, and the time for a response to be
+read. Connections over a limit are aborted: closing would wait for the peer to read what is left.
 """
 
 from __future__ import annotations
@@ -22,20 +21,19 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What the other side may make a listener keep.
+    """Bounds on the resources of a listener's peers.
 
     Attributes:
-        max_connections: Open at one time; further ones are dropped at once. Prometheus takes one, a
-            browser six at most, and the live page has a limit of its own.
+        max_connections: Open at one time; further ones are dropped at once. Prometheus needs one, a
+            browser six at most, and the live page has its own limit.
         request_s: From connecting, or from a request's first byte, to the end of its headers.
         idle_s: Between two requests of a connection; above Prometheus's usual minute.
-        answer_s: For which something written may lie unread.
-        max_unread_bytes: Written and unread on all connections; who gets the answer that passes it
-            is dropped. Thirty pages of metrics about a thousand pods.
-        body_s: For which a body, which no GET here has a use for, is read and thrown away, so that
-            the answer arrives.
-        stop_s: That requests under way have when the listener stops.
-        tick_s: Between two looks, and so the times' precision.
+        answer_s: For a response to remain unread.
+        max_unread_bytes: Unread on all connections together; the connection that exceeds it is
+            dropped. Thirty pages of metrics about a thousand pods.
+        body_s: For reading and discarding a request's body, so that the response arrives.
+        stop_s: For requests in progress when the listener stops.
+        tick_s: Interval of the checks, and so the precision of the times.
     """
 
     max_connections: int = 128
@@ -49,7 +47,7 @@ class HttpLimits:
 
 
 class HttpLimit(StrEnum):
-    """Limits that somebody ran into."""
+    """The limits that connections are dropped for."""
 
     CONNECTIONS = "connections"
     REQUEST = "request"
@@ -63,13 +61,10 @@ class HttpListener:
     """Serves an application on one address.
 
     Args:
-        host: Address to listen on.
         port: Port; 0 for a free one.
-        limits: What the other side may make us keep.
-        dropped: Where connections that were dropped are counted.
 
     Attributes:
-        port: The real one from `start` on.
+        port: The bound port, once started.
     """
 
     def __init__(
@@ -95,7 +90,7 @@ class HttpListener:
         runner = web.AppRunner(
             app,
             access_log=None,
-            handler_cancellation=True,  # nothing is made for those who have left
+            handler_cancellation=True,  # no work for clients that have disconnected
             keepalive_timeout=limits.idle_s,
             lingering_time=limits.body_s,
             shutdown_timeout=limits.stop_s,
@@ -115,7 +110,7 @@ class HttpListener:
         self._tick()
 
     async def stop(self) -> None:
-        """Stop listening and close what is open; without effect if not started."""
+        """Stop listening and close open connections; no effect if not started."""
         if self._runner is None or self._listener is None or self._timer is None:
             return
         self._listener.close()
@@ -139,10 +134,10 @@ class HttpListener:
 
 
 class _Guard(asyncio.Protocol):
-    """One connection: hands everything on to aiohttp's protocol, and watches the time.
+    """One connection: passes everything on to aiohttp's protocol, and enforces the limits.
 
     Attributes:
-        since_s: When the request that is coming in began; None while none is.
+        since_s: Start of the request that is arriving; None while none is.
     """
 
     def __init__(
@@ -156,7 +151,7 @@ class _Guard(asyncio.Protocol):
         self.since_s: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports keep the contract without being registered as such.
+        # uvloop's transports implement the interface without being registered for it.
         tcp, guards = cast(asyncio.Transport, transport), self._listener.guards
         if len(guards) >= self._listener.limits.max_connections:
             self._listener.dropped[HttpLimit.CONNECTIONS] += 1
@@ -192,12 +187,12 @@ class _Guard(asyncio.Protocol):
 
     @property
     def num_unread_bytes(self) -> int:
-        """Written, and not yet taken by the kernel."""
+        """Bytes written that the kernel has not accepted yet."""
         assert self._transport is not None
         return self._transport.get_write_buffer_size()
 
     def tick(self) -> None:
-        """Drop the connection if something has taken too long."""
+        """Drop the connection if it has exceeded a time limit."""
         now, limits = self._clock(), self._listener.limits
         if not self.num_unread_bytes:
             self._unread_since_s = None
@@ -210,7 +205,7 @@ class _Guard(asyncio.Protocol):
             self._drop(HttpLimit.REQUEST)
 
     def abort(self) -> None:
-        """Drop the socket, unsent bytes and all."""
+        """Drop the socket and its unsent bytes."""
         if self._transport is not None:
             self._transport.abort()
 

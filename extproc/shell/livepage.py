@@ -1,13 +1,13 @@
 """The live page on the admin port: a few files, and a feed of server-sent events.
 
-1. A frame is composed at most once per `interval_s`, once for all viewers, and not at all while
-   there is none. Should composing take long, it is done less often: it has `MAX_SHARE` of the
-   loop's time at most.
-2. Every viewer gets the newest frame when it can take one; what it was too slow for it never gets.
-   One that takes nothing for `patience_s` is dropped. Until then it holds one frame and what the
-   transport has buffered, about 200 KB; `max_viewers` bounds how many there are.
-3. Nothing on the page comes from elsewhere and no script or style stands in the page itself, as
-   the admin port's Content-Security-Policy asks.
+1. A frame is composed at most once per `interval_s`, once for all viewers, and not at all without
+   viewers. Composing takes at most `MAX_SHARE` of the loop's time: if it is slow, it is done less
+   often.
+2. Every viewer gets the newest frame as soon as it can take one; a slow viewer misses frames. One
+   that takes nothing for `patience_s` is dropped. Until then it holds one frame and the transport's
+   buffer, about 200 KB; `max_viewers` bounds their number.
+3. The page loads nothing from other hosts and has no inline script or style, as the admin port's
+   Content-Security-Policy requires.
 
 Source of the format: html.spec.whatwg.org/multipage/server-sent-events.html.
 """
@@ -23,13 +23,11 @@ from aiohttp import web
 
 log = logging.getLogger(__name__)
 
-INTERVAL_S = 0.25
 MAX_VIEWERS = 16
-PATIENCE_S = 10.0
 MAX_SHARE = 0.05
-"""Part of the event loop's time."""
+"""Largest share of the event loop's time."""
 RETRY_MS = 1000
-"""After which a browser whose feed broke off asks again."""
+"""Time until a browser reopens a feed that broke off."""
 FEED_PATH = "/live/feed"
 
 _FOLDER = Path(__file__).parent / "live"
@@ -47,11 +45,11 @@ class LivePage:
     """Serves the page and feeds its viewers.
 
     Args:
-        compose: Makes a frame: JSON on one line.
+        compose: Returns a frame: JSON on one line.
         clock: Monotonic seconds.
         interval_s: Least time between two frames.
-        max_viewers: Feeds at one time; a further one is answered with 503.
-        patience_s: Time that a viewer may take for one frame.
+        max_viewers: Feeds at one time; further ones get 503.
+        patience_s: Longest time for a viewer to take one frame.
     """
 
     def __init__(
@@ -59,9 +57,9 @@ class LivePage:
         compose: Callable[[], bytes],
         clock: Callable[[], float],
         *,
-        interval_s: float = INTERVAL_S,
+        interval_s: float = 0.25,
         max_viewers: int = MAX_VIEWERS,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = 10.0,
     ) -> None:
         self._compose = compose
         self._clock = clock
@@ -69,7 +67,7 @@ class LivePage:
         self._max_viewers = max_viewers
         self._patience_s = patience_s
         self._frame = b""
-        self._news = asyncio.Event()
+        self._next_frame = asyncio.Event()
         self._producer: asyncio.Task[None] | None = None
         self._writing: set[asyncio.Transport] = set()
         self._is_closing = False
@@ -90,9 +88,9 @@ class LivePage:
         )
 
     async def _get_feed(self, request: web.Request) -> web.StreamResponse:
-        """The feed: one event per frame, until the viewer or the server goes."""
+        """Serve the feed: one event per frame, until the viewer disconnects or the server stops."""
         if request.headers.get("Sec-Fetch-Site") in _FOREIGN:
-            # It could not read the feed, but it could take a viewer's place.
+            # Such a page could not read the feed, but would count as a viewer.
             raise web.HTTPForbidden(text="the feed is for the page on this port\n")
         if self.num_viewers >= self._max_viewers or self._is_closing:
             text = f"too many viewers: {self._max_viewers} at most; close a page that is open\n"
@@ -104,23 +102,23 @@ class LivePage:
             await response.write(b"retry: %d\n\n" % RETRY_MS)
             await self._follow(request, response)
         except ConnectionResetError:
-            pass  # it left, or was dropped
+            pass  # it disconnected, or was dropped
         finally:
             self.num_viewers -= 1
         return response
 
     async def _follow(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Write frames until nobody makes any more.
+        """Write frames until there are no more.
 
         Raises:
-            ConnectionResetError: The viewer left, or did not read and was dropped.
+            ConnectionResetError: The viewer disconnected, or did not read and was dropped.
         """
         if self._producer is None or self._producer.done():
-            # Kept, and ends by itself when the last viewer has left.
+            # Kept in an attribute; ends by itself after the last viewer.
             self._producer = asyncio.get_running_loop().create_task(self._produce())
         producer = self._producer
         while not producer.done():
-            await self._news.wait()
+            await self._next_frame.wait()
             if not self._frame:
                 return
             await self._write(request, response)
@@ -140,27 +138,27 @@ class LivePage:
             self._writing.discard(transport)
 
     async def _produce(self) -> None:
-        """Make frames as long as there are viewers; wake those who wait for one."""
+        """Compose frames while there are viewers, and wake the viewers."""
         try:
             while self.num_viewers:
                 began_s = self._clock()
                 self._frame = b"data: %b\n\n" % self._compose()
-                self._tell()
+                self._wake()
                 took_s = self._clock() - began_s
                 await asyncio.sleep(max(self._interval_s, took_s / MAX_SHARE))
         except Exception:
-            # Each page that is open asks again every `RETRY_MS`.
+            # Each open page reconnects every `RETRY_MS`.
             log.exception("the live page's feed has failed")
         finally:
-            self._frame = b""  # who waits now is sent away
-            self._tell()
+            self._frame = b""  # ends the feeds that wait
+            self._wake()
 
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+    def _wake(self) -> None:
+        woken, self._next_frame = self._next_frame, asyncio.Event()
+        woken.set()
 
     async def _close(self, app: web.Application) -> None:
-        """End all feeds, those at once whose viewers do not read."""
+        """End all feeds; abort those whose viewers do not read."""
         self._is_closing = True
         if self._producer is not None:
             self._producer.cancel()

@@ -1,9 +1,8 @@
 """Structured logs: one JSON object a line, or plain lines for a terminal.
 
-What is worth a field goes into `extra`; `logger.info("scrape failed", extra={"endpoint": address})`
-gives a key `endpoint`. Decisions are logged at DEBUG only. Prompts and credentials are logged
-nowhere; should one reach an exception's text, what looks like a credential is blanked here. Of
-lines that repeat, so many are written in a while.
+`extra` becomes fields; `logger.info("scrape failed", extra={"endpoint": address})` gives a key
+`endpoint`. Decisions are logged at DEBUG only, prompts and credentials never; anything that looks
+like a credential in an exception's text is masked here. Repeated lines are limited.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 MAX_REPEATS = 20
-"""Records of one kind that are written in `REPEAT_WINDOW_S`."""
+"""Records of one kind written in `REPEAT_WINDOW_S`."""
 REPEAT_WINDOW_S = 10.0
 _MAX_KINDS, _MAX_KIND_CHARS = 1000, 100
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-# A backslash ends it too: the quote that follows one in JSON must stay escaped.
+# A backslash ends it too: in JSON the quote after it must stay escaped.
 _CREDENTIAL = re.compile(r"\b(Bearer|Basic)\s+[^\s\"',;\\]+", re.IGNORECASE)
 
 
@@ -44,16 +43,15 @@ def configure_logging(level: str, *, is_json: bool, stream: TextIO | None = None
     root = logging.getLogger()
     root.setLevel(level.upper())
     root.handlers[:] = [handler]
-    # Its debug lines quote header fields, the client's credentials among them.
+    # Its debug lines contain header fields, the client's credentials among them.
     logging.getLogger("hpack").setLevel(logging.WARNING)
 
 
 class RepeatLimit(logging.Filter):
-    """Lets so many records of one kind through in a window; the next one says how many it left out.
+    """Limits records of one kind per window; the next window's first has the number left out.
 
-    A kind is a logger and its message before anything is filled in, so that a peer, which can make
-    us log, can neither fill a disk nor escape by naming things differently each time. DEBUG is
-    asked for by people who want it all.
+    A kind is a logger and its unformatted message, so a peer that causes log lines can neither fill
+    a disk nor evade the limit by different values. DEBUG is not limited.
     """
 
     def __init__(self, max_records: int = MAX_REPEATS, window_s: float = REPEAT_WINDOW_S) -> None:
@@ -63,13 +61,13 @@ class RepeatLimit(logging.Filter):
         self._kinds: dict[tuple[str, str], _Kind] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is written; marks the first one after a gap with `left_out`."""
+        """Return whether to write it; the first one after a gap gets the field `left_out`."""
         if record.levelno <= logging.DEBUG:
             return True
         if len(self._kinds) > _MAX_KINDS:
             self._kinds.clear()
         kind = self._kinds.setdefault((record.name, str(record.msg)[:_MAX_KIND_CHARS]), _Kind())
-        # The record's own time is the wall's, which may be set back.
+        # The record has wall time, which may be set back.
         if not 0 <= record.created - kind.began_s < self._window_s:
             if kind.num_left_out:
                 record.left_out = kind.num_left_out
@@ -89,23 +87,23 @@ class _Kind:
 
 
 class PlainFormatter(logging.Formatter):
-    """A line for people, with the extra fields behind the message."""
+    """A line for people, with the extra fields after the message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, more with an exception. What is logged cannot forge a line of its own."""
+        """Return one line, more with an exception. A logged value cannot forge a line."""
         fields = "".join(f" {name}={value}" for name, value in _extra(record).items())
         text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], record.getMessage() + fields)
         line = f"{self.formatTime(record)} {record.levelname:<7} {record.name}: {text}"
         if record.exc_info:
             line = f"{line}\n{self.formatException(record.exc_info)}"
-        return _blank(line)
+        return _mask(line)
 
 
 class JsonFormatter(logging.Formatter):
     """`{"time", "level", "logger", "message", ...extra fields, "exception"}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Return one line."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields = {
             **_extra(record),
@@ -116,12 +114,12 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return _blank(json.dumps(fields, default=str))
+        return _mask(json.dumps(fields, default=str))
 
 
 def _extra(record: logging.LogRecord) -> dict[str, object]:
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
-def _blank(text: str) -> str:
+def _mask(text: str) -> str:
     return _CREDENTIAL.sub(r"\1 ***", text)

@@ -1,13 +1,10 @@
-"""One endless loop of visits per endpoint.
+"""One endless loop of visits per endpoint: the rules that `scraper` and `vllm` share.
 
-`scraper` and `vllm` ask every endpoint again and again, by the same rules, and may not import each
-other; so the rules are here, and what is asked is theirs.
-
-1. The first visit is at once, the following ones are spread by a random phase, so that many
-   endpoints are not asked in the same moment.
+1. The first visit is immediate, the following ones are spread by a random phase, so that many
+   endpoints are not visited at the same moment.
 2. Visits of one endpoint never overlap. A visit may ask for a longer rest before the next.
-3. After failures visits become rarer, up to a limit; one success, and they are back to normal.
-4. Whatever goes wrong in a visit, the loop goes on, and so do the others.
+3. After failures visits become rarer, up to a limit; one success restores the normal pace.
+4. No failure of a visit ends its loop, or affects the others.
 """
 
 from __future__ import annotations
@@ -27,38 +24,38 @@ from extproc.shell.podhttp import FAILURES, base_url, describe, open_session
 
 logger = logging.getLogger(__name__)
 
-# Returns for how many seconds to rest at least; 0 where the interval alone counts.
+# Returns the least seconds to rest; 0 for the interval alone.
 Visit = Callable[[], Awaitable[float]]
 Begin = Callable[[aiohttp.ClientSession, Endpoint], Visit]
 OnFailure = Callable[[str, str, bool], None]
 
-# A burst of pokes (every answer 404 is one) must not become a burst of visits.
+# A burst of pokes (every 404 is one) must not become a burst of visits.
 _MIN_REST_S = 0.05
 
 READING_SHARE = 0.005
-"""Part of the time that reading one server's answers may take: one whose pages are dear is visited
-less often, as it is when the machine is busy. A page of vLLM takes 0.02 to 0.1 ms. So small that a
-few dear ones do not decide how long the slowest hundredth of requests waits."""
+"""Largest share of the time for reading one server's responses: expensive pages are scraped less
+often, as all are on a busy machine. A page of vLLM takes 0.02 to 0.1 ms. It is so small that a few
+expensive pages do not determine the 99th percentile of decision times."""
 
 # Keeps 2**n finite; every sensible limit is reached long before.
 _MAX_DOUBLINGS = 30
 
 
-# What the host, or the way to it, says of a port that nobody listens on. A timeout says nothing: it
-# may be we who were stopped for as long.
-_NOBODY_THERE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
+# Reported by the host, or a router on the way, when nobody listens on a port. A timeout proves
+# nothing: our own process may have been stopped for as long.
+_UNREACHABLE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """The pace of a loop of visits, and what each of its requests carries.
+    """The pace of a loop of visits, and the headers and TLS of its requests.
 
     Attributes:
         interval_s: From the start of one visit to the start of the next.
         timeout_s: Longest visit.
         max_backoff_s: Longest rest after failures.
         headers: Sent with every request, e.g. `Authorization`.
-        ssl: For pods behind TLS; None trusts what the system trusts.
+        ssl: For pods behind TLS; None for the system's trust.
     """
 
     interval_s: float
@@ -69,21 +66,17 @@ class LoopSettings:
 
 
 class EndpointLoops:
-    """Runs one loop of visits per endpoint. Belongs to one event loop."""
+    """Runs one loop of visits per endpoint. Belongs to one event loop.
+
+    Args:
+        begin: Called once per loop; returns the function that makes one visit, with whatever the
+            visits of one endpoint have to remember.
+        on_failure: Called with address, reason, and whether the address refuses connections.
+    """
 
     def __init__(
         self, begin: Begin, settings: LoopSettings, *, on_failure: OnFailure, rng: Random
     ) -> None:
-        """Make it; nothing runs before `set_endpoints`.
-
-        Args:
-            begin: Called once for each loop; the function it returns is called for each visit, and
-                keeps what the visits of one endpoint have to remember.
-            settings: Of every loop.
-            on_failure: Called with the address, what went wrong and whether it was that nobody is
-                there (`is_unreachable`).
-            rng: For phases and backoff.
-        """
         self._begin = begin
         self._settings = settings
         self._on_failure = on_failure
@@ -95,7 +88,7 @@ class EndpointLoops:
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Visit exactly these from now on. Call within the event loop.
 
-        Loops of endpoints that stay go on undisturbed; an endpoint with another URL is a new one.
+        Loops of endpoints that stay are not disturbed; an endpoint with another URL is a new one.
         """
         wanted = {endpoint.address: endpoint for endpoint in endpoints}
         for address, loop in list(self._loops.items()):
@@ -106,10 +99,10 @@ class EndpointLoops:
                 self._loops[address] = self._start(endpoint)
 
     def poke(self, address: str, *, min_interval_s: float = 0.0) -> None:
-        """Visit this endpoint soon instead of at its time. Unknown addresses are ignored.
+        """Visit this endpoint soon instead of at the regular time. Unknown addresses are ignored.
 
-        The visit begins after this call. With `min_interval_s` such pokes cause one visit in as
-        long; all that come in between are one.
+        The visit begins after this call. Pokes with `min_interval_s` cause at most one visit in
+        that time.
         """
         visits = self._loops.get(address)
         if visits is None:
@@ -119,7 +112,7 @@ class EndpointLoops:
             return
         loop = asyncio.get_running_loop()
         wait_s = max(0.0, visits.next_poke_s - loop.time())
-        if wait_s <= min_interval_s:  # else one is to come already
+        if wait_s <= min_interval_s:  # else one is already scheduled
             loop.call_later(wait_s, visits.wake.set)
             visits.next_poke_s = loop.time() + wait_s + min_interval_s
 
@@ -151,8 +144,8 @@ class EndpointLoops:
         now, interval_s = asyncio.get_running_loop().time, self._settings.interval_s
         try:
             visit = self._begin(session, endpoint)
-        except ValueError as error:  # a URL that is none
-            self._tell(endpoint.address, describe(error), is_unreachable=False)
+        except ValueError as error:  # not a URL
+            self._fail(endpoint.address, describe(error), is_unreachable=False)
             return
         await self._try(endpoint.address, visit)
         await _rest(wake, self._rng.uniform(0, interval_s))
@@ -162,49 +155,46 @@ class EndpointLoops:
             least_s = await self._try(endpoint.address, visit)
             if least_s is None:
                 num_failures += 1
-                rest_s = self._backoff_s(num_failures)
+                rest_s = choose_backoff_s(
+                    num_failures,
+                    interval_s=interval_s,
+                    max_backoff_s=self._settings.max_backoff_s,
+                    rng=self._rng,
+                )
             else:
                 num_failures = 0
                 rest_s = max(interval_s - (now() - began_s), least_s)
             await _rest(wake, rest_s)
 
     async def _try(self, address: str, visit: Visit) -> float | None:
-        """Make one visit; return its wish for a rest, None if it failed."""
+        """Make one visit; return the least seconds to rest, None if it failed."""
         is_unreachable = False
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 return await visit()
         except FAILURES as error:
             message = describe(error)
-            is_unreachable = isinstance(error, OSError) and error.errno in _NOBODY_THERE
+            is_unreachable = isinstance(error, OSError) and error.errno in _UNREACHABLE
         except Exception as error:
             logger.exception("visit of %s broke", address)
             message = repr(error)
-        self._tell(address, message, is_unreachable=is_unreachable)
+        self._fail(address, message, is_unreachable=is_unreachable)
         return None
 
-    def _tell(self, address: str, message: str, *, is_unreachable: bool) -> None:
+    def _fail(self, address: str, message: str, *, is_unreachable: bool) -> None:
         try:
             self._on_failure(address, message, is_unreachable)
         except Exception:
-            logger.exception("failure of %s could not be told", address)
-
-    def _backoff_s(self, num_failures: int) -> float:
-        return choose_backoff_s(
-            num_failures,
-            interval_s=self._settings.interval_s,
-            max_backoff_s=self._settings.max_backoff_s,
-            rng=self._rng,
-        )
+            logger.exception("failure of %s could not be recorded", address)
 
 
 def choose_backoff_s(
     num_failures: int, *, interval_s: float, max_backoff_s: float, rng: Random
 ) -> float:
-    """Seconds to rest after the last of `num_failures` in a row.
+    """Return the seconds to rest after `num_failures` in a row.
 
-    Between a half and the whole of the interval doubled with each failure, up to the limit:
-    endpoints that failed together shall not return together.
+    Between half and all of the interval doubled with each failure, up to the limit: endpoints that
+    fail together must not be visited together again.
     """
     backoff_s = interval_s * 2.0 ** min(num_failures, _MAX_DOUBLINGS)
     return min(backoff_s, max_backoff_s) * rng.uniform(0.5, 1)
@@ -219,10 +209,10 @@ class _Loop:
 
 
 async def _rest(wake: asyncio.Event, rest_s: float) -> None:
-    """Wait until `rest_s` have passed, or less when woken."""
+    """Wait for `rest_s`, or until woken."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    timer = loop.call_later(rest_s, wake.set)  # a tenth of what a timeout around `wait` costs
+    timer = loop.call_later(rest_s, wake.set)  # a tenth of the cost of a timeout around `wait`
     try:
         await wake.wait()
         await asyncio.sleep(min(rest_s, _MIN_REST_S) - (loop.time() - began_s))
@@ -232,5 +222,5 @@ async def _rest(wake: asyncio.Event, rest_s: float) -> None:
 
 
 def rest_after(reading_s: float) -> float:
-    """Seconds to rest after a visit whose answer took so long to read."""
+    """Return the seconds to rest after a visit whose response took `reading_s` to read."""
     return reading_s / READING_SHARE

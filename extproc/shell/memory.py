@@ -1,4 +1,4 @@
-"""How much memory this process may use: what its cgroup, its resource limits or the machine say."""
+"""The memory limit of this process: its cgroup's, its resource limits, or the machine's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _V1: Final = ("memory", Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes")
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int:
-    """The least of all limits; `root` is where the system's files are looked for."""
+    """Return the least of all limits; `root` is the root of the system's files."""
     physical_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
     resources = [resource.getrlimit(kind)[0] for kind in kinds]
@@ -22,14 +22,16 @@ def memory_limit_bytes(root: Path = Path("/")) -> int:
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
-    """Limits of our cgroup and of those above it (kernel: cgroup-v2.rst, cgroup-v1/memory.rst)."""
+    """Yield the limits of our cgroup and its ancestors (kernel: cgroup-v2.rst,
+    cgroup-v1/memory.rst).
+    """
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         for controller, mount, file in (_V2, _V1):
             if controller not in controllers.split(","):
                 continue
-            # In a container the path may be the host's, and the mount our own cgroup: then the
-            # folders that are missing here say nothing, and the mount itself says it.
+            # In a container the path may be the host's, and the mount our own cgroup: then folders
+            # of the path are missing here, and the mount itself has the limit.
             group = PurePosixPath(path.lstrip("/"))
             for folder in (group, *group.parents):
                 text = _read(root / mount.relative_to("/") / folder / file).strip()

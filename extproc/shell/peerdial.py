@@ -1,10 +1,10 @@
-"""Dials every replica of this router, again and again, and learns which one answers where.
+"""Links to every replica of this router, and the ids of the routers at their addresses.
 
-1. One link per address, kept open; after it ends it is dialled again, the more rarely the more
-   often that failed in a row.
-2. An address that turns out to be our own is not dialled again as long as it stays listed.
-3. Which router answered somewhere is remembered as long as the address is listed, also while it
-   cannot be reached: what discovery lists counts.
+1. One link per address, kept open; when it ends it is dialled again, less often after each failure
+   in a row.
+2. An address that turns out to be our own is not dialled again while it stays listed.
+3. The id of the router at an address is kept while the address is listed, even if the router cannot
+   be reached: the list of discovery is decisive.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from extproc.shell.rpc import Call, Code, Session
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0
-"""From the first packet to the other side's hello."""
+"""From the first packet to the other end's hello."""
 RETRY_S = 0.1
-"""Rest after a link that ended; doubled with each failure in a row."""
+"""Rest after the end of a link; doubled with each failure in a row."""
 MAX_RETRY_S = 5.0
 
 Open = Callable[[Call, Callable[[str], None]], Session]
@@ -46,13 +46,10 @@ class PeerDialler:
     """Links to the addresses that discovery lists. Belongs to one event loop.
 
     Args:
-        method: Path of the RPC.
-        own_id: Our router id.
-        open_session: Begins a session of the link; told whom to tell of the other side's hello.
-        rng: For the rests.
-        tls: Called for each connection, so that renewed files are taken; None for plain text.
+        open_session: Begins a session of the link; gets the callable for the other end's hello.
+        tls: Called for each connection, so that renewed files are used; None for plain text.
         tls_name: Name in the peers' certificates; None leaves it unchecked (`tls_context`).
-        on_change: Called when more has become known about who answers where.
+        on_change: Called when an address or the id of its router has changed.
     """
 
     def __init__(
@@ -79,7 +76,7 @@ class PeerDialler:
 
     @property
     def routers(self) -> list[str | None]:
-        """For each address listed: who answers there, None as long as that is not known."""
+        """The router id at each listed address, None while it is not known."""
         return list(self._ids.values())
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
@@ -98,7 +95,7 @@ class PeerDialler:
         self._on_change()
 
     async def aclose(self) -> None:
-        """End all links. Nobody is told of anything after this."""
+        """End all links. No callback is called after this."""
         self._on_change = lambda: None
         self.set_addresses(())
         await asyncio.gather(*self._ending, return_exceptions=True)
@@ -114,7 +111,7 @@ class PeerDialler:
             link = _Link(lambda router_id: self._learn(address, router_id))
             try:
                 await link.run(self._channel(address), self._method, self._open_session)
-                reason = "it has ended the link"
+                reason = "it ended the link"
             except _FAILURES as error:
                 reason = describe(error)
             except Exception:
@@ -141,7 +138,7 @@ class PeerDialler:
 
     def _learn(self, address: str, router_id: str) -> None:
         log.info("peer %s is %s", address, "us" if router_id == self._own_id else router_id)
-        if address in self._ids:  # else it has just been taken off the list
+        if address in self._ids:  # else it has just left the list
             self._ids[address] = router_id
             self._on_change()
 
@@ -155,7 +152,7 @@ class _Link:
         self._outbox = _Outbox()
 
     async def run(self, channel: Channel, method: str, open_session: Open) -> None:
-        """Dial, and stay until either side ends it.
+        """Dial, and run until either end closes the link.
 
         Raises:
             OSError, GRPCError, ProtocolError, StreamTerminatedError: It failed.
@@ -196,7 +193,7 @@ class _Link:
                 raise result
         if self._outbox.reason:
             raise StreamTerminatedError(self._outbox.reason)
-        if reader not in done:  # else what the other side ended it with is read by `stream` itself
+        if reader not in done:  # else `stream` itself reads the status from the other end
             await stream.cancel()
 
     async def _read(self, stream: Stream[bytes, bytes], session: Session) -> None:
@@ -205,7 +202,7 @@ class _Link:
 
 
 class _Outbox:
-    """The way back that the session has; what it may owe at any time is a few messages."""
+    """The link as a `Call` of its session; holds a few messages at most."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -219,7 +216,7 @@ class _Outbox:
         self._messages.put_nowait(None)
 
     def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
-        """Nothing here keeps messages."""
+        """Do nothing: this transport has no budget."""
 
     async def write_to(self, stream: Stream[bytes, bytes]) -> None:
         while (message := await self._messages.get()) is not None:
@@ -227,7 +224,7 @@ class _Outbox:
 
 
 class _Bytes(CodecBase):
-    """Messages are made and read by the session."""
+    """Passes bytes through: the session encodes and decodes messages."""
 
     __content_subtype__ = "proto"
 
@@ -241,22 +238,21 @@ class _Bytes(CodecBase):
 def tls_context(
     *, ca_file: Path, cert_file: Path, key_file: Path, verify: bool, checks_name: bool
 ) -> ssl.SSLContext:
-    """TLS between replicas, which share their certificate files.
+    """Return the context for links between replicas, which share their certificate files.
 
     Args:
-        ca_file: What the peers' certificates are signed by, or the certificate itself.
-        cert_file: Our chain, shown to peers that ask for it.
-        key_file: Its key.
-        verify: Whether peers' certificates are checked at all.
-        checks_name: Whether the name in them counts. Replicas are dialled by address, which their
-            certificates rarely name.
+        ca_file: The authority of the peers' certificates, or the certificate itself.
+        cert_file: Our chain, for peers that require one.
+        verify: Whether to check peers' certificates at all.
+        checks_name: Whether to check their names. Replicas are dialled by address, which
+            certificates rarely contain.
 
     Raises:
-        OSError: A file cannot be read, or is not what it should be (`ssl.SSLError`).
+        OSError: A file cannot be read or parsed (`ssl.SSLError`).
     """
     check_readable(ca_file, cert_file, key_file)
     context = ssl.create_default_context(cafile=str(ca_file))
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a certificate may vouch for itself
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # self-signed certificates are allowed
     context.check_hostname = verify and checks_name
     if not verify:
         context.verify_mode = ssl.CERT_NONE

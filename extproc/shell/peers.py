@@ -1,7 +1,7 @@
-"""`extproc.v1.Peers`: the link between two replicas of this router, seen from either end.
+"""`extproc.v1.Peers`: the link between two replicas of this router, from either end.
 
-The links carry access log entries (`core.relay` says which and when); this file turns batches into
-messages and back. The end that listens and the end that dials (`peerdial`) run the same session.
+Links carry access log entries (`core.relay` decides which and when); this file encodes and decodes
+them. The end that listens and the end that dials (`peerdial`) run the same session.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from google.protobuf.message import DecodeError
 
 from extproc.core.relay import Link, Relay
 from extproc.shell.gen import peers_pb2
-from extproc.shell.rpc import Call, Code, Metadata, Method, Session
+from extproc.shell.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
 
 METHOD = "/extproc.v1.Peers/Link"
 
 MAX_LINKS = 256
-"""Links that others may open to us; far above the replicas of one router."""
+"""Links that others may open to us; far more than the replicas of one router."""
 MAX_ROUTER_ID_CHARS = 64
-"""Of a peer's name; ours have 8."""
+"""Length of a peer's id; ours have 8."""
 
 OnEntries = Callable[[Sequence[bytes]], None]
 OnHello = Callable[[str], None]
@@ -33,14 +33,13 @@ class PeersService:
     """All links of this process, whoever dialled.
 
     Args:
-        relay: What is sent over them.
-        router_id: Ours.
-        on_entries: Called with the entries that a peer passed on.
+        relay: The entries to send.
+        on_entries: Called with the entries relayed by a peer.
         clock: Monotonic seconds.
-        on_garbage: Called once per message that is none of ours.
+        on_garbage: Called once per malformed message.
 
     Attributes:
-        num_received: Entries that peers passed on.
+        num_received: Entries relayed by peers.
     """
 
     def __init__(
@@ -62,15 +61,15 @@ class PeersService:
         self._num_inbound = 0
 
     def methods(self) -> tuple[Method, ...]:
-        """Link."""
+        """Return Link."""
         return (Method(METHOD, self._accept, is_long_lived=True),)
 
     def dialled(self, call: Call, on_hello: OnHello) -> Session:
-        """Begin a link that we have opened; `on_hello` is told which router answers."""
+        """Begin a link that we opened; `on_hello` is called with the other router's id."""
         return self._begin(call, on_hello, is_inbound=False)
 
     def tick(self) -> None:
-        """End links that have died, ask silent ones, forget what waited too long."""
+        """End dead links, probe silent ones, and drop entries that waited too long."""
         now = self.clock()
         for session in list(self._sessions):
             if session.link is not None and self.relay.is_dead(session.link, now=now):
@@ -78,19 +77,19 @@ class PeersService:
         self.relay.tick(now=now)
 
     def take(self, entries: Sequence[bytes]) -> None:
-        """Hand on what a peer passed on."""
+        """Record entries relayed by a peer."""
         self.num_received += len(entries)
         self._on_entries(entries)
 
     def closed(self, session: _Session, *, is_inbound: bool) -> None:
-        """A session is over."""
+        """Forget a closed session."""
         self._sessions.remove(session)
         self._num_inbound -= is_inbound
 
     def _accept(self, call: Call, metadata: Metadata) -> Session:
         if self._num_inbound >= MAX_LINKS:
             call.end(Code.RESOURCE_EXHAUSTED, "too many links")
-            return _Refused()
+            return NO_SESSION
         return self._begin(call, lambda _: None, is_inbound=True)
 
     def _begin(self, call: Call, on_hello: OnHello, *, is_inbound: bool) -> _Session:
@@ -141,19 +140,19 @@ class _Session:
         self._drop_link()
 
     def end(self, code: Code = Code.OK, details: str = "") -> None:
-        """Send and take nothing more."""
+        """End the link."""
         self._is_over = True
         self._drop_link()
         self._call.end(code, details)
 
     def _take_hello(self, router_id: str) -> None:
         if self._has_hello or not 0 < len(router_id) <= MAX_ROUTER_ID_CHARS:
-            self.end(Code.INVALID_ARGUMENT, "a second hello, or none with a name of 1 to 64 chars")
+            self.end(Code.INVALID_ARGUMENT, "a second hello, or an id not of 1 to 64 chars")
             return
         self._has_hello = True
         self._on_hello(router_id)
         if router_id == self._service.router_id:
-            self.end()  # we have dialled ourselves
+            self.end()  # we dialled ourselves
             return
         service = self._service
         self.link = service.relay.open(router_id, self._send, now=service.clock())
@@ -176,16 +175,3 @@ class _Session:
         if self.link is not None:
             self._service.relay.close(self.link, now=self._service.clock())
             self.link = None
-
-
-class _Refused:
-    """A link too many; it has been ended already."""
-
-    def receive(self, message: bytes) -> None:
-        pass
-
-    def half_close(self) -> None:
-        pass
-
-    def closed(self) -> None:
-        pass

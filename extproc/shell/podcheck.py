@@ -1,4 +1,4 @@
-"""Tries what a model server must offer, requirement by requirement: `extproc check-pod URL`."""
+"""Tries every requirement of a model server: `extproc check-pod URL`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import msgspec
 
 from extproc.core.engines import EngineProfile
 from extproc.shell.podhttp import FAILURES, describe, open_session
-from extproc.shell.podprobes import OPTIONAL, REQUIRED, Answer, Pod, Probe, Verdict
+from extproc.shell.podprobes import OPTIONAL, REQUIRED, Pod, Probe, Response, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The outcome of one requirement.
+    """The result for one requirement.
 
     Attributes:
-        requirement: The requirement in words.
-        passed: None where it could not be tried, e.g. without an adapter on the server.
-        detail: What was seen.
-        is_required: False where routing works without, only worse.
+        passed: None if it could not be tried, e.g. without an adapter on the server.
+        is_required: False if routing works without it, only worse.
     """
 
     requirement: str
@@ -43,23 +41,22 @@ async def check_pod(
     """Try every requirement on the server at `url`, in the order of the documentation.
 
     Args:
-        url: Where the server listens, e.g. `http://10.0.0.1:8000`.
-        profile: What its engine calls its metrics.
-        adapter: The adapter to ask for; None takes the first one that the server lists.
+        url: The server, e.g. `http://10.0.0.1:8000`.
+        adapter: The adapter to request; None for the first one that the server lists.
         headers: Sent with every request, e.g. `Authorization`.
-        ssl: For a server behind TLS; None trusts what the system trusts.
+        ssl: For a server behind TLS; None for the system's trust.
         timeout_s: For each requirement. The first request for an adapter may have to load it.
 
     Returns:
-        One check per requirement; a server that does not answer fails them, it raises nothing.
+        One check per requirement; an unreachable server fails them, without an exception.
     """
     async with open_session(headers, ssl) as session:
 
-        async def ask(method: str, path: str, body: object) -> Answer:
+        async def ask(method: str, path: str, body: object) -> Response:
             async with session.request(
                 method, url.rstrip("/") + path, json=body, allow_redirects=False
             ) as response:
-                return Answer(response.status, response.content_type, await response.read())
+                return Response(response.status, response.content_type, await response.read())
 
         pod = Pod(ask, profile, adapter)
         return [
@@ -70,7 +67,7 @@ async def check_pod(
 
 
 def render(check: Check) -> str:
-    """Two lines for a terminal: the requirement behind its verdict, and what was seen."""
+    """Return two lines for a terminal: verdict and requirement, then the observation."""
     if check.passed is None:
         verdict = "skip"
     elif check.passed:

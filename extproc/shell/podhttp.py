@@ -1,9 +1,8 @@
-"""HTTP to a pod: a session, a bounded GET, and what may go wrong.
+"""HTTP to a pod: a session, a bounded GET, and its failures.
 
-aiohttp sets no limit to what a server may answer on a connection: it may say `100 Continue` as
-often as it likes before its answer (RFC 9110 15.2), or send answers that nobody asked for. aiohttp
-reads all that one read of the socket brought before anything else has its turn: two seconds of the
-event loop, and 200 MB.
+aiohttp does not limit what a server sends on a connection: any number of `100 Continue` before a
+response (RFC 9110 15.2), or responses without a request. It handles one whole read of the socket
+before anything else runs: up to two seconds of the event loop, and 200 MB.
 """
 
 from __future__ import annotations
@@ -21,40 +20,40 @@ from extproc.core.errors import ExtprocError
 from extproc.core.types import Endpoint
 
 MAX_HEADS: Final = 16
-"""Heads that may come for one request."""
+"""Response heads for one request."""
 _SLICE_BYTES: Final = 2048
-"""Looked at before heads are counted: a hundred of the shortest."""
+"""Handled between two counts of heads: a hundred of the shortest."""
 
 
 class ResponseError(ExtprocError):
-    """A server answered, but with a status or a body of no use. Count it, ask again later."""
+    """A response with a useless status or body. Ask again later."""
 
 
 class TooLargeError(ResponseError):
-    """A server's answer is longer than the limit; the rest was not read."""
+    """A response longer than the limit; the rest was not read."""
 
 
 FAILURES = (aiohttp.ClientError, OSError, ExtprocError)
-"""How a request may fail without anything being wrong with us. OSError: timeouts, too."""
+"""Failures of a request that are not bugs of ours; timeouts are OSErrors."""
 
 
 class PodConnection(ResponseHandler):
-    """One connection; dropped when more heads come for a request than `MAX_HEADS`."""
+    """One connection; dropped when it sends more than `MAX_HEADS` heads for a request."""
 
     _num_heads = 0
 
     def set_response_params(self, **params: Any) -> None:
-        """A request begins."""
+        """Begin a request."""
         self._num_heads = 0
         super().set_response_params(**params)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """A head has been read."""
+        """Handle a head."""
         self._num_heads += 1
         super().feed_data(data, size)
 
     def data_received(self, data: bytes) -> None:
-        """Read what has arrived, slice by slice where it may be many heads."""
+        """Handle a read, slice by slice if it may hold many heads."""
         if data.count(b"HTTP/") <= MAX_HEADS:
             super().data_received(data)
             return
@@ -67,26 +66,26 @@ class PodConnection(ResponseHandler):
 
 
 def _connector(ssl: SSLContext | None) -> aiohttp.TCPConnector:
-    """Connects to pods, as many as there are; within the event loop only."""
+    """Return a connector without a limit of connections; within the event loop only."""
     made = aiohttp.TCPConnector(limit=0, ssl=ssl if ssl is not None else True)
-    # aiohttp has no public way to say this; a test sees that it is heard.
+    # aiohttp has no public way to set it; a test checks that it has an effect.
     factory: Any = functools.partial(PodConnection, loop=made._loop)
     made._factory = factory
     return made
 
 
 def base_url(endpoint: Endpoint) -> str:
-    """The beginning of URLs of our own requests to an endpoint, without a trailing slash."""
+    """Return the base URL of our own requests to an endpoint, without a trailing slash."""
     return endpoint.url.rstrip("/") or f"http://{endpoint.address}"
 
 
 def open_session(
     headers: Mapping[str, str] | None = None, ssl: SSLContext | None = None
 ) -> aiohttp.ClientSession:
-    """Open a session for GETs of pods. Call within the event loop; close it in the end.
+    """Open a session for requests to pods. Call within the event loop; close it in the end.
 
-    Timeouts are the caller's. Compression is refused: it would cost the pod more than the network,
-    and us a bomb's inflation.
+    Timeouts are the caller's. Compression is refused: it would cost the pod more CPU than it saves
+    network, and expose us to decompression bombs.
     """
     return aiohttp.ClientSession(
         connector=_connector(ssl),
@@ -98,10 +97,10 @@ def open_session(
 
 
 async def get(session: aiohttp.ClientSession, url: URL, *, max_bytes: int) -> tuple[int, bytes]:
-    """GET `url`; return status and body. Redirects are not followed: a pod does not send us on.
+    """GET `url`; return status and body. Redirects are not followed.
 
     Raises:
-        ResponseError: The body is compressed, which nobody asked for.
+        ResponseError: The body is compressed, against our request.
         TooLargeError: The body is longer than `max_bytes`.
         aiohttp.ClientError, OSError: As aiohttp raises them. Ask again later.
     """
@@ -109,19 +108,19 @@ async def get(session: aiohttp.ClientSession, url: URL, *, max_bytes: int) -> tu
         encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
         if encoding != "identity":
             response.close()
-            raise ResponseError("the answer is compressed, unasked")
+            raise ResponseError("the response is compressed, which was not asked for")
         chunks, num_bytes = [], 0
         async for chunk in response.content.iter_any():
             chunks.append(chunk)
             num_bytes += len(chunk)
             if num_bytes > max_bytes:
                 response.close()  # else aiohttp would read the rest to keep the connection
-                raise TooLargeError(f"answer longer than {max_bytes} bytes")
+                raise TooLargeError(f"response longer than {max_bytes} bytes")
         return response.status, b"".join(chunks)
 
 
 def describe(error: BaseException) -> str:
-    """The reason why a visit or a call failed, in one line for people."""
+    """Return the reason of a failure, in one line for people."""
     if isinstance(error, TimeoutError):
         return "timed out"
     return str(error) or type(error).__name__

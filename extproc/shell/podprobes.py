@@ -1,8 +1,8 @@
-"""The requirements of a model server, each with the probe that tries it.
+"""The requirements of a model server, each with its probe.
 
 `docs/model-server.md` explains the same requirements in the same words. The probes change nothing
-on the server: beyond reading they send three short chat requests, one of them for a model that
-nobody has, and two loads of an adapter without a name.
+on the server: besides reads they send three short chat requests, one of them for an unknown model,
+and two loads of an adapter without a name.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from extproc.shell.podhttp import ResponseError
 
 _UNKNOWN_MODEL = "extproc-check-pod-no-such-model"
 
-# vLLM writes its LoRA series between the first token of a request and the last: an answer of one
-# token never shows.
-_ANSWER_TOKENS = 8
+# vLLM writes its LoRA series between the first token of a request and the last: a response of one
+# token never appears in it.
+_RESPONSE_TOKENS = 8
 
-# The engine writes its LoRA series with each step; a server may need a moment to show it.
+# The engine writes its LoRA series with each step; a server may show it with a delay.
 _LORA_INFO_TRIES = 30
 _LORA_INFO_EVERY_S = 0.1
 
@@ -62,8 +62,8 @@ class _Chunk(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A server's answer to one request; as text, its beginning in one line."""
+class Response:
+    """A server's response to one request; as text, its beginning in one line."""
 
     status: int
     content_type: str
@@ -75,13 +75,13 @@ class Answer:
 
 
 Verdict = tuple[bool | None, str]
-"""Whether a requirement is met, None where it could not be tried; and what was seen."""
-Ask = Callable[[str, str, object], Awaitable[Answer]]
+"""Whether a requirement is met, None if it could not be tried; and the observation."""
+Ask = Callable[[str, str, object], Awaitable[Response]]
 Probe = Callable[["Pod"], Awaitable[Verdict]]
 
 
 class Pod:
-    """The server under test, and what it has said so far."""
+    """The server under test, and its responses so far."""
 
     def __init__(self, ask: Ask, profile: EngineProfile, adapter: str | None) -> None:
         self.ask = ask
@@ -90,7 +90,7 @@ class Pod:
         self._models: list[_Model] | None = None
 
     async def models(self) -> list[_Model]:
-        """The models that it lists, asked for once."""
+        """Return the models that it lists, requested once."""
         if self._models is None:
             answer = await self.ask("GET", "/v1/models", None)
             if answer.status != HTTPStatus.OK:
@@ -99,36 +99,32 @@ class Pod:
         return self._models
 
     async def adapter(self) -> str | None:
-        """The adapter to try: the given one, else the first one listed."""
+        """Return the adapter to try: the given one, else the first one listed."""
         listed = (model.id for model in await self.models() if model.parent)
         return self._adapter or next(listed, None)
 
-    async def chat(self, model: str) -> Answer:
-        """The answer to a short chat request, streamed."""
+    async def chat(self, model: str) -> Response:
+        """Return the response to a short streamed chat request."""
         messages = [{"role": "user", "content": "Hello"}]
-        body = {
-            "model": model,
-            "messages": messages,
-            "max_tokens": _ANSWER_TOKENS,
-            "stream": True,
-        }
+        limits = {"max_tokens": _RESPONSE_TOKENS, "stream": True}
+        body = {"model": model, "messages": messages, **limits}
         return await self.ask("POST", "/v1/chat/completions", body)
 
     async def page(self) -> bytes:
-        """Its metrics page.
+        """Return its metrics page.
 
         Raises:
             ResponseError: It has none.
         """
         answer = await self.ask("GET", "/metrics", None)
-        if answer.status != HTTPStatus.OK:  # some servers know it by this name only
+        if answer.status != HTTPStatus.OK:  # some servers have it at this path only
             answer = await self.ask("GET", "/metrics/", None)
         if answer.status != HTTPStatus.OK:
             raise ResponseError(str(answer))
         return answer.body
 
     async def report(self) -> LoadReport:
-        """The load report on its metrics page."""
+        """Return the load report of its metrics page."""
         return parse_report(await self.page(), self.profile)
 
 
@@ -164,7 +160,7 @@ async def _refuses_unknown(pod: Pod) -> Verdict:
 
 
 async def _streams(pod: Pod) -> Verdict:
-    """Ask for an adapter, or for the base model of a server without any."""
+    """Request an adapter, or the base model of a server without any."""
     names = [await pod.adapter(), *(model.id for model in await pod.models())]
     model = next(filter(None, names), None)
     if model is None:
@@ -199,12 +195,12 @@ async def _has_metrics(pod: Pod) -> Verdict:
 
 
 def _has(select: Callable[[EngineProfile], tuple[str, ...]]) -> Probe:
-    """Probe for one metric that the profile may know by several names."""
+    """Return the probe for one metric, for which the profile may have several names."""
 
     async def probe(pod: Pod) -> Verdict:
         names = select(pod.profile)
         if not names:
-            return None, f"the profile {pod.profile.name} knows no such metric"
+            return None, f"the profile {pod.profile.name} has no such metric"
         page = await pod.page()
         there = [name for name in names if _has_family(page, name)]
         return bool(there), _join(there) or f"missing: {_join(names)}"
@@ -214,7 +210,7 @@ def _has(select: Callable[[EngineProfile], tuple[str, ...]]) -> Probe:
 
 async def _says_active_adapters(pod: Pod) -> Verdict:
     if pod.profile.lora_info is None:
-        return None, f"the profile {pod.profile.name} knows no such metric"
+        return None, f"the profile {pod.profile.name} has no such metric"
     adapter = await pod.adapter()
     if adapter is None:
         return None, "no adapter is registered there"
@@ -238,7 +234,7 @@ async def _filters(pod: Pod) -> Verdict:
 
 
 async def _loads_at_runtime(pod: Pod) -> Verdict:
-    """An empty name is refused with 400 where the endpoints are enabled: nothing changes."""
+    """Load an empty name: refused with 400 if loading is enabled, without any effect."""
     load = await pod.ask("POST", "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
     unload = await pod.ask("POST", "/v1/unload_lora_adapter", {"lora_name": ""})
     statuses = f"an empty name: HTTP {load.status} and {unload.status}"
@@ -250,7 +246,7 @@ def _has_family(page: bytes, name: str) -> bool:
 
 
 def _join(names: Iterable[str]) -> str:
-    """At most a handful of names, for one line."""
+    """Join at most a handful of names, for one line."""
     first = list(islice(names, _MAX_NAMES + 1))
     return ", ".join(first[:_MAX_NAMES]) + (", ..." if len(first) > _MAX_NAMES else "")
 

@@ -1,8 +1,8 @@
 """An InferencePool's gauges by the names that dashboards and autoscalers of its pickers read.
 
-Those of the Inference Extension's picker 1.5 (`inference_pool_*`), as far as they say something
-of the pods. What that picker counts by request (`inference_objective_*`) has no counterpart: tokens
-are not read here, and objectives are not resources.
+Those of the Inference Extension's picker 1.5 (`inference_pool_*`) about pods. Its counters by
+request (`inference_objective_*`) have no counterpart: tokens are not counted here, and objectives
+are not resources.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ _AVERAGES: tuple[tuple[str, str, Callable[[EndpointView], float]], ...] = (
 
 
 class PoolMetrics:
-    """A collector. Averages and queues are of the pods with a load report that has not expired.
+    """A collector. Averages and queues cover the pods with a load report that has not expired.
 
     Args:
-        pool: Name of the InferencePool.
-        snapshot: The endpoints now; called once per scrape of the metrics.
+        snapshot: Returns the current state of the pool; called once per scrape of the metrics.
     """
 
     def __init__(self, pool: str, snapshot: Callable[[], Snapshot]) -> None:
@@ -38,11 +37,11 @@ class PoolMetrics:
         self._snapshot = snapshot
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the registry need not collect at registration to learn the names."""
+        """Return nothing, so that the registry does not collect at registration."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, for the registry."""
+        """Yield every family, for the registry."""
         views = self._snapshot().endpoints
         known = [view for view in views if view.is_known]
         num_ready = sum(view.is_ready for view in views)
@@ -60,7 +59,7 @@ class PoolMetrics:
         yield queues
 
     def _gauge(self, name: str, documentation: str, values: Sequence[float]) -> Metric:
-        """A family with the pool's name alone as label; none of it where there is no value."""
+        """Return a family with the pool's name as its label, empty without a value."""
         family = GaugeMetricFamily(f"inference_pool_{name}", documentation, labels=("name",))
         for value in values:
             family.add_metric((self._pool,), value)

@@ -1,12 +1,12 @@
-"""Reads every endpoint's metrics page again and again, and hands the load reports on.
+"""Scrapes every endpoint's metrics page, again and again, for load reports.
 
-A whole page of vLLM is 50 KB and costs its API server 3.3 ms of CPU; asked for the needed families
-only, it is 0.3 ms (vLLM 0.32, `GET /metrics/?name[]=...`, the slash matters). So that is asked
-first. Where it is no use, the ways after it are tried, and the first one that is of use is kept
-until it fails, or until it is time to look for a better one.
+A whole page of vLLM is 50 KB and costs its API server 3.3 ms of CPU; a request for the needed
+families only costs 0.3 ms (vLLM 0.32, `GET /metrics/?name[]=...`, the slash matters), so that is
+tried first. If it is of no use, other URLs are tried, and the first useful one is kept until it
+fails, or until it is time to look for a better one.
 
-A report was true at some moment between request and response. Its time is when the response had
-arrived, so its age is never overstated; who needs the other end takes the duration off.
+A report was true at some moment between request and response. Its time is the arrival of the
+response, so its age is never overstated; subtract the duration for the other end.
 """
 
 from __future__ import annotations
@@ -27,19 +27,28 @@ from extproc.shell.podhttp import ResponseError, TooLargeError, base_url, get
 
 OnReport = Callable[[str, LoadReport, float, float], None]
 
-# A better way may have come with a restart that no failed scrape told of.
+# The pod may have restarted, and now know a better URL, without a failed scrape in between.
 _KEEP_WAY_S = 60.0
 
-# A server writes 50 KB in 3.3 ms. Three times that as a rest keeps a page that has grown to many
-# megabytes from taking more than a quarter of one of its cores.
+# A server writes 50 KB in 3.3 ms. A rest of three times that keeps a page of many megabytes from
+# taking more than a quarter of one of its cores.
 _REST_S_PER_BYTE = 3 * 3.3e-3 / 50e3
 
-# Reading takes about 10 us per KB: from here on in a thread, lest it hold up decisions.
+# Parsing takes about 10 us per KB: from here on in a thread, so that it does not delay decisions.
 _THREAD_FROM_BYTES = 256 * 1024
 
 
-class Scraper:
-    """Scrapes endpoints. `set_endpoints` starts it, `aclose` ends it."""
+class Scraper(EndpointLoops):
+    """Scrapes endpoints. `set_endpoints` starts it, `aclose` ends it.
+
+    Args:
+        settings: The pace of the scrapes; pages over 250 KB are scraped less often.
+        on_report: Called with address, report, arrival time of the response and seconds it took.
+        on_failure: Called with address, reason, and whether the address refuses connections.
+        clock: Monotonic seconds.
+        max_page_bytes: Longest page. A server may outgrow it by its LoRA series alone, which it
+            never removes; then everything but those is requested.
+    """
 
     def __init__(
         self,
@@ -52,34 +61,13 @@ class Scraper:
         rng: Random,
         max_page_bytes: int = 4 * 1024 * 1024,
     ) -> None:
-        """Make it; nothing is asked before `set_endpoints`.
-
-        Args:
-            profile: What the engine calls its metrics.
-            settings: Of the scrapes; pages over 250 KB are scraped less often.
-            on_report: Called with address, report, when the response had arrived and how many
-                seconds the scrape took.
-            on_failure: Called with address, what went wrong and whether nobody is there.
-            clock: Monotonic seconds.
-            rng: For phases and backoff.
-            max_page_bytes: Longest page. A server may outgrow it by LoRA series alone, which are
-                never removed; it is then asked for everything but those.
-        """
+        super().__init__(self._scrapes, settings, on_failure=on_failure, rng=rng)
         self._profile = profile
         self._on_report = on_report
         self._clock = clock
         self._max_page_bytes = max_page_bytes
-        self._loops = EndpointLoops(self._begin, settings, on_failure=on_failure, rng=rng)
 
-    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
-        """Scrape exactly these from now on. Call within the event loop."""
-        self._loops.set_endpoints(endpoints)
-
-    async def aclose(self) -> None:
-        """End all scrapes. No callback is called after this."""
-        await self._loops.aclose()
-
-    def _begin(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
+    def _scrapes(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
         page = _Page(session, base_url(endpoint), self._profile, self._max_page_bytes)
 
         async def scrape() -> float:
@@ -97,7 +85,7 @@ class Scraper:
 
 
 class _Page:
-    """One server's metrics page: the ways to it, and the one that is of use."""
+    """One server's metrics page: the URLs to try, and the useful one."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, profile: EngineProfile, max_bytes: int
@@ -108,20 +96,20 @@ class _Page:
         lora = profile.lora_info.family if profile.lora_info is not None else None
         self._filtered = _filter_url(url, profile.families)
         self._without_lora = _filter_url(url, [name for name in profile.families if name != lora])
-        # Some servers know the whole page by one of its two names only.
+        # Some servers have the whole page at one of these two paths only.
         self._ways = (self._filtered, URL(f"{url}/metrics"), URL(f"{url}/metrics/"))
         self._kept: URL | None = None
         self._kept_until_s = 0.0
 
     async def fetch(self) -> bytes:
-        """Get a page with the wanted metrics; else the whole page of a server without them.
+        """Fetch a page with the wanted metrics; else the whole page of a server without them.
 
         Raises:
-            ResponseError: No way answered 200, or the page is too long. All ways are open again.
-            aiohttp.ClientError, OSError: No answer. Likewise.
+            ResponseError: No URL returned 200, or the page is too long. All are tried again.
+            aiohttp.ClientError, OSError: As `podhttp.get`. Likewise.
         """
         now = asyncio.get_running_loop().time
-        kept, self._kept = self._kept, None  # until it has proved itself again
+        kept, self._kept = self._kept, None  # kept again if it succeeds
         ways = (kept,) if kept is not None and now() < self._kept_until_s else self._ways
         status, page_without = 0, None
         for asked in ways:

@@ -1,6 +1,6 @@
-"""A certificate of our own making, for gateways that want TLS to the router and trust any name.
+"""A self-signed certificate, for gateways that want TLS to the router and accept any certificate.
 
-Its key never touches a disk: both files are in memory where the system has such files, so that a
+Where the system has in-memory files, both files are such: the key never touches a disk, and a
 read-only root file system is enough.
 """
 
@@ -12,13 +12,13 @@ import tempfile
 from pathlib import Path
 
 LIFETIME = dt.timedelta(days=3650)
-"""Longer than any process runs; a new one is made at each start."""
+"""Longer than any process runs; each start makes a new certificate."""
 CLOCK_SKEW = dt.timedelta(hours=1)
-"""A gateway whose clock is behind takes it, too."""
+"""Tolerance for gateways whose clock is behind."""
 
 
 def make_certificate(*, now: dt.datetime) -> tuple[Path, Path]:
-    """Make a certificate for `localhost` and its key; the paths of their PEM files.
+    """Make a certificate for `localhost`; return the paths of it and of its key, PEM files.
 
     Raises:
         ImportError: The package `cryptography` is missing; the message says how to get it.
@@ -55,7 +55,7 @@ def make_certificate(*, now: dt.datetime) -> tuple[Path, Path]:
 
 
 def _file(name: str, content: bytes) -> Path:
-    """A file that is gone with this process; where that is not to be had, a private one."""
+    """Make a file that ends with this process; if the system has none, a private one."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create(name)
         os.write(descriptor, content)

@@ -1,11 +1,11 @@
 """The ext_proc service: messages to `Stream` events, commands to messages, and nothing else.
 
-A bug must never end an RPC with OK: Envoy would send the request on with no destination, whatever
-its `failure_mode_allow` says. An exception here becomes INTERNAL, a broken protocol
-INVALID_ARGUMENT, and Envoy answers its client with an error.
+A bug must never end an RPC with OK: Envoy would forward the request without a destination, whatever
+its `failure_mode_allow`. An exception here becomes INTERNAL, a broken protocol INVALID_ARGUMENT,
+and Envoy sends its client an error.
 
-While the service cannot know an answer yet, the RPC ends with UNAVAILABLE. An answer, even a 503,
-would be final; so Envoy asks another router, or does without one where it fails open.
+Before the service is ready, RPCs end with UNAVAILABLE. A response, even a 503, would be final; this
+way Envoy tries another router, or continues without one if it fails open.
 """
 
 from __future__ import annotations
@@ -27,31 +27,29 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 PROTOCOL, INTERNAL, SILENCE = _CAUSES = "protocol", "internal", "silence"
 
 MAX_SILENCE_S = 900.0
-"""For which a call may wait for the data plane's next message: three times what Envoy lets a client
-be silent by default (`stream_idle_timeout`), as nothing comes while it gathers a slow upload. It is
-noticed within twice the time."""
+"""Longest wait for the data plane's next message: three times Envoy's default limit for a silent
+client (`stream_idle_timeout`), as no messages come while Envoy buffers a slow upload. It is
+detected within twice the time."""
 
 log = logging.getLogger(__name__)
 
 
 class TimerHandle(Protocol):
-    """A call that has not been made."""
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """Do not make it."""
+        """Cancel it."""
 
 
 @dataclass(slots=True)
 class ExternalProcessor:
-    """Opens a stream per RPC and counts the open ones.
+    """Opens a stream per RPC.
 
     Attributes:
-        new_stream: Makes the machine of one request from its RPC's metadata.
-        codec: Translates.
+        new_stream: Makes the state machine of one request from its RPC's metadata.
         clock: Monotonic seconds.
         call_later: Runs a callable after so many seconds, unless its handle is cancelled.
-        is_open: Whether requests are taken. Asked once for each.
-        num_open: RPCs open now.
+        is_open: Whether requests are accepted; called once for each.
         num_broken: RPCs that an error ended, by cause: `PROTOCOL`, `INTERNAL` or `SILENCE`.
     """
 
@@ -62,50 +60,51 @@ class ExternalProcessor:
     is_open: Callable[[], bool] = lambda: True
     num_open: int = 0
     num_broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
-    _looked_at: dict[_Session, float] = field(default_factory=dict)  # unanswered ones, oldest first
+    _checked_at: dict[_Session, float] = field(default_factory=dict)  # undecided ones, oldest first
 
     def methods(self) -> list[Method]:
-        """What a transport serves."""
+        """Return the service's methods."""
         return [Method(f"/{SERVICE}/Process", self._open)]
 
     def broke(self, cause: str, message: str, *, with_traceback: bool = False) -> None:
-        """Count an error, and log it; `shell.logs` sees that no peer can fill the log with it."""
+        """Count and log an error; `shell.logs` limits how often."""
         self.num_broken[cause] += 1
         level = logging.ERROR if with_traceback else logging.WARNING
         log.log(level, "%s", message, exc_info=with_traceback)
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         if not self.is_open():
-            return _TurnedAway(call)
+            return _NotReady(call)
         self.num_open += 1
         session = _Session(self, call, metadata)
-        self._looked_at[session] = session.heard_s
+        self._checked_at[session] = session.received_s
         return session
 
     def tick(self) -> None:
-        """End calls that the data plane has left without a word; to be called about once a second.
+        """End calls that the data plane has abandoned; to be called about once a second.
 
-        Only where it owes a message: not where a rule holds the request or an answer runs.
+        Only calls that wait for its message: not while a policy holds the request, or during a
+        response.
         """
         now = self.clock()
         before_s = now - MAX_SILENCE_S
         for session in list(
-            takewhile(lambda each: self._looked_at[each] < before_s, self._looked_at)
+            takewhile(lambda each: self._checked_at[each] < before_s, self._checked_at)
         ):
-            del self._looked_at[session]
-            if session.stream.awaits_message and session.heard_s < before_s:
-                self.broke(SILENCE, "the data plane has left a request without a word")
-                session.fail(Code.DEADLINE_EXCEEDED, "nothing more came of the request")
+            del self._checked_at[session]
+            if session.stream.awaits_message and session.received_s < before_s:
+                self.broke(SILENCE, "the data plane has abandoned a request")
+                session.fail(Code.DEADLINE_EXCEEDED, "no further message for the request")
             elif not session.stream.is_answered:
-                self._looked_at[session] = now
+                self._checked_at[session] = now
 
     def closed(self, session: _Session) -> None:
-        """An RPC is over."""
+        """Forget a closed RPC."""
         self.num_open -= 1
-        self._looked_at.pop(session, None)
+        self._checked_at.pop(session, None)
 
 
-class _TurnedAway:
+class _NotReady:
     __slots__ = ("_call",)
 
     def __init__(self, call: Call) -> None:
@@ -124,14 +123,14 @@ class _TurnedAway:
 class _Session:
     __slots__ = (
         *("_call", "_is_half_closed", "_is_holding", "_service", "_timer"),
-        *("heard_s", "stream"),
+        *("received_s", "stream"),
     )
 
     def __init__(self, service: ExternalProcessor, call: Call, metadata: Metadata) -> None:
         self._service = service
         self._call = call
         self.stream = service.new_stream(metadata)
-        self.heard_s = service.clock()
+        self.received_s = service.clock()
         self._timer: TimerHandle | None = None
         self._is_holding = self._is_half_closed = False
 
@@ -145,12 +144,12 @@ class _Session:
         self._timer = None
         self._handle(m.Wakeup())
 
-    def _handle(self, told: bytes | m.Event) -> None:
-        """Carry out what the stream makes of a message, or of an event that is ours."""
+    def _handle(self, received: bytes | m.Event) -> None:
+        """Execute the stream's commands for a message, or for an event of our own."""
         service, call, stream = self._service, self._call, self.stream
         try:
-            event = service.codec.decode(told) if isinstance(told, bytes) else told
-            now = self.heard_s = service.clock()
+            event = service.codec.decode(received) if isinstance(received, bytes) else received
+            now = self.received_s = service.clock()
             for command in stream.handle(event, now=now):
                 if isinstance(command, m.End):
                     call.end()
@@ -170,14 +169,14 @@ class _Session:
             self.fail(Code.INTERNAL, "internal error, see the router's log")
 
     def fail(self, code: Code, details: str) -> None:
-        """End the RPC, and the pick if there is one: its request goes nowhere."""
+        """End the RPC, and its pick if there is one: its request is not forwarded."""
         try:
             self.stream.abandon(now=self._service.clock())
         finally:
             self._call.end(code, details)
 
     def half_close(self) -> None:
-        """The end, or an answer first, where the body is still being read or a rule holds it."""
+        """End the RPC, at once or, while a policy holds the request, after the response."""
         self._is_half_closed = True
         self._end_if_half_closed()
 

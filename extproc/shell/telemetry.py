@@ -1,12 +1,12 @@
 """Prometheus metrics.
 
-What happens per request is counted in plain numbers; what is true per endpoint is read from the
-pool's snapshot. Both become metric families only when somebody scrapes, so a pick costs about one
-microsecond here (a quarter of what prometheus_client's own counters and histograms take) and a
-look at each candidate. Event loop only: nothing is locked.
+Events of requests are counted in plain numbers; the state of endpoints is read from the pool's
+snapshot. Both become metric families only at a scrape of the metrics, so a pick costs about one
+microsecond here (a quarter of what prometheus_client's own counters and histograms take) plus a
+look at each candidate. Event loop only: there are no locks.
 
-Names begin with `extproc_` and end with their unit; `endpoint` labels are addresses (`ip:port`),
-and those of endpoints that left the pool disappear with them.
+Names begin with `extproc_` and end with their unit; `endpoint` labels are addresses (`ip:port`)
+and disappear when their endpoint leaves the pool.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from extproc.core.types import EndpointView, Outcome, Pick, Reason, Rejection, S
 
 OTHER = "other"
 MAX_LABEL_CHARS = 256
-"""Of a label's value that somebody else has chosen: a model's name (`openai.MAX_MODEL_BYTES`)."""
-_MAX_SLUGS = 100  # a user's rule may invent reasons; more of them than this are counted as OTHER
+"""Longest label value chosen by a client: a model's name (`openai.MAX_MODEL_BYTES`)."""
+_MAX_SLUGS = 100  # a user's policy may invent reasons; any further ones count as OTHER
 
 _DECISION_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
 _SCRAPE_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -38,12 +38,12 @@ _LAG_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class Totals(NamedTuple):
-    """What was counted since the start, for rates.
+    """Counts since the start, for rates.
 
     Attributes:
-        num_decided: Choices made, those that ended in an error included.
-        decided_s: What they took together.
-        num_rejected: Requests answered with an error, those that needed no choice included.
+        num_decided: Decisions made, those that ended in an error included.
+        decided_s: The seconds that they took together.
+        num_rejected: Requests rejected, with or without a decision.
     """
 
     num_decided: int
@@ -52,16 +52,11 @@ class Totals(NamedTuple):
 
 
 class Telemetry:
-    """Counts what happens; a collector of `registry`.
+    """Counts events; a collector of `registry`.
 
     Args:
-        snapshot: The pool now; called once per scrape of the metrics.
-        version: For `extproc_build_info`.
-        registry: Where to register; None for a registry of its own.
+        snapshot: Returns the current state of the pool; called once per scrape of the metrics.
         max_adapter_labels: Adapters with a label of their own; later ones share `other`.
-
-    Attributes:
-        registry: What to expose.
     """
 
     def __init__(
@@ -74,8 +69,7 @@ class Telemetry:
     ) -> None:
         self._snapshot = snapshot
         self._version = version
-        self._gauges: list[tuple[str, str, Callable[[], float]]] = []
-        self._readings: list[_Reading] = []
+        self._readings: list[Callable[[], Metric]] = []
         self._adapters = _Labels(max_adapter_labels)
         self._slugs = _Labels(_MAX_SLUGS)
         self._make_counters()
@@ -92,108 +86,97 @@ class Telemetry:
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    def decided(self, seconds: float) -> None:
-        """Choosing an endpoint took `seconds`, whether there was one or not."""
-        self._decision_s.observe(seconds)
-
     def routed(self, result: Pick | Rejection | Wait, seconds: float) -> None:
-        """Choosing gave `result`; an error is counted when its client gets it."""
-        self.decided(seconds)
+        """Record a decision and its duration; its rejection is recorded by `rejected`."""
+        self._decision_s.observe(seconds)
         if isinstance(result, Pick):
             self.picked(result)
         elif isinstance(result, Wait):
-            self.waited(result)
+            self._waits.add((self._slugs.cap(result.reason),))
 
     def picked(self, pick: Pick) -> None:
-        """A request was given an endpoint."""
+        """Record a pick."""
         self._picks.add((pick.policy, self._slugs.cap(pick.reason)))
         adapter = pick.request.adapter
         if adapter is not None:
             self._picks_by_adapter.add((self._adapters.cap(adapter),))
             self._affinity.add((_affinity(pick, adapter),))
 
-    def waited(self, wait: Wait) -> None:
-        """A rule held a request, or went on holding it."""
-        self._waits.add((self._slugs.cap(wait.reason),))
-
     def rejected(self, rejection: Rejection) -> None:
-        """A request was answered with an error."""
+        """Record an error sent to a client."""
         self._rejections.add((rejection.reason,))
 
     def completed(self, outcome: Outcome, lag_s: float | None = None) -> None:
-        """A pick ended; `lag_s` after the request's end where an access log said so."""
+        """Record the end of a pick; `lag_s` is the age of its access log entry, if there is one."""
         self._completions.add((outcome,))
         if lag_s is not None:
             self._lag_s.observe(lag_s)
 
     def slo_judged(self, path: str, is_attained: bool) -> None:
-        """A request counted for the objective; `path` is one of few."""
+        """Record a request that counts towards the objective; `path` is one of few."""
         self._slo_requests.add((path, "true" if is_attained else "false"))
 
     def totals(self) -> Totals:
-        """What was counted so far."""
+        """Return the counts so far."""
         return Totals(self._decision_s.count, self._decision_s.sum, self._rejections.total)
 
     def completion_unmatched(self) -> None:
-        """An access log entry named no pick of ours."""
+        """Record an access log entry about none of our picks."""
         self._unmatched.add(())
 
     def picks_expired(self, count: int = 1) -> None:
-        """Picks aged out without a word on how they ended."""
+        """Record picks that expired without news of their end."""
         self._expired.add((), count)
 
     def scraped(self, seconds: float) -> None:
-        """A model server was scraped in `seconds`."""
+        """Record the duration of a successful scrape."""
         self._scrape_s.observe(seconds)
 
     def scrape_failed(self, endpoint: str) -> None:
-        """A scrape of the endpoint at that address failed."""
+        """Record a failed scrape of the endpoint at that address."""
         self._scrape_failures.add((endpoint,))
 
     def eds_refused(self) -> None:
-        """Envoy refused an update of the endpoints."""
+        """Record that Envoy refused an update of the endpoints."""
         self._eds_refusals.add(())
 
     def access_log_garbage(self) -> None:
-        """A message on an access log stream could not be read."""
+        """Record an unreadable message on an access log stream."""
         self._access_log_errors.add(())
 
     def add_gauge(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """Add `extproc_<name>`, read at each scrape."""
-        self._gauges.append((f"extproc_{name}", documentation, read))
+        self._readings.append(
+            lambda: GaugeMetricFamily(f"extproc_{name}", documentation, value=read())
+        )
 
     def add_counters(
         self, name: str, documentation: str, label: str, read: Callable[[], Mapping[str, float]]
     ) -> None:
         """Add `extproc_<name>_total` with one label, read at each scrape."""
-        reading = _Reading(CounterMetricFamily, f"extproc_{name}", documentation, label, read)
-        self._readings.append(reading)
+        self._readings.append(
+            lambda: _labelled(CounterMetricFamily, name, documentation, label, read())
+        )
 
     def add_gauges(
         self, name: str, documentation: str, label: str, read: Callable[[], Mapping[str, float]]
     ) -> None:
         """Add `extproc_<name>` with one label, read at each scrape."""
-        reading = _Reading(GaugeMetricFamily, f"extproc_{name}", documentation, label, read)
-        self._readings.append(reading)
+        self._readings.append(
+            lambda: _labelled(GaugeMetricFamily, name, documentation, label, read())
+        )
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the registry need not collect at registration to learn the names."""
+        """Return nothing, so that the registry does not collect at registration."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, for the registry."""
+        """Yield every family, for the registry."""
         snapshot = self._snapshot()
-        addresses = {each.address for each in snapshot.endpoints}
-        self._scrape_failures.keep(addresses)
+        self._scrape_failures.keep({each.address for each in snapshot.endpoints})
         yield from (each.family() for each in self._counters)
         yield from (each.family() for each in (self._decision_s, self._scrape_s, self._lag_s))
-        for name, documentation, read in self._gauges:
-            yield GaugeMetricFamily(name, documentation, value=read())
-        for reading in self._readings:
-            family = reading.family(reading.name, reading.documentation, labels=(reading.label,))
-            for value, count in reading.read().items():
-                family.add_metric((value,), count)
-            yield family
+        yield from (read() for read in self._readings)
         yield InfoMetricFamily("extproc_build", "This program", {"version": self._version})
         yield from _endpoint_families(snapshot)
 
@@ -207,7 +190,7 @@ class Telemetry:
             ("hit", "cold", "spill"),
         )
         self._picks_by_adapter = _Counter("picks_by_adapter", "Picks for an adapter", ("adapter",))
-        self._waits = _Counter("waits", "Times that a rule held a request", ("reason",))
+        self._waits = _Counter("waits", "Times that a policy held a request", ("reason",))
         self._rejections = _Counter(
             "rejections", "Requests answered with an error", ("reason",), tuple(Reason)
         )
@@ -220,27 +203,17 @@ class Telemetry:
             ("path", "attained"),
         )
         self._unmatched = _Counter(
-            "completions_unmatched", "Access log entries that named no pick of ours"
+            "completions_unmatched", "Access log entries about none of our picks"
         )
-        self._expired = _Counter("picks_expired", "Picks aged out without a word on their end")
+        self._expired = _Counter("picks_expired", "Picks that expired without news of their end")
         self._scrape_failures = _Counter("scrape_failures", "Failed scrapes", ("endpoint",))
         self._eds_refusals = _Counter("eds_refusals", "Endpoint updates that Envoy refused")
         self._access_log_errors = _Counter("access_log_errors", "Unreadable access log messages")
         self._counters = [each for each in vars(self).values() if isinstance(each, _Counter)]
 
 
-class _Reading(NamedTuple):
-    """A family with one label whose values somebody else keeps."""
-
-    family: type[CounterMetricFamily] | type[GaugeMetricFamily]
-    name: str
-    documentation: str
-    label: str
-    read: Callable[[], Mapping[str, float]]
-
-
 class _Labels:
-    """Label values, so many at most; the first ones win."""
+    """The first `max_values` values of a label; all others become OTHER."""
 
     def __init__(self, max_values: int) -> None:
         self._max_values = max_values
@@ -250,16 +223,15 @@ class _Labels:
         if value in self._values:
             return value
         value = plain(value, MAX_LABEL_CHARS)
-        if value in self._values:
-            return value
-        if len(self._values) >= self._max_values:
-            return OTHER
-        self._values.add(value)
+        if value not in self._values:
+            if len(self._values) >= self._max_values:
+                return OTHER
+            self._values.add(value)
         return value
 
 
 class _Counter:
-    """One counter family. `known` values of its one label are there from the start."""
+    """One counter family; the `known` values of its single label start at 0."""
 
     def __init__(
         self,
@@ -280,11 +252,11 @@ class _Counter:
 
     @property
     def total(self) -> float:
-        """All children together."""
+        """The sum over all labels."""
         return sum(self._counts.values())
 
     def keep(self, values: set[str]) -> None:
-        """Forget the children with other values of the first label."""
+        """Forget all other values of the first label."""
         self._counts = {each: n for each, n in self._counts.items() if each[0] in values}
 
     def family(self) -> Metric:
@@ -306,7 +278,7 @@ class _Histogram:
 
     @property
     def count(self) -> int:
-        """Observations."""
+        """The number of observations."""
         return sum(self._counts)
 
     def observe(self, seconds: float) -> None:
@@ -331,11 +303,11 @@ def _affinity(pick: Pick, adapter: str) -> str:
     return "spill" if any(view.has_loaded(adapter) for view in pick.candidates) else "cold"
 
 
-# What an endpoint's gauge says, or None where that is not known: absent, not 0.
+# Reads an endpoint's gauge; None where the value is not known: absent, not 0.
 _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
     ("endpoint_ready", "May get new requests", lambda view: view.is_ready),
     ("endpoint_known", "Has a load report that has not expired", lambda view: view.is_known),
-    ("endpoint_unreachable", "Nobody is there for our calls", lambda view: view.is_unreachable),
+    ("endpoint_unreachable", "Cannot be connected to", lambda view: view.is_unreachable),
     ("endpoint_ejected", "Fails, and gets no requests", lambda view: view.is_ejected),
     ("endpoint_in_flight", "Unfinished requests that we sent", lambda view: view.num_in_flight),
     ("endpoint_pending", "Unfinished requests, others' included", lambda view: view.num_pending),
@@ -358,31 +330,29 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
 
 
 def _endpoint_families(snapshot: Snapshot) -> Iterator[Metric]:
+    views, now = snapshot.endpoints, snapshot.now
     for name, documentation, read in _ENDPOINT_GAUGES:
-        yield _per_endpoint(name, documentation, snapshot, read)
-    loads = CounterMetricFamily(
-        "extproc_adapter_loads", "Adapters that came into a GPU slot", labels=("endpoint",)
-    )
-    for view in snapshot.endpoints:
-        loads.add_metric((view.address,), view.num_adapter_loads)
-    yield loads
-    yield _per_endpoint(
-        "endpoint_report_age_seconds",
-        "Age of the last load report",
-        snapshot,
-        lambda view: None if view.reported_at_s is None else snapshot.now - view.reported_at_s,
+        values = {view.address: value for view in views if (value := read(view)) is not None}
+        yield _labelled(GaugeMetricFamily, name, documentation, "endpoint", values)
+    loads = {view.address: view.num_adapter_loads for view in views}
+    documentation = "Adapters that came into a GPU slot"
+    yield _labelled(CounterMetricFamily, "adapter_loads", documentation, "endpoint", loads)
+    times = {view.address: view.reported_at_s for view in views}
+    ages = {address: now - at_s for address, at_s in times.items() if at_s is not None}
+    documentation = "Age of the last load report"
+    yield _labelled(
+        GaugeMetricFamily, "endpoint_report_age_seconds", documentation, "endpoint", ages
     )
 
 
-def _per_endpoint(
+def _labelled(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
     name: str,
     documentation: str,
-    snapshot: Snapshot,
-    read: Callable[[EndpointView], float | None],
+    label: str,
+    values: Mapping[str, float],
 ) -> Metric:
-    family = GaugeMetricFamily(f"extproc_{name}", documentation, labels=("endpoint",))
-    for view in snapshot.endpoints:
-        value = read(view)
-        if value is not None:
-            family.add_metric((view.address,), value)
+    family = kind(f"extproc_{name}", documentation, labels=(label,))
+    for value, number in values.items():
+        family.add_metric((value,), number)
     return family

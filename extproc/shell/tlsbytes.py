@@ -1,8 +1,8 @@
 """TLS of one accepted connection, as functions of bytes.
 
-asyncio's own TLS tells a protocol of a connection only after the handshake, and gives each at once
-buffers of 256 KiB and more; who connects and says nothing is then neither counted nor cheap. Here a
-connection costs nothing until its first bytes come, and everything it costs is ours to limit.
+asyncio's own TLS reports a connection to its protocol only after the handshake, and allocates at
+least 256 KiB of buffers for it at once; a silent peer is then neither counted nor cheap. Here a
+connection costs nothing until its first bytes arrive, and can be limited from the start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _READ_BYTES: Final = 256 * 1024
 
 
 class TlsError(Exception):
-    """The peer does not speak TLS as we ask for it; what is to be sent says why."""
+    """The peer does not speak TLS as required; the pending output tells it why."""
 
 
 class TlsBytes:
@@ -37,7 +37,7 @@ class TlsBytes:
         self.is_over = False
 
     def receive(self, data: bytes) -> bytes:
-        """Take what the socket brought; return what it says.
+        """Return the plain text of bytes from the socket.
 
         Raises:
             TlsError: The handshake or a record is wrong. Write `data_to_send()`, then close.
@@ -75,19 +75,19 @@ class TlsBytes:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def send(self, data: bytes) -> None:
-        """Encrypt; the handshake must be complete."""
+        """Encrypt `data`; the handshake must be complete."""
         assert self._tls is not None
         if data:
             self._tls.write(data)
 
     def close(self) -> None:
-        """Say that nothing more follows (8446 6.1, close_notify)."""
+        """Send close_notify (8446 6.1)."""
         if self.is_ready:
             assert self._tls is not None
-            # The peer's own close_notify has not come; ours is written.
+            # Raised because the peer has not sent its own close_notify; ours is written.
             with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
 
     def data_to_send(self) -> bytes:
-        """What the socket is to be given."""
+        """Return the bytes to write to the socket."""
         return self._outgoing.read()

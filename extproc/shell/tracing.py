@@ -1,13 +1,13 @@
-"""Spans by OpenTelemetry: one for each decision, in the trace of the request that it is for.
+"""OpenTelemetry spans: one for each decision, in the trace of its request.
 
-Envoy starts a span for its call to us and sends its context with the call (`traceparent` in the
-RPC's metadata, w3.org/TR/trace-context); ours is a child of it. Where Envoy does not trace, a
-decision begins a trace of its own, as far as it is sampled.
+Envoy starts a span for its call to the router and sends its context with the call (`traceparent` in
+the RPC's metadata, w3.org/TR/trace-context); ours is a child of it. If Envoy does not trace, a
+sampled decision begins a trace of its own.
 
-Where spans go, and how often, is said by OpenTelemetry's own environment variables
-(`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_BSP_SCHEDULE_DELAY` and the others). They are sent as JSON
-over HTTP, because OpenTelemetry's protobuf messages and those that xds-protos brings are files of
-the same names. The exporter has a thread of its own and drops spans rather than wait.
+OpenTelemetry's own environment variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_BSP_SCHEDULE_DELAY`
+and the others) configure the export. Spans are sent as JSON over HTTP, because OpenTelemetry's
+protobuf messages conflict with those of xds-protos: files of the same names. The exporter has its
+own thread and drops spans rather than wait.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ DEFAULT_SERVICE_NAME = "extproc"
 
 
 class TracingError(Exception):
-    """Spans cannot be made; the message says what to install."""
+    """OpenTelemetry is not installed; the message has the command."""
 
 
 class DecisionSpan:
-    """The span of one decision, from its first question to its answer."""
+    """The span of one decision."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
 
     def event(self, name: str, attributes: Attributes) -> None:
-        """Note something that happened before the answer."""
+        """Add an event before the end."""
         self._span.add_event(name, attributes)
 
     def end(self, attributes: Attributes, *, error: str = "") -> None:
-        """End it with an answer; `error` says why there is no endpoint."""
+        """End it; `error` is the reason for a decision without an endpoint."""
         from opentelemetry.trace import StatusCode
 
         self._span.set_attributes(attributes)
@@ -51,13 +51,13 @@ class DecisionSpan:
 
 
 class Tracing:
-    """Makes spans and sends them.
+    """Makes spans and exports them.
 
     Args:
-        sample_ratio: Part of the decisions without a trace that begin one; a decision in a trace
-            follows it.
+        sample_ratio: Share of the decisions without a trace that begin one; a decision within a
+            trace follows that.
         version: `service.version`.
-        exporter: Where spans go; OTLP as JSON over HTTP by default.
+        exporter: Exports spans; OTLP as JSON over HTTP by default.
 
     Raises:
         TracingError: OpenTelemetry is not installed.
@@ -92,7 +92,7 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, metadata: Mapping[str, str]) -> DecisionSpan:
-        """Begin the span of a decision that was asked for with this RPC metadata."""
+        """Begin the span of a decision for an RPC with this metadata."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
 
@@ -102,5 +102,5 @@ class Tracing:
         )
 
     def close(self) -> None:
-        """Send what is left; blocks as long as the exporter's own time limit at most."""
+        """Export the remaining spans; blocks for the exporter's own time limit at most."""
         self._provider.shutdown()

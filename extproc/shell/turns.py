@@ -1,7 +1,7 @@
-"""Work on the event loop that others can ask for as often as they like: one at a time, with rests.
+"""Bounded work on the event loop for requests that may come at any rate: one at a time, with rests.
 
-Nothing that is answered is old: who asks while a page is being made gets the next one, together
-with all who ask before that is begun.
+Responses are never old: a request that comes while a page is being made gets the next one, together
+with all others that come before that one is begun.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 MAX_SHARE = 0.2
-"""Part of the time that one kind of work takes at most, however often it is asked for."""
+"""Largest share of the time for one kind of work, at any rate of requests."""
 
 T = TypeVar("T")
 
 
 class Turns:
-    """Does one thing after the other, and rests after each in proportion to what it took.
+    """Runs one job after the other, with a rest after each in proportion to its duration.
 
     Args:
         clock: Monotonic seconds; the loop's own by default.
-        sleep: Waits so many seconds.
+        sleep: Waits for so many seconds.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Turns:
         self._free_at_s = 0.0
 
     async def take(self, make: Callable[[], Awaitable[T]]) -> T:
-        """Wait for a turn, and give what `make` gives."""
+        """Wait for a turn, and return the result of `make`."""
         async with self._lock:
             if self._free_at_s > self._clock():
                 await self._sleep(self._free_at_s - self._clock())
@@ -48,12 +48,7 @@ class Turns:
 
 
 class SharedPage(Generic[T]):
-    """One page for all who ask before it is begun.
-
-    Args:
-        make: Makes it.
-        turns: Says when.
-    """
+    """One page for all requests that come before it is begun."""
 
     def __init__(self, make: Callable[[], Awaitable[T]], turns: Turns) -> None:
         self._make = make
@@ -61,9 +56,9 @@ class SharedPage(Generic[T]):
         self._next: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
-        """The next page; an error in making it is that of all who wait for it."""
+        """Return the next page. An exception of `make` goes to everyone who waits for that page."""
         if self._next is None:
-            # Not that of who asks first, who may leave.
+            # A task of its own: the first to ask may be cancelled.
             self._next = asyncio.get_running_loop().create_task(self._turns.take(self._begin))
         return await asyncio.shield(self._next)
 

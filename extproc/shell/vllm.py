@@ -1,14 +1,14 @@
-"""Asks model servers which models they have registered: `GET /v1/models`.
+"""The models registered on each pod: `GET /v1/models`, again and again.
 
-The list is the registry: what a request may name without getting a 404. It says nothing about what
-is loaded. An adapter is an entry with a `parent`, the base model has none. vLLM writes the time of
-its answer into `created`, so two lists that say the same are not equal.
+The list is the registry: a request for any other name gets a 404. It does not say which models are
+loaded. An adapter is an entry with a `parent`; the base model has none. vLLM sets `created` to the
+time of its response, so equal lists differ in it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http import HTTPStatus
 from random import Random
 
@@ -26,26 +26,26 @@ from extproc.shell.podhttp import base_url, get
 OnModels = Callable[[str, tuple[ModelCard, ...], float, float], None]
 
 LOOK_INTERVAL_S = 1.0
-"""At most one look in as long at a server that answered 404, however many clients provoke that."""
+"""Least time between two polls of a pod that responds with 404, however many clients provoke it."""
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
-"""Longest list that is read; 10,000 adapters with long paths are 3 MB."""
+"""Longest list; 10,000 adapters with long paths are 3 MB."""
 MAX_MODELS = 10_000
-"""Models of one server; a longer list is refused. Each is kept, listed to clients, and compared
-with every list after it."""
+"""Models of one pod; a longer list is refused. Each is stored, listed to clients, and compared with
+every later list."""
 
-# An entry of vLLM's is two objects, its permission the second. Counting is a thousand times faster
-# than decoding a list that is refused afterwards, which would hold up decisions for half a second.
+# An entry of vLLM's is two objects: its permission is the second. Counting is a thousand times
+# faster than decoding a list that is then refused, which would block the loop for half a second.
 _MAX_OBJECTS = 8 * MAX_MODELS
 
-_THREAD_FROM_BYTES = 256 * 1024  # read elsewhere from here on: 4 ms and more
+_THREAD_FROM_BYTES = 256 * 1024  # decoded in a thread from here on: 4 ms and more
 
 MAX_TEXT_CHARS = 4096
-"""Of a card's `root`, `parent` and `owned_by`: the longest path of Linux (`PATH_MAX`)."""
+"""Length of a card's `root`, `parent` and `owned_by`: the longest path of Linux (`PATH_MAX`)."""
 
 
 class ModelsError(ExtprocError):
-    """A server's answer is no list of models. Count it, keep the last list, ask again later."""
+    """A response that is no list of models. Keep the last list, and ask again later."""
 
 
 class _Entry(msgspec.Struct):
@@ -57,31 +57,31 @@ class _Entry(msgspec.Struct):
     owned_by: str | None = None
 
 
-class _Answer(msgspec.Struct):
+class _List(msgspec.Struct):
     data: list[_Entry]
 
 
-_decoder = msgspec.json.Decoder(_Answer)
+_decoder = msgspec.json.Decoder(_List)
 
 
 def decode_models(body: bytes) -> tuple[ModelCard, ...]:
-    """Read the body of `/v1/models`, in its order.
+    """Decode the body of `/v1/models`, in its order.
 
-    Entries whose `id` no request can name (`is_model_name`) are left out. Numbers are brought into
-    the bounds of `core.bounds`, texts cut to `MAX_TEXT_CHARS`.
+    Entries whose `id` no request can name (`is_model_name`) are left out. Numbers are limited as in
+    `core.bounds`, texts to `MAX_TEXT_CHARS`.
 
     Raises:
         ModelsError: It is not JSON, not a list of models, or has more than `MAX_MODELS` of them.
     """
     if body.count(b"{") > _MAX_OBJECTS:
-        raise ModelsError(f"more than {_MAX_OBJECTS} objects, where {MAX_MODELS} models may be")
+        raise ModelsError(f"more than {_MAX_OBJECTS} objects, with a limit of {MAX_MODELS} models")
     try:
-        answer = _decoder.decode(body)
+        entries = _decoder.decode(body).data
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelsError(f"no list of models: {error}") from None
-    if len(answer.data) > MAX_MODELS:
-        raise ModelsError(f"{len(answer.data)} models, more than {MAX_MODELS}")
-    return tuple(_card(entry) for entry in answer.data if is_model_name(entry.id))
+        raise ModelsError(f"not a list of models: {error}") from None
+    if len(entries) > MAX_MODELS:
+        raise ModelsError(f"{len(entries)} models, more than {MAX_MODELS}")
+    return tuple(_card(entry) for entry in entries if is_model_name(entry.id))
 
 
 def _card(entry: _Entry) -> ModelCard:
@@ -97,25 +97,27 @@ def _card(entry: _Entry) -> ModelCard:
     )
 
 
-async def fetch_models(session: aiohttp.ClientSession, url: str) -> tuple[ModelCard, ...]:
-    """Ask the server at `url` (no trailing slash) once, with the session's headers and timeout.
+async def fetch_list(session: aiohttp.ClientSession, url: str) -> bytes:
+    """Fetch the list of models of the pod at `url` (no trailing slash).
 
     Raises:
-        ModelsError: It answered something else than a list of models.
-        aiohttp.ClientError, OSError: It did not answer.
+        ModelsError: The status is not 200.
+        ResponseError, aiohttp.ClientError, OSError: As `podhttp.get`.
     """
-    return decode_models(await _fetch(session, url))
-
-
-async def _fetch(session: aiohttp.ClientSession, url: str) -> bytes:
     status, body = await get(session, URL(f"{url}/v1/models"), max_bytes=MAX_BODY_BYTES)
     if status != HTTPStatus.OK:
         raise ModelsError(f"HTTP {status} for the list of models")
     return body
 
 
-class ModelsPoller:
-    """Polls endpoints for their models. `set_endpoints` starts it, `aclose` ends it."""
+class ModelsPoller(EndpointLoops):
+    """Polls endpoints for their models. `set_endpoints` starts it, `aclose` ends it.
+
+    Args:
+        on_models: Called with address, models, arrival time of the response and seconds it took.
+        on_failure: Called with address, reason, and whether the address refuses connections.
+        clock: Monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -126,40 +128,18 @@ class ModelsPoller:
         clock: Callable[[], float],
         rng: Random,
     ) -> None:
-        """Make it; nothing is asked before `set_endpoints`.
-
-        Args:
-            settings: Of the polls.
-            on_models: Called with address, models, when the answer had arrived and how many seconds
-                it took.
-            on_failure: Called with address, what went wrong and whether nobody is there.
-            clock: Monotonic seconds.
-            rng: For phases and backoff.
-        """
+        super().__init__(self._polls, settings, on_failure=on_failure, rng=rng)
         self._on_models = on_models
         self._clock = clock
-        self._loops = EndpointLoops(self._begin, settings, on_failure=on_failure, rng=rng)
-
-    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
-        """Poll exactly these from now on. Call within the event loop."""
-        self._loops.set_endpoints(endpoints)
-
-    def poke(self, address: str) -> None:
-        """Poll this endpoint soon: it has restarted."""
-        self._loops.poke(address)
 
     def look(self, address: str) -> None:
-        """Poll this endpoint soon: it answered 404. At most once in `LOOK_INTERVAL_S`."""
-        self._loops.poke(address, min_interval_s=LOOK_INTERVAL_S)
+        """Poll this endpoint soon, as it responded with 404: at most once per `LOOK_INTERVAL_S`."""
+        self.poke(address, min_interval_s=LOOK_INTERVAL_S)
 
-    async def aclose(self) -> None:
-        """End all polls. No callback is called after this."""
-        await self._loops.aclose()
-
-    def _begin(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
+    def _polls(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
         async def poll() -> float:
             asked_at_s = self._clock()
-            body = await _fetch(session, base_url(endpoint))
+            body = await fetch_list(session, base_url(endpoint))
             now = self._clock()
             if len(body) < _THREAD_FROM_BYTES:
                 cards = decode_models(body)

@@ -1,7 +1,7 @@
 """The client of `extproc watch`: decisions of a running router, live.
 
-Speaks `extproc.v1.Decisions` with betterproto2 over grpclib; protos/README.md says why the client
-has another protobuf runtime than the server.
+Speaks `extproc.v1.Decisions` with betterproto2 over grpclib; protos/README.md explains why client
+and server have different protobuf runtimes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from extproc.shell.gen.client.extproc.v1 import (
 
 __all__ = ["Candidate", "Decision", "WatchError", "render", "tls_context", "watch"]
 
-_ALL_KEPT = 2**32 - 1  # the field's maximum: whatever the server remembers
+_ALL_KEPT = 2**32 - 1  # the field's maximum: all that the server remembers
 
 
 class WatchError(ExtprocError):
-    """The router cannot be watched, or not any more; the message is for people."""
+    """The router cannot be watched, or no longer; the message is for people."""
 
 
 async def watch(
@@ -42,15 +42,13 @@ async def watch(
     only_rejections: bool = False,
     replay_last: int = 0,
 ) -> AsyncIterator[Decision]:
-    """Yield decisions, oldest first, until the caller stops or the router goes away.
+    """Yield decisions, oldest first, until the caller stops or the router ends the call.
 
     Args:
-        target: `host:port` of the router's gRPC port (`[v6]:port` for IPv6).
         tls: From `tls_context`; None for plain text.
         models: Only these models and adapters; empty for all.
         endpoint: Only picks that name this `ip:port`; "" for all.
-        only_rejections: Only requests that were answered with an error.
-        replay_last: First up to this many of the decisions that the router remembers.
+        replay_last: Start with up to this many past decisions.
 
     Raises:
         WatchError: No router at `target`, or it ended the call.
@@ -67,7 +65,7 @@ async def watch(
     )
     channel = Channel(address.host, address.port, ssl=tls)
     try:
-        # The server ends a call now and then, to bound what a reader that hangs can cost it.
+        # The server ends calls after some volume, to bound the memory for stuck readers.
         has_news = True
         while has_news:
             has_news = False
@@ -88,7 +86,7 @@ async def watch(
 def tls_context(
     *, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None
 ) -> ssl.SSLContext:
-    """TLS for `watch`: the CA that signed the router's certificate, and our own for mutual TLS.
+    """Return the TLS context for `watch`.
 
     Args:
         ca_file: PEM file; None for the system's CAs.
@@ -96,7 +94,7 @@ def tls_context(
         key_file: PEM file with our key, unless `cert_file` has it.
 
     Raises:
-        OSError: A file cannot be read, or is not what it should be (`ssl.SSLError`).
+        OSError: A file cannot be read or parsed (`ssl.SSLError`).
     """
     context = ssl.create_default_context(cafile=ca_file)
     if cert_file is not None:
@@ -106,10 +104,10 @@ def tls_context(
 
 
 def render(decision: Decision) -> Text:
-    """One decision as one line for a terminal; `.plain` without colours.
+    """Return one decision as one line for a terminal; `.plain` is without colours.
 
-    Model names come from clients: what is not printable is shown as `?`, so that none can steer
-    the terminal.
+    Model names come from clients: unprintable characters become `?`, so that none can control the
+    terminal.
     """
     line = Text(_clock(decision), style="dim")
     if decision.pick is not None:

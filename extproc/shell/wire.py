@@ -1,13 +1,13 @@
 """Our own gRPC server: sockets and the clock around `extproc.core.wire`.
 
-Nearly always one pass per read, one write per pass: `data_received` hands the bytes to the core,
-which calls the sessions, and writes what they all answered at once. No task, no future, no await
-per request. What a read brought beyond one pass's work waits until others have had a turn.
-Services may also answer later, from any callback of the same loop; then one write is scheduled for
-everything that was answered until it runs.
+Almost always one pass per read and one write per pass: `data_received` hands the bytes to the core,
+which calls the sessions, and writes all their responses at once, without a task, a future or an
+await per request. If a read holds more than one pass's work, the rest waits until other connections
+have had a turn. Services may also respond later, from any callback of the same loop; then one write
+is scheduled for everything that has collected by the time it runs.
 
-Reading pauses between the passes over one read, but for nothing else: WINDOW_UPDATE and RST_STREAM
-come on that same socket. When the socket takes no more, the core queues per stream instead, within
+Reading pauses between the passes over one read, and never otherwise: WINDOW_UPDATE and RST_STREAM
+arrive on that same socket. When the socket is full, the core queues per stream instead, within
 `Limits.max_queued_bytes`.
 """
 
@@ -17,23 +17,23 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, cast
 
 from extproc.core.address import Address
 from extproc.core.budget import Budget
-from extproc.core.wire import Abuse, Connection, Counters, Limits, MethodLike
+from extproc.core.wire import Abuse, Connection, Counters, Limits
 from extproc.core.wire.limits import DEFAULT_LIMITS
 from extproc.shell.rpc import Method
 from extproc.shell.tlsbytes import TlsBytes, TlsError
 
 log = logging.getLogger(__name__)
 
-# Enough for several passes; above it DATA waits at its stream, where a reset can still drop it.
+# Enough for several passes. Beyond it, DATA waits in its stream, where a reset can still drop it.
 _WRITE_HIGH_WATER_BYTES: Final = 1024 * 1024
-# How long a peer may take to read our GOAWAY before the socket goes; closing at once would let the
-# kernel answer its unread bytes with a TCP reset, which overtakes the GOAWAY.
+# Time for the peer to read our GOAWAY before the socket closes. If it closed at once, the kernel
+# would respond to unread bytes with a TCP reset, which overtakes the GOAWAY.
 _LINGER_S: Final = 1.0
 
 OnSessionError = Callable[[Exception, str], None]
@@ -44,7 +44,7 @@ def _log_session_error(error: Exception, path: str) -> None:
 
 
 class _Wire(asyncio.Protocol):
-    """One socket, with TLS or without; counted and timed from the moment it is accepted."""
+    """One socket, with or without TLS; counted and timed from the moment it is accepted."""
 
     def __init__(self, server: WireServer) -> None:
         self._server = server
@@ -53,11 +53,11 @@ class _Wire(asyncio.Protocol):
         self._tls = TlsBytes(server.ssl_context) if server.ssl_context is not None else None
         self._transport: asyncio.Transport | None = None
         self._is_closing = False
-        self._rest, self._position = b"", 0  # of a read that takes more than one pass
+        self._rest, self._position = b"", 0  # the unprocessed part of a read
         self.connection: Connection | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports keep the contract without being registered as such.
+        # uvloop's transports implement the interface without being registered for it.
         tcp = cast(asyncio.Transport, transport)
         self._transport = tcp
         server = self._server
@@ -71,7 +71,7 @@ class _Wire(asyncio.Protocol):
             self._begin()
 
     def _begin(self) -> None:
-        """HTTP/2 may be spoken."""
+        """Begin HTTP/2: the connection is open, and TLS established."""
         server = self._server
         self.connection = Connection(
             server.methods,
@@ -90,7 +90,7 @@ class _Wire(asyncio.Protocol):
         if self._tls is not None:
             data = self._decrypt(self._tls, data)
         if self._rest:
-            self._rest += data  # it had been read before reading was paused
+            self._rest += data  # read before reading was paused
         else:
             self._receive(data, 0)
 
@@ -108,7 +108,7 @@ class _Wire(asyncio.Protocol):
             self._hang_up()
 
     def _go_on(self) -> None:
-        """The next pass over what was read."""
+        """Make the next pass over the last read."""
         data, self._rest = self._rest, b""
         transport = self._transport
         if transport is not None and not transport.is_closing():
@@ -131,7 +131,7 @@ class _Wire(asyncio.Protocol):
         return data
 
     def _hang_up(self) -> None:
-        """TLS is over: nothing can be said any more."""
+        """Close after the end of TLS: nothing more can be sent."""
         self._is_closing = True
         if self._transport is not None:
             self._transport.close()
@@ -156,7 +156,7 @@ class _Wire(asyncio.Protocol):
         self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what there is, and close if that was the last."""
+        """Write pending output; close if the connection is over."""
         connection, transport = self.connection, self._transport
         if connection is None or transport is None:
             return
@@ -188,7 +188,7 @@ class _Wire(asyncio.Protocol):
             transport.close()
 
     def tick(self) -> None:
-        """Let the core look what has taken too long."""
+        """Enforce the time limits."""
         if self.connection is not None:
             self.connection.tick(now=self._loop.time())
             self.flush()
@@ -197,7 +197,7 @@ class _Wire(asyncio.Protocol):
             self.abort()
 
     def start_drain(self) -> None:
-        """Ask the peer to go elsewhere; nothing is lost where TLS has not begun."""
+        """Ask the peer to reconnect elsewhere. Before the end of the TLS handshake, just close."""
         if self.connection is not None:
             self.connection.start_drain(now=self._loop.time())
             self.flush()
@@ -205,7 +205,7 @@ class _Wire(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        """Drop the socket, unsent bytes and all."""
+        """Drop the socket and its unsent bytes."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -215,25 +215,22 @@ class WireServer:
 
     Attributes:
         address: `host:port`, or `unix:` and the path.
-        counters: What happened; for whoever exports metrics.
-        budget: What all connections may hold of bodies.
-        ssl_context: TLS with this; None for none.
         wires: Open sockets.
     """
 
     def __init__(
         self,
-        methods: Mapping[str, MethodLike],
+        methods: Iterable[Method],
         limits: Limits,
         counters: Counters,
         budget: Budget,
         ssl_context: ssl.SSLContext | None,
         on_session_error: OnSessionError,
-        on_tick: Callable[[], object] | None,
+        on_tick: Callable[[], object],
         tick_s: float,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.methods = methods
+        self.methods = {method.path: method for method in methods}
         self.limits = limits
         self.counters = counters
         self.budget = budget
@@ -250,35 +247,27 @@ class WireServer:
         self._all_lost = asyncio.Event()
 
     async def listen(self, host: str, port: int, path: str | None) -> None:
-        """Bind; once, by `serve`."""
-
-        def make() -> _Wire:
-            return _Wire(self)
-
+        """Bind; called once, by `serve`."""
         if path is not None:
-            self._listener = await self.loop.create_unix_server(make, path)
+            self._listener = await self.loop.create_unix_server(lambda: _Wire(self), path)
             self.address = f"unix:{path}"
         else:
-            self._listener = await self.loop.create_server(make, host, port)
+            self._listener = await self.loop.create_server(lambda: _Wire(self), host, port)
             name = self._listener.sockets[0].getsockname()
             self.address = str(Address(name[0], name[1]))
 
     @property
     def port(self) -> int:
-        """Port that was bound.
-
-        Raises:
-            ValueError: On a Unix socket.
-        """
+        """The bound TCP port. Raises ValueError on a Unix socket."""
         return Address.parse(self.address).port
 
     async def drain(self, timeout_s: float) -> bool:
-        """Stop listening, let every peer go elsewhere, wait until all have gone.
+        """Stop listening, ask every peer to reconnect elsewhere, and wait until all have left.
 
-        Calls in progress run to their end; those of long-lived methods end with UNAVAILABLE.
+        Calls in progress finish; those of long-lived methods end with UNAVAILABLE.
 
         Returns:
-            Whether all had gone within `timeout_s`; those that had not are left to `close`.
+            Whether all had left within `timeout_s`; `close` drops the others.
         """
         self.is_draining = True
         self._stop_listening()
@@ -292,7 +281,7 @@ class WireServer:
         return not self.wires
 
     async def close(self) -> None:
-        """Stop now; open calls are lost, and their sessions told so."""
+        """Stop now. Open calls are lost; their sessions are closed."""
         self._stop_listening()
         self._timer.cancel()
         for wire in list(self.wires):
@@ -309,15 +298,14 @@ class WireServer:
                 Path(self.address[5:]).unlink(missing_ok=True)
 
     def on_wire_lost(self, wire: _Wire) -> None:
-        """A socket is gone."""
+        """Forget a closed socket."""
         self.wires.discard(wire)
         if not self.wires:
             self._all_lost.set()
 
     def _tick(self) -> None:
         self._timer = self.loop.call_later(self._tick_s, self._tick)
-        if self._on_tick is not None:
-            self._on_tick()
+        self._on_tick()
         self.budget.tick(now=self.loop.time())
         for wire in list(self.wires):
             wire.tick()
@@ -334,30 +322,25 @@ async def serve(
     counters: Counters | None = None,
     budget: Budget | None = None,
     on_session_error: OnSessionError = _log_session_error,
-    on_tick: Callable[[], object] | None = None,
+    on_tick: Callable[[], object] = lambda: None,
     tick_s: float = 0.5,
 ) -> WireServer:
-    """Serve methods over HTTP/2: on `path` if given, else on `host` and `port` (0: any free one).
+    """Serve methods over HTTP/2: on the Unix socket `path`, else on `host` and `port` (0: any).
 
     Args:
-        methods: What is served.
-        host: Address to bind.
-        port: Port to bind; `WireServer.port` tells which it became.
-        path: Unix socket instead of TCP.
-        ssl_context: TLS with this context, which must offer `h2` by ALPN.
-        limits: What a peer may make us keep or do.
-        counters: Where it is counted.
-        budget: What all connections together may hold of bodies.
-        on_session_error: Told what a session raised and its method's path; logs by default.
-        on_tick: Called at every tick, such as `Certificates.reload_if_changed`.
-        tick_s: How often time limits are looked at, and so their precision.
+        ssl_context: TLS context, which must offer `h2` by ALPN; None for plain text.
+        limits: Bounds on the resources of a peer.
+        counters: Shared by all connections, for metrics.
+        budget: Memory for the bodies of all connections together.
+        on_session_error: Called with an exception of a session and its method's path.
+        on_tick: Called every `tick_s`, e.g. `Certificates.reload_if_changed`.
+        tick_s: Interval, and so precision, of the time limits.
 
     Raises:
         OSError: The address cannot be bound.
     """
-    by_path = {method.path: method for method in methods}
     server = WireServer(
-        by_path,
+        methods,
         limits,
         counters or Counters(),
         budget or Budget(max_upload_bytes=limits.max_message_bytes),

@@ -1,9 +1,9 @@
 """YAML as operators write it: the configuration and the file of endpoints.
 
-PyYAML is safe as to what it makes, not as to how much: ten short lines of aliases stand for
-billions of values ("billion laughs"), and a few of its errors are no YAMLError. Here the text, the
-values, their depth and their length are bounded, aliases counted as what they stand for, and
-whatever is wrong is a `YamlError` of one line.
+PyYAML bounds the types that it creates, not their number: ten short lines of aliases stand for
+billions of values ("billion laughs"), and some of its errors are no YAMLError. Here the text, its
+values, their depth and their length are bounded, aliases counted with their contents, and every
+error is a `YamlError` of one line.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 import yaml
 
 MAX_CHARS = 1024 * 1024
-"""What a Kubernetes ConfigMap holds at most, in bytes."""
+"""The limit of a Kubernetes ConfigMap, in bytes."""
 MAX_VALUES = 50_000
-"""Keys and values, those behind aliases included: 10,000 pods with names, which take 1.5 s."""
+"""Keys and values, those of aliases included: 10,000 pods with names, which take 1.5 s."""
 MAX_DEPTH = 32
 MAX_VALUE_CHARS = 4096
-"""The longest path (PATH_MAX). A longer number would take time: `1:1:1:...` is read to base 60."""
+"""The longest path (PATH_MAX). Longer numbers are slow: `1:1:1:...` is read to base 60."""
 _MAX_MESSAGE_CHARS = 300
 
 
 class YamlError(ValueError):
-    """The text is not YAML, or more than is read; the message is one line."""
+    """Not YAML, or over a limit; the message is one line."""
 
 
 def load_yaml(text: str) -> Any:
-    """Read one document; None if it is empty.
+    """Parse one document; return None if it is empty.
 
     Raises:
-        YamlError: Not YAML, a key stands twice, or a limit is passed.
+        YamlError: Not YAML, a duplicate key, or over a limit.
     """
     if len(text) > MAX_CHARS:
         raise YamlError(f"more than {MAX_CHARS} characters")
@@ -47,20 +47,20 @@ def load_yaml(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Counts what it composes, and refuses a key that stands twice: the first would not count."""
+    """Counts values, and refuses duplicate keys: PyYAML would ignore the first."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._num_values = 0
         self._depth = 0
-        self._num_behind: dict[str, int] = {}
+        self._num_values_of: dict[str, int] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call] # it has no stubs
         if isinstance(event, yaml.AliasEvent):
-            if event.anchor in self.anchors and event.anchor not in self._num_behind:
-                raise YamlError(f"*{event.anchor} stands inside of what it stands for")
-            self._count(self._num_behind.get(str(event.anchor), 0))
+            if event.anchor in self.anchors and event.anchor not in self._num_values_of:
+                raise YamlError(f"*{event.anchor} contains itself")
+            self._count(self._num_values_of.get(str(event.anchor), 0))
             return super().compose_node(parent, index)
         if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_VALUE_CHARS:
             raise YamlError(f"a value of more than {MAX_VALUE_CHARS} characters")
@@ -71,7 +71,7 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self._depth -= 1
         if event.anchor is not None:
-            self._num_behind[event.anchor] = self._num_values - before
+            self._num_values_of[event.anchor] = self._num_values - before
         return node
 
     def _count(self, num_values: int) -> None:

@@ -51,7 +51,7 @@ class Scene:
         return Snapshot(self.views, self.now)
 
     def decide(self, decision: Pick | Rejection, seconds: float = 0.000_1) -> None:
-        self.telemetry.decided(seconds)
+        self.telemetry.routed(decision, seconds)
         if isinstance(decision, Rejection):
             self.telemetry.rejected(decision)
         self.decisions.publish(DecisionRecord(decision, 1_700_000_000.25, seconds, path="/p"))

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from extproc.envoyconfig import Mode, RequestBody
-from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.grpcio import GrpcioServer
 from extproc.shell.rpc import Call, Metadata, Method, Session
 from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import running_envoy
@@ -144,7 +144,7 @@ async def lonely_gateway(
 ) -> AsyncIterator[Gateway]:
     """Each configuration without a choice: nobody listens, or RPCs end with OK unanswered."""
     mode, state, fails_open = request.param
-    server = GrpcioServer([SILENT], GrpcioSettings(max_message_bytes=2**22))
+    server = GrpcioServer([SILENT], max_message_bytes=2**22)
     address = await server.start("127.0.0.1:0")
     if state == "dead":
         await server.stop(0)

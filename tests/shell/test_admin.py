@@ -114,7 +114,7 @@ async def test_metrics_are_prometheus_text() -> None:
     assert headers["Content-Type"].startswith("text/plain")
 
 
-async def test_metrics_are_openmetrics_where_asked() -> None:
+async def test_metrics_are_openmetrics_on_request() -> None:
     async with serving() as admin:
         asked = {"Accept": "application/openmetrics-text; version=1.0.0"}
         _, text, headers = await admin.get("/metrics", asked)
@@ -123,7 +123,7 @@ async def test_metrics_are_openmetrics_where_asked() -> None:
     assert text.endswith("# EOF\n")
 
 
-async def test_health_says_why_not() -> None:
+async def test_health_has_the_reasons() -> None:
     async with serving() as admin:
         status, text, _ = await admin.get("/healthz")
         assert (status, json.loads(text)) == (200, {"status": "ok", "reasons": []})
@@ -165,7 +165,7 @@ async def test_the_snapshot_is_json() -> None:
     }
 
 
-def test_what_is_not_known_is_null() -> None:
+def test_unknown_values_are_null() -> None:
     (described,) = describe_snapshot(Snapshot((EndpointView("10.0.0.1:80"),)))["endpoints"]
 
     assert [described[name] for name in ("report_age_s", "registered", "max_loras")] == [None] * 3
@@ -188,7 +188,7 @@ async def test_a_number_of_decisions_that_is_none_is_a_400(n: str) -> None:
     assert status == 400
 
 
-async def test_the_page_that_is_added_is_served_under_the_same_rules() -> None:
+async def test_the_added_page_is_served_with_the_same_headers() -> None:
     async with serving() as admin:
         status, text, _ = await admin.get("/")
         refused, _, _ = await admin.get("/", {"Host": "evil.example"})
@@ -231,7 +231,7 @@ async def test_nothing_can_be_changed(method: str) -> None:
         ("10.0.0.1", 403),
     ],
 )
-async def test_on_loopback_only_loopback_names_are_answered(host: str, status: int) -> None:
+async def test_on_loopback_only_loopback_names_are_served(host: str, status: int) -> None:
     async with serving() as admin:
         answered, text, headers = await admin.get("/debug/snapshot", {"Host": host})
 
@@ -240,7 +240,7 @@ async def test_on_loopback_only_loopback_names_are_answered(host: str, status: i
     assert headers["Cache-Control"] == "no-store"
 
 
-async def test_elsewhere_any_name_is_answered() -> None:
+async def test_off_loopback_any_name_is_served() -> None:
     """Prometheus comes by the pod's address. The server for 0.0.0.0, carried by loopback."""
     server = TestServer(Admin("0.0.0.0").server._app())
     async with TestClient(server) as client:
@@ -262,7 +262,7 @@ def test_other_names_are_not_loopback(host: str) -> None:
 async def test_a_port_in_use_is_an_error_and_leaves_nothing_open() -> None:
     async with serving() as admin:
         second = Admin()
-        second.server.port = admin.server.port
+        second.server._listener.port = admin.server.port
         with pytest.raises(OSError, match="address"):
             await second.server.start()
         await second.server.stop()
@@ -279,7 +279,7 @@ async def test_stopping_twice_or_unstarted_is_fine() -> None:
         await admin.get("/healthz")
 
 
-async def test_connections_that_stall_are_dropped_and_counted_and_the_others_answered() -> None:
+async def test_stalled_connections_are_dropped_and_counted_and_the_others_served() -> None:
     """`test_httpserver` has the limits one by one."""
     limits = HttpLimits(request_s=0.5, tick_s=0.05)
     async with serving(limits=limits) as admin:

@@ -13,7 +13,7 @@ from extproc.shell.certificates import Certificates
 from tests.shell.pki import Pki
 
 
-def test_context_demands_modern_tls_and_a_client_certificate_where_asked(tmp_path: Path) -> None:
+def test_context_requires_modern_tls_and_a_client_certificate_if_configured(tmp_path: Path) -> None:
     pki = Pki(tmp_path)
     files = pki.issue("server")
     mutual, plain = Certificates(*files, client_ca=pki.ca), Certificates(*files)
@@ -65,7 +65,7 @@ def test_missing_files_are_an_error_at_the_start(tmp_path: Path) -> None:
         Certificates(tmp_path / "none.pem", tmp_path / "none.key")
 
 
-def test_what_is_no_regular_file_changes_nothing_and_is_told_once(
+def test_irregular_files_change_nothing_and_are_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """OpenSSL would wait for a writer, and all requests with it."""

@@ -24,7 +24,7 @@ LIST = f"{address(1)},{address(2)}"
 # --- events ---------------------------------------------------------------------------------
 
 
-def test_request_headers_carry_what_the_data_plane_says_of_the_body() -> None:
+def test_request_headers_have_the_body_modes_of_the_data_plane() -> None:
     message = ext_proc.request_headers(
         headers={"x-request-id": "r", "content-type": "café"},
         body_mode=ext_proc.STREAMED,
@@ -47,7 +47,7 @@ def test_request_headers_carry_what_the_data_plane_says_of_the_body() -> None:
     )
 
 
-def test_headers_that_nobody_reads_are_not_taken() -> None:
+def test_unused_headers_are_not_decoded() -> None:
     """Credentials above all: what is not here cannot be logged or kept."""
     headers = {"authorization": "Bearer x", "cookie": "c", "x-session": "s", "x-request-id": "r"}
     message = ext_proc.request_headers(headers=headers)
@@ -111,7 +111,7 @@ def test_without_protocol_config_the_body_mode_is_not_known() -> None:
         ({"extproc.request": {"model": 5}}, ""),
     ],
 )
-def test_a_model_in_the_metadata_is_told_from_none_found_and_not_looked(
+def test_a_model_in_the_metadata_differs_from_an_empty_one_and_from_none(
     metadata: dict[str, Any] | None, model: str | None
 ) -> None:
     event = CODEC.decode(ext_proc.request_headers(metadata=metadata))
@@ -139,7 +139,7 @@ def test_the_place_of_the_model_is_configured() -> None:
         ({"x-gateway-destination-endpoint-subset": 3}, False),
     ],
 )
-def test_a_subset_is_a_list_or_a_string_and_an_empty_one_allows_nobody(
+def test_a_subset_is_a_list_or_a_string_and_an_empty_one_allows_none(
     hint: dict[str, Any], subset: bool | None
 ) -> None:
     event = CODEC.decode(ext_proc.request_headers(metadata={"envoy.lb.subset_hint": hint}))
@@ -149,7 +149,7 @@ def test_a_subset_is_a_list_or_a_string_and_an_empty_one_allows_nobody(
     assert event.subset == expected
 
 
-def test_bodies_and_trailers_are_told_apart_by_direction() -> None:
+def test_bodies_and_trailers_differ_by_direction() -> None:
     messages = {
         ext_proc.request_body(b"\x00x", False): m.RequestBody(b"\x00x", False),
         ext_proc.request_body(b"", True): m.RequestBody(b"", True),
@@ -165,7 +165,7 @@ def test_bodies_and_trailers_are_told_apart_by_direction() -> None:
 @pytest.mark.parametrize(
     ("status", "read_as"), [("200", 200), ("503", 503), ("", 0), ("2x0", 0), (9999 * "9", 0)]
 )
-def test_a_response_tells_its_status_or_none(
+def test_a_response_has_its_status_or_0(
     status: str, read_as: int, spelling: ext_proc.Spelling
 ) -> None:
     message = ext_proc.response_headers({":status": status}, end_of_stream=True, spelling=spelling)
@@ -174,7 +174,7 @@ def test_a_response_tells_its_status_or_none(
     assert event == m.ResponseHeaders(read_as, end_of_stream=True)
 
 
-def test_a_response_tells_who_served_and_how_its_body_comes() -> None:
+def test_a_response_names_the_serving_endpoint_and_its_body_mode() -> None:
     served = {"envoy.lb": {"x-gateway-destination-endpoint-served": address(3)}}
     message = ext_proc.response_headers(
         {":status": "200"}, metadata=served, response_body_mode=ext_proc.FULL_DUPLEX
@@ -249,7 +249,7 @@ def test_a_destination_goes_out_as_header_and_as_metadata_always_equal(
     ],
 )
 @pytest.mark.parametrize("asks_for_load", [True, False])
-def test_an_answer_without_a_destination_changes_nothing(
+def test_a_response_without_a_destination_changes_nothing(
     command: m.Command, name: str, asks_for_load: bool
 ) -> None:
     """Whatever is configured: a request that is not routed yet must not be touched."""
@@ -263,7 +263,7 @@ def test_an_answer_without_a_destination_changes_nothing(
 
 
 @pytest.mark.parametrize(("keeps_response", "response_mode"), [(False, "SKIP"), (True, "SEND")])
-def test_the_body_is_asked_for_whole_and_the_response_only_if_wanted(
+def test_the_body_is_requested_whole_and_the_response_only_if_wanted(
     keeps_response: bool, response_mode: str
 ) -> None:
     command = m.ContinueHeaders(ask_for_body=True, keeps_response=keeps_response)
@@ -299,7 +299,7 @@ def test_a_reply_ends_the_request_with_status_body_headers_and_details() -> None
     assert all(option.header.value == "" for option in reply.headers.set_headers)
 
 
-def test_more_time_is_asked_for_in_a_message_of_its_own() -> None:
+def test_more_time_is_requested_in_a_separate_message() -> None:
     message = read(CODEC.encode(m.ExtendTimeout(12.5)))
 
     assert message.override_message_timeout.total_seconds() == 12.5
@@ -312,7 +312,7 @@ def headers_set(answer: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("command", [m.ContinueHeaders(PICK), m.ContinueBody(PICK)])
-def test_a_load_report_is_asked_for_where_it_is_configured(command: m.Command) -> None:
+def test_a_load_report_is_requested_if_configured(command: m.Command) -> None:
     asked = Codec(asks_for_load=True).encode(command)
 
     assert headers_set(asked)["endpoint-load-metrics-format"] == b"JSON"
@@ -324,7 +324,7 @@ def test_a_load_report_is_asked_for_where_it_is_configured(command: m.Command) -
     "command",
     [m.EchoBody(b"x"), m.Reply(404, b""), m.EchoResponseBody(b"x"), m.ExtendTimeout(1.0)],
 )
-def test_asking_for_load_reports_changes_no_other_answer(command: m.Command) -> None:
+def test_requesting_load_reports_changes_no_other_response(command: m.Command) -> None:
     assert Codec(asks_for_load=True).encode(command) == CODEC.encode(command)
 
 
@@ -333,7 +333,7 @@ def test_asking_for_load_reports_changes_no_other_answer(command: m.Command) -> 
         st.tuples(st.integers(0, 3), st.integers(0, 10**6), st.booleans()), min_size=1, max_size=20
     )
 )
-def test_an_answer_is_the_same_however_many_like_it_were_written_before(
+def test_a_response_is_the_same_from_a_template_and_without(
     asked: list[tuple[int, int, bool]],
 ) -> None:
     """Answers for one destination share their encoding, all but the pick's id."""

@@ -75,7 +75,7 @@ def test_a_subset_hint_is_read_unless_it_is_switched_off(message: bytes, honours
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"envoy.lb": {"other": "x"}}])
-def test_a_body_that_comes_without_a_subset_hint_says_nothing_of_it(
+def test_a_body_without_a_subset_hint_has_none(
     metadata: dict[str, dict[str, Any]] | None,
 ) -> None:
     assert CODEC.decode(ext_proc.request_body(b"x", metadata=metadata)) == m.RequestBody(b"x", True)
@@ -118,7 +118,7 @@ def test_scores_and_ids_do_not_get_into_each_other_s_way(numbers: list[int], pic
     assert destination(answer) == (",".join(endpoints), ",".join(endpoints), pick_id)
 
 
-def test_no_scores_are_told_unless_asked_for() -> None:
+def test_scores_are_set_only_if_configured() -> None:
     answer = CODEC.encode(m.ContinueBody(pick(endpoints=ENDPOINTS)))
 
     assert metadata(answer).keys() == {"id"}
@@ -132,7 +132,7 @@ def test_no_scores_are_told_unless_asked_for() -> None:
     pick_id=st.text("0123456789abcdef-", min_size=2, max_size=130),
     tells_scores=st.booleans(),
 )
-def test_alternates_are_told_beside_the_destination_and_change_nothing_else(
+def test_alternates_are_set_next_to_the_destination_and_change_nothing_else(
     numbers: list[int], pick_id: str, tells_scores: bool
 ) -> None:
     first, *others = map(address, numbers)

@@ -109,9 +109,7 @@ def test_an_entry_is_read_whole() -> None:
         ("9" * 5_000 + " us", MAX_DURATION_S),
     ],
 )
-def test_where_envoy_tells_when_the_body_began_that_is_believed(
-    told: str, expected: float | None
-) -> None:
+def test_the_tag_with_the_first_body_byte_wins(told: str, expected: float | None) -> None:
     logged = entry()
     logged.common_properties.custom_tags["extproc-first-body-byte"] = told
     (read,) = completions(logged)
@@ -143,7 +141,7 @@ def test_a_request_id_is_cut_as_that_of_the_request_was() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 206, 400, 404, 429])
-def test_an_answer_below_500_is_completed(status: int) -> None:
+def test_a_status_below_500_is_completed(status: int) -> None:
     assert completion(status=status).outcome is Outcome.COMPLETED
 
 
@@ -166,7 +164,7 @@ def test_a_response_that_breaks_off_after_its_headers_is_failed(flag: str) -> No
     [(200, "served"), (206, "served"), (302, "served"), (400, "none"), (404, "none"), (429, "none"),
      (499, "none"), (0, "none"), (500, "failed"), (501, "none"), (503, "failed"), (504, "failed")],
 )  # fmt: skip
-def test_an_answer_of_the_endpoint_judges_it_unless_the_client_is_at_fault(
+def test_a_response_judges_its_endpoint_unless_the_client_is_at_fault(
     status: int, expected: str
 ) -> None:
     assert completion(status=status).verdict == expected
@@ -199,7 +197,7 @@ def test_flags_say_whether_the_endpoint_failed_and_whether_it_was_reached(
     assert completion(status=200, flags=[flag]).verdict == after
 
 
-def test_a_client_that_leaves_says_nothing_of_the_endpoint() -> None:
+def test_a_cancelled_request_does_not_judge_the_endpoint() -> None:
     flags = ["downstream_connection_termination", "upstream_remote_reset"]
 
     assert completion(flags=flags).verdict is Verdict.NONE
@@ -226,7 +224,7 @@ def test_other_flags_do_not_change_the_outcome() -> None:
     assert completion(flags=["delay_injected", "no_route_found"]).outcome is Outcome.COMPLETED
 
 
-def test_a_404_of_envoys_own_is_told_from_the_endpoints() -> None:
+def test_a_404_of_envoy_differs_from_one_of_the_endpoint() -> None:
     assert completion(status=404).is_from_endpoint
     assert not completion(status=404, details="route_not_found", address="").is_from_endpoint
 
@@ -287,7 +285,7 @@ def test_intermediate_entries_are_passed_over() -> None:
     assert completions(logged) == []
 
 
-def test_the_service_tells_how_many_logs_are_open() -> None:
+def test_the_service_reports_the_number_of_open_logs() -> None:
     told: list[int] = []
     service = CompletionService(
         lambda _: None, wall_clock=lambda: NOW_WALL_S, on_streams=told.append
@@ -352,7 +350,7 @@ def relaying(*, is_ours: bool) -> tuple[CompletionService, list[Completion], lis
     return service, seen, passed_on
 
 
-def test_what_another_router_picked_is_passed_on_and_read_there_as_from_envoy() -> None:
+def test_entries_of_other_routers_are_relayed_and_read_there_as_from_envoy() -> None:
     first, _, passed_on = relaying(is_ours=False)
     second, seen, _ = relaying(is_ours=True)
     first.take(encode(entry(status=503)))
@@ -361,14 +359,14 @@ def test_what_another_router_picked_is_passed_on_and_read_there_as_from_envoy() 
     assert seen == completions(entry(status=503))
 
 
-def test_what_we_picked_is_not_passed_on() -> None:
+def test_entries_of_our_own_picks_are_not_relayed() -> None:
     service, _, passed_on = relaying(is_ours=True)
     service.take(encode(entry()))
 
     assert passed_on == []
 
 
-def test_what_was_passed_on_to_us_is_never_passed_on_again() -> None:
+def test_relayed_entries_are_never_relayed_again() -> None:
     service, seen, passed_on = relaying(is_ours=False)
     service.take_relayed([entry().SerializeToString()])
 

@@ -31,7 +31,7 @@ messages = st.builds(
 
 
 @given(messages)
-def test_it_is_what_protobuf_reads(request: pb.ProcessingRequest) -> None:
+def test_the_cut_body_is_the_one_that_protobuf_decodes(request: pb.ProcessingRequest) -> None:
     cut = cut_body(request.SerializeToString())
     assert cut is not None
     rest = pb.ProcessingRequest.FromString(cut.rest)
@@ -49,7 +49,7 @@ damages = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size
 
 
 @given(messages, damages, st.integers(0, 400))
-def test_after_any_damage_it_is_what_protobuf_reads_or_left_to_it(
+def test_a_damaged_message_is_cut_as_protobuf_decodes_it_or_not_at_all(
     request: pb.ProcessingRequest, damage: list[tuple[int, int]], length: int
 ) -> None:
     damaged = bytearray(request.SerializeToString())
@@ -88,7 +88,7 @@ def test_after_any_damage_it_is_what_protobuf_reads_or_left_to_it(
     ],
     ids=["empty", "no body", "twice", "cut off", "overlong", "group", "unknown", "no varint"],
 )
-def test_what_is_not_plainly_a_body_is_left_to_protobuf(message: bytes) -> None:
+def test_unusual_messages_are_left_to_protobuf(message: bytes) -> None:
     assert cut_body(message) is None
 
 

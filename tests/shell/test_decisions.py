@@ -229,7 +229,7 @@ def test_a_call_ends_after_its_volume_and_can_be_resumed_without_loss() -> None:
     call, _ = watch(service)
     for _ in range(5):
         service.publish(picked())
-    assert (sequences(call), call.code, service.num_watchers) == ([1, 2], Code.OK, 0)
+    assert (sequences(call), call.code, len(service._watchers)) == ([1, 2], Code.OK, 0)
     call, _ = watch(service, replay_last=2**32 - 1, after_sequence=2)
     assert (sequences(call), call.code) == ([3, 4], Code.OK)
 
@@ -243,7 +243,7 @@ def test_watchers_beyond_the_limit_are_refused_until_one_leaves() -> None:
     _, session = watch(service)
     refused, other = watch(service)
     other.closed()
-    assert (refused.code, service.num_watchers) == (Code.RESOURCE_EXHAUSTED, 1)
+    assert (refused.code, len(service._watchers)) == (Code.RESOURCE_EXHAUSTED, 1)
     session.closed()
 
     assert watch(service)[0].ended is None
@@ -285,7 +285,7 @@ def test_a_call_without_or_with_two_requests_is_ended() -> None:
     session.receive(b"")
 
     assert (empty.code, twice.code) == (Code.INVALID_ARGUMENT, Code.INVALID_ARGUMENT)
-    assert service.num_watchers == 0
+    assert len(service._watchers) == 0
 
 
 @given(st.lists(st.sampled_from(["publish", "watch", "leave"]), max_size=40), st.integers(1, 9))
@@ -308,7 +308,7 @@ def test_no_watcher_ever_gets_more_than_its_volume_and_one_message(
         seen = sequences(call)
         assert seen == list(range(seen[0], seen[0] + len(seen))) if seen else True
         assert len(seen) <= max_messages
-    assert service.num_watchers <= 3
+    assert len(service._watchers) <= 3
 
 
 TEXTS = st.text(st.characters(), max_size=4) | st.sampled_from(["\ud800", "x" * 5_000, "\0"])
@@ -380,7 +380,7 @@ class Loop:
         return self.now
 
 
-def test_a_decision_is_sent_after_the_answer_and_not_in_its_way() -> None:
+def test_a_decision_is_sent_after_the_response_without_delaying_it() -> None:
     loop = Loop()
     service = DecisionsService(later=loop.later)
     call, _ = watch(service)
@@ -409,7 +409,7 @@ def test_watchers_have_their_share_of_the_loops_time_and_no_more() -> None:
     assert {len(call.sent) for call in calls} == {MAX_PER_PASS + 1}
 
 
-def test_what_a_watcher_is_too_slow_for_is_dropped_counted_and_missing_in_its_numbers() -> None:
+def test_decisions_that_a_watcher_is_too_slow_for_are_dropped_and_counted() -> None:
     loop = Loop()
     service = DecisionsService(num_kept=0, later=loop.later)
     call, _ = watch(service)
@@ -424,7 +424,7 @@ def test_what_a_watcher_is_too_slow_for_is_dropped_counted_and_missing_in_its_nu
     assert list(service.recent(99)) == [], "what is kept for watchers is not kept for people"
 
 
-def test_a_watcher_that_wants_little_holds_nobody_up() -> None:
+def test_a_watcher_that_wants_little_delays_no_other() -> None:
     loop = Loop()
     service = DecisionsService(5_000, later=loop.later)
     for _ in range(3_000):
@@ -486,7 +486,7 @@ def test_the_clients_code_is_up_to_date(tmp_path: Path) -> None:
         assert numbers == {each.name: each.number for each in message.field}
 
 
-def test_regenerating_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_regenerating_yields_the_same_bytes(tmp_path: Path) -> None:
     """With the compilers that made the files; others format differently."""
     pytest.importorskip("grpc_tools.protoc", reason="needs grpcio-tools")
     pytest.importorskip("betterproto2_compiler", reason="needs betterproto2-compiler")
@@ -527,10 +527,10 @@ def test_a_watcher_may_ask_for_so_many_models_at_most() -> None:
 
     assert accepted.ended is None
     assert [each.code for each in refused] == [Code.INVALID_ARGUMENT] * 3
-    assert service.num_watchers == 1
+    assert len(service._watchers) == 1
 
 
-def test_a_replay_is_told_in_passes_like_what_is_live() -> None:
+def test_a_replay_is_sent_in_passes_like_live_decisions() -> None:
     later: list[Callable[[], None]] = []
     service = DecisionsService(1000, later=lambda _, call: later.append(call))
     for _ in range(1000):

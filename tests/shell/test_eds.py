@@ -115,7 +115,7 @@ def test_a_response_names_its_cluster_version_and_nonce() -> None:
     assert response.nonce != ""
 
 
-def test_an_ack_is_not_answered() -> None:
+def test_an_ack_gets_no_response() -> None:
     service = EdsService()
     service.set_endpoints([A])
     client = Client(service)
@@ -126,7 +126,7 @@ def test_an_ack_is_not_answered() -> None:
     assert len(client.call.sent) == 1
 
 
-def test_a_nack_is_told_and_not_answered_until_there_is_news() -> None:
+def test_a_nack_is_reported_and_gets_no_response_until_the_next_change() -> None:
     refusals: list[str] = []
     service = EdsService(on_nack=refusals.append)
     service.set_endpoints([A])
@@ -169,7 +169,7 @@ def test_a_stale_nonce_is_ignored() -> None:
     assert [len(each.resources) for each in client.responses()] == [1, 1, 1]
 
 
-def test_a_reconnecting_client_is_answered_although_it_has_the_version() -> None:
+def test_a_reconnecting_client_gets_a_response_although_it_has_the_version() -> None:
     service = EdsService()
     service.set_endpoints([A])
     client, again = Client(service), Client(service, [])
@@ -180,7 +180,7 @@ def test_a_reconnecting_client_is_answered_although_it_has_the_version() -> None
     assert again.addresses() == [[A.address]]
 
 
-def test_unknown_names_get_an_answer_without_resources() -> None:
+def test_unknown_names_get_a_response_without_resources() -> None:
     """Envoy counts it as an empty update and goes on, where silence costs its fetch timeout."""
     service = EdsService()
     service.set_endpoints([A])
@@ -189,7 +189,7 @@ def test_unknown_names_get_an_answer_without_resources() -> None:
     assert list(response.resources) == []
 
 
-def test_a_changed_subscription_gets_an_answer() -> None:
+def test_a_changed_subscription_gets_a_response() -> None:
     service = EdsService()
     service.set_endpoints([A])
     client = Client(service, ["nobody"])
@@ -300,7 +300,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_a_client_ends_up_with_the_newest_set_and_never_has_two_answers_open(
+def test_a_client_gets_the_newest_set_and_never_has_two_unacknowledged_responses(
     steps: list[set[str] | str],
 ) -> None:
     """Whatever the order of updates, ACKs, NACKs and changed subscriptions."""

@@ -60,7 +60,7 @@ def special(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "socket", "/dev/zero", "/dev/null"])
-def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, kind: str) -> None:
+def test_irregular_files_are_refused_without_waiting(tmp_path: Path, kind: str) -> None:
     path = special(tmp_path, kind)
 
     for read in (read_bytes, read_text, check_readable):
@@ -77,7 +77,7 @@ def test_a_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
         read_bytes(path)
 
 
-def test_a_file_that_says_no_size_is_read_up_to_the_limit() -> None:
+def test_a_file_without_a_size_is_read_up_to_the_limit() -> None:
     """Those of /proc say 0."""
     maps = Path("/proc/self/maps")
 
@@ -86,7 +86,7 @@ def test_a_file_that_says_no_size_is_read_up_to_the_limit() -> None:
         read_bytes(maps, max_bytes=10)
 
 
-def test_what_is_missing_or_no_text_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_missing_or_undecodable_files_are_errors_with_their_name(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with pytest.raises(FileNotFoundError, match=str(path)):
         read_bytes(path)

@@ -56,7 +56,7 @@ def test_a_text_is_handed_on_at_the_first_look_and_after_each_change(path: Path)
     assert follower.troubles == []
 
 
-def test_what_is_known_already_is_not_handed_on(path: Path) -> None:
+def test_the_initial_text_is_not_reported(path: Path) -> None:
     path.write_text("known")
     follower = Follower(path, initial="known")
     follower.look()
@@ -89,7 +89,7 @@ def test_a_swapped_symbolic_link_is_seen(path: Path, tmp_path: Path) -> None:
     assert follower.texts == ["first", "second"]
 
 
-def test_a_missing_file_is_told_once_and_found_when_it_comes(path: Path) -> None:
+def test_a_missing_file_is_reported_once_and_found_when_it_appears(path: Path) -> None:
     follower = Follower(path)
     follower.look(3)
     path.write_text("here")
@@ -102,7 +102,7 @@ def test_a_missing_file_is_told_once_and_found_when_it_comes(path: Path) -> None
     assert all(str(path) in trouble for trouble in follower.troubles)
 
 
-def test_a_text_that_cannot_be_used_is_told_and_not_offered_again(path: Path) -> None:
+def test_an_unusable_text_is_reported_and_not_offered_again(path: Path) -> None:
     follower = Follower(path)
     for text in ("bad 1", "bad 2", "good"):
         path.write_text(text)
@@ -112,7 +112,7 @@ def test_a_text_that_cannot_be_used_is_told_and_not_offered_again(path: Path) ->
     assert follower.troubles == [f"{path}: cannot use bad 1", f"{path}: cannot use bad 2"]
 
 
-def test_the_file_is_named_once_where_what_is_wrong_names_it_too(path: Path) -> None:
+def test_the_file_is_named_once_even_if_the_error_names_it(path: Path) -> None:
     troubles: list[str] = []
 
     def refuse(text: str) -> None:
@@ -124,7 +124,7 @@ def test_the_file_is_named_once_where_what_is_wrong_names_it_too(path: Path) -> 
     assert troubles == [f"{path}: cannot use it"]
 
 
-def test_the_same_trouble_after_better_times_is_told_again(path: Path) -> None:
+def test_a_failure_that_recurs_after_a_success_is_reported_again(path: Path) -> None:
     follower = Follower(path)
     for text in ("bad", "good", "bad"):
         path.write_text(text)
@@ -133,7 +133,7 @@ def test_the_same_trouble_after_better_times_is_told_again(path: Path) -> None:
     assert follower.troubles == [f"{path}: cannot use bad"] * 2
 
 
-def test_what_is_no_text_is_told(path: Path) -> None:
+def test_undecodable_text_is_reported(path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     follower = Follower(path)
     follower.look()
@@ -151,7 +151,7 @@ def test_a_file_that_is_far_too_large_is_not_read(path: Path) -> None:
     assert follower.troubles == [f"{path}: larger than {MAX_FILE_BYTES} bytes"]
 
 
-def test_what_is_no_regular_file_is_told_once_and_does_not_stop_the_loop(path: Path) -> None:
+def test_irregular_files_are_reported_once_and_do_not_block_the_loop(path: Path) -> None:
     """Opening a FIFO would wait for a writer."""
     path.write_text("one")
     follower = Follower(path)

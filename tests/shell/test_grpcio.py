@@ -26,7 +26,7 @@ from extproc.core.ports import StreamSettings
 from extproc.core.stream import Stream
 from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
 from extproc.shell.codec import Codec
-from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.grpcio import GrpcioServer
 from extproc.shell.rpc import Call, Code, Metadata, Method
 from extproc.shell.server import ExternalProcessor
 from tests.builders import BASE, address, body
@@ -59,7 +59,7 @@ async def serving(
     methods: Iterable[Method], budget: Budget | None = None
 ) -> AsyncIterator[tuple[GrpcioServer, Channel]]:
     """A server on a free port and a client's channel to it."""
-    server = GrpcioServer(methods, GrpcioSettings(MAX_MESSAGE_BYTES), budget)
+    server = GrpcioServer(methods, max_message_bytes=MAX_MESSAGE_BYTES, budget=budget)
     host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
     channel = Channel(host, int(port), codec=RawCodec())
     try:
@@ -106,7 +106,7 @@ def processor(dispatcher: Any, **settings: Any) -> ExternalProcessor:
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-async def test_bodies_that_came_whole_count_and_the_oldest_is_given_up(is_whole: bool) -> None:
+async def test_complete_bodies_count_and_the_oldest_is_given_up(is_whole: bool) -> None:
     """gRPC's core assembles messages itself; what a service keeps of them is told."""
     budget = Budget(150_000)
     held = Wait(until_s=time.monotonic() + 3600)
@@ -228,7 +228,7 @@ async def test_a_bug_is_internal_and_never_ok() -> None:
     assert status is Status.INTERNAL
 
 
-async def test_a_half_close_before_the_answer_is_not_ok() -> None:
+async def test_a_half_close_before_the_response_is_not_ok() -> None:
     async with serving(processor(FakeDispatcher()).methods()) as (_, channel), rpc(channel) as call:
         await call.send_message(request_headers(), end=True)
         assert phase(await call.recv_message()) == "request_headers"
@@ -354,7 +354,7 @@ async def probing(
     """A server, an open RPC, and the session at its other end; which is closed once, and last."""
     probes = Probes(greeting=greeting)
     method = probes.method(is_long_lived=is_long_lived)
-    server = GrpcioServer([method], GrpcioSettings(MAX_MESSAGE_BYTES))
+    server = GrpcioServer([method], max_message_bytes=MAX_MESSAGE_BYTES)
     channel = aio.insecure_channel(await server.start("127.0.0.1:0"))
     try:
         call = channel.stream_stream(method.path, None, None)(None, metadata=(("x-who", "me"),))
@@ -376,7 +376,7 @@ async def test_a_session_sees_the_metadata_and_may_speak_first() -> None:
     assert probe.metadata["x-who"] == "me"
 
 
-async def test_answers_come_in_order_and_nothing_after_the_end() -> None:
+async def test_messages_come_in_order_and_none_after_the_end() -> None:
     async with probing() as (_, peer, _probe):
         await peer.call.write(b"twice, then end")
         assert [await peer.read() for _ in range(3)] == [b"one", b"two", None]
@@ -389,7 +389,7 @@ async def test_an_exception_of_a_session_is_not_ok() -> None:
         assert (await peer.ended())[0] is not Code.OK
 
 
-async def test_what_is_said_unasked_is_written_at_once_and_in_order() -> None:
+async def test_messages_outside_a_pass_are_written_at_once_and_in_order() -> None:
     async with probing() as (_, peer, probe):
         for number in range(200):
             probe.call.send(b"%d" % number)
@@ -403,7 +403,7 @@ async def test_what_is_said_unasked_is_written_at_once_and_in_order() -> None:
 
 @pytest.mark.parametrize("code", [Code.OK, Code.UNAVAILABLE, Code.NOT_FOUND])
 @pytest.mark.parametrize("is_half_closed", [True, False])
-async def test_an_rpc_is_ended_unasked_after_what_was_sent(
+async def test_an_rpc_that_its_service_ends_gets_all_messages_first(
     code: Code, is_half_closed: bool
 ) -> None:
     long = MAX_MESSAGE_BYTES // 2 * b"x"
@@ -445,7 +445,7 @@ async def test_a_watch_goes_on_after_the_half_close() -> None:
 
 
 @pytest.mark.parametrize("is_half_closed", [True, False])
-async def test_pushing_to_a_peer_that_left_hurts_nobody(
+async def test_sending_to_a_peer_that_disconnected_has_no_effect(
     is_half_closed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with probing() as (_, peer, probe):
@@ -462,7 +462,7 @@ async def test_pushing_to_a_peer_that_left_hurts_nobody(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_at_drain_only_what_outlives_requests_is_sent_elsewhere() -> None:
+async def test_at_drain_only_long_lived_calls_are_ended() -> None:
     async with (
         probing(is_long_lived=True) as (server, watch, _),
         probing() as (other_server, request, _probe),
@@ -477,7 +477,7 @@ async def test_at_drain_only_what_outlives_requests_is_sent_elsewhere() -> None:
 @contextlib.asynccontextmanager
 async def asking(service: ExternalProcessor) -> AsyncIterator[tuple[GrpcioServer, Peer]]:
     """A request of which the headers have been answered."""
-    server = GrpcioServer(service.methods(), GrpcioSettings(MAX_MESSAGE_BYTES))
+    server = GrpcioServer(service.methods(), max_message_bytes=MAX_MESSAGE_BYTES)
     channel = aio.insecure_channel(await server.start("127.0.0.1:0"))
     try:
         peer = Peer(channel.stream_stream(PROCESS, None, None)(None))
@@ -489,7 +489,7 @@ async def asking(service: ExternalProcessor) -> AsyncIterator[tuple[GrpcioServer
         await server.stop(0)
 
 
-async def test_stopping_lets_what_runs_end() -> None:
+async def test_stopping_lets_rpcs_in_progress_end() -> None:
     async with asking(processor(FakeDispatcher())) as (server, peer):
         stopping = asyncio.ensure_future(server.stop(SOON_S))
         await asyncio.sleep(0.05)
@@ -500,7 +500,7 @@ async def test_stopping_lets_what_runs_end() -> None:
         await stopping
 
 
-async def test_what_does_not_end_in_time_is_cut_off_and_not_with_ok() -> None:
+async def test_rpcs_that_exceed_the_grace_period_are_cancelled() -> None:
     service = processor(FakeDispatcher())
     async with asking(service) as (server, peer):
         await server.stop(0.05)
@@ -513,14 +513,14 @@ async def test_what_does_not_end_in_time_is_cut_off_and_not_with_ok() -> None:
 
 async def test_an_address_that_is_taken_is_an_os_error() -> None:
     async with serving([Probes().method()]) as (_, channel):
-        second = GrpcioServer([], GrpcioSettings(MAX_MESSAGE_BYTES))
+        second = GrpcioServer([], max_message_bytes=MAX_MESSAGE_BYTES)
         with pytest.raises(OSError, match="cannot listen on 127.0.0.1"):
             await second.start(f"127.0.0.1:{channel._port}")
         await second.stop(0)
 
 
 async def test_a_unix_socket_is_served_under_the_name_it_was_given(tmp_path: Path) -> None:
-    server = GrpcioServer([Probes().method()], GrpcioSettings(MAX_MESSAGE_BYTES))
+    server = GrpcioServer([Probes().method()], max_message_bytes=MAX_MESSAGE_BYTES)
     path = tmp_path / "s"
     assert await server.start(f"unix:{path}") == f"unix:{path}"
     channel = Channel(path=str(path), codec=RawCodec())

@@ -42,7 +42,7 @@ def test_readiness_names_follow_readiness(name: str) -> None:
     assert answers == [NOT_SERVING, SERVING, NOT_SERVING]
 
 
-def test_liveness_serves_whatever_readiness_says() -> None:
+def test_liveness_does_not_follow_readiness() -> None:
     service = HealthService()
     service.set_ready(False)
 

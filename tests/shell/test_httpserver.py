@@ -165,7 +165,7 @@ def test_a_body_that_never_ends_is_not_waited_for(run: Run, head: bytes) -> None
     run(main())
 
 
-def test_an_answer_that_nobody_reads_is_dropped(run: Run) -> None:
+def test_a_connection_with_an_unread_response_is_dropped(run: Run) -> None:
     async def main() -> None:
         asked = HEAD % b"large" + b"\r\n"
         async with serving(answer_s=0.3) as served, stalling(served, asked):
@@ -176,7 +176,7 @@ def test_an_answer_that_nobody_reads_is_dropped(run: Run) -> None:
     run(main())
 
 
-def test_answers_that_nobody_reads_hold_so_much_together(run: Run) -> None:
+def test_unread_responses_are_bounded_together(run: Run) -> None:
     async def main() -> None:
         async with (
             serving(max_unread_bytes=LARGE_BYTES) as served,
@@ -194,7 +194,9 @@ def test_answers_that_nobody_reads_hold_so_much_together(run: Run) -> None:
     run(main())
 
 
-def test_small_answers_that_nobody_reads_are_dropped_after_the_idle_time_too(run: Run) -> None:
+def test_connections_with_small_unread_responses_are_dropped_after_the_idle_time_too(
+    run: Run,
+) -> None:
     """aiohttp then closes, which would wait for what was written to be read."""
 
     async def main() -> None:
@@ -210,7 +212,7 @@ def test_small_answers_that_nobody_reads_are_dropped_after_the_idle_time_too(run
     run(main())
 
 
-def test_an_idle_connection_is_closed_and_that_is_nobodys_fault(run: Run) -> None:
+def test_an_idle_connection_is_closed_without_being_counted(run: Run) -> None:
     async def main() -> None:
         asked = HEAD % b"small" + b"\r\n"
         async with serving(idle_s=0.2) as served, stalling(served, asked):

@@ -104,7 +104,7 @@ async def test_the_page_and_all_that_it_names_come_from_this_port() -> None:
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?! src=)", html)
 
 
-async def test_the_feed_is_server_sent_events_under_the_ports_rules() -> None:
+async def test_the_feed_is_server_sent_events_with_the_ports_headers() -> None:
     async with serving() as (served, session):
         async with session.get(served.url + FEED_PATH) as feed:
             numbers = [await next_frame(feed) for _ in range(5)]
@@ -118,7 +118,7 @@ async def test_the_feed_is_server_sent_events_under_the_ports_rules() -> None:
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-async def test_another_sites_page_takes_no_viewers_place(site: str) -> None:
+async def test_a_page_of_another_site_does_not_count_as_a_viewer(site: str) -> None:
     async with serving() as (served, session):
         headers = {"Sec-Fetch-Site": site}
         async with session.get(served.url + FEED_PATH, headers=headers) as feed:
@@ -126,7 +126,7 @@ async def test_another_sites_page_takes_no_viewers_place(site: str) -> None:
         assert served.page.num_viewers == 0
 
 
-async def test_with_nobody_looking_nothing_is_composed() -> None:
+async def test_without_viewers_nothing_is_composed() -> None:
     async with serving() as (served, session):
         async with session.get(served.url) as response:
             await response.read()
@@ -154,7 +154,7 @@ async def test_a_frame_is_composed_once_for_all_viewers() -> None:
     assert all(a < b for seen in numbers for a, b in pairwise(seen))
 
 
-async def test_composing_that_takes_long_is_done_less_often() -> None:
+async def test_slow_composing_is_done_less_often() -> None:
     """A twentieth of the time at most: after an hour of it, nothing for a day."""
     hours = count()
     async with (

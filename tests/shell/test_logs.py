@@ -87,7 +87,7 @@ def test_credentials_are_blanked_wherever_they_stand(lines: io.StringIO, credent
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\x1b[2Jb", "a\u2028b"])
-def test_what_is_logged_cannot_forge_a_line_or_steer_the_terminal(
+def test_logged_values_cannot_forge_a_line_or_control_the_terminal(
     lines: io.StringIO, text: str
 ) -> None:
     LOGGER.info("model %s", text, extra={"field": text})
@@ -132,7 +132,7 @@ def _record(at_s: float, message: str = "%s", level: int = logging.INFO) -> logg
     return record
 
 
-def test_what_a_peer_can_make_us_log_is_bounded_and_what_was_left_out_is_said() -> None:
+def test_log_lines_caused_by_a_peer_are_limited_and_the_rest_counted() -> None:
     limit = RepeatLimit(max_records=3, window_s=10.0)
 
     assert [limit.filter(_record(100.0 + n)) for n in range(5)] == [True] * 3 + [False] * 2

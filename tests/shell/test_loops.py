@@ -92,7 +92,7 @@ async def test_every_endpoint_is_visited_again_and_again() -> None:
     assert visits.failures == []
 
 
-async def test_an_endpoint_that_is_gone_is_not_visited_any_more() -> None:
+async def test_a_removed_endpoint_is_no_longer_visited() -> None:
     visits = Visits()
     async with running(visits) as loops:
         loops.set_endpoints([A, B])
@@ -134,7 +134,7 @@ async def test_visits_of_one_endpoint_never_overlap() -> None:
     assert visits.max_at_once == 1
 
 
-async def test_an_endpoint_that_hangs_times_out_again_and_again_and_holds_nobody_up() -> None:
+async def test_a_hanging_endpoint_times_out_again_and_again_and_delays_no_other() -> None:
     visits = Visits()
     visits.behave[A.address] = lambda: asyncio.sleep(HOUR_S)
     async with running(visits, timeout_s=0.01) as loops:
@@ -145,7 +145,7 @@ async def test_an_endpoint_that_hangs_times_out_again_and_again_and_holds_nobody
 
 
 @pytest.mark.parametrize("error", [ResponseError("HTTP 503"), OSError("HTTP 503")])
-async def test_a_visit_that_fails_is_told_and_made_again(error: Exception) -> None:
+async def test_a_failed_visit_is_reported_and_repeated(error: Exception) -> None:
     def fail() -> None:
         raise error
 
@@ -158,7 +158,7 @@ async def test_a_visit_that_fails_is_told_and_made_again(error: Exception) -> No
     assert set(visits.failures) == {(A.address, "HTTP 503")}
 
 
-async def test_a_bug_in_a_visit_is_logged_and_told_and_ends_nothing(
+async def test_a_bug_in_a_visit_is_logged_and_reported_and_ends_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def break_down() -> None:
@@ -188,7 +188,7 @@ async def test_a_callback_that_breaks_ends_nothing(caplog: pytest.LogCaptureFixt
         loops.set_endpoints([A])
         await visits.until(lambda: visits.made.get(A.address, 0) >= 3)
 
-    assert "could not be told" in caplog.text
+    assert "could not be recorded" in caplog.text
 
 
 async def test_a_poke_brings_one_visit_forward_and_a_burst_of_them_no_more_than_one() -> None:
@@ -225,7 +225,7 @@ async def test_limited_pokes_cause_one_visit_now_and_one_after_the_interval() ->
     assert min(at_s for num_made, at_s in seen if num_made == 3) == pytest.approx(0.3, abs=0.002)
 
 
-async def test_that_nobody_is_there_is_told_and_a_timeout_is_not_that() -> None:
+async def test_a_refused_connection_is_unreachable_and_a_timeout_is_not() -> None:
     visits = Visits()
     session = open_session()
     port = unused_port()
@@ -253,7 +253,7 @@ async def test_a_poke_during_a_visit_is_not_lost() -> None:
         await visits.until(lambda: visits.made.get(A.address, 0) == 2)
 
 
-async def test_a_url_that_is_none_is_told_once() -> None:
+async def test_a_malformed_url_is_reported_once() -> None:
     def begin(session: aiohttp.ClientSession, endpoint: Endpoint) -> Visit:
         URL(base_url(endpoint))
         raise AssertionError("this URL should not parse")

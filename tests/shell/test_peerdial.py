@@ -17,7 +17,7 @@ import pytest
 from extproc.core.relay import Relay
 from extproc.shell import wire
 from extproc.shell.certificates import Certificates
-from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.grpcio import GrpcioServer
 from extproc.shell.peerdial import PeerDialler, tls_context
 from extproc.shell.peers import METHOD, PeersService
 from tests.shell.pki import Pki
@@ -105,7 +105,7 @@ async def test_one_dials_and_both_can_send() -> None:
 
 async def test_a_link_over_the_other_transport() -> None:
     near, far = Router("a"), Router("b")
-    server = GrpcioServer(far.service.methods(), GrpcioSettings(2**20))
+    server = GrpcioServer(far.service.methods(), max_message_bytes=2**20)
     address = await server.start("127.0.0.1:0")
     async with closing(near):
         near.dialler.set_addresses([address])
@@ -141,7 +141,7 @@ async def test_after_a_restart_the_link_is_taken_up_again_and_the_new_name_learn
             await eventually(lambda: after.taken == [b"early"])
 
 
-async def test_who_answered_is_remembered_while_nobody_answers_and_forgotten_with_the_address() -> (
+async def test_a_routers_id_is_kept_while_it_is_unreachable_and_forgotten_with_its_address() -> (
     None
 ):
     near, far = Router("a"), Router("b")
@@ -170,7 +170,7 @@ async def _answer_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-async def test_what_does_not_speak_gRPC_or_not_our_method_costs_the_others_nothing() -> None:
+async def test_clients_without_grpc_or_our_method_do_not_affect_others() -> None:
     near, far, stranger = Router("a"), Router("b"), socket.create_server(("127.0.0.1", 0))
     garbage = await asyncio.start_server(_answer_http, "127.0.0.1", 0)
     other = await wire.serve([])
@@ -274,7 +274,7 @@ async def test_a_certificate_with_another_name_is_refused_where_a_name_is_wanted
 
 
 @pytest.mark.parametrize("name", ["ca_file", "cert_file", "key_file"])
-def test_what_is_no_regular_file_is_an_error_and_not_waited_for(tmp_path: Path, name: str) -> None:
+def test_irregular_files_are_errors_without_waiting(tmp_path: Path, name: str) -> None:
     pki = Pki(tmp_path)
     cert, key = pki.issue("router")
     os.mkfifo(tmp_path / "fifo")

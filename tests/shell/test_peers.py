@@ -132,7 +132,7 @@ def test_a_router_that_dials_itself_recognises_itself() -> None:
     assert router.relay.linked_routers() == set()
 
 
-def test_what_was_not_taken_before_a_cut_arrives_over_the_next_link() -> None:
+def test_unacknowledged_entries_arrive_over_the_next_link() -> None:
     near, far = Router("a"), Router("b")
     first = Wire(near, far)
     first.pump()
@@ -182,7 +182,7 @@ def test_a_link_without_a_sign_of_life_is_ended_and_its_entries_kept() -> None:
     assert router.relay.num_queued_bytes == 1
 
 
-def test_a_silent_link_is_asked_and_lives_as_long_as_it_answers() -> None:
+def test_a_silent_link_is_probed_and_lives_while_it_responds() -> None:
     clock = Clock()
     near, far = Router("a", clock), Router("b", clock)
     wire = Wire(near, far)
@@ -220,7 +220,7 @@ def test_only_entries_make_a_peer_count_as_an_access_log() -> None:
         ([hello("")], Code.INVALID_ARGUMENT),
     ],
 )
-def test_a_peer_that_breaks_the_rules_is_ended_and_not_heard(
+def test_the_link_of_a_peer_that_breaks_the_protocol_is_ended_without_effect(
     messages: list[bytes], code: Code
 ) -> None:
     router = Router("a")

@@ -181,7 +181,7 @@ async def test_long_lists_are_cut() -> None:
     assert (await check(pod))[ADAPTERS].detail == "a0, a1, a2, a3, a4, ..."
 
 
-async def test_sglang_is_not_asked_for_what_it_does_not_have() -> None:
+async def test_sglang_is_not_probed_for_metrics_that_it_lacks() -> None:
     pod = Pod()
     names = ("num_running_reqs", "num_queue_reqs", "token_usage")
     pod.gauges = {f"sglang:{name}": 0.0 for name in names}
@@ -269,7 +269,7 @@ async def test_a_server_without_runtime_loading_lacks_an_optional_requirement() 
         ("/v1/chat/completions", lambda: stream(CHUNK), CHATTED - {STREAM}),
     ],
 )
-async def test_a_wrong_answer_fails_what_depends_on_it(
+async def test_a_wrong_response_fails_the_dependent_requirements(
     path: str,
     answer: Callable[[], web.Response],
     failed: set[str],
@@ -303,7 +303,7 @@ async def test_a_key_is_sent_where_one_is_given() -> None:
     ("passed", "is_required", "verdict"),
     [(True, True, "pass"), (None, True, "skip"), (False, True, "FAIL"), (False, False, "lack")],
 )
-def test_a_check_is_rendered_with_its_verdict_and_what_was_seen(
+def test_a_check_is_rendered_with_its_verdict_and_observation(
     passed: bool | None, is_required: bool, verdict: str
 ) -> None:
     text = render(Check("It does.", passed, "HTTP 200", is_required))

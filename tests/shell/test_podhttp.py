@@ -37,7 +37,7 @@ async def serving(handler: Callable[[web.Request], web.Response]) -> AsyncIterat
         yield server.make_url("/")
 
 
-async def test_get_answers_status_and_body_up_to_the_limit() -> None:
+async def test_get_returns_status_and_body_up_to_the_limit() -> None:
     async with (
         serving(lambda _: web.Response(status=418, body=b"x" * 1000)) as url,
         open_session() as session,
@@ -142,7 +142,7 @@ async def test_a_head_without_an_end_is_given_up(parts: tuple[bytes, ...]) -> No
 
 
 @pytest.mark.parametrize("head", [b"100 ", b"200 \r\ncontent-length: 0", b"204 "])
-async def test_answers_without_an_end_are_not_read_to_their_end(head: bytes) -> None:
+async def test_endless_responses_are_not_read_to_their_end(head: bytes) -> None:
     """A read of the socket brings 10,000 of them: the event loop's time, and no await between."""
     flood = (b"HTTP/1.1 " + head + b"\r\n\r\n") * 10_000
     tracemalloc.start()
@@ -158,7 +158,7 @@ async def test_answers_without_an_end_are_not_read_to_their_end(head: bytes) -> 
     assert most_bytes < 3 * MIB
 
 
-async def test_a_few_provisional_answers_are_passed_over_for_each_request() -> None:
+async def test_a_few_provisional_responses_per_request_are_skipped() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(3):
             await reader.readuntil(b"\r\n\r\n")
@@ -174,7 +174,7 @@ async def test_a_few_provisional_answers_are_passed_over_for_each_request() -> N
     assert pages == [(200, b"page")] * 3
 
 
-async def test_an_answer_that_is_compressed_unasked_is_refused_unread() -> None:
+async def test_a_compressed_response_is_refused_unread() -> None:
     bomb = gzip.compress(bytes(64 * MIB))
     head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(bomb)
     tracemalloc.start()

@@ -17,7 +17,7 @@ def page(*views: EndpointView) -> set[str]:
     return {line for line in text.splitlines() if not line.startswith("#")}
 
 
-def test_what_the_pods_report_is_averaged_and_told_for_each() -> None:
+def test_load_reports_are_averaged_and_exported_per_pod() -> None:
     busy = endpoint_view(1, name="a", num_waiting=3, num_running=8, kv_usage_ratio=0.5)
     idle = endpoint_view(2, name="b", is_ready=False, num_running=1)
 

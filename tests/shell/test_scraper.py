@@ -109,7 +109,7 @@ async def watching(pod: Pod, **options: Any) -> AsyncIterator[Watch]:
             await watch.scraper.aclose()
 
 
-async def test_a_server_that_filters_is_asked_for_the_needed_families_only() -> None:
+async def test_a_server_with_a_filter_gets_requests_for_the_needed_families_only() -> None:
     pod = Pod()
     async with watching(pod) as watch:
         assert [await watch.report() for _ in range(3)] == [REPORT] * 3
@@ -127,7 +127,7 @@ async def test_a_server_that_ignores_the_filter_is_read_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("status", [301, 307, 400, 404, 405, 500])
-async def test_a_server_that_refuses_the_filter_gives_the_whole_page(status: int) -> None:
+async def test_a_server_without_a_filter_is_scraped_for_the_whole_page(status: int) -> None:
     pod = Pod()
     pod.statuses[FILTERED] = status
     async with watching(pod) as watch:
@@ -136,7 +136,7 @@ async def test_a_server_that_refuses_the_filter_gives_the_whole_page(status: int
     assert pod.asked[:3] == [FILTERED, WHOLE, WHOLE]
 
 
-async def test_a_filter_that_leaves_nothing_is_given_up_for_the_whole_page() -> None:
+async def test_a_filter_without_results_is_replaced_by_the_whole_page() -> None:
     pod = Pod()
     pod.filter_is_empty = True
     async with watching(pod) as watch:
@@ -145,7 +145,7 @@ async def test_a_filter_that_leaves_nothing_is_given_up_for_the_whole_page() -> 
     assert pod.asked[:3] == [FILTERED, WHOLE, WHOLE]
 
 
-async def test_a_whole_page_that_redirects_to_its_name_with_a_slash_is_found_there() -> None:
+async def test_a_whole_page_is_found_at_the_path_with_a_slash() -> None:
     pod = Pod()
     pod.filter_is_empty = True
     pod.statuses[WHOLE] = 307
@@ -201,7 +201,7 @@ async def test_a_server_without_the_metrics_yet_is_an_empty_report_until_it_has_
     assert set(pod.asked) == {FILTERED}
 
 
-async def test_a_page_outgrown_by_lora_series_is_asked_for_without_them() -> None:
+async def test_a_page_outgrown_by_lora_series_is_requested_without_them() -> None:
     pod = Pod()
     labels = 'max_lora="2",running_lora_adapters="a{0}",waiting_lora_adapters=""'
     line = "vllm:lora_requests_info{{" + labels + "}} 1795258552.0\n"
@@ -218,7 +218,7 @@ async def test_a_page_over_the_limit_without_any_lora_series_is_a_failure() -> N
     pod = Pod()
     pod.can_filter = False
     async with watching(pod, max_page_bytes=50_000) as watch:
-        assert await watch.failure() == "answer longer than 50000 bytes"
+        assert await watch.failure() == "response longer than 50000 bytes"
 
 
 async def test_a_large_page_is_read_like_a_small_one() -> None:
@@ -276,7 +276,7 @@ async def test_a_server_that_is_down_is_a_failure_until_it_is_up() -> None:
         await watch.scraper.aclose()
 
 
-async def test_endpoints_that_are_gone_are_not_reported_any_more() -> None:
+async def test_removed_endpoints_are_no_longer_reported() -> None:
     watch = Watch()
     async with Pod().server() as one, Pod().server() as two:
         gone, stays = (f"{server.host}:{server.port}" for server in (one, two))

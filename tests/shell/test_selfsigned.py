@@ -57,7 +57,9 @@ def test_elsewhere_the_files_are_private(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert Certificates(certificate_file, key_file).context
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_has_the_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
 
     with pytest.raises(ImportError, match=r"pip install 'lora-extproc\[kubernetes\]'"):

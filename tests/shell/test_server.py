@@ -93,7 +93,7 @@ def test_the_service_has_the_name_that_envoy_calls() -> None:
     assert not method.is_long_lived
 
 
-def test_a_request_is_answered_and_the_rpc_ends_with_ok() -> None:
+def test_a_request_gets_its_response_and_the_rpc_ends_with_ok() -> None:
     call, session = Service().open()
     session.receive(request_headers())
     session.receive(request_body(BODY))
@@ -132,7 +132,7 @@ def test_while_it_is_not_open_requests_are_turned_away_unread_and_not_counted() 
     assert service.processor.num_open == 0
 
 
-def test_what_was_let_in_goes_on_when_it_closes() -> None:
+def test_accepted_requests_continue_after_the_service_closes() -> None:
     service = Service()
     call, session = service.open()
     session.receive(request_headers())
@@ -154,7 +154,7 @@ def test_a_broken_protocol_is_an_invalid_argument(
     assert "broke the ext_proc protocol" in caplog.text
 
 
-def test_a_bug_is_an_internal_error_and_tells_the_peer_nothing(
+def test_a_bug_is_an_internal_error_without_details_for_the_peer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     call, session = Service(BrokenDispatcher()).open()
@@ -165,7 +165,7 @@ def test_a_bug_is_an_internal_error_and_tells_the_peer_nothing(
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
-def test_a_rule_that_always_raises_is_counted_and_does_not_fill_the_log(
+def test_a_policy_that_always_raises_is_counted_and_does_not_fill_the_log(
     limited_log: pytest.LogCaptureFixture,
 ) -> None:
     service = Service(BrokenDispatcher())
@@ -213,7 +213,7 @@ def test_the_rpc_ends_even_if_its_pick_cannot_be_ended() -> None:
 
 
 @pytest.mark.parametrize("uses_response_phases", [True, False])
-def test_a_pick_whose_answer_cannot_be_written_is_ended(uses_response_phases: bool) -> None:
+def test_a_pick_whose_response_cannot_be_encoded_is_ended(uses_response_phases: bool) -> None:
     service = Service(
         settings=StreamSettings(uses_response_phases=uses_response_phases), codec=BrokenCodec()
     )
@@ -226,7 +226,7 @@ def test_a_pick_whose_answer_cannot_be_written_is_ended(uses_response_phases: bo
     assert service.dispatcher.finished == [(PICK, Outcome.FAILED, service.now)]
 
 
-def test_what_comes_after_the_end_is_ignored() -> None:
+def test_messages_after_the_end_are_ignored() -> None:
     service = Service()
     call, session = service.open()
     session.receive(b"garbage\xff")
@@ -238,7 +238,7 @@ def test_what_comes_after_the_end_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("messages", [[], [request_headers()]])
-def test_a_half_close_before_the_answer_is_no_ok(messages: list[bytes]) -> None:
+def test_a_half_close_before_the_response_does_not_end_with_ok(messages: list[bytes]) -> None:
     call, session = Service().open()
     for message in messages:
         session.receive(message)
@@ -247,7 +247,7 @@ def test_a_half_close_before_the_answer_is_no_ok(messages: list[bytes]) -> None:
     assert call.code is Code.CANCELLED
 
 
-def test_a_half_close_after_the_answer_is_ok() -> None:
+def test_a_half_close_after_the_response_is_ok() -> None:
     call, session = Service(settings=StreamSettings(uses_response_phases=True)).open()
     session.receive(request_headers())
     session.receive(request_body(BODY))
@@ -263,7 +263,7 @@ DUPLEX = StreamSettings(
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000], ids=["a rule holds it", "and it is read"])
-def test_a_data_plane_that_has_said_all_is_answered_before_the_end(size: int) -> None:
+def test_a_half_closed_stream_without_modes_gets_its_response_before_the_end(size: int) -> None:
     """It tells nothing of modes, sends headers and body, half-closes, and reads what comes."""
     service = Service(settings=DUPLEX)
     service.dispatcher.result = Wait(service.now + 2.0)
@@ -303,7 +303,7 @@ def test_the_end_of_the_rpc_finishes_the_pick_where_the_response_is_seen() -> No
     assert service.dispatcher.finished == [(PICK, Outcome.COMPLETED, 200.0)]
 
 
-def test_a_bug_at_the_end_of_an_rpc_is_logged_and_hurts_nobody(
+def test_a_bug_at_the_end_of_an_rpc_is_logged_and_affects_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Broken(FakeDispatcher):
@@ -332,7 +332,7 @@ def held(service: Service) -> tuple[FakeCall, Session]:
     return call, session
 
 
-def test_a_held_request_gets_more_time_and_is_asked_about_again() -> None:
+def test_a_held_request_gets_more_time_and_is_decided_again() -> None:
     service = Service()
     call, _ = held(service)
     [timer] = service.timers
@@ -347,7 +347,7 @@ def test_a_held_request_gets_more_time_and_is_asked_about_again() -> None:
     assert call.code is Code.OK
 
 
-def test_a_request_that_ends_while_it_is_held_is_not_asked_about_again() -> None:
+def test_a_request_that_ends_while_it_is_held_is_not_decided_again() -> None:
     service = Service()
     _, session = held(service)
     session.closed()
@@ -375,7 +375,7 @@ def test_a_bug_in_a_wake_up_is_an_internal_error() -> None:
 # --- memory ----------------------------------------------------------------------------------
 
 
-def test_the_transport_is_told_what_a_full_duplex_request_keeps() -> None:
+def test_a_full_duplex_request_holds_memory_of_the_transport() -> None:
     service = Service()
     call, session = service.open()
     session.receive(request_headers(body_mode=FULL_DUPLEX))

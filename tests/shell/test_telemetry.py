@@ -25,6 +25,7 @@ WITH_A = EndpointView("10.0.0.1:80", gpu_adapters=("a",))
 CACHED_A = EndpointView("10.0.0.2:80", cpu_adapters=("a",))
 ACTIVE_A = EndpointView("10.0.0.3:80", pending_by_adapter={"a": 1})
 BARE = EndpointView("10.0.0.4:80", gpu_adapters=("b",))
+FULL = Rejection(429, Reason.SATURATED, "full")
 
 
 def telemetry(*views: EndpointView, now: float = 0.0, max_adapter_labels: int = 200) -> Telemetry:
@@ -99,7 +100,7 @@ def test_adapters_beyond_the_limit_share_a_label() -> None:
     assert sample(metrics, "picks_by_adapter_total", adapter="other") == 3
 
 
-def test_a_rule_that_invents_reasons_does_not_grow_the_page_for_ever() -> None:
+def test_a_policy_that_invents_reasons_does_not_grow_the_page_for_ever() -> None:
     metrics = telemetry()
     for number in range(1000):
         metrics.picked(pick(reason=f"reason-{number}"))
@@ -109,7 +110,7 @@ def test_a_rule_that_invents_reasons_does_not_grow_the_page_for_ever() -> None:
 
 def test_rejections_are_counted_by_reason_and_absent_reasons_are_0() -> None:
     metrics = telemetry()
-    metrics.rejected(Rejection(429, Reason.SATURATED, "full"))
+    metrics.rejected(FULL)
 
     assert sample(metrics, "rejections_total", reason="saturated") == 1
     assert {sample(metrics, "rejections_total", reason=each) for each in Reason} == {0, 1}
@@ -117,8 +118,8 @@ def test_rejections_are_counted_by_reason_and_absent_reasons_are_0() -> None:
 
 def test_decisions_are_timed() -> None:
     metrics = telemetry()
-    metrics.decided(3e-5)
-    metrics.decided(0.2)
+    metrics.routed(FULL, 3e-5)
+    metrics.routed(FULL, 0.2)
 
     assert sample(metrics, "decision_seconds_count") == 2
     assert sample(metrics, "decision_seconds_sum") == pytest.approx(0.20003)
@@ -134,7 +135,7 @@ def test_histograms_agree_with_those_of_the_client_library(observed: list[float]
     oracle = CollectorRegistry()
     histogram = Histogram("extproc_decision_seconds", "", buckets=bounds, registry=oracle)
     for seconds in observed:
-        metrics.decided(seconds)
+        metrics.routed(FULL, seconds)
         histogram.observe(seconds)
 
     for bound in (*map(str, bounds), "+Inf"):
@@ -173,7 +174,7 @@ def test_troubles_are_counted() -> None:
     assert sample(metrics, "access_log_errors_total") == 1
 
 
-def test_endpoint_gauges_say_what_the_snapshot_says() -> None:
+def test_endpoint_gauges_have_the_values_of_the_snapshot() -> None:
     view = EndpointView(
         "10.0.0.1:80",
         reported_at_s=100.0,
@@ -199,7 +200,7 @@ def test_endpoint_gauges_say_what_the_snapshot_says() -> None:
     assert {name: sample(metrics, name, endpoint=view.address) for name in expected} == expected
 
 
-def test_what_is_not_known_of_an_endpoint_is_absent_and_not_0() -> None:
+def test_unknown_gauges_of_an_endpoint_are_absent_and_not_0() -> None:
     view = EndpointView("10.0.0.1:80", is_known=False, is_ready=False, is_ejected=True)
     metrics = telemetry(view)
 
@@ -289,7 +290,7 @@ def test_labelled_gauges_of_others_are_read_at_each_scrape() -> None:
     assert sample(metrics, "age_seconds", endpoint="10.0.0.1:80") == 2.5
 
 
-def test_requests_are_counted_by_whether_they_were_answered_in_time() -> None:
+def test_requests_are_counted_by_whether_they_attained_the_objective() -> None:
     metrics = telemetry()
     metrics.slo_judged("/v1/completions", True)
     metrics.slo_judged("/v1/completions", False)
@@ -300,10 +301,10 @@ def test_requests_are_counted_by_whether_they_were_answered_in_time() -> None:
     assert sample(metrics, "slo_requests_total", attained="false", **labels) == 1
 
 
-def test_totals_are_what_was_counted_so_far() -> None:
+def test_totals_are_the_counts_so_far() -> None:
     metrics = telemetry()
-    metrics.decided(0.25)
-    metrics.decided(0.5)
-    metrics.rejected(Rejection(429, Reason.SATURATED, "full"))
+    metrics.routed(FULL, 0.25)
+    metrics.routed(FULL, 0.5)
+    metrics.rejected(FULL)
 
     assert metrics.totals() == (2, 0.75, 1)

@@ -17,10 +17,11 @@ from cryptography.x509.oid import NameOID
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.grpcio import GrpcioServer
 from extproc.shell.health import HealthService
-from extproc.shell.tls import TlsFiles, client_context, server_credentials
+from extproc.shell.tls import client_context, server_credentials
 
+Files = tuple[Path, Path, Path | None]
 CHECK = "/grpc.health.v1.Health/Check"
 
 
@@ -66,21 +67,21 @@ class Authority:
         )
 
 
-def write(folder: Path, pair: tuple[bytes, bytes], client_ca: bytes | None = None) -> TlsFiles:
+def write(folder: Path, pair: tuple[bytes, bytes], client_ca: bytes | None = None) -> Files:
     """Write a pair as a listener's files."""
     (folder / "cert.pem").write_bytes(pair[0])
     (folder / "key.pem").write_bytes(pair[1])
     if client_ca is not None:
         (folder / "ca.pem").write_bytes(client_ca)
     ca = None if client_ca is None else folder / "ca.pem"
-    return TlsFiles(folder / "cert.pem", folder / "key.pem", ca)
+    return folder / "cert.pem", folder / "key.pem", ca
 
 
 @asynccontextmanager
-async def listening(files: TlsFiles) -> AsyncIterator[str]:
+async def listening(files: Files) -> AsyncIterator[str]:
     health = HealthService()
-    server = GrpcioServer(health.methods(), GrpcioSettings(max_message_bytes=4096))
-    address = await server.start("127.0.0.1:0", server_credentials(files))
+    server = GrpcioServer(health.methods(), max_message_bytes=4096)
+    address = await server.start("127.0.0.1:0", server_credentials(*files))
     yield f"localhost:{address.rpartition(':')[2]}"
     await server.stop(0)
 
@@ -113,15 +114,13 @@ async def test_files_that_vanish_leave_the_last_good_pair_in_force(tmp_path: Pat
     authority = Authority("ours")
     files = write(tmp_path, authority.issue("router"))
     async with listening(files) as address:
-        files.key.unlink()
+        files[1].unlink()
 
         assert await check(address, grpc.ssl_channel_credentials(authority.pem))
 
 
 @pytest.mark.parametrize("name", ["cert.pem", "key.pem", "ca.pem"])
-async def test_what_is_no_regular_file_leaves_the_last_good_pair_in_force(
-    tmp_path: Path, name: str
-) -> None:
+async def test_irregular_files_leave_the_last_good_pair_in_force(tmp_path: Path, name: str) -> None:
     """Opening a FIFO would wait for a writer."""
     authority = Authority("ours")
     files = write(tmp_path, authority.issue("router"), authority.pem)
@@ -146,10 +145,10 @@ async def test_with_mutual_tls_a_client_without_a_certificate_is_refused(tmp_pat
 
 async def test_missing_files_are_an_error_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        server_credentials(TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem"))
+        server_credentials(tmp_path / "cert.pem", tmp_path / "key.pem")
 
 
-def test_pods_certificates_are_checked_unless_told_otherwise(tmp_path: Path) -> None:
+def test_pods_certificates_are_verified_unless_disabled(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_bytes(Authority("pods").pem)
 

@@ -17,7 +17,7 @@ from extproc.core.stream import Stream
 from extproc.core.wire.limits import Limits
 from extproc.shell import wire
 from extproc.shell.codec import Codec
-from extproc.shell.grpcio import GrpcioServer, GrpcioSettings
+from extproc.shell.grpcio import GrpcioServer
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 from extproc.shell.server import ExternalProcessor
 from tests import clients
@@ -85,7 +85,7 @@ class Servers:
     async def _start(self) -> list[str]:
         limits = Limits(max_message_bytes=MAX_MESSAGE_BYTES)
         self._wire = await wire.serve(self.methods(), limits=limits)
-        self._grpcio = GrpcioServer(self.methods(), GrpcioSettings(MAX_MESSAGE_BYTES))
+        self._grpcio = GrpcioServer(self.methods(), max_message_bytes=MAX_MESSAGE_BYTES)
         return [self._wire.address, await self._grpcio.start("127.0.0.1:0")]
 
     async def _stop(self) -> None:
@@ -130,7 +130,7 @@ endings = st.sampled_from([b"", b"o"]) | details.map(lambda text: b"f" + text.en
 
 
 @given(script, endings)
-def test_the_same_messages_are_answered_the_same(
+def test_the_same_messages_get_the_same_responses(
     servers: Servers, messages: list[bytes], ending: bytes
 ) -> None:
     """Late answers may overtake nothing of their own kind; against others their place is open."""
@@ -148,7 +148,7 @@ def test_the_same_messages_are_answered_the_same(
 
 
 @given(stream_settings(), st.lists(st.sampled_from(["headers", "get", "body", "junk"]), max_size=4))
-def test_the_same_ext_proc_messages_are_answered_the_same(
+def test_the_same_ext_proc_messages_get_the_same_responses(
     servers: Servers, settings: dict[str, Any], kinds: list[str]
 ) -> None:
     encoded = {
@@ -166,7 +166,7 @@ def test_the_same_ext_proc_messages_are_answered_the_same(
     assert over_wire == over_grpcio
 
 
-def test_what_no_service_has_is_unimplemented_on_both(servers: Servers) -> None:
+def test_unknown_methods_are_unimplemented_on_both(servers: Servers) -> None:
     heard = servers.ask("/no.Such/Method", [b"x"])
 
     assert [each.code for each in heard] == [Code.UNIMPLEMENTED] * 2

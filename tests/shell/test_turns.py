@@ -29,7 +29,7 @@ class Time:
         return seconds
 
 
-async def test_work_has_its_share_of_the_time_however_often_it_is_asked_for() -> None:
+async def test_work_is_limited_to_its_share_of_the_time() -> None:
     time = Time()
     turns = Turns(time.clock, time.sleep)
     for seconds in (0.1, 3.0, 0.2, 0.0, 1.0):

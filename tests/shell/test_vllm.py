@@ -23,7 +23,7 @@ from extproc.shell.vllm import (
     ModelsError,
     ModelsPoller,
     decode_models,
-    fetch_models,
+    fetch_list,
 )
 
 # As vLLM 0.32 writes it.
@@ -104,8 +104,8 @@ def test_an_adapter_with_an_empty_parent_is_a_base_model() -> None:
         b'{"data":[',
     ],
 )
-def test_anything_else_is_an_error_that_says_so(body: bytes) -> None:
-    with pytest.raises(ModelsError, match="no list of models"):
+def test_anything_else_is_an_error(body: bytes) -> None:
+    with pytest.raises(ModelsError, match="not a list of models"):
         decode_models(body)
 
 
@@ -135,10 +135,10 @@ class Pod:
         return TestServer(app)
 
 
-async def test_models_are_fetched_once() -> None:
+async def test_the_list_is_fetched_once() -> None:
     pod = Pod()
     async with pod.serve() as server, open_session({"Authorization": "Bearer key"}) as session:
-        assert await fetch_models(session, str(server.make_url("")).rstrip("/")) == CARDS
+        assert await fetch_list(session, str(server.make_url("")).rstrip("/")) == BODY
 
     assert pod.num_asked == 1
 
@@ -148,7 +148,7 @@ async def test_another_status_than_200_is_an_error_that_names_it() -> None:
     pod.status = 401
     async with pod.serve() as server, open_session() as session:
         with pytest.raises(ModelsError, match="HTTP 401"):
-            await fetch_models(session, str(server.make_url("")).rstrip("/"))
+            await fetch_list(session, str(server.make_url("")).rstrip("/"))
 
 
 class Listener:
@@ -170,7 +170,7 @@ class Listener:
         return await asyncio.wait_for(self.told.get(), 60)
 
 
-async def test_a_poller_tells_the_models_of_every_endpoint_again_and_again() -> None:
+async def test_a_poller_reports_the_models_of_every_endpoint_again_and_again() -> None:
     listener = Listener()
     poller = listener.poller(interval_s=0.002)
     async with Pod().serve() as one, Pod().serve() as two:
@@ -183,7 +183,7 @@ async def test_a_poller_tells_the_models_of_every_endpoint_again_and_again() -> 
     assert {each[1:] for each in told} == {(CARDS, 42.0, 0.0)}
 
 
-async def test_a_poller_tells_failures_and_goes_on() -> None:
+async def test_a_poller_reports_failures_and_continues() -> None:
     pod, listener = Pod(), Listener()
     pod.status = 503
     poller = listener.poller(interval_s=0.002)
@@ -232,7 +232,7 @@ async def test_a_list_as_long_as_a_book_is_not_read_to_its_end() -> None:
     app.router.add_get("/v1/models", models)
     async with TestServer(app) as server, open_session() as session:
         with pytest.raises(TooLargeError):
-            await fetch_models(session, str(server.make_url("")).rstrip("/"))
+            await fetch_list(session, str(server.make_url("")).rstrip("/"))
 
 
 async def test_a_look_polls_long_before_it_is_time_and_a_second_one_waits() -> None:

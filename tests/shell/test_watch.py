@@ -176,10 +176,10 @@ async def test_leaving_frees_the_place_on_the_server() -> None:
     async with serving(service) as port:
         await take(watch(f"127.0.0.1:{port}", replay_last=1), 1)
         async with asyncio.timeout(60):
-            while service.num_watchers:
+            while service._watchers:
                 await asyncio.sleep(0.01)
 
-    assert service.num_watchers == 0
+    assert not service._watchers
 
 
 async def test_a_refusal_is_an_error_with_the_servers_words() -> None:
@@ -189,7 +189,7 @@ async def test_a_refusal_is_an_error_with_the_servers_words() -> None:
             await anext(watch(f"127.0.0.1:{port}"))
 
 
-async def test_nobody_there_is_an_error() -> None:
+async def test_an_unreachable_server_is_an_error() -> None:
     async with serving(DecisionsService()) as port:
         pass
 
@@ -319,11 +319,11 @@ async def test_a_pick_is_one_line() -> None:
     )
 
 
-async def test_a_cold_pick_says_so() -> None:
+async def test_a_cold_pick_is_rendered_as_such() -> None:
     assert "cold, 5 pending, 0 of this adapter  loaded on 0/2" in await line_of(picked("a9"))
 
 
-async def test_a_pick_of_the_base_model_says_nothing_about_adapters() -> None:
+async def test_a_pick_of_the_base_model_is_rendered_without_adapters() -> None:
     assert await line_of(picked(None)) == (
         "base  ->  pod-1, pod-2  founding/affinity  5 pending  40 us"
     )

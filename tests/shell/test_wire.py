@@ -101,7 +101,7 @@ async def test_silent_tls_connections_neither_stop_a_drain_nor_a_close(tmp_path:
         each.close()
 
 
-async def test_what_is_not_tls_is_told_so_and_closed(tmp_path: Path) -> None:
+async def test_a_peer_without_tls_gets_an_alert_and_is_closed(tmp_path: Path) -> None:
     context = Certificates(*Pki(tmp_path).issue("server")).context
     async with running(ssl_context=context) as (server, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -225,7 +225,7 @@ async def test_drain_without_connections_is_at_once() -> None:
         assert await server.drain(0)
 
 
-async def test_close_loses_open_calls_and_tells_their_sessions() -> None:
+async def test_close_loses_open_calls_and_closes_their_sessions() -> None:
     async with running() as (server, sessions):
         call = asyncio.ensure_future(asyncio.to_thread(grpcio_echo, server.address, [b"x"], WATCH))
         await wait_until(lambda: bool(sessions))
@@ -259,7 +259,7 @@ async def test_connection_above_the_limit_is_closed() -> None:
         assert server.counters.abuse[Abuse.TOO_MANY_CONNECTIONS] == 1
 
 
-async def test_connection_that_says_nothing_is_closed() -> None:
+async def test_silent_connection_is_closed() -> None:
     async with running(limits=Limits(handshake_timeout_s=0.1)) as (server, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         await asyncio.wait_for(reader.read(), 60)
@@ -371,6 +371,6 @@ def test_everything_runs_on_uvloop_too(tmp_path: Path) -> None:
         await test_peer_that_breaks_the_protocol_reads_why()
         await test_peer_that_never_reads_loses_its_connection_and_no_other()
         await test_megabytes_go_to_a_reader_that_is_only_slow()
-        await test_close_loses_open_calls_and_tells_their_sessions()
+        await test_close_loses_open_calls_and_closes_their_sessions()
 
     uvloop.run(main())

@@ -93,7 +93,7 @@ async def test_unix_socket(tmp_path: Path) -> None:
         await assert_content(proxy)
 
 
-async def test_repeated_calls_are_answered_from_remembered_header_blocks(tmp_path: Path) -> None:
+async def test_repeated_calls_use_cached_header_blocks(tmp_path: Path) -> None:
     async with envoy(tmp_path) as proxy:
         for _ in range(20):
             assert b" 200 OK" in await post(proxy.port, SMALL)

@@ -220,7 +220,7 @@ async def test_curl_gets_its_message_back(tmp_path: Path) -> None:
 
 
 @needs("nghttp", "Debian package nghttp2-client")
-async def test_nghttp_gets_an_answer(tmp_path: Path) -> None:
+async def test_nghttp_gets_a_response(tmp_path: Path) -> None:
     body = tmp_path / "body"
     body.write_bytes(b"\0\0\0\0\x05hello")
     async with running() as (server, _):

@@ -1,32 +1,32 @@
 """HTTP/2 and gRPC, server side, as functions of bytes.
 
-1. Bytes come in through `Connection.receive`, bytes go out through `Connection.data_to_send`. No
-   socket, no clock, no event loop: whoever owns those passes `now` (monotonic seconds).
-2. One `receive` handles every frame of a read, calls the sessions of all its streams, and collects
-   everything they answer. One `data_to_send` takes it all. That is the whole secret of the speed:
-   a read carries many streams, and costs one pass and one write.
-3. Exceptions do not leave: whatever the peer sends ends in an answer, a reset stream, or a GOAWAY
-   and `is_over`. Whatever a session raises ends its own stream only.
-4. Which frame may come in which state is a table (`states`), not scattered conditions. The path
-   that nearly every frame takes checks one flag and skips the table.
-5. The rule of RFC 9113 that a line implements stands above it by section number ("9113 6.9.1").
+1. Bytes come in through `Connection.receive_pass` and go out through `Connection.data_to_send`.
+   There is no socket, clock or event loop: their owner passes `now` (monotonic seconds).
+2. One pass handles the frames of a read, calls the sessions of all its streams, and collects all
+   their responses. One `data_to_send` takes them. That is where the speed comes from: a read
+   carries many streams, and costs one pass and one write.
+3. No exception leaves: any input of the peer ends in a response, a reset stream, or a GOAWAY and
+   `is_over`. An exception of a session ends its own stream only.
+4. A table (`states`) says which frame is allowed in which state. The path of nearly every frame
+   checks one flag and skips the table.
+5. The rule of RFC 9113 that a line implements is named above it by section number ("9113 6.9.1").
    docs/wire.md lists them with their tests.
-6. Whatever a peer can make us keep or do has a limit in `Limits`, and a name in `Abuse` under which
-   it is counted.
+6. Everything that a peer can make us store or do has a limit in `Limits`, and is counted under a
+   name in `Abuse`.
 """
 
 from extproc.core.wire.connection import Connection
 from extproc.core.wire.limits import Abuse, Counters, Limits
-from extproc.core.wire.service import CallLike, MethodLike, SessionLike
+from extproc.core.wire.service import Call, Method, Session
 from extproc.core.wire.stream import WireStream
 
 __all__ = [
     "Abuse",
-    "CallLike",
+    "Call",
     "Connection",
     "Counters",
     "Limits",
-    "MethodLike",
-    "SessionLike",
+    "Method",
+    "Session",
     "WireStream",
 ]

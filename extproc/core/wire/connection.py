@@ -1,9 +1,9 @@
-"""One HTTP/2 connection, server side: bytes in, sessions called, bytes out.
+"""One HTTP/2 connection, server side: bytes in, calls of sessions, bytes out.
 
-`receive_pass` reads frame by frame in place. Three kinds of frame make up nearly all traffic and
-are handled where they are found: a HEADERS frame that opens a stream, a DATA frame that holds
-exactly one message, the late RST_STREAM of a stream that we have answered. Everything else, and
-everything odd about these, goes through `dispatch` and the table in `states`.
+`receive_pass` reads frames in place. Three kinds of frame make up nearly all traffic and are
+handled inline: HEADERS that open a stream, DATA with exactly one message, and the late RST_STREAM
+of an answered stream. Everything else, and every unusual case of these, goes through `dispatch` and
+the table in `states`.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ from extproc.core.wire.limits import DEFAULT_LIMITS, Abuse, Counters, Limits
 from extproc.core.wire.opening import Opener
 from extproc.core.wire.outbox import Outbox
 from extproc.core.wire.requests import judge_request
-from extproc.core.wire.service import MethodLike
+from extproc.core.wire.service import Method
 from extproc.core.wire.states import REMEMBERED
 from extproc.core.wire.streams import Streams
 
 _ID_MASK: Final = 0x7FFFFFFF
 _RING_MASK: Final = REMEMBERED - 1
 
-# A read of 256 KiB holds some dozens of Envoy's messages, or thousands of frames that somebody
-# chose for their cost: 50 ms and more. A pass takes about 2 ms, then other connections have a turn.
+# A read of 256 KiB holds some dozens of Envoy's messages, or thousands of frames chosen to be
+# expensive: 50 ms and more. A pass takes about 2 ms, then other connections have a turn.
 _PASS_UNITS: Final = 64  # frames, of about 30 us each at most
-_HEADER_BYTES_PER_UNIT: Final = 128  # of a compressed header block, which may hold a field a byte
+_HEADER_BYTES_PER_UNIT: Final = 128  # of a compressed header block, where a byte may be a field
 
 
 def _nothing() -> None:
-    """Nobody flushes late output: whoever drives the connection asks after every step."""
+    """Do nothing: the owner calls `data_to_send` after every step."""
 
 
 def _ignore(error: Exception, path: str) -> None:
-    """Nobody logs what sessions raise; it is counted."""
+    """Do nothing: the error is counted anyway."""
 
 
 class Connection:
-    """The protocol of one connection; owned by whoever owns its socket.
+    """The protocol of one connection.
 
     After each `receive_pass` (or `receive`), `tick`, `start_drain` and `on_output_ready`: write
-    `data_to_send()`, then close the socket if `is_over`. When the socket is gone: `lose()`.
+    `data_to_send()`, then close the socket if `is_over`. When the socket is lost: `lose()`.
 
     Args:
-        methods: What is served, by path.
+        methods: The methods to serve, by path.
         now: Monotonic seconds.
-        limits: What the peer may make us keep or do.
-        counters: Where it is counted; one per server.
-        budget: What all connections together may hold of bodies; one per server.
+        limits: Bounds on the resources of the peer.
+        counters: One per server.
+        budget: Memory for the bodies of all connections; one per server.
         on_output_ready: Called once when there is output outside of a pass, until it is taken.
-        on_session_error: Called with what a session raised and its method's path.
+        on_session_error: Called with an exception of a session and its method's path.
     """
 
     def __init__(
         self,
-        methods: Mapping[str, MethodLike],
+        methods: Mapping[str, Method],
         *,
         now: float,
         limits: Limits = DEFAULT_LIMITS,
@@ -96,22 +96,22 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more will come or go: write what is there, then close the socket."""
+        """Whether the connection has ended: write the pending output, then close the socket."""
         return self.is_failed or (self._lifetime.is_final and not self.streams.open)
 
     # ---- bytes in
 
     def receive(self, data: bytes, *, now: float) -> None:
-        """Handle everything that a read brought, in as many passes as it takes."""
+        """Handle a whole read, in as many passes as it takes."""
         position = 0
         while position < len(data):
             position = self.receive_pass(data, position, now=now)
 
     def receive_pass(self, data: bytes, position: int, *, now: float) -> int:
-        """Handle what a read brought, from `position` on: all, or `_PASS_UNITS` of work.
+        """Handle a read from `position` on: all, or `_PASS_UNITS` of work.
 
         Returns:
-            Where the next pass goes on; the length of `data` when nothing is left.
+            The position of the next pass; the length of `data` if nothing is left.
         """
         if self.is_failed:
             return len(data)
@@ -143,7 +143,7 @@ class Connection:
         return position + len(expected)
 
     def _complete_unread(self, data: bytes, position: int, now: float) -> int:
-        """Finish the frame that the last read cut; return where the next one begins."""
+        """Finish the frame that the last read cut; return the position of the next one."""
         unread = self._unread
         start = min(len(data), position + max(0, frames.FRAME_HEADER_BYTES - len(unread)))
         unread += data[position:start]
@@ -160,9 +160,9 @@ class Connection:
         return cut
 
     def _read_frames(self, data: bytes, position: int, now: float) -> int:
-        """Handle the whole frames from `position` on, and keep the one that is cut.
+        """Handle the whole frames from `position` on, and keep the last, incomplete one.
 
-        Returns where the next pass goes on; it had enough to do when that is not the end.
+        Returns the position of the next pass, which is not the end if this one was full.
         """
         handler, opener, streams = self._handler, self._opener, self.streams
         streams_open, slots = streams.open, streams.closed.slots
@@ -183,7 +183,7 @@ class Connection:
             if handler.expected_kind is not None:
                 handler.check_expected(kind, flags, stream_id & _ID_MASK)
             if kind == frames.DATA:
-                # 9113 6.9: DATA counts towards the connection window whatever becomes of it.
+                # 9113 6.9: all DATA counts towards the connection window.
                 taken_bytes += length
                 stream = streams_open.get(stream_id)
                 if (
@@ -224,7 +224,7 @@ class Connection:
                     continue
             handler.handle(kind, flags, stream_id & _ID_MASK, data[start:stop], now)
             if kind == frames.SETTINGS:
-                units_left = 0  # it may have moved the windows of all open streams
+                units_left = 0  # it may have changed the windows of all open streams
         self.windows.take(taken_bytes)
         if units_left <= 0:
             return position
@@ -234,7 +234,7 @@ class Connection:
     # ---- time and end
 
     def tick(self, *, now: float) -> None:
-        """Look what has taken too long; to be called about once a second."""
+        """Enforce the time limits; to be called about once a second."""
         if self.is_failed:
             return
         self.outbox.is_in_pass = True
@@ -247,20 +247,20 @@ class Connection:
         self.outbox.is_in_pass = False
 
     def start_drain(self, *, now: float) -> None:
-        """Let the peer go elsewhere, without losing a call."""
+        """Ask the peer to reconnect elsewhere, without losing a call."""
         if not self.is_failed:
             self._lifetime.start_drain(now=now)
 
     def pause_sending(self) -> None:
-        """The socket takes no more; what is queued waits, reading goes on."""
+        """Stop sending DATA while the socket is full; reading continues."""
         self.outbox.pause()
 
     def resume_sending(self) -> None:
-        """The socket has room again."""
+        """Continue when the socket has room again."""
         self.outbox.resume()
 
     def data_to_send(self) -> bytes:
-        """Take everything that may be written now."""
+        """Return all bytes to write now."""
         outbox = self.outbox
         outbox.is_in_pass = True
         self.streams.settle()
@@ -271,7 +271,7 @@ class Connection:
         return outbox.take()
 
     def _fail(self, fault: ConnectionFault) -> None:
-        """9113 5.4.1: GOAWAY with the last stream that we have seen, then close."""
+        """9113 5.4.1: GOAWAY with the last stream seen, then close."""
         if fault.abuse is not None:
             self.counters.abuse[fault.abuse] += 1
         self.counters.connection_faults += 1
@@ -282,7 +282,7 @@ class Connection:
         self.streams.settle()
 
     def lose(self) -> None:
-        """The socket is gone: every open call is over. Harmless when called again."""
+        """End every open call after the loss of the socket. Idempotent."""
         if not self._is_lost:
             self._is_lost = self.is_failed = True
             self.counters.connections_open -= 1

@@ -1,7 +1,7 @@
-"""Frames that steer a connection or a window: SETTINGS, PING, GOAWAY, WINDOW_UPDATE, PRIORITY.
+"""Frames that control a connection or a window: SETTINGS, PING, GOAWAY, WINDOW_UPDATE, PRIORITY.
 
 None of them reaches a session. Each kind is counted per window of time, because each costs us
-something and a peer may send it for nothing.
+something and the peer nearly nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from extproc.core.wire.streams import Streams
 _PING_BYTES: Final = 8
 _PRIORITY_BYTES: Final = 5
 _ID_MASK: Final = 0x7FFFFFFF
-# WINDOW_UPDATE that a peer may send for each of our DATA frames without being counted as a flood:
-# one for the stream and one for the connection is common, some clients send smaller steps.
+# WINDOW_UPDATE allowed for each of our DATA frames: one for the stream and one for the connection
+# is common, some clients send smaller steps.
 _UPDATES_PER_DATA_FRAME: Final = 10
-# Open streams whose windows SETTINGS changes, for which the frame counts once more.
+# Number of open streams with changed windows for which SETTINGS counts once more.
 _STREAMS_PER_COUNT: Final = 4096
 
 
@@ -63,12 +63,12 @@ class ControlFrames:
             else:
                 self._apply(name, value)
         if windows_bytes:
-            # A look at thousands of streams is worth more than one frame.
+            # Updating thousands of streams counts as several frames.
             num_streams = len(self._streams.open)
             self._floods.count(Abuse.SETTINGS_FLOOD, weight=num_streams // _STREAMS_PER_COUNT)
             self._resize_windows(max(windows_bytes), windows_bytes[-1])
-        # 9113 6.5.3: "MUST immediately emit a SETTINGS frame with the ACK flag set": what was
-        # framed under the old values goes before it, what is framed under the new ones after it.
+        # 9113 6.5.3: "MUST immediately emit a SETTINGS frame with the ACK flag set": frames under
+        # the old values go before it, frames under the new ones after it.
         self._outbox.seal()
         self._outbox.put(0, frames.SETTINGS_ACK)
         self._outbox.pump()
@@ -86,9 +86,8 @@ class ControlFrames:
     def _resize_windows(self, largest_bytes: int, initial_bytes: int) -> None:
         """9113 6.9.2: adjust all stream windows by the difference; they may become negative.
 
-        Once for a frame, however many values it has for it: a frame may have thousands, a
-        connection thousands of streams. The largest of them is the one that may take a window past
-        its maximum.
+        Once per frame, for all its values: a frame may have thousands, a connection thousands of
+        streams. Only the largest value can exceed a window's maximum.
         """
         outbox = self._outbox
         before_bytes = outbox.initial_window_bytes
@@ -148,11 +147,11 @@ class ControlFrames:
         if scope is Scope.ACCEPT:
             stream = streams.open[stream_id]
             if not stream.has_answered:
-                # CVE-2023-44487 counts where nothing was answered: Envoy ends answered calls so.
+                # CVE-2023-44487: only unanswered streams count, as Envoy resets answered ones.
                 self._floods.count(Abuse.RAPID_RESET)
             streams.on_reset_by_peer(stream)
         elif streams.closed.age(stream_id):
-            # Answered in this very read: the answer is not written yet.
+            # Answered in the same read: the response is not written yet.
             self._outbox.drop_frames(stream_id)
         else:
             self._floods.count(Abuse.OTHER_FRAME_FLOOD)
@@ -170,7 +169,7 @@ class ControlFrames:
             raise StreamFault(ErrorCode.PROTOCOL_ERROR, "stream depends on itself")
 
     def on_goaway(self, stream_id: int, payload: bytes) -> None:
-        """9113 6.8: the peer opens nothing new; what runs goes on, so there is nothing to do."""
+        """9113 6.8: the peer opens no new streams; there is nothing to do."""
         if stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
         if len(payload) < 8:

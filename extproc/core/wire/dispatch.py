@@ -1,6 +1,6 @@
-"""Frames that are not the common ones: checks first, then the table, then what they ask.
+"""All but the most common frames: first the checks, then the table, then the effect.
 
-Raises `ConnectionFault` for the connection; stream faults end here, in RST_STREAM.
+Raises `ConnectionFault`; stream faults end here, in RST_STREAM.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from extproc.core.wire.stream import WireStream
 from extproc.core.wire.streams import Streams
 
 _PRIORITY_FIELDS_BYTES: Final = 5
-# Noted among the flags of a HEADERS frame whose priority fields name its own stream.
+# A flag of our own for HEADERS whose priority fields name its own stream.
 _SELF_DEPENDENT: Final = 0x100
 
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """A header block whose END_HEADERS has not come (9113 4.3, 6.10)."""
+    """A header block before its END_HEADERS (9113 4.3, 6.10)."""
 
     stream_id: int
     flags: int
@@ -68,12 +68,12 @@ class FrameHandler:
         self.expected_kind: int | None = frames.SETTINGS
 
     def check_expected(self, kind: int, flags: int, stream_id: int) -> None:
-        """Judge a frame where only one kind may come: the first of all, or in a header block."""
+        """Check a frame where only one kind is allowed: the first one, or in a header block."""
         block = self._open_block
         if block is None:
             # 9113 3.4: the client's preface "MUST be followed by a SETTINGS frame".
             if kind != frames.SETTINGS or flags & frames.ACK:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "no SETTINGS behind the preface")
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "no SETTINGS after the preface")
             self.expected_kind = None
         elif kind != frames.CONTINUATION or stream_id != block.stream_id:
             # 9113 6.2, 6.10: "A receiver MUST treat the receipt of any other type of frame or the
@@ -82,7 +82,7 @@ class FrameHandler:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "frame within a header block")
 
     def handle(self, kind: int, flags: int, stream_id: int, payload: bytes, now: float) -> None:
-        """Handle any frame. `stream_id` comes without its reserved bit (9113 4.1: ignored)."""
+        """Handle any frame; `stream_id` is without its reserved bit (9113 4.1: ignored)."""
         try:
             if kind == frames.DATA:
                 self._on_data(flags, stream_id, payload, now)
@@ -168,7 +168,7 @@ class FrameHandler:
         self.expected_kind = frames.CONTINUATION
 
     def _on_continuation(self, flags: int, payload: bytes, now: float) -> None:
-        """9113 6.10, and CVE-2024-27316: a header block has an end, in frames and in bytes."""
+        """9113 6.10, and CVE-2024-27316: a header block is bounded, in frames and in bytes."""
         open_block, limits = self._open_block, self._streams.limits
         if open_block is None:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without a header block")
@@ -187,7 +187,7 @@ class FrameHandler:
             self._on_block(open_block.flags, open_block.stream_id, open_block.block, now)
 
     def _on_block(self, flags: int, stream_id: int, block: bytes, now: float) -> None:
-        """A whole header block: of a new request, or of trailers."""
+        """Handle a whole header block: of a new request, or of trailers."""
         streams = self._streams
         if stream_id > streams.last_id:
             if flags & _SELF_DEPENDENT:
@@ -196,7 +196,7 @@ class FrameHandler:
                 raise StreamFault(ErrorCode.PROTOCOL_ERROR, "stream depends on itself")
             self._opener.open(stream_id, flags, block, now)
             return
-        # 9113 4.3: every block passes the decoder, also one that is then discarded.
+        # 9113 4.3: every block passes the decoder, even one that is then discarded.
         scope, code = streams.verdict(stream_id, frames.HEADERS)
         if scope is Scope.CONNECTION_ERROR:
             raise ConnectionFault(code, "HEADERS on a closed stream")
@@ -216,10 +216,10 @@ class FrameHandler:
 
 
 def _check_content_length(stream: WireStream, *, has_ended: bool) -> None:
-    """9113 8.1.1: content-length that does not equal the sum of the DATA is malformed."""
+    """9113 8.1.1: a content-length that does not equal the sum of the DATA is malformed."""
     left = stream.content_left
     if left is not None and (left < 0 or (has_ended and left)):
-        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "content-length does not fit the content")
+        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "content-length does not match the content")
 
 
 def _strip_padding(flags: int, payload: bytes) -> bytes:

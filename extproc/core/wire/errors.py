@@ -1,4 +1,4 @@
-"""How a connection or a stream goes wrong, and the HTTP/2 code that tells the peer.
+"""Errors of a connection or a stream, with the HTTP/2 code for the peer.
 
 Both exceptions stay inside this package: `Connection.receive` turns them into GOAWAY or RST_STREAM.
 """
@@ -31,11 +31,9 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionFault(ExtprocError):
-    """The connection cannot go on (9113 5.4.1): GOAWAY with `code`, then close.
+    """A connection error (9113 5.4.1): GOAWAY with `code`, then close.
 
-    Attributes:
-        code: What GOAWAY says.
-        abuse: The limit that was passed, if one was.
+    `abuse` is the limit that was exceeded, if one was.
     """
 
     def __init__(self, code: ErrorCode, reason: str, abuse: Abuse | None = None) -> None:
@@ -45,7 +43,7 @@ class ConnectionFault(ExtprocError):
 
 
 class StreamFault(ExtprocError):
-    """One stream cannot go on (9113 5.4.2): RST_STREAM with `code`; the others do not notice."""
+    """A stream error (9113 5.4.2): RST_STREAM with `code`; other streams are not affected."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""Frames that cost us something and the peer nothing: so many per window of time, not more."""
+"""Limits per window of time on frames that cost us more than the peer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FloodMeter:
         self._window_s = limits.flood_window_s
         self._seen: dict[Abuse, int] = {}
         self._data_frames = 0
-        # When the counts begin anew; `Connection` asks before each read.
+        # The end of the window; checked by `Connection` before each read.
         self.end_s = now + limits.flood_window_s
 
     def restart(self, now: float) -> None:
@@ -38,7 +38,7 @@ class FloodMeter:
         """Count a frame as `weight`; `per_data_frame` more are allowed for each DATA frame we sent.
 
         Raises:
-            ConnectionFault: There were too many.
+            ConnectionFault: Too many.
         """
         seen = self._seen[abuse] = self._seen.get(abuse, 0) + weight
         sent = self._outbox.data_frames - self._data_frames

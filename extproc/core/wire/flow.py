@@ -1,7 +1,7 @@
-"""The windows that we give (9113 6.9); the peer's, that we must keep, are in `outbox`.
+"""The windows that we grant (9113 6.9); those of the peer for us are in `outbox`.
 
-A connection's is given back as bytes arrive: streams that wait can then not use it up and starve
-the others. A stream's is given back as the budget for bodies has room.
+A connection's is replenished as bytes arrive, so that waiting streams cannot use it up and starve
+the others. A stream's is replenished as the budget for bodies has room.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from extproc.core.wire.streams import Streams
 
 
 class GivenWindows:
-    """Counts the DATA of one connection and gives its windows back, half a window at a time."""
+    """Counts the DATA of one connection and replenishes its windows, half a window at a time."""
 
     __slots__ = ("_connection_bytes", "_stream_bytes", "_streams", "_unacknowledged_bytes")
 
     def __init__(self, limits: Limits, streams: Streams) -> None:
         self._streams = streams
-        # Until the peer knows better, and below our settings at any time, it has the default
-        # (9113 6.9.2).
+        # Before our settings arrive, and if they are smaller, the default counts (9113 6.9.2).
         self._connection_bytes = max(limits.connection_window_bytes, frames.DEFAULT_WINDOW_BYTES)
         self._stream_bytes = limits.stream_window_bytes
         self._unacknowledged_bytes = 0
 
     def take(self, size_bytes: int) -> None:
-        """Account for the DATA of a read.
+        """Count the DATA of a read.
 
         Raises:
             ConnectionFault: More than the window (9113 6.9.1).
@@ -42,7 +41,7 @@ class GivenWindows:
         self._unacknowledged_bytes = 0
 
     def take_for(self, stream: WireStream, size_bytes: int) -> None:
-        """Account for one DATA frame of an open stream; more than the window resets it."""
+        """Count one DATA frame of an open stream; reset the stream beyond its window."""
         stream.unacknowledged_bytes += size_bytes
         if stream.unacknowledged_bytes < self._stream_bytes >> 1:
             return

@@ -1,6 +1,6 @@
 """The frames of HTTP/2 as bytes (9113 4.1 and 6): numbers, and builders of those that we send.
 
-Reading is not here: `Connection` reads headers in place, without an object per frame.
+`Connection` parses frame headers in place, without an object per frame.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-# 9113 3.4: what a client says first.
+# 9113 3.4: the first bytes of a client.
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 # 9113 6: frame types.
@@ -40,12 +40,12 @@ MAX_HEADER_LIST_SIZE: Final = 0x6
 
 # 9113 4.2: every peer accepts this size, and we announce no other.
 DEFAULT_MAX_FRAME_BYTES: Final = 16_384
-# 9113 6.5.2: the value beyond which SETTINGS_MAX_FRAME_SIZE may not go.
+# 9113 6.5.2: the largest SETTINGS_MAX_FRAME_SIZE.
 LARGEST_MAX_FRAME_BYTES: Final = 2**24 - 1
-# 9113 6.9.1: windows never pass it; also the highest stream identifier (9113 5.1.1).
+# 9113 6.9.1: the largest window; also the highest stream identifier (9113 5.1.1).
 LARGEST_WINDOW_BYTES: Final = 2**31 - 1
 LARGEST_STREAM_ID: Final = 2**31 - 1
-# 9113 6.9.2: windows begin with it.
+# 9113 6.9.2: the initial size of windows.
 DEFAULT_WINDOW_BYTES: Final = 65_535
 
 FRAME_HEADER_BYTES: Final = 9

@@ -1,7 +1,7 @@
-"""gRPC over HTTP/2: status blocks, messages' prefixes, timeouts (grpc/doc/PROTOCOL-HTTP2.md).
+"""gRPC over HTTP/2: status blocks, message prefixes, timeouts (grpc/doc/PROTOCOL-HTTP2.md).
 
-Every header block that we send is made of literals without indexing (7541 6.2.2), so it never
-depends on the connection and the common ones are made once.
+Every header block that we send consists of literals without indexing (7541 6.2.2), so it does not
+depend on the connection, and the common ones are encoded once.
 """
 
 from __future__ import annotations
@@ -10,22 +10,20 @@ import re
 from functools import lru_cache
 from struct import Struct
 from typing import Final
+from urllib.parse import quote
+
+import hpack
 
 from extproc.core.wire import frames
-
-# Status codes that the transport itself answers with (the service has its own enumeration).
-OK: Final = 0
-DEADLINE_EXCEEDED: Final = 4
-RESOURCE_EXHAUSTED: Final = 8
-UNIMPLEMENTED: Final = 12
-INTERNAL: Final = 13
-UNAVAILABLE: Final = 14
+from extproc.core.wire.service import Code
 
 IDENTITY: Final = "identity"
 PREFIX_BYTES: Final = 5
-# `grpc-message` beyond this is cut; with it a trailer block fits any peer's frame.
+# A longer `grpc-message` is truncated, so that a trailer block fits any peer's frame.
 MAX_DETAILS_BYTES: Final = 2048
 
+_PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+_CUT_ESCAPE: Final = re.compile("%[0-9A-F]?$")
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])", re.ASCII)
 _UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -37,15 +35,7 @@ def literal(name: bytes, value: bytes) -> bytes:
 
 def _string(text: bytes) -> bytes:
     """Encode a string literal (7541 5.2), its length with a 7-bit prefix (7541 5.1)."""
-    length = len(text)
-    if length < 127:
-        return bytes((length,)) + text
-    head, rest = bytearray((127,)), length - 127
-    while rest >= 128:
-        head.append(rest & 127 | 128)
-        rest >>= 7
-    head.append(rest)
-    return bytes(head) + text
+    return bytes(hpack.hpack.encode_integer(len(text), 7)) + text
 
 
 # 0x88 is `:status: 200` in the static table (7541 appendix A).
@@ -54,7 +44,7 @@ RESPONSE_BLOCK: Final = b"\x88" + literal(b"content-type", b"application/grpc")
 
 @lru_cache(maxsize=64)
 def http_error_block(status: int) -> bytes:
-    """Encode an answer below gRPC: an HTTP status alone."""
+    """Encode a response below gRPC: an HTTP status alone."""
     return literal(b":status", b"%d" % status)
 
 
@@ -68,33 +58,27 @@ def trailer_block(code: int, details: str) -> bytes:
 def percent_encode(details: str) -> bytes:
     """Encode a status message: UTF-8, every byte but printable ASCII as %XX, `%` itself too.
 
-    Cut to `MAX_DETAILS_BYTES`, never in the middle of an escape.
+    Truncated to `MAX_DETAILS_BYTES`, never within an escape.
     """
-    encoded, size = [], 0
-    for byte in details.encode("utf-8", "replace"):
-        piece = bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte
-        size += len(piece)
-        if size > MAX_DETAILS_BYTES:
-            break
-        encoded.append(piece)
-    return b"".join(encoded)
+    encoded = quote(details, safe=_PRINTABLE, errors="replace")[:MAX_DETAILS_BYTES]
+    return _CUT_ESCAPE.sub("", encoded).encode()
 
 
 def parse_timeout_s(value: bytes) -> float | None:
-    """Read `grpc-timeout` as seconds; None where it is not one."""
+    """Parse `grpc-timeout` to seconds; None if it is malformed."""
     match = _TIMEOUT.fullmatch(value)
     return int(match[1]) * _UNIT_S[match[2]] if match else None
 
 
 # One frame head and message prefix: length and type, flags, stream; compressed flag, length.
 MESSAGE_HEAD: Final = Struct(">IBIBI")
-# The same behind the response headers, for the first message of a stream.
+# The same after the response headers, for the first message of a stream.
 FIRST_HEAD: Final = Struct(f">IBI{len(RESPONSE_BLOCK)}sIBIBI")
 RESPONSE_WORD: Final = len(RESPONSE_BLOCK) << 8 | frames.HEADERS
 
-OK_TRAILERS: Final = trailer_block(OK, "")
+OK_TRAILERS: Final = trailer_block(Code.OK, "")
 OK_WORD: Final = len(OK_TRAILERS) << 8 | frames.HEADERS
-# Trailers `grpc-status: 0`, and behind them RST_STREAM(NO_ERROR).
+# Trailers `grpc-status: 0`, without and with RST_STREAM(NO_ERROR) after them.
 OK_END: Final = Struct(f">IBI{len(OK_TRAILERS)}s")
 OK_END_AND_RESET: Final = Struct(f">IBI{len(OK_TRAILERS)}sIBII")
 RESET_WORD: Final = 4 << 8 | frames.RST_STREAM

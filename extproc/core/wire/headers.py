@@ -1,18 +1,18 @@
 """Header blocks: from HPACK bytes to a judged request, most often without decoding.
 
 We announce a dynamic table of size 0, so a peer's block for one method is the same bytes every
-time, and a dictionary answers it. Tracing puts one fresh field into each block; then the block is
-cut into its fields, and only the fresh one is decoded.
+time, and is found in a dictionary. Tracing adds one fresh field to each block; then the block is
+split into its fields, and only the fresh one is decoded.
 
-1. Bytes are remembered for as long as they mean the same. For ever, where they touch no dynamic
-   table: no size update, no incremental indexing, no dynamic index (7541 6.1 to 6.3). Until the
-   table next changes, where they only read it: so come the requests of a burst, before the peer has
-   read our SETTINGS. Never, where they change it.
-2. A remembered block never bypasses the decoder's state: from the acknowledgement of our SETTINGS
-   until a block has passed the decoder, everything goes through the decoder, because the first
-   block then must begin with a size update (9113 4.3.1).
-3. Bytes are remembered when they come the second time, and never make room for others: a flood of
-   fresh blocks evicts nothing.
+1. Bytes are cached while they mean the same. For ever, if they use no dynamic table: no size
+   update, no incremental indexing, no dynamic index (7541 6.1 to 6.3). Until the table's next
+   change, if they only read it, as the requests of a burst do before the peer has read our
+   SETTINGS. Never, if they change it.
+2. The cache never bypasses the decoder's state: from the acknowledgement of our SETTINGS until a
+   block has passed the decoder, every block does, because the first one then must begin with a size
+   update (9113 4.3.1).
+3. Bytes are cached when they come the second time, and never evict others: a flood of fresh blocks
+   evicts nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ V = TypeVar("V")
 
 # 7541 appendix A: indices above belong to the dynamic table.
 _STATIC_ENTRIES: Final = 61
-# 7541 4.1: what a field counts beyond its octets.
+# 7541 4.1: the overhead of a field beyond its octets.
 _FIELD_OVERHEAD_BYTES: Final = 32
 _MAX_BLOCKS: Final = 32
 _MAX_BLOCK_BYTES: Final = 2048
@@ -39,17 +39,17 @@ _MAX_FIELDS: Final = 128
 _MAX_FIELD_BYTES: Final = 512
 _MAX_REFUSED: Final = 4096
 
-# 9113 8.2.1: a field name is a lowercase token; a colon only in front of a pseudo-header field.
+# 9113 8.2.1: a field name is a lowercase token; a colon only begins a pseudo-header field.
 _NAME: Final = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 # 9113 8.2.1: no NUL, LF or CR anywhere, no SP or HTAB at either end.
 _VALUE: Final = re.compile(rb"(?![ \t])[^\x00\n\r]*(?<![ \t])")
 
 
 class StickyCache(Generic[V]):
-    """A bounded dictionary that keeps what came twice and lets misses evict nothing.
+    """A bounded dictionary that keeps keys that came twice, and where misses evict nothing.
 
-    Once full it takes no more; after `_MAX_REFUSED` repeated keys that it had to refuse it starts
-    over, because what fills it is then no longer what comes.
+    A full one accepts no more; after `_MAX_REFUSED` refusals of repeated keys it is cleared,
+    because its content is then out of date.
     """
 
     __slots__ = ("_max_entries", "_max_key_bytes", "_refused", "_seen", "kept")
@@ -62,7 +62,7 @@ class StickyCache(Generic[V]):
         self._max_key_bytes = max_key_bytes
 
     def offer(self, key: bytes, value: V) -> None:
-        """Keep `value` if `key` is small, came before and there is room."""
+        """Store `value` if `key` is small, came before and there is room."""
         if len(key) > self._max_key_bytes:
             return
         if key not in self._seen:
@@ -80,7 +80,7 @@ class StickyCache(Generic[V]):
 
 
 class HeaderReader:
-    """Reads the header blocks of one connection, in the order they came."""
+    """Decodes the header blocks of one connection, in their order."""
 
     __slots__ = ("_blocks", "_counters", "_decoder", "_fields", "_judge", "_volatile", "requests")
 
@@ -96,13 +96,13 @@ class HeaderReader:
         self._fields: StickyCache[Field] = StickyCache(
             max_entries=_MAX_FIELDS, max_key_bytes=_MAX_FIELD_BYTES
         )
-        # Remembered blocks that read the dynamic table as it is now.
+        # Cached blocks that read the dynamic table in its current state.
         self._volatile: set[bytes] = set()
-        # What `Opener` looks blocks up in; empty while everything must pass the decoder.
+        # The cache for `Opener`; empty while every block must pass the decoder.
         self.requests: dict[bytes, Request] = self._blocks.kept
 
     def forbid_table(self) -> None:
-        """The peer acknowledged our table size of 0: from now on the decoder insists on it."""
+        """Enforce our table size of 0, after the peer's acknowledgement."""
         self._decoder.max_allowed_table_size = 0
         if self._must_shrink:
             self.requests = {}
@@ -112,11 +112,11 @@ class HeaderReader:
         return self._decoder.header_table_size > self._decoder.max_allowed_table_size
 
     def read_request(self, block: bytes) -> Request:
-        """Decode a block that `requests` does not hold, and judge it.
+        """Decode and judge a block that is not in `requests`.
 
         Raises:
             ConnectionFault: The block cannot be decoded, or is too large; the decoder's state is
-                lost and so is the connection.
+                lost, and so is the connection.
         """
         self._counters.header_blocks_decoded += 1
         pieces = None if self._must_shrink else split_stateless(block)
@@ -154,10 +154,10 @@ class HeaderReader:
         return self._decode(block)[0]
 
     def _decode(self, block: bytes) -> tuple[list[Field], bool]:
-        """Decode a block, and tell whether that changed the dynamic table."""
+        """Decode a block; return whether it changed the dynamic table, too."""
         table = self._decoder.header_table
         entries = table.dynamic_entries
-        # Held, so that no new entry can be the same object: an insertion puts a new one in front.
+        # Held, so that no new entry can be the same object: insertions are at the front.
         first, length, maxsize = entries[0] if entries else None, len(entries), table.maxsize
         try:
             decoded = self._decoder.decode(block, raw=True)
@@ -194,9 +194,9 @@ def _read_field(name: bytes, value: bytes) -> Field:
 
 
 def split_stateless(block: bytes) -> list[bytes] | None:
-    """Cut a block into the bytes of its fields; None where a field depends on decoder state.
+    """Split a block into the bytes of its fields; None if a field depends on decoder state.
 
-    None too where the bytes are no header block at all: the decoder then says so.
+    None also for bytes that are no header block: the decoder reports the error.
     """
     pieces, position, end = [], 0, len(block)
     try:
@@ -212,7 +212,7 @@ def split_stateless(block: bytes) -> list[bytes] | None:
 
 
 def _field_end(block: bytes, position: int) -> int:
-    """Find where the field at `position` ends; 0 where it is not stateless."""
+    """Return the end of the field at `position`; 0 if it is not stateless."""
     first = block[position]
     if first & 0x80:  # 7541 6.1 indexed
         return position + 1 if 0 < first & 0x7F <= _STATIC_ENTRIES else 0
@@ -220,7 +220,7 @@ def _field_end(block: bytes, position: int) -> int:
         return 0
     index = first & 0x0F  # 7541 6.2.2 without indexing, 6.2.3 never indexed
     position += 1
-    if index == 0x0F:  # 7541 5.1: the index goes on in the next octet
+    if index == 0x0F:  # 7541 5.1: the index continues in the next octet
         index += block[position]
         position += 1
     if index > _STATIC_ENTRIES:
@@ -231,7 +231,7 @@ def _field_end(block: bytes, position: int) -> int:
 
 
 def _string_end(block: bytes, position: int) -> int:
-    """Find where a string literal (7541 5.2) ends; 0 where its length is beyond two octets."""
+    """Return the end of a string literal (7541 5.2); 0 if its length takes over two octets."""
     length = block[position] & 0x7F
     if length < 0x7F:
         return position + 1 + length

@@ -1,17 +1,18 @@
-"""Beginning, silence and end of a connection: everything about it that time decides.
+"""Handshake, keepalive and end of a connection: everything about it that depends on time.
 
-Drain (9113 6.8, and gRPC "GOAWAY Frame"): GOAWAY with the highest identifier says that an end is
-near, PING measures that the peer has read it, and only then GOAWAY names the last stream that
-counts. Streams that the peer opens in between are served.
+Drain (9113 6.8, and gRPC "GOAWAY Frame"): a GOAWAY with the highest identifier announces the end, a
+PING shows when the peer has read it, and only then a second GOAWAY names the last stream. Streams
+that the peer opens in between are served.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from extproc.core.wire import frames, grpc
+from extproc.core.wire import frames
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
 from extproc.core.wire.limits import Abuse, Limits
+from extproc.core.wire.service import Code
 from extproc.core.wire.streams import Streams
 
 _KEEPALIVE_PING: Final = b"extproc\x00"
@@ -34,27 +35,18 @@ def server_preface(limits: Limits) -> bytes:
 
 
 class Lifetime:
-    """Clock of one connection.
+    """The time limits of one connection.
 
     Attributes:
-        last_received_s: When the peer last said anything.
-        is_draining: The first GOAWAY is out.
-        is_final: The last GOAWAY is out; new streams are ignored.
+        last_received_s: Time of the peer's last bytes.
+        is_draining: The first GOAWAY is sent.
+        is_final: The last GOAWAY is sent; new streams are ignored.
     """
 
     __slots__ = (
-        "_data_frames",
-        "_drain_since_s",
-        "_idle_since_s",
-        "_keepalive_since_s",
-        "_last_id",
-        "_opened_s",
-        "_settings_acknowledged",
-        "_stalled_since_s",
-        "_streams",
-        "is_draining",
-        "is_final",
-        "last_received_s",
+        *("_data_frames", "_drain_since_s", "_idle_since_s", "_keepalive_since_s", "_last_id"),
+        *("_opened_s", "_settings_acknowledged", "_stalled_since_s", "_streams", "is_draining"),
+        *("is_final", "last_received_s"),
     )
 
     def __init__(self, streams: Streams, now: float) -> None:
@@ -72,18 +64,18 @@ class Lifetime:
         self._last_id = 0
 
     def on_settings_acknowledged(self) -> None:
-        """The handshake is complete."""
+        """Complete the handshake."""
         self._settings_acknowledged = True
 
     def on_ping_acknowledged(self, opaque: bytes) -> None:
-        """One of our PINGs came back; others are nobody's."""
+        """Handle the acknowledgement of one of our PINGs; ignore others."""
         if opaque == _DRAIN_PING:
             self._finish_drain()
         elif opaque == _KEEPALIVE_PING:
             self._keepalive_since_s = None
 
     def start_drain(self, *, now: float) -> None:
-        """Announce the end; streams that outlive requests end now, so that they move on."""
+        """Announce the end; end streams that outlive requests, so that the peer reopens them."""
         if self.is_draining:
             return
         self.is_draining = True
@@ -93,20 +85,20 @@ class Lifetime:
         outbox.put(0, frames.ping(_DRAIN_PING))
         for stream in list(self._streams.open.values()):
             if stream.method is not None and stream.method.is_long_lived:
-                stream.end(grpc.UNAVAILABLE, "draining")
+                stream.end(Code.UNAVAILABLE, "draining")
 
     def _finish_drain(self) -> None:
-        """Name the last stream that counts."""
+        """Name the last stream."""
         if self.is_draining and not self.is_final:
             self.is_final = True
             goaway = frames.goaway(self._streams.last_id, ErrorCode.NO_ERROR)
             self._streams.outbox.put(0, goaway)
 
     def tick(self, *, now: float) -> None:
-        """Look what has taken too long.
+        """Enforce the time limits.
 
         Raises:
-            ConnectionFault: The connection has.
+            ConnectionFault: The connection exceeds one.
         """
         limits = self._streams.limits
         if not self._settings_acknowledged:
@@ -125,7 +117,7 @@ class Lifetime:
     def _tick_keepalive(self, now: float) -> None:
         limits, since = self._streams.limits, self._keepalive_since_s
         if since is None or self.last_received_s > since:
-            # Any byte is a sign of life, also where the PING itself is still behind others.
+            # Any byte is a sign of life, even if the PING itself is still queued.
             self._keepalive_since_s = None
             if now - self.last_received_s > limits.keepalive_s:
                 self._keepalive_since_s = now

@@ -1,9 +1,9 @@
-"""What a peer may make us keep or do, and what we count.
+"""Limits on the resources of a peer, and the counters.
 
-Every limit has a default that a real Envoy never meets, and a name in `Abuse` under which passing
-it is counted. Memory that one connection can hold is at most
-`max_queued_bytes + max_write_buffer_bytes + max_streams_per_connection * about 1 KB`, plus what
-it may use of the one budget for bodies (`extproc.core.budget`).
+Every limit has a default that a real Envoy never reaches, and a name in `Abuse` under which its
+violations are counted. The memory of one connection is at most
+`max_queued_bytes + max_write_buffer_bytes + max_streams_per_connection * about 1 KB`, plus its
+share of the one budget for bodies (`extproc.core.budget`).
 """
 
 from __future__ import annotations
@@ -42,38 +42,37 @@ class Limits:
     """Limits of one server. Counts "per window" are for one connection in `flood_window_s`.
 
     Attributes:
-        max_connections: Open connections; one more is closed at once.
-        max_streams_per_connection: Announced as SETTINGS_MAX_CONCURRENT_STREAMS; one more is
-            refused with REFUSED_STREAM, which Envoy may retry. Envoy itself opens a further
+        max_connections: Open connections; further ones are closed at once.
+        max_streams_per_connection: Announced as SETTINGS_MAX_CONCURRENT_STREAMS; further ones are
+            refused with REFUSED_STREAM, which Envoy may retry. Envoy itself opens another
             connection after 1,024.
-        max_streams: Open streams of all connections; one more is refused alike.
+        max_streams: Open streams of all connections; further ones are refused likewise.
         max_message_bytes: One gRPC message; a longer one ends its stream with RESOURCE_EXHAUSTED.
-            Prompts with images pass grpcio's default of 4 MiB.
-        max_queued_bytes: Answers of one connection that wait for the peer's windows or socket; a
-            connection above it is a slow reader and is closed.
-        max_write_buffer_bytes: Written, but not yet taken by the kernel; closed alike.
+            Prompts with images exceed grpcio's default of 4 MiB.
+        max_queued_bytes: Responses of one connection that wait for the peer's windows or socket;
+            above it, the connection is a slow reader and is closed.
+        max_write_buffer_bytes: Written, but not yet accepted by the kernel; likewise.
         max_header_block_bytes: Compressed header block, over all its CONTINUATION frames.
         max_header_list_bytes: Uncompressed header list (9113 6.5.2); bounds an HPACK bomb.
         max_continuation_frames: CONTINUATION frames of one header block (CVE-2024-27316).
-        max_rapid_resets: Streams per window that the peer reset before we had answered anything, or
-            made us reset (CVE-2023-44487, CVE-2025-8671).
-        max_settings_frames: SETTINGS per window; each costs an answer (CVE-2019-9515), and a look
-            at every open stream where it changes their windows.
+        max_rapid_resets: Streams per window that the peer reset before any response, or made us
+            reset (CVE-2023-44487, CVE-2025-8671).
+        max_settings_frames: SETTINGS per window; each costs a response (CVE-2019-9515), and a look
+            at every open stream if it changes their windows.
         max_pings: PING per window (CVE-2019-9512); bandwidth probes and keepalives stay far below.
         max_empty_frames: DATA without content or end, per window (CVE-2019-9518).
         max_window_updates: WINDOW_UPDATE per window, beyond ten for each DATA frame that we sent.
         max_other_frames: PRIORITY, unknown types and frames for closed streams, per window.
-        flood_window_s: Seconds over which the counts above run.
-        stream_window_bytes: Announced SETTINGS_INITIAL_WINDOW_SIZE: what a stream may send before
-            the budget is asked. Nearly every prompt fits, and thousands of streams do no harm.
-        connection_window_bytes: Receive window of a connection; given back as bytes arrive.
-        handshake_timeout_s: From the connection to the preface and to our SETTINGS acknowledged.
+        flood_window_s: Duration of the window for the counts above.
+        stream_window_bytes: Announced SETTINGS_INITIAL_WINDOW_SIZE: the data that a stream may send
+            without room in the budget. Nearly every prompt fits, and thousands of streams are safe.
+        connection_window_bytes: Receive window of a connection; replenished as bytes arrive.
+        handshake_timeout_s: From the connection to the preface and the acknowledged SETTINGS.
         keepalive_s: Silence after which we send PING.
-        keepalive_timeout_s: Silence after that PING which means the peer is gone.
-        idle_timeout_s: Without any stream, after which the connection is drained. Connections with
-            open streams are never idle.
+        keepalive_timeout_s: Silence after that PING until the peer is considered dead.
+        idle_timeout_s: Time without streams after which a connection is drained.
         message_timeout_s: From the first byte of a message to its last.
-        stall_timeout_s: Queued answers of which nothing could be sent.
+        stall_timeout_s: Time for which queued responses make no progress.
     """
 
     max_connections: int = 4096
@@ -107,27 +106,24 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(slots=True)
 class Counters:
-    """What happened on all connections of one server; whoever exports metrics reads it.
+    """Counts over all connections of one server, for metrics.
 
-    Every stream opened is in the end answered, or reset by one side, or lost with its connection:
+    In the end every open stream is answered, reset by one side, or lost with its connection:
     `streams_opened == streams_answered + streams_reset_by_peer + streams_reset_by_us
     + streams_lost + streams_open`.
 
     Attributes:
-        connections_opened: Connections accepted.
-        connections_open: Open now.
-        connection_faults: Connections that we ended with a GOAWAY that carries an error.
-        streams_opened: Streams given to a session or answered without one.
-        streams_open: Open now.
+        connection_faults: Connections that we ended with an error in GOAWAY.
+        streams_opened: Streams given to a session, or answered without one.
         streams_answered: Ended by our trailers.
         streams_reset_by_peer: Reset by the peer before our trailers.
         streams_reset_by_us: Stream errors, deadlines and malformed requests.
-        streams_lost: Open when their connection ended.
+        streams_lost: Open at the end of their connection.
         streams_refused: Refused by a limit, with REFUSED_STREAM; not in `streams_opened`.
-        session_errors: Exceptions that sessions raised.
-        header_blocks_cached: Header blocks answered by their bytes.
+        session_errors: Exceptions of sessions.
+        header_blocks_cached: Header blocks found in the cache.
         header_blocks_decoded: Header blocks that had to be decoded.
-        abuse: How often each limit was passed.
+        abuse: Violations of each limit.
     """
 
     connections_opened: int = 0

@@ -1,7 +1,7 @@
-"""gRPC messages out of DATA, however the peer cuts them (gRPC "Data Frames": "implementations
+"""gRPC messages out of DATA, however the peer splits them (gRPC "Data Frames": "implementations
 should make no assumptions about their alignment").
 
-The common frame, which holds exactly one message, never comes here: `Connection` delivers it.
+The most common frame, with exactly one message, is delivered by `Connection` itself.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Final
 
 from extproc.core.wire import frames, grpc
 from extproc.core.wire.limits import Abuse
+from extproc.core.wire.service import Code
 from extproc.core.wire.stream import WireStream
 from extproc.core.wire.streams import Streams
 
@@ -18,7 +19,7 @@ _REFUSED: Final = 0
 
 
 def take_content(streams: Streams, stream: WireStream, content: bytes, *, now: float) -> None:
-    """Take content of a stream: deliver whole messages, keep the rest."""
+    """Handle content of a stream: deliver complete messages, keep the rest."""
     start, stop = 0, len(content)
     while start < stop and not stream.is_ended:
         if stream.partial is None:
@@ -39,7 +40,7 @@ def take_content(streams: Streams, stream: WireStream, content: bytes, *, now: f
 def _grow(
     streams: Streams, stream: WireStream, partial: bytearray, content: bytes, start: int
 ) -> int:
-    """Add to a message of which a part is here; return how far `content` is used."""
+    """Extend an incomplete message; return the position after the part of `content` used."""
     size = _announced_bytes(streams, stream, partial[: grpc.PREFIX_BYTES])
     wanted = (size or grpc.PREFIX_BYTES) - len(partial)
     added = memoryview(content)[start : start + wanted]
@@ -50,16 +51,16 @@ def _grow(
     if len(partial) == size:
         message = bytes(memoryview(partial)[grpc.PREFIX_BYTES :])
         streams.forget_partial(stream)
-        partial.clear()  # callers still know it, and the message is a copy
+        partial.clear()  # callers still have it, and the message is a copy
         streams.budget.add(stream, -size)
         streams.deliver(stream, message)
     return start + len(added)
 
 
 def _announced_bytes(streams: Streams, stream: WireStream, prefix: bytes | bytearray) -> int | None:
-    """Read how long a message with its prefix is; None while the prefix is not whole.
+    """Return the length of a message and its prefix; None if the prefix is incomplete.
 
-    Where the message is compressed or too long: ends the stream, and returns `_REFUSED`.
+    If the message is compressed or too long, end the stream and return `_REFUSED`.
     """
     if len(prefix) < grpc.PREFIX_BYTES:
         return None
@@ -69,19 +70,19 @@ def _announced_bytes(streams: Streams, stream: WireStream, prefix: bytes | bytea
     size: int = frames.U32.unpack_from(prefix, 1)[0]
     if size > streams.limits.max_message_bytes:
         streams.counters.abuse[Abuse.MESSAGE_TOO_LARGE] += 1
-        stream.end(grpc.RESOURCE_EXHAUSTED, f"message of {size} bytes beyond the limit")
+        stream.end(Code.RESOURCE_EXHAUSTED, f"message of {size} bytes exceeds the limit")
         return _REFUSED
     return grpc.PREFIX_BYTES + size
 
 
 def _refuse_compressed(stream: WireStream, flag: int) -> None:
     if flag != 1:
-        stream.end(grpc.INTERNAL, f"compressed flag is {flag}")
+        stream.end(Code.INTERNAL, f"compressed flag is {flag}")
     elif stream.encoding == grpc.IDENTITY:
         # gRPC: "If the Message-Encoding header is omitted then the Compressed-Flag must be 0."
-        stream.end(grpc.INTERNAL, "compressed message without grpc-encoding")
+        stream.end(Code.INTERNAL, "compressed message without grpc-encoding")
     else:
-        # gRPC doc/compression.md: UNIMPLEMENTED, and grpc-accept-encoding says what would work.
+        # gRPC doc/compression.md: UNIMPLEMENTED, and grpc-accept-encoding lists what is supported.
         details = f"grpc-encoding {stream.encoding} is not supported"
         accepted = grpc.literal(b"grpc-accept-encoding", grpc.IDENTITY.encode())
-        stream.end_with(grpc.trailer_block(grpc.UNIMPLEMENTED, details) + accepted)
+        stream.end_with(grpc.trailer_block(Code.UNIMPLEMENTED, details) + accepted)

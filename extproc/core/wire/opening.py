@@ -1,4 +1,4 @@
-"""How a request begins: judged by its header block, then given to its method or turned down."""
+"""The start of a request: judged by its header block, then given to its method or refused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from extproc.core.wire.headers import HeaderReader
 from extproc.core.wire.lifetime import Lifetime
 from extproc.core.wire.limits import Abuse
 from extproc.core.wire.requests import Request
+from extproc.core.wire.service import Code
 from extproc.core.wire.stream import WireStream
 from extproc.core.wire.streams import Streams
 
@@ -28,7 +29,7 @@ class Opener:
         self._floods = floods
 
     def open(self, stream_id: int, flags: int, block: bytes, now: float) -> None:
-        """Begin a request: a header block on an identifier above all before (9113 5.1.1)."""
+        """Begin a request: a header block on an identifier above all others (9113 5.1.1)."""
         counters, streams = self._counters, self._streams
         request = self._reader.requests.get(block)
         if request is None:
@@ -42,7 +43,7 @@ class Opener:
             or self._lifetime.is_draining
             or streams.is_full
             or request.content_length is not None
-        ) and (self._turn_down(stream_id, flags, request) or method is None):
+        ) and (self._refuse(stream_id, flags, request) or method is None):
             return
         stream = WireStream(streams, stream_id, request)
         streams.open[stream_id] = stream
@@ -59,8 +60,8 @@ class Opener:
         if stream.is_half_closed:
             streams.end_request(stream)
 
-    def _turn_down(self, stream_id: int, flags: int, request: Request) -> bool:
-        """Answer a request that no session gets; false where one should get it after all."""
+    def _refuse(self, stream_id: int, flags: int, request: Request) -> bool:
+        """Refuse a request without a session; return False if it should have one after all."""
         streams, counters, lifetime = self._streams, self._counters, self._lifetime
         if lifetime.is_final:
             # 9113 6.8: streams above the last one of GOAWAY are ignored; the peer knows.
@@ -75,26 +76,26 @@ class Opener:
             streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
             return True
         if streams.is_full:
-            # 9113 5.1.2: beyond the announced limit, PROTOCOL_ERROR or REFUSED_STREAM; the latter
-            # says that nothing was done, so the peer may try elsewhere.
+            # 9113 5.1.2: beyond the announced limit, PROTOCOL_ERROR or REFUSED_STREAM; after the
+            # latter the peer may retry elsewhere.
             counters.streams_refused += 1
             is_short = streams.budget.is_full
             counters.abuse[Abuse.BUFFERED_BYTES if is_short else Abuse.TOO_MANY_STREAMS] += 1
             streams.reset(stream_id, ErrorCode.REFUSED_STREAM)
             return True
         if request.http_status:
-            self._answer(stream_id, flags, request, grpc.http_error_block(request.http_status))
+            self._respond(stream_id, flags, request, grpc.http_error_block(request.http_status))
             return True
         code, details = request.code, request.details
         if request.method is not None:
             if not (lifetime.is_draining and request.method.is_long_lived):
                 return False
-            code, details = grpc.UNAVAILABLE, "draining"
+            code, details = Code.UNAVAILABLE, "draining"
         block = grpc.RESPONSE_BLOCK + grpc.trailer_block(code, details)
-        self._answer(stream_id, flags, request, block)
+        self._respond(stream_id, flags, request, block)
         return True
 
-    def _answer(self, stream_id: int, flags: int, request: Request, block: bytes) -> None:
+    def _respond(self, stream_id: int, flags: int, request: Request, block: bytes) -> None:
         stream = WireStream(self._streams, stream_id, request)
         stream.is_half_closed = bool(flags & frames.END_STREAM)
         stream.put_end(block)

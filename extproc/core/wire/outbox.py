@@ -1,10 +1,10 @@
-"""What a connection has yet to write: frames by stream, and DATA that waits for a window.
+"""The output of a connection: frames by stream, and DATA that waits for a window.
 
-1. Frames of one pass are kept by stream until they are taken, so a stream that the peer resets in
-   the same read takes its unwritten frames with it (9113 6.4: after RST_STREAM "the receiver MUST
-   NOT send additional frames for that stream").
-2. DATA that does not fit the windows waits at its stream; streams take turns, a frame each.
-3. Nothing here ever stops reading: the WINDOW_UPDATE that frees us comes on the same socket.
+1. The frames of a pass are kept by stream until they are taken, so a stream that the peer resets in
+   the same read loses its unwritten frames (9113 6.4: after RST_STREAM "the receiver MUST NOT send
+   additional frames for that stream").
+2. DATA that does not fit the windows waits in its stream; streams take turns, a frame each.
+3. Nothing here stops reading: the WINDOW_UPDATE that we wait for arrives on the same socket.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
-from typing import Final, Protocol
+from typing import Protocol
 
 from extproc.core.budget import Budget
 from extproc.core.wire import frames
 from extproc.core.wire.errors import ConnectionFault, ErrorCode
-
-# Connection frames live among the streams' frames under the identifier that no stream has.
-CONNECTION: Final = 0
 
 
 class Sender(Protocol):
@@ -38,7 +35,7 @@ class Sender(Protocol):
         """HTTP/2 stream identifier."""
 
     def on_queue_sent(self) -> None:
-        """Nothing waits for a window any more."""
+        """Handle the end of the queue."""
 
 
 class Outbox:
@@ -50,24 +47,13 @@ class Outbox:
         max_frame_bytes: The peer's SETTINGS_MAX_FRAME_SIZE.
         data_frames: DATA frames sent.
         queued_bytes: DATA that waits.
-        is_in_pass: Output joins the write of the pass; otherwise `wake` asks for one.
+        is_in_pass: Output joins the write of the pass; else `on_output_ready` is called.
     """
 
     __slots__ = (
-        "_budget",
-        "_frames",
-        "_held_window_bytes",
-        "_is_awake",
-        "_on_output_ready",
-        "_sealed",
-        "_turns",
-        "data_frames",
-        "initial_window_bytes",
-        "is_in_pass",
-        "max_frame_bytes",
-        "queued_bytes",
-        "table_update_stream",
-        "window_bytes",
+        *("_budget", "_frames", "_held_window_bytes", "_is_awake", "_on_output_ready", "_sealed"),
+        *("_turns", "data_frames", "initial_window_bytes", "is_in_pass", "max_frame_bytes"),
+        *("queued_bytes", "table_update_stream", "window_bytes"),
     )
 
     def __init__(self, on_output_ready: Callable[[], None], budget: Budget) -> None:
@@ -77,7 +63,7 @@ class Outbox:
         self.data_frames = 0
         self.queued_bytes = 0
         self.is_in_pass = False
-        # The stream whose header block told the peer that we use no dynamic table; 0 before.
+        # The stream whose header block announced that we use no dynamic table; 0 before.
         self.table_update_stream = 0
         self._budget = budget
         self._on_output_ready = on_output_ready
@@ -99,13 +85,13 @@ class Outbox:
             self._on_output_ready()
 
     def seal(self) -> None:
-        """Let nothing that follows be written before what is there now."""
+        """Fix the order: later frames are written after all present ones."""
         if self._frames:
             self._sealed.append(self._frames)
             self._frames = {}
 
     def take(self) -> bytes:
-        """Hand over everything that may be written now."""
+        """Return and forget all bytes to write now."""
         self._is_awake = False
         if not self._frames and not self._sealed:
             return b""
@@ -114,12 +100,12 @@ class Outbox:
         return b"".join(chain.from_iterable(chunks for part in sealed for chunks in part.values()))
 
     def drop(self, stream: Sender) -> None:
-        """Forget everything of a stream that is not written yet."""
+        """Forget all unwritten output of a stream."""
         self.drop_frames(stream.id)
         self.forget_queue(stream)
 
     def drop_frames(self, stream_id: int) -> None:
-        """Forget the frames of a stream that are not written yet."""
+        """Forget the unwritten frames of a stream."""
         if stream_id in self._frames:
             self._refund(stream_id, self._frames.pop(stream_id))
         for part in self._sealed:
@@ -127,13 +113,13 @@ class Outbox:
                 self._refund(stream_id, part.pop(stream_id))
 
     def forget_queue(self, stream: Sender) -> None:
-        """Give up the DATA of a stream that waits for a window."""
+        """Forget the DATA of a stream that waits for a window."""
         if stream.queue is not None:
             self._unqueue(len(stream.queue))
             stream.queue = None
 
     def _refund(self, stream_id: int, chunks: list[bytes]) -> None:
-        """Take back what the dropped frames used of the connection's state."""
+        """Undo the effects of dropped frames on the connection's state."""
         position, dropped = 0, b"".join(chunks)
         while position < len(dropped):
             word, _, _ = frames.FRAME_HEADER.unpack_from(dropped, position)
@@ -149,7 +135,7 @@ class Outbox:
         self._budget.add_unsent(-size_bytes)
 
     def enqueue(self, stream: Sender, payload: bytes) -> None:
-        """Queue DATA of a stream that does not fit a window or a frame, and send what does."""
+        """Queue DATA that does not fit a window or a frame, and send the part that does."""
         if stream.queue is None:
             stream.queue = bytearray()
             if stream.window_bytes > 0:
@@ -178,18 +164,18 @@ class Outbox:
             self._held_window_bytes += increment_bytes
 
     def pause(self) -> None:
-        """The socket takes no more: DATA waits at its streams, control frames still go."""
+        """Stop DATA while the socket is full; control frames are still sent."""
         if self._held_window_bytes is None:
             self._held_window_bytes, self.window_bytes = self.window_bytes, 0
 
     def resume(self) -> None:
-        """The socket has room again."""
+        """Continue when the socket has room again."""
         if self._held_window_bytes is not None:
             self.window_bytes, self._held_window_bytes = self._held_window_bytes, None
             self.pump()
 
     def add_stream_window(self, stream: Sender, change_bytes: int) -> bool:
-        """Change a stream's window, down too (9113 6.9.2); false where it passes 2^31-1."""
+        """Change a stream's window, down too (9113 6.9.2); return False above 2^31-1."""
         was_blocked = stream.window_bytes <= 0
         stream.window_bytes += change_bytes
         if was_blocked and stream.window_bytes > 0 and stream.queue is not None:
@@ -199,7 +185,7 @@ class Outbox:
     def pump(self) -> None:
         """Send queued DATA, a frame of each stream in turn, as far as the windows go.
 
-        A stream has a turn while it has both queue and window; `add_stream_window` gives it back.
+        A stream has turns while it has both queue and window; `add_stream_window` returns them.
         """
         turns = self._turns
         while turns and self.window_bytes > 0:

@@ -1,7 +1,7 @@
-"""What a request's header fields mean: which method, or which refusal (9113 8.3, gRPC).
+"""The meaning of a request's header fields: a method, or a refusal (9113 8.3, gRPC).
 
 Pure judgement over a list of fields. A refusal is a value, not an exception: the same bytes come
-again and the judgement is remembered with them.
+again, and the judgement is cached with them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from extproc.core.wire import grpc
-from extproc.core.wire.service import MethodLike
+from extproc.core.wire.service import Code, Method
 
 # 9113 8.2.2: "An endpoint MUST NOT generate an HTTP/2 message containing connection-specific header
 # fields"; a message with one is malformed.
@@ -30,8 +30,8 @@ class Field:
     Attributes:
         name: Lowercase, with its colon if it is a pseudo-header field.
         value: As Latin-1, which loses nothing.
-        size_bytes: What the field counts towards the header list (9113 6.5.2).
-        is_valid: Whether name and value keep 9113 8.2.1.
+        size_bytes: Its share of the header list's size (9113 6.5.2).
+        is_valid: Whether name and value conform to 9113 8.2.1.
     """
 
     name: str
@@ -45,31 +45,31 @@ class Request:
     """A judged request; at most one of `malformed`, `http_status` and `code` refuses it.
 
     Attributes:
-        method: What serves it; None where it is refused.
+        method: The method; None if the request is refused.
         metadata: All fields but the pseudo-header fields; repeated ones joined. Read-only, because
             streams with the same bytes share it.
-        encoding: From `grpc-encoding`, as much of it as a message can quote.
-        timeout_s: From `grpc-timeout`; None where there is no deadline.
-        content_length: What the peer announced; None where it did not.
-        malformed: Why it is no HTTP/2 request (9113 8.1.1), or empty.
+        encoding: From `grpc-encoding`, truncated for messages.
+        timeout_s: From `grpc-timeout`; None without a deadline.
+        content_length: As announced; None if it was not.
+        malformed: Why it is not an HTTP/2 request (9113 8.1.1), or empty.
         http_status: Refused below gRPC with this status, or 0.
-        code: Refused with this gRPC status, or 0.
-        details: What goes with `code`.
+        code: Refused with this gRPC status, or OK.
+        details: The message for `code`.
     """
 
-    method: MethodLike | None = None
+    method: Method | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     encoding: str = grpc.IDENTITY
     timeout_s: float | None = None
     content_length: int | None = None
     malformed: str = ""
     http_status: int = 0
-    code: int = grpc.OK
+    code: Code = Code.OK
     details: str = ""
 
 
-def judge_request(fields: list[Field], methods: Mapping[str, MethodLike]) -> Request:
-    """Judge a request's fields: malformed, refused, or to be served by a method."""
+def judge_request(fields: list[Field], methods: Mapping[str, Method]) -> Request:
+    """Judge a request's fields: malformed, refused, or for a method."""
     pseudo: dict[str, str] = {}
     metadata: dict[str, str] = {}
     for item in fields:
@@ -91,7 +91,7 @@ def judge_request(fields: list[Field], methods: Mapping[str, MethodLike]) -> Req
 
 
 def judge_trailers(fields: list[Field]) -> str:
-    """Say why trailers are malformed, or nothing."""
+    """Return why trailers are malformed, or an empty string."""
     for item in fields:
         # 9113 8.1: "Trailers MUST NOT include pseudo-header fields."
         malformed = _judge_field(item, {}, has_regular=True)
@@ -135,12 +135,12 @@ def _judge_pseudo(pseudo: Mapping[str, str], metadata: Mapping[str, str]) -> str
         return "host differs from :authority"
     length = metadata.get("content-length", "0")
     if not (length.isascii() and length.isdigit() and len(length) < 19):
-        return "content-length is no number"
+        return "content-length is not a number"
     return ""
 
 
 def _judge_call(
-    pseudo: Mapping[str, str], metadata: dict[str, str], methods: Mapping[str, MethodLike]
+    pseudo: Mapping[str, str], metadata: dict[str, str], methods: Mapping[str, Method]
 ) -> Request:
     if pseudo[":method"] != "POST":
         return Request(http_status=405)
@@ -152,10 +152,10 @@ def _judge_call(
     timeout = metadata.get("grpc-timeout")
     timeout_s = None if timeout is None else grpc.parse_timeout_s(timeout.encode("latin-1"))
     if timeout is not None and timeout_s is None:
-        return Request(code=grpc.INTERNAL, details="malformed grpc-timeout")
+        return Request(code=Code.INTERNAL, details="malformed grpc-timeout")
     method = methods.get(pseudo[":path"])
     if method is None:
-        return Request(code=grpc.UNIMPLEMENTED, details=f"unknown method {pseudo[':path'][:200]}")
+        return Request(code=Code.UNIMPLEMENTED, details=f"unknown method {pseudo[':path'][:200]}")
     length = metadata.get("content-length")
     return Request(
         method=method,

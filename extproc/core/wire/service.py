@@ -1,60 +1,89 @@
-"""A service as the wire sees it: its methods, a session for each call, and the call's way back.
+"""The contract between a gRPC service and the transport that carries it.
 
-The contract is `extproc.shell.rpc`; here is as much of it as the wire relies on.
+A transport knows HTTP/2 and message framing; a service knows messages. Between them are bytes and
+a few calls, all synchronous: the pass from a message to its responses has no `await` in it, so any
+transport that delivers bytes can carry every service, and both can be tested alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final, Protocol
 
 
-class CallLike(Protocol):
-    """The way back for one call."""
+class Code(IntEnum):
+    """gRPC status codes in use (grpc.io/docs/guides/status-codes)."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+class Call(Protocol):
+    """The transport's side of one RPC: the way back to the peer."""
 
     def send(self, message: bytes) -> None:
-        """Queue one message. Ignored after `end` and after the peer has left."""
+        """Queue one message. Ignored after `end` and after the peer has disconnected."""
 
-    def end(self, code: int = 0, details: str = "") -> None:
-        """End the call, after all queued messages. Later calls are ignored."""
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
+        """End the RPC after all queued messages. Later calls are ignored."""
 
     def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
-        """Say what the service now keeps of this call's messages."""
+        """Set how many bytes of this RPC's messages the service keeps from now on.
+
+        `is_whole`: it will keep no more of them, so other RPCs are given up first. The end of the
+        RPC releases everything.
+        """
 
 
-class SessionLike(Protocol):
-    """A service's side of one call."""
+class Session(Protocol):
+    """The service's side of one RPC.
+
+    A session that calls `hold` also has a method `give_up()`, called when there is no memory for
+    what it holds: it responds and ends the RPC, or the RPC ends with RESOURCE_EXHAUSTED.
+    """
 
     def receive(self, message: bytes) -> None:
-        """Take one message from the peer."""
+        """Handle one message from the peer."""
 
     def half_close(self) -> None:
-        """The peer will send nothing more."""
+        """Handle the end of the peer's messages."""
 
     def closed(self) -> None:
-        """The call is over, whoever ended it. Called exactly once, last."""
-
-    # And `give_up()` where it can answer better than RESOURCE_EXHAUSTED that memory is short.
+        """Handle the end of the RPC, whoever ended it. Called exactly once, last."""
 
 
-class MethodLike(Protocol):
-    """One method that a service offers."""
+Metadata = Mapping[str, str]
 
-    @property
-    def path(self) -> str:
-        """`/package.Service/Method`."""
 
-    @property
-    def open(self) -> Callable[[CallLike, Mapping[str, str]], SessionLike]:
-        """Begins a call."""
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One RPC method of a service.
 
-    @property
-    def is_long_lived(self) -> bool:
-        """Ends with UNAVAILABLE at drain."""
+    Attributes:
+        path: `/package.Service/Method`.
+        open: Called when an RPC begins; returns its session.
+        is_long_lived: Streams that outlive requests (access log, discovery, watch) end with
+            UNAVAILABLE when the server drains, so that the peer reconnects elsewhere.
+    """
+
+    path: str
+    open: Callable[[Call, Metadata], Session]
+    is_long_lived: bool = False
 
 
 class _NoSession:
-    """Stands where no session is: before the method has answered, and when it failed to."""
+    """A session that does nothing: of a refused call, or of a method that has returned none yet."""
 
     def receive(self, message: bytes) -> None: ...
 
@@ -63,4 +92,4 @@ class _NoSession:
     def closed(self) -> None: ...
 
 
-NO_SESSION: Final = _NoSession()
+NO_SESSION: Final[Session] = _NoSession()

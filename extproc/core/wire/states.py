@@ -1,12 +1,11 @@
-"""Which frame may come in which state of a stream (9113 5.1), as a table.
+"""Which frame is allowed in which state of a stream (9113 5.1), as a table.
 
-1. All verdicts live here; `Connection` obeys them and adds none.
-2. A server that never pushes knows five states. `half-closed (local)` is not among them: when our
-   answer ends before the request does, we send RST_STREAM(NO_ERROR) behind it (9113 8.1), so the
-   stream is closed by us at once.
-3. A closed stream is remembered by how it closed, because what may still arrive differs: after our
-   reset the peer cannot have known, so everything is discarded quietly; after the peer's own end it
-   has broken its word.
+1. All verdicts are here; `Connection` obeys them and adds none.
+2. A server that never pushes needs five states. `half-closed (local)` is not among them: when our
+   response ends before the request, RST_STREAM(NO_ERROR) follows it (9113 8.1), so the stream is
+   closed at once.
+3. A closed stream is remembered by how it closed: after our reset, frames that the peer sent before
+   it knew are discarded silently; after the peer's own end, further frames are errors.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ class State(Enum):
     HALF_CLOSED_REMOTE = auto()
     CLOSED_BY_US = auto()
     CLOSED_BY_PEER = auto()
-    # Closed long ago, or skipped by a higher identifier (9113 5.1.1): we no longer know which.
+    # Closed long ago, or skipped by a higher identifier (9113 5.1.1): no longer known which.
     FORGOTTEN = auto()
 
 
 class Scope(Enum):
-    """What a frame does to stream and connection."""
+    """The effect of a frame on stream and connection."""
 
     ACCEPT = auto()
     DISCARD = auto()
@@ -48,7 +47,7 @@ _PROTOCOL_ERROR: Final = (Scope.CONNECTION_ERROR, ErrorCode.PROTOCOL_ERROR)
 _CLOSED_STREAM: Final = (Scope.STREAM_ERROR, ErrorCode.STREAM_CLOSED)
 _CLOSED_CONNECTION: Final = (Scope.CONNECTION_ERROR, ErrorCode.STREAM_CLOSED)
 
-# PRIORITY is legal in every state (9113 5.1) and never asks.
+# PRIORITY is legal in every state (9113 5.1).
 TABLE: Final[dict[tuple[State, int], Verdict]] = {
     # 9113 5.1 idle: "Receiving any frame other than HEADERS or PRIORITY on a stream in this state
     # MUST be treated as a connection error of type PROTOCOL_ERROR."
@@ -89,17 +88,15 @@ TABLE: Final[dict[tuple[State, int], Verdict]] = {
     (State.FORGOTTEN, frames.WINDOW_UPDATE): _DISCARD,
 }
 
-# Closed streams of which we remember how; 8 KB a connection.
+# Closed streams remembered; 8 KB a connection.
 REMEMBERED: Final = 1024
 
 
 class ClosedStreams:
     """How the latest streams closed, in a ring of fixed size.
 
-    A slot holds the identifier times two, plus one where the peer ended or reset the stream.
-
-    Attributes:
-        slots: The ring; `Connection` writes it in place on its common path.
+    A slot holds the identifier times two, plus one if the peer ended or reset the stream.
+    `Connection` writes the ring in place on its common path.
     """
 
     __slots__ = ("slots",)
@@ -108,21 +105,20 @@ class ClosedStreams:
         self.slots = array("Q", bytes(8 * REMEMBERED))
 
     def remember(self, stream_id: int, *, is_by_peer: bool) -> None:
-        """Note how a stream closed."""
+        """Record how a stream closed."""
         self.slots[(stream_id >> 1) % REMEMBERED] = stream_id << 1 | is_by_peer
 
     def state(self, stream_id: int) -> State:
-        """Say how a stream closed that is known to be closed."""
+        """Return the state of a closed stream."""
         slot = self.slots[(stream_id >> 1) % REMEMBERED]
         if slot >> 1 != stream_id:
             return State.FORGOTTEN
         return State.CLOSED_BY_PEER if slot & 1 else State.CLOSED_BY_US
 
     def age(self, stream_id: int) -> bool:
-        """Note a late RST_STREAM; false where the stream had no more to come.
+        """Record a late RST_STREAM; return False if there was no reason for one.
 
-        The peer's reset crosses our end, and may follow its own END_STREAM; beyond these two it
-        only costs us.
+        The peer's reset may cross our end, and may follow its own END_STREAM; any more are abuse.
         """
         state = self.state(stream_id)
         if state is State.FORGOTTEN:

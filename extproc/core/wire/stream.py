@@ -1,9 +1,9 @@
-"""One gRPC call on one HTTP/2 stream, from the service's side: the way back, and how it ends.
+"""One gRPC call on one HTTP/2 stream: the output, and its end.
 
-What the peer sends is `Connection`'s business; here is what we send. The first message brings the
-response headers with it, never earlier: until then Envoy may still retry. The end comes behind
-everything queued; when the peer has not finished its request by then, RST_STREAM(NO_ERROR) follows
-(9113 8.1, gRPC "Early Server Closure"), and the stream is closed at once.
+`Connection` handles the input. The response headers go out with the first message, never earlier:
+until then Envoy may still retry. The end comes after everything queued; if the peer has not
+finished its request by then, RST_STREAM(NO_ERROR) follows (9113 8.1, gRPC "Early Server Closure"),
+and the stream is closed at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from extproc.core.wire import frames, grpc
 from extproc.core.wire.errors import ErrorCode
 from extproc.core.wire.outbox import Outbox
 from extproc.core.wire.requests import Request
-from extproc.core.wire.service import NO_SESSION, SessionLike
+from extproc.core.wire.service import NO_SESSION, Code, Session
 
 _NO_ERROR: Final = int(ErrorCode.NO_ERROR)
 # 7541 6.3: "Dynamic Table Size Update" to 0. Our encoder never indexes; it says so once.
@@ -23,73 +23,53 @@ _TABLE_UPDATE: Final = b"\x20"
 
 
 class Book(Protocol):
-    """The streams of the connection, as one of them sees them.
-
-    Attributes:
-        outbox: Where its frames go.
-        budget: Where what it holds is counted.
+    """The interface of `Streams` for one stream: the outbox for its frames, the budget for its
+    bodies.
     """
 
     outbox: Outbox
     budget: Budget
 
     def give_up(self, stream: WireStream) -> None:
-        """There is no room for what the stream holds: let its session say so, or end it."""
+        """End the stream for want of memory, by its session if it can."""
 
     def on_answered(self, stream: WireStream) -> None:
-        """The stream's trailers are written."""
+        """Handle the end of the stream's response."""
 
 
 class WireStream:
     """The `Call` of one RPC.
 
     Attributes:
-        id: HTTP/2 stream identifier.
-        request: What its header block said.
         session: The service's side; does nothing until the method has opened it.
         window_bytes: The peer's window for our DATA (9113 6.9.1).
         unacknowledged_bytes: DATA received since the last WINDOW_UPDATE.
         is_plain: Open both ways, with nothing to check beyond the message framing.
         is_half_closed: The peer has ended its side.
-        is_ended: We have, or nobody listens any more; what the service still says is ignored.
-        has_answered: Response headers are out.
-        partial: A message of which not all has come.
-        content_left: What is still to come of an announced content-length.
+        is_ended: We have ended, or the stream is closed; further calls of the service are ignored.
+        has_answered: Response headers are sent.
+        partial: An incomplete message.
+        content_left: The rest of an announced content-length.
         queue: DATA that waits for a window.
-        kept_bytes: What the session says it keeps of its messages.
-        held_bytes: That and `partial`; the budget's to set, as `waited_s`.
+        kept_bytes: Bytes of its messages that the session keeps.
+        held_bytes: That and `partial`; set by the budget, as is `waited_s`.
     """
 
     waited_s: float
 
     __slots__ = (
-        "_book",
-        "_end_block",
-        "content_left",
-        "encoding",
-        "has_answered",
-        "held_bytes",
-        "id",
-        "is_ended",
-        "is_half_closed",
-        "is_plain",
-        "kept_bytes",
-        "method",
-        "partial",
-        "queue",
-        "session",
-        "unacknowledged_bytes",
-        "waited_s",
-        "window_bytes",
+        *("_book", "_end_block", "content_left", "encoding", "has_answered", "held_bytes", "id"),
+        *("is_ended", "is_half_closed", "is_plain", "kept_bytes", "method", "partial", "queue"),
+        *("session", "unacknowledged_bytes", "waited_s", "window_bytes"),
     )
 
     def __init__(self, book: Book, stream_id: int, request: Request) -> None:
         self._book = book
         self.id = stream_id
-        # Not the request itself: its metadata is the peer's to make large.
+        # Not the request itself, whose metadata the peer may have made large.
         self.method = request.method
         self.encoding = request.encoding
-        self.session: SessionLike = NO_SESSION
+        self.session: Session = NO_SESSION
         self.window_bytes = book.outbox.initial_window_bytes
         self.unacknowledged_bytes = 0
         self.is_plain = request.content_length is None
@@ -109,7 +89,7 @@ class WireStream:
         return self.method.path if self.method is not None else ""
 
     def send(self, message: bytes) -> None:
-        """Queue one message. Ignored after `end` and after the peer has left."""
+        """Queue one message. Ignored after `end` and after the peer has disconnected."""
         if self.is_ended:
             return
         outbox = self._book.outbox
@@ -121,7 +101,7 @@ class WireStream:
             or framed > outbox.max_frame_bytes
             or self.queue is not None
         ):
-            self._begin_answer()
+            self._begin_response()
             outbox.enqueue(self, b"\x00" + frames.U32.pack(size) + message)
             return
         self.window_bytes -= framed
@@ -136,11 +116,11 @@ class WireStream:
                 word, 0, stream_id, 0, size,
             )  # fmt: skip
         else:
-            self._begin_answer()
+            self._begin_response()
             head = grpc.MESSAGE_HEAD.pack(word, 0, stream_id, 0, size)
         outbox.put(stream_id, head + message)
 
-    def end(self, code: int = grpc.OK, details: str = "") -> None:
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
         """End the RPC, after all queued messages. Later calls are ignored."""
         self.end_with(grpc.trailer_block(code, details) if code or details else grpc.OK_TRAILERS)
 
@@ -155,7 +135,7 @@ class WireStream:
             self._finish()
 
     def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
-        """Say what the service now keeps of this call's messages; nothing once it has ended."""
+        """Set how many bytes of this call's messages the service keeps; 0 after the end."""
         now_bytes = 0 if self.is_ended else num_bytes
         change_bytes, self.kept_bytes = now_bytes - self.kept_bytes, now_bytes
         if change_bytes:
@@ -164,22 +144,22 @@ class WireStream:
             self._book.budget.set_whole(self)
 
     def grant(self) -> None:
-        """Give the peer its window back (9113 6.9.1)."""
+        """Replenish the peer's window (9113 6.9.1)."""
         if not self.is_ended:
             update = frames.window_update(self.id, self.unacknowledged_bytes)
             self._book.outbox.put(self.id, update)
             self.unacknowledged_bytes = 0
 
     def give_up(self) -> None:
-        """There is no room for what the call holds: let its session say so, or end it."""
+        """End the call for want of memory, by its session if it can."""
         self._book.give_up(self)
 
     def on_queue_sent(self) -> None:
-        """Nothing waits for a window any more: the end may follow."""
+        """Send the end, if there is one, after the last queued DATA."""
         if self.is_ended:
             self._finish()
 
-    def _begin_answer(self) -> None:
+    def _begin_response(self) -> None:
         if not self.has_answered:
             self.has_answered = True
             self._put_block(frames.END_HEADERS, grpc.RESPONSE_BLOCK)
@@ -187,8 +167,8 @@ class WireStream:
     def _put_block(self, flags: int, block: bytes) -> None:
         outbox = self._book.outbox
         if not outbox.table_update_stream:
-            # 9113 4.3.1: an encoder answers a reduced table size with a size update at the start
-            # of the next block. Size 0 before the first block answers every reduction to come.
+            # 9113 4.3.1: after a reduced table size an encoder begins its next block with a size
+            # update. Size 0 before the first block covers every later reduction.
             outbox.table_update_stream = self.id
             block = _TABLE_UPDATE + block
         outbox.put(self.id, frames.frame(frames.HEADERS, flags, self.id, block))
@@ -209,7 +189,7 @@ class WireStream:
         self._book.on_answered(self)
 
     def put_end(self, block: bytes) -> None:
-        """Write the last header block, and RST_STREAM(NO_ERROR) where the peer goes on."""
+        """Write the last header block, and RST_STREAM(NO_ERROR) if the request has not ended."""
         self._put_block(grpc.END_FLAGS, block)
         if not self.is_half_closed:
             self._book.outbox.put(self.id, frames.rst_stream(self.id, _NO_ERROR))

@@ -1,7 +1,7 @@
-"""The streams of one connection: which are open, how the others closed, and whose end is due.
+"""The streams of one connection: open ones, closed ones, and the pending `closed()` calls.
 
 Every stream that a method has opened gets `closed()` exactly once, and never from inside another
-call to its session: ends are noted where they happen and told in `settle`.
+call to its session: closed streams are collected, and their sessions called in `settle`.
 """
 
 from __future__ import annotations
@@ -9,38 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from extproc.core.budget import Budget
-from extproc.core.wire import frames, grpc
+from extproc.core.wire import frames
 from extproc.core.wire.errors import ConnectionFault, ErrorCode, StreamFault
 from extproc.core.wire.limits import Abuse, Counters, Limits
 from extproc.core.wire.outbox import Outbox
-from extproc.core.wire.service import NO_SESSION
+from extproc.core.wire.service import NO_SESSION, Code
 from extproc.core.wire.states import TABLE, ClosedStreams, Scope, State, Verdict
 from extproc.core.wire.stream import WireStream
 
 
 class Streams:
-    """Book of the streams of one connection.
+    """The streams of one connection.
 
     Attributes:
         open: Streams not closed yet, by identifier.
         closed: How the latest others closed.
-        last_id: Highest identifier that the peer has used.
-        partial_since_s: When the half-received messages began, by stream.
-        deadlines_s: When calls with a `grpc-timeout` run out, by stream.
+        last_id: Highest identifier used by the peer.
+        partial_since_s: Start times of incomplete messages, by stream.
+        deadlines_s: Deadlines of calls with a `grpc-timeout`, by stream.
     """
 
     __slots__ = (
-        "_finished",
-        "_on_session_error",
-        "budget",
-        "closed",
-        "counters",
-        "deadlines_s",
-        "last_id",
-        "limits",
-        "open",
-        "outbox",
-        "partial_since_s",
+        *("_finished", "_on_session_error", "budget", "closed", "counters", "deadlines_s"),
+        *("last_id", "limits", "open", "outbox", "partial_since_s"),
     )
 
     def __init__(
@@ -64,7 +55,7 @@ class Streams:
         self._on_session_error = on_session_error
 
     def state(self, stream_id: int) -> State:
-        """Say which state a client-initiated stream is in (9113 5.1)."""
+        """Return the state of a client-initiated stream (9113 5.1)."""
         if stream_id > self.last_id:
             return State.IDLE
         stream = self.open.get(stream_id)
@@ -73,15 +64,14 @@ class Streams:
         return State.HALF_CLOSED_REMOTE if stream.is_half_closed else State.OPEN
 
     def verdict(self, stream_id: int, kind: int) -> Verdict:
-        """Look up what the table says to a frame on a stream."""
+        """Return the table's verdict on a frame on a stream."""
         return TABLE[self.state(stream_id), kind]
 
     def obey(self, stream_id: int, kind: int) -> Scope:
-        """Say whether a frame is to be handled or discarded.
+        """Return whether to handle or discard a frame.
 
         Raises:
-            ConnectionFault: The table says so.
-            StreamFault: The table says so.
+            ConnectionFault, StreamFault: By the table's verdict.
         """
         # 9113 5.1.1: even identifiers are the server's, and we never open a stream.
         if not stream_id & 1:
@@ -95,7 +85,7 @@ class Streams:
 
     @property
     def is_full(self) -> bool:
-        """Whether a limit forbids one more stream."""
+        """Whether a limit forbids another stream."""
         limits, counters = self.limits, self.counters
         return (
             len(self.open) >= limits.max_streams_per_connection
@@ -103,22 +93,22 @@ class Streams:
             or self.budget.is_full
         )
 
-    # ---- what sessions are told
+    # ---- calls of sessions
 
     def deliver(self, stream: WireStream, message: bytes) -> None:
-        """Give one message to the session; what it raises ends its own stream only."""
+        """Give one message to the session; its exceptions end its own stream only."""
         try:
             stream.session.receive(message)
         except Exception as error:
             self.fail_session(stream, error)
 
     def end_request(self, stream: WireStream) -> None:
-        """The peer has ended its side (9113 5.1 half-closed (remote))."""
+        """Handle the end of the request (9113 5.1 half-closed (remote))."""
         stream.is_half_closed, stream.is_plain = True, False
         if stream.is_ended:
             return
         if stream.partial is not None:
-            stream.end(grpc.INTERNAL, "request ended inside a message")
+            stream.end(Code.INTERNAL, "request ended inside a message")
             return
         try:
             stream.session.half_close()
@@ -126,31 +116,31 @@ class Streams:
             self.fail_session(stream, error)
 
     def fail_session(self, stream: WireStream, error: Exception) -> None:
-        """A session has raised: INTERNAL for its peer, the error for our log."""
+        """Handle an exception of a session: INTERNAL for its peer, the error for our log."""
         self.counters.session_errors += 1
         self._on_session_error(error, stream.path)
-        stream.end(grpc.INTERNAL, "internal error")
+        stream.end(Code.INTERNAL, "internal error")
 
     def give_up(self, stream: WireStream) -> None:
-        """There is no room for what a stream holds: its session answers, or we do."""
+        """End a stream for want of memory, by its session if it can."""
         self.counters.abuse[Abuse.BUFFERED_BYTES] += 1
-        answer: Callable[[], None] | None = getattr(stream.session, "give_up", None)
-        if answer is not None:
+        respond: Callable[[], None] | None = getattr(stream.session, "give_up", None)
+        if respond is not None:
             try:
-                answer()
+                respond()
             except Exception as error:
                 self.fail_session(stream, error)
-        stream.end(grpc.RESOURCE_EXHAUSTED, "no memory for this message now")
+        stream.end(Code.RESOURCE_EXHAUSTED, "no memory for this message now")
         if stream.id in self.open:
-            # Its answer waits for a window; what it holds must not.
-            self._let_go(stream)
+            # Its response may wait for a window; its memory is released now.
+            self._release(stream)
 
     def settle(self) -> None:
-        """Tell the sessions whose streams are closed; they may end further streams."""
+        """Call `closed()` of the sessions of closed streams; they may end further streams."""
         while self._finished:
             finished, self._finished = self._finished, []
             for stream in finished:
-                # Session and stream know each other; apart, both go without the garbage collector.
+                # Breaks the reference cycle, so that neither needs the garbage collector.
                 session, stream.session = stream.session, NO_SESSION
                 try:
                     session.closed()
@@ -161,18 +151,18 @@ class Streams:
     # ---- how streams close
 
     def on_answered(self, stream: WireStream) -> None:
-        """Our trailers are written; if the peer had not ended, a reset went with them."""
+        """Close a stream after our trailers, and the reset if the request had not ended."""
         self.counters.streams_answered += 1
         self._close(stream, is_by_peer=stream.is_half_closed)
 
     def on_reset_by_peer(self, stream: WireStream) -> None:
-        """9113 6.4: nothing more is sent for the stream, not even what this pass had made."""
+        """9113 6.4: nothing more is sent for the stream, not even the output of this pass."""
         self.counters.streams_reset_by_peer += 1
         self.outbox.drop(stream)
         self._close(stream, is_by_peer=True)
 
     def reset(self, stream_id: int, code: ErrorCode) -> None:
-        """9113 5.4.2: end a stream with RST_STREAM; what was queued for it is forgotten."""
+        """9113 5.4.2: end a stream with RST_STREAM, and drop its queue."""
         self.outbox.put(stream_id, frames.rst_stream(stream_id, code))
         stream = self.open.get(stream_id)
         if stream is None:
@@ -183,7 +173,7 @@ class Streams:
         self._close(stream, is_by_peer=False)
 
     def expire(self, now: float) -> None:
-        """End the calls and the half-received messages whose time is up."""
+        """End the calls past their deadline, and those with stalled messages."""
         for stream_id, deadline_s in list(self.deadlines_s.items()):
             if now >= deadline_s:
                 # gRPC "Client Cancellation": a server whose deadline expires "should locally
@@ -192,10 +182,10 @@ class Streams:
         for stream_id, since_s in list(self.partial_since_s.items()):
             if now - since_s > self.limits.message_timeout_s:
                 self.counters.abuse[Abuse.STALLED_MESSAGE] += 1
-                self.open[stream_id].end(grpc.DEADLINE_EXCEEDED, "message announced, not sent")
+                self.open[stream_id].end(Code.DEADLINE_EXCEEDED, "message announced, not sent")
 
     def lose_all(self) -> None:
-        """The connection is gone, and every open stream with it."""
+        """Close every open stream with the connection."""
         for stream in list(self.open.values()):
             self.outbox.forget_queue(stream)
             self.counters.streams_lost += 1
@@ -210,17 +200,17 @@ class Streams:
         if self.deadlines_s:
             self.deadlines_s.pop(stream_id, None)
         if stream.held_bytes:
-            self._let_go(stream)
+            self._release(stream)
         self._finished.append(stream)
 
-    def _let_go(self, stream: WireStream) -> None:
-        """Nobody will use what the stream holds."""
+    def _release(self, stream: WireStream) -> None:
+        """Release the memory of a stream."""
         if stream.partial is not None:
             self.forget_partial(stream)
         stream.kept_bytes = 0
         self.budget.leave(stream)
 
     def forget_partial(self, stream: WireStream) -> None:
-        """Forget the half-received message of a stream that has one; the budget is told apart."""
+        """Forget the incomplete message of a stream that has one; the caller updates the budget."""
         del self.partial_since_s[stream.id]
         stream.partial = None

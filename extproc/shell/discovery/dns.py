@@ -1,22 +1,22 @@
 """Endpoints by DNS: A and AAAA records with a fixed port, or SRV records.
 
-For docker-compose, headless Services, Consul and the like. What is asked again and again here must
-survive what DNS servers do:
+For docker-compose, headless Services, Consul and the like. Repeated lookups must survive the usual
+behaviour of DNS servers:
 
-1. No answer (timeout, SERVFAIL, REFUSED, no network) changes nothing: each question keeps its last
-   answer, so a server that fails for AAAA alone, or for one target of an SRV record, loses nothing.
-2. "There is no such name" and "it has no addresses" are answers, but they are also what servers say
-   while they start, reload or lose sight of a cluster; headless Services without a ready pod get
-   the one or the other. They empty the pool only when they have been the answer for a while. To
-   keep pods that are gone costs little: they give no load reports and are avoided. An empty first
-   answer counts at once; there is nothing to lose.
-3. The TTL is not obeyed. Docker's own server says 600 s for containers that come and go in one;
-   the interval says how old the pool may be, and a cache between here and there does as it likes.
+1. No response (timeout, SERVFAIL, REFUSED, no network) changes nothing: each question keeps its
+   last result, so a server that fails for AAAA alone, or for one target of an SRV record, loses
+   nothing.
+2. "There is no such name" and "it has no addresses" are responses, but servers also send them while
+   they start, reload or lose sight of a cluster, and for headless Services without a ready pod.
+   They empty the pool only after a while. To keep pods that are gone costs little: they give no
+   load reports and are avoided. An empty first result counts at once; there is nothing to lose.
+3. The TTL is ignored. Docker's own server sends 600 s for containers that live for one; the
+   interval sets how old the pool may be, and caches on the way follow rules of their own.
 4. A dual-stack pod has an A and an AAAA record, and must not be counted as two pods.
 
-dnspython does the protocol: search lists and `ndots` of resolv.conf, repetition, TCP for what does
-not fit a datagram. It is not `getaddrinfo`, which blocks a thread, tells "no such name" and "no
-answer" apart on some systems only, and knows no SRV. It does not read /etc/hosts.
+dnspython implements the protocol: search lists and `ndots` of resolv.conf, retries, TCP for large
+responses. `getaddrinfo` blocks a thread, distinguishes "no such name" from "no response" on some
+systems only, and has no SRV. dnspython does not read /etc/hosts.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from extproc.core.types import Endpoint
 
 _A, _AAAA, _SRV = dns.rdatatype.A, dns.rdatatype.AAAA, dns.rdatatype.SRV
 _TRIES = 3
-"""Datagrams may be lost: the time for an answer is enough for so many."""
+"""Datagrams may be lost: the timeout of a question is split over so many."""
 _MAX_AT_ONCE = 32
-"""Questions under way: each has a socket."""
+"""Concurrent questions: each has a socket."""
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Question = tuple[str, dns.rdatatype.RdataType]
@@ -54,21 +54,18 @@ class DnsDiscovery:
 
     Args:
         name: Looked up by the system's search list, or as it is with `nameservers`.
-        port: Of every address; None asks for SRV records, which have a port each.
-        on_endpoints: Gets all endpoints, sorted by address, at the first answer and whenever they
-            are others. An SRV record's endpoint is named by the first label of its target.
-        on_failure: Gets a message, once per new trouble.
+        port: Of every address; None looks up SRV records, which have a port each.
+        on_endpoints: Called with all endpoints, sorted by address, at the first result and after
+            each change. An SRV record's endpoint is named by the first label of its target.
+        on_failure: Called with a message, once per new failure.
         clock: Monotonic seconds.
         family: `auto`: IPv4, or IPv6 where there is no IPv4; `both`: every address is an endpoint.
-        interval_s: Seconds between two lookups.
-        timeout_s: Seconds that the answer to a question may take, repetitions included.
-        empty_after_s: Seconds for which "nothing there" must be the answer to be believed.
-        nameservers: `ip:port` of the servers to ask; none for those of /etc/resolv.conf.
-        scheme: Of the endpoints' URLs.
+        timeout_s: Seconds for the response to a question, retries included.
+        empty_after_s: Seconds of empty results before they are believed.
+        nameservers: `ip:port` of the servers to ask; empty for those of /etc/resolv.conf.
 
     Attributes:
-        name: As given.
-        num_failures: Lookups with a question that had no answer, or none that can be used.
+        num_failures: Lookups with a question without a usable response.
     """
 
     def __init__(
@@ -100,38 +97,38 @@ class DnsDiscovery:
         self._answers: dict[_Question, tuple[str, ...]] = {}
         self._endpoints: list[Endpoint] | None = None
         self._empty_since_s: float | None = None
-        self._trouble = ""
+        self._failure = ""
         self.num_failures = 0
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look the name up until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(self._interval_s)
 
     async def look(self) -> None:
-        """Look once."""
+        """Look the name up once."""
         try:
-            trouble = await self._look()
-        except Exception as error:  # resolv.conf is missing, or what nobody thought of
-            trouble = f"{self.name}: {error}"
-        self.num_failures += trouble != ""
-        if trouble and trouble != self._trouble:
-            self._on_failure(trouble)
-        self._trouble = trouble
+            failure = await self._look()
+        except Exception as error:  # e.g. a missing resolv.conf
+            failure = f"{self.name}: {error}"
+        self.num_failures += failure != ""
+        if failure and failure != self._failure:
+            self._on_failure(failure)
+        self._failure = failure
 
     async def _look(self) -> str:
-        """Ask, and hand on what is new; gives the first trouble, "" for none."""
+        """Look up, and report changes; return the first failure, "" for none."""
         lookup = _Lookup(self._resolver(), self._timeout_s, self._answers)
         endpoints = await self._find(lookup)
         self._answers = lookup.answers
-        troubles = lookup.troubles
+        failures = lookup.failures
         if endpoints is not None:
-            troubles += self._take(endpoints)
-        return troubles[0] if troubles else ""
+            failures += self._report(endpoints)
+        return failures[0] if failures else ""
 
     def _resolver(self) -> dns.asyncresolver.Resolver:
-        """Made anew each time, because resolv.conf may have changed."""
+        """Return a new resolver, because resolv.conf may have changed."""
         resolver = dns.asyncresolver.Resolver(configure=not self.nameservers)
         if self.nameservers:
             resolver.domain = dns.name.root
@@ -140,7 +137,7 @@ class DnsDiscovery:
         return resolver
 
     async def _find(self, lookup: _Lookup) -> list[Endpoint] | None:
-        """The endpoints; None where there was no answer, now or before."""
+        """Return the endpoints; None if there was no response yet."""
         if self._port is not None:
             targets: list[_Target] | None = [(self.name, self._port)]
         else:
@@ -170,8 +167,8 @@ class DnsDiscovery:
         name = host.partition(".")[0] if self._port is None else ""
         return Endpoint(address, f"{self._scheme}://{address}", name)
 
-    def _take(self, endpoints: list[Endpoint]) -> list[str]:
-        """Hand the endpoints on if they are others; gives the trouble with that."""
+    def _report(self, endpoints: list[Endpoint]) -> list[str]:
+        """Report changed endpoints; return the failure, if any."""
         if endpoints or not self._endpoints:
             self._empty_since_s = None
         else:
@@ -188,7 +185,7 @@ class DnsDiscovery:
 
 
 class _Lookup:
-    """One round of questions; each falls back on its answer of the round before."""
+    """One round of questions; each falls back on its result of the previous round."""
 
     def __init__(
         self,
@@ -196,7 +193,7 @@ class _Lookup:
         timeout_s: float,
         last: dict[_Question, tuple[str, ...]],
     ) -> None:
-        self.troubles: list[str] = []
+        self.failures: list[str] = []
         self.answers: dict[_Question, tuple[str, ...]] = {}
         self._resolver = resolver
         self._timeout_s = timeout_s
@@ -205,18 +202,18 @@ class _Lookup:
         self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
 
     async def targets(self, name: str) -> list[_Target] | None:
-        """Hosts and ports of an SRV record. Priorities and weights are left to the rule."""
+        """Return hosts and ports of an SRV record; priorities and weights are ignored."""
         records = await self._ask(name, _SRV)
         if records is None:
             return None
-        # "." is how a domain says that it does not have the service.
+        # "." means that the domain does not offer the service.
         parts = [record.split() for record in records]
         return [(host, int(port)) for _, _, port, host in parts if host != "." and int(port)]
 
     async def addresses(
         self, targets: list[_Target], kinds: list[dns.rdatatype.RdataType]
     ) -> list[tuple[_Address, _Target]] | None:
-        """Addresses of the targets; None if there is none and a question has no answer."""
+        """Return the addresses of the targets; None if there are none and a question failed."""
         questions = [(target, kind) for target in targets for kind in kinds]
         texts = await asyncio.gather(*(self._ask(target[0], kind) for target, kind in questions))
         found = [
@@ -230,8 +227,8 @@ class _Lookup:
         for text in texts:
             address = ipaddress.ip_address(text)
             if address.is_unspecified or address.is_multicast:
-                # 0.0.0.0 is how filtering servers refuse, and would be whoever dials it.
-                self.troubles.append(f"{text} is no address of a pod")
+                # 0.0.0.0 is how filtering servers refuse; dialled, it is this machine itself.
+                self.failures.append(f"{text} is not the address of a pod")
             else:
                 yield address
 
@@ -258,17 +255,17 @@ class _Lookup:
                 )
         except dns.resolver.NXDOMAIN:
             return ()
-        except dns.resolver.LifetimeTimeout:  # its own text has measured seconds in it
-            self.troubles.append(f"{what}: no answer within {self._timeout_s:g} s")
+        except dns.resolver.LifetimeTimeout:  # its own message contains the measured seconds
+            self.failures.append(f"{what}: no response within {self._timeout_s:g} s")
             return None
         except (dns.exception.DNSException, OSError) as error:
-            self.troubles.append(f"{what}: {error}")
+            self.failures.append(f"{what}: {error}")
             return None
-        self._open(answer.response)
+        self._keep_additional(answer.response)
         return tuple(record.to_text() for record in answer.rrset or ())
 
-    def _open(self, response: dns.message.Message) -> None:
-        """Keep the addresses of targets that came along with an SRV record."""
+    def _keep_additional(self, response: dns.message.Message) -> None:
+        """Keep the addresses of targets that were sent along with an SRV record."""
         for rrset in response.additional:
             if rrset.rdtype in (_A, _AAAA):
                 texts = tuple(record.to_text() for record in rrset)
@@ -276,9 +273,9 @@ class _Lookup:
 
 
 async def _uncut(question: Coroutine[Any, Any, _T]) -> _T:
-    """Wait for the answer; one who is cancelled waits for it all the same, at most its lifetime.
+    """Wait for the response, even if cancelled: at most its lifetime.
 
-    uvloop 0.23 can keep a socket whose making was cancelled, and then never closes its loop.
+    uvloop 0.23 can leak a socket whose creation was cancelled, and then never closes its loop.
     """
     task = asyncio.ensure_future(question)
     try:

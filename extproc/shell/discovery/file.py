@@ -3,8 +3,8 @@
     - 10.0.0.7:8000
     - {address: "10.0.0.8:8000", name: pod-b}
 
-An empty list, `[]`, empties the pool. A file without one changes nothing: writers that do not
-replace a file in one step (write another, rename it) make it empty first.
+An empty list, `[]`, empties the pool. An empty file changes nothing: writers that do not replace a
+file atomically (write another, rename it) truncate it first.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from extproc.core.types import Endpoint
 from extproc.shell.yamltext import load_yaml
 
 _MAX_SHOWN_CHARS = 200
-"""Of a wrong entry, in the message."""
+"""Length of a wrong entry in the message."""
 
 
 def parse_endpoints(text: str, *, scheme: str = "http") -> list[Endpoint]:
-    """Read a list of endpoints.
+    """Parse a list of endpoints.
 
     Raises:
-        ValueError: Says which entry is wrong, and how.
+        ValueError: The message names the wrong entry, and why.
     """
     data = load_yaml(text)
     if data is None:
@@ -38,13 +38,13 @@ def make_endpoints(entries: Iterable[Any], *, scheme: str = "http") -> list[Endp
     """Make endpoints of strings and mappings; our own calls to them use `scheme`.
 
     Raises:
-        ValueError: As `parse_endpoints`; also an address that stands twice.
+        ValueError: As `parse_endpoints`; also for a duplicate address.
     """
     endpoints = [_endpoint(index, entry, scheme) for index, entry in enumerate(entries)]
     seen: set[str] = set()
     for index, endpoint in enumerate(endpoints):
         if endpoint.address in seen:
-            raise ValueError(f"entry {index}: {endpoint.address} stands twice")
+            raise ValueError(f"entry {index}: {endpoint.address} is a duplicate")
         seen.add(endpoint.address)
     return endpoints
 

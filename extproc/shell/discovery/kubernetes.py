@@ -1,16 +1,15 @@
 """GET requests to a Kubernetes API server, as a pod's service account or by a kubeconfig.
 
-Who we are and whom we trust is left to kubernetes_asyncio: it is generated anew for every release
-of Kubernetes, speaks aiohttp as we do, and knows what is tedious to get right: tokens that are
-rotated, kubeconfigs with client certificates, exec plugins (EKS, GKE, AKS) and OIDC, proxies and
-server names. Its models and its watch are not used: a Pod would be made into some sixty Python
-objects to read five fields of it, its watch has no deadline and does not tell a cut connection from
-a watch that has ended.
-The others: `kr8s` and `lightkube` speak httpx, a second HTTP client in the process; `kubernetes`,
-the official one, blocks.
+Authentication is left to kubernetes_asyncio: it is generated for every release of Kubernetes, uses
+aiohttp as we do, and handles rotated tokens, kubeconfigs with client certificates, exec plugins
+(EKS, GKE, AKS), OIDC, proxies and server names. Its models and its watch are not used: it turns a
+Pod into some sixty Python objects, of which five fields are needed, and its watch has no deadline
+and cannot tell a cut connection from a completed watch.
+The alternatives: `kr8s` and `lightkube` use httpx, a second HTTP client in the process;
+`kubernetes`, the official one, blocks.
 
-Credentials are read again after a 401 and after a failed TLS handshake, beside the token's own
-renewal: a rotated CA or an expired exec credential heals itself.
+Credentials are read again after a 401 and after a failed TLS handshake, in addition to the token's
+own renewal: a rotated CA or an expired exec credential needs no restart.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from extproc.shell.files import check_readable, read_text
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Source: kubernetes.io/docs/tasks/run-application/access-api-from-pod."""
-ANSWER_S = 30.0
-"""Seconds for a whole answer to a list, and to the beginning of one to a watch."""
+RESPONSE_S = 30.0
+"""Seconds for the whole response to a list, and for the start of one to a watch."""
 CONNECT_S = 5.0
 MAX_MESSAGE_BYTES = 4096
-"""Of an error's body; the rest is not read."""
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Of one page of a list; 250 pods are some 5 MB."""
+"""Length of an error's body; the rest is not read."""
+MAX_RESPONSE_BYTES = 64 * 1024 * 1024
+"""Length of one page of a list; 250 pods are some 5 MB."""
 MAX_LINE_BYTES = 8 * 1024 * 1024
-"""Of one event of a watch; etcd takes no object above 1.5 MiB (--max-request-bytes)."""
-# RuntimeError: another request had the credentials renewed, and the session is closed.
+"""Length of one event of a watch; etcd's limit is 1.5 MiB (--max-request-bytes)."""
+# RuntimeError: the session was closed to renew the credentials after another request.
 _FAILURES = (aiohttp.ClientError, OSError, RuntimeError)
 
 
 class MissingLibraryError(ExtprocError):
-    """kubernetes_asyncio is not installed; the message says how to get it."""
+    """kubernetes_asyncio is not installed; the message has the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class KubernetesClient:
     Args:
         kubeconfig: A kubeconfig file. None: the pod's service account where there is one, else
             what KUBECONFIG names, else `~/.kube/config`.
-        service_account: The folder that Kubernetes mounts a pod's account at.
+        service_account: The mounted folder of a pod's account.
 
     Raises:
         MissingLibraryError: The extra `kubernetes` is not installed.
@@ -86,7 +85,7 @@ class KubernetesClient:
         self._namespace = ""
 
     async def namespace(self) -> str:
-        """Our own: the service account's, or that of the kubeconfig's context.
+        """Return our own: the service account's, or that of the kubeconfig's context.
 
         Raises:
             ApiError: The credentials cannot be read.
@@ -95,18 +94,18 @@ class KubernetesClient:
 
     @property
     def known_namespace(self) -> str:
-        """Our own as it was last read; empty before."""
+        """Our own namespace as last read; empty before."""
         return self._namespace
 
     async def get(self, path: str, parameters: Mapping[str, str]) -> bytes:
-        """GET a path; answers the body.
+        """GET a path; return the body.
 
         Raises:
-            ApiError: For whatever reason there is no good answer.
+            ApiError: On any failure.
         """
         access = await self._connect()
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(RESPONSE_S):
                 async with await self._request(access, path, parameters) as response:
                     return await _read(response)
         except _FAILURES as error:
@@ -115,23 +114,19 @@ class KubernetesClient:
     async def watch(
         self, path: str, parameters: Mapping[str, str], *, within_s: float
     ) -> AsyncGenerator[list[bytes], None]:
-        """GET a stream of lines; gives them as they come, many at a time where they come so.
+        """GET a stream of lines; yield them in batches as they arrive, incomplete lines never.
 
-        The first ones are none: the answer has begun. A line that was cut off is not given. Ends
-        when the server ends the answer.
+        The first batch is empty: the response has begun. Ends when the server ends the response.
 
         Args:
-            path: URL path.
-            parameters: Query.
-            within_s: An answer that has not ended by then is given up: a connection may die
-                without a sign.
+            within_s: Longest response: a connection may die silently.
 
         Raises:
             ApiError: As `get`.
         """
         access = await self._connect()
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(RESPONSE_S):
                 response = await self._request(access, path, parameters)
             async with asyncio.timeout(within_s), response:
                 yield []
@@ -152,20 +147,18 @@ class KubernetesClient:
         """Close all connections."""
         await self._renew(self._access)
 
-    # --- one request -------------------------------------------------------------------------
-
     async def _request(
         self, access: _Access, path: str, parameters: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
         try:
             if access.token is not None and access.token.exists():
-                check_readable(access.token)  # the library opens it, whatever it is
+                check_readable(access.token)  # the library would open any file
             token = await access.configuration.get_api_key_with_prefix("BearerToken")
-        except Exception as error:  # a token is read anew from time to time
+        except Exception as error:  # a token is read again from time to time
             raise ApiError("credentials", f"credentials: {error}") from error
         headers = {
             "Accept": "application/json",
-            "Accept-Encoding": "identity",  # the network is near, and the CPU is for requests
+            "Accept-Encoding": "identity",  # the network is near, and CPU scarce
             "User-Agent": "extproc",
         }
         if token:
@@ -196,20 +189,18 @@ class KubernetesClient:
             await self._renew(access)
         return ApiError("connection", str(error) or type(error).__name__)
 
-    # --- who we are --------------------------------------------------------------------------
-
     async def _connect(self) -> _Access:
         async with self._connecting:
             if self._access is None:
                 try:
                     self._access = await self._load()
-                except Exception as error:  # files, plugins and whatever a plugin runs
+                except Exception as error:  # files, plugins, and commands of plugins
                     raise ApiError("credentials", f"credentials: {error}") from error
                 self._namespace = self._access.namespace
             return self._access
 
     async def _renew(self, access: _Access | None) -> None:
-        """Have the credentials read again; what is open on the old connections ends."""
+        """Discard the credentials and their connections; the next request reads them again."""
         if access is not None and self._access is access:
             self._access = None
             await access.rest.close()
@@ -229,7 +220,7 @@ class KubernetesClient:
             namespace = read_text(self._service_account / "namespace").strip()
         else:
             path = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-            for each in os.path.expanduser(path).split(os.pathsep):  # as kubectl takes KUBECONFIG
+            for each in os.path.expanduser(path).split(os.pathsep):  # as in kubectl
                 if os.path.exists(each):
                     check_readable(Path(each))
             loader = await self._library.config.load_kube_config(
@@ -248,18 +239,18 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     async for chunk in response.content.iter_any():
         chunks.append(chunk)
         num_bytes += len(chunk)
-        if num_bytes > MAX_ANSWER_BYTES:
+        if num_bytes > MAX_RESPONSE_BYTES:
             _abort(response)
-            raise _too_long(MAX_ANSWER_BYTES)
+            raise _too_long(MAX_RESPONSE_BYTES)
     return b"".join(chunks)
 
 
 def _too_long(limit_bytes: int) -> ApiError:
-    return ApiError("too_long", f"answer longer than {limit_bytes} bytes")
+    return ApiError("too_long", f"response longer than {limit_bytes} bytes")
 
 
 def _abort(response: aiohttp.ClientResponse) -> None:
-    """Close the connection, if the answer has not ended, without TLS's farewell: the other side may
-    be gone, and it would be waited for half a minute."""
+    """Close an unfinished response's connection without TLS's close_notify: a dead peer would delay
+    it by half a minute."""
     if response.connection is not None and response.connection.transport is not None:
         response.connection.transport.abort()

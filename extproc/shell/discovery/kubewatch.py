@@ -1,15 +1,15 @@
 """Keeps the objects of one query current: list, watch, and again.
 
-1. After the first list, a watch goes on from the last resource version, with bookmarks. It is
-   given up to begin anew when the server says so (410, as status or as event), when it fails
-   again and again, and every `relist_s`: a list is what makes good for an event that never came.
+1. After the first list, a watch continues from the last resource version, with bookmarks. A new
+   list follows when the server demands it (410, as status or as event), after repeated failures,
+   and every `relist_s`: a list repairs a lost event.
 2. Every watch has an end that we set, by `timeoutSeconds` and by a deadline of our own a little
-   later: a connection that has died without a sign is noticed by then.
-3. After a failure there is a rest that doubles from one to the next, with jitter, and is as long
-   as the server asks for at least. It is short again once a watch has brought something, or has
-   held for a while.
-4. Nothing but the server's own word changes what is known: while it cannot be asked, the last
-   state stands. Whatever goes wrong, the loop goes on.
+   later: a silently dead connection is noticed by then.
+3. After a failure there is a rest that doubles with each one, with jitter, and is at least as long
+   as the server asks for. It is short again once a watch has delivered something, or has held for a
+   while.
+4. Only a response of the server changes the state: while it is unreachable, the last state stands.
+   No failure ends the loop.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound=KubeObject)
 
 PAGE_SIZE = 250
-"""Objects per answer. So many Pods take 5 ms to decode, in which nobody is served."""
+"""Objects per response. So many Pods take 5 ms to decode, during which nothing else runs."""
 MIN_REST_S = 0.1
 MAX_REST_S = 5.0
 MAX_RETRY_AFTER_S = 60.0
 HEALTHY_S = 1.0
-"""A watch that held for so long was a good one, though it brought nothing."""
+"""A watch that held for so long was a success, even without events."""
 GRACE_S = 5.0
-"""Over `timeoutSeconds`, for the server to end the watch itself."""
+"""Time beyond `timeoutSeconds` for the server to end the watch itself."""
 MAX_RESUMES = 3
-"""Failures in a row after which it is not tried to go on, but listed."""
-TROUBLE = 2
-"""Failures in a row that people are told of."""
+"""Failures in a row after which a new list replaces the watch."""
+MIN_WARNED = 2
+"""Failures in a row that are logged as a warning."""
 
 
 class Client(Protocol):
-    """What is asked; see `KubernetesClient`."""
+    """The API client; see `KubernetesClient`."""
 
     async def namespace(self) -> str:
-        """Our own."""
+        """Return our own namespace."""
 
     async def get(self, path: str, parameters: Mapping[str, str]) -> bytes:
-        """A body."""
+        """Return a body."""
 
     def watch(
         self, path: str, parameters: Mapping[str, str], *, within_s: float
     ) -> AsyncGenerator[list[bytes], None]:
-        """Lines, some at a time; an empty list when the answer begins."""
+        """Yield lines, some at a time; an empty list at the start of the response."""
 
 
 @dataclass(slots=True)
@@ -67,10 +67,10 @@ class WatchStats:
     """Counts of all watches together.
 
     Attributes:
-        lists: Lists taken over, by resource.
-        failures: Lists and watches that failed, by reason.
-        contacts_s: When each running watch last heard of the API server, or began, in the clock's
-            seconds.
+        lists: Complete lists, by resource.
+        failures: Failed lists and watches, by reason.
+        contacts_s: Time of each running watch's last contact with the API server, or of its start,
+            in the clock's seconds.
     """
 
     lists: Counter[str] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ class WatchTimes:
 
     Attributes:
         watch_s: Longest watch.
-        relist_s: Longest time between two lists, to the end of the watch then open.
+        relist_s: Longest time between two lists, up to the end of the watch then open.
     """
 
     watch_s: float = 60.0
@@ -92,17 +92,11 @@ class WatchTimes:
 
 
 class ListWatch(Generic[T]):
-    """One query, followed for as long as `run` runs.
+    """One query, followed while `run` runs.
 
     Args:
-        client: Asks the API server.
-        query: For what.
-        on_change: Gets all objects after a list, and after each change; after changes that come
-            together, once.
-        stats: Counted in.
+        on_change: Called with all objects after a list, and once per batch of changes.
         clock: Monotonic seconds.
-        rng: For jitter.
-        times: Of watches and lists.
     """
 
     def __init__(
@@ -131,7 +125,7 @@ class ListWatch(Generic[T]):
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        self._heard()
+        self._note_contact()
         try:
             while True:
                 rest_s = await self._follow()
@@ -140,7 +134,7 @@ class ListWatch(Generic[T]):
             del self._stats.contacts_s[self]
 
     async def _follow(self) -> float:
-        """List if needed, watch to the end; answers the seconds to rest then."""
+        """List if needed, then watch to the end; return the seconds to rest."""
         self._healthy_at_s = math.inf
         try:
             path = self._query.path(await self._client.namespace())
@@ -164,7 +158,7 @@ class ListWatch(Generic[T]):
             body = await self._client.get(path, parameters)
             parameters["continue"] = self._store.read_page(body, is_first=is_first)
             is_first = False
-            self._heard()
+            self._note_contact()
         self._must_list = False
         self._listed_at_s = self._clock()
         self._stats.lists[self._query.resource] += 1
@@ -182,7 +176,7 @@ class ListWatch(Generic[T]):
         lines = self._client.watch(path, parameters, within_s=watch_s + GRACE_S)
         async with aclosing(lines):
             async for some in lines:
-                self._heard()
+                self._note_contact()
                 if not some:
                     self._healthy_at_s = self._clock() + min(HEALTHY_S, watch_s / 2)
                 self._read(some)
@@ -199,12 +193,12 @@ class ListWatch(Generic[T]):
             if is_changed:
                 self._on_change(self._store.objects)
 
-    def _heard(self) -> None:
+    def _note_contact(self) -> None:
         self._stats.contacts_s[self] = self._clock()
 
     def _recovered(self) -> None:
-        if self._num_failures >= TROUBLE:
-            log.info("%s: the Kubernetes API answers again", self._query.resource)
+        if self._num_failures >= MIN_WARNED:
+            log.info("%s: the Kubernetes API responds again", self._query.resource)
         self._num_failures = 0
 
     def _failed(self, error: ApiError) -> float:
@@ -214,8 +208,8 @@ class ListWatch(Generic[T]):
         self._stats.failures[error.reason] += 1
         if error.is_gone or self._num_failures >= MAX_RESUMES:
             self._must_list = True
-        # A cut connection is nothing to tell of. More in a row are trouble, told of once.
-        level = logging.WARNING if self._num_failures == TROUBLE else logging.DEBUG
+        # A single failure is normal. A second in a row is logged, once.
+        level = logging.WARNING if self._num_failures == MIN_WARNED else logging.DEBUG
         log.log(level, "%s: the Kubernetes API: %s", self._query.resource, error)
         rest_s = choose_backoff_s(
             self._num_failures - 1, interval_s=MIN_REST_S, max_backoff_s=MAX_REST_S, rng=self._rng

@@ -15,7 +15,7 @@ import hpack
 from hyperframe import frame as hf
 
 from extproc.core.budget import Budget
-from extproc.core.wire import CallLike, Connection, Counters, Limits, frames
+from extproc.core.wire import Call, Connection, Counters, Limits, Method, frames
 from extproc.core.wire.errors import ErrorCode
 from extproc.core.wire.limits import DEFAULT_LIMITS
 
@@ -75,9 +75,9 @@ def first_block(fields: list[tuple[str, str]] = REQUEST) -> bytes:
 
 @dataclass
 class Session:
-    """Notes what it is told; echoes messages if its method does."""
+    """Records its calls; echoes messages if its method does."""
 
-    call: CallLike
+    call: Call
     metadata: Mapping[str, str]
     is_echo: bool
     messages: list[bytes] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Session:
 
     def receive(self, message: bytes) -> None:
         """Echo."""
-        assert not self.num_closed, "told of a message after the end"
+        assert not self.num_closed, "a message after the end"
         self.messages.append(message)
         if message == b"raise":
             raise RuntimeError("as asked")
@@ -106,24 +106,21 @@ class Session:
         self.num_closed += 1
 
 
-@dataclass
-class Method:
-    """One method of the test service."""
+def method(
+    path: str, sessions: list[Session], *, is_echo: bool = True, is_long_lived: bool = False
+) -> Method:
+    """One method of the test service; its sessions are added to `sessions`."""
 
-    path: str
-    sessions: list[Session]
-    is_echo: bool = True
-    is_long_lived: bool = False
-
-    def open(self, call: CallLike, metadata: Mapping[str, str]) -> Session:
-        """Begin a call."""
-        if self.path == BROKEN:
+    def begin(call: Call, metadata: Mapping[str, str]) -> Session:
+        if path == BROKEN:
             raise RuntimeError("cannot open")
-        self.sessions.append(Session(call, metadata, self.is_echo))
-        if self.path == HASTY:
+        sessions.append(Session(call, metadata, is_echo))
+        if path == HASTY:
             call.send(b"at once")
             call.end()
-        return self.sessions[-1]
+        return sessions[-1]
+
+    return Method(path, begin, is_long_lived)
 
 
 @dataclass
@@ -165,13 +162,13 @@ class Peer:
         self.decoder = hpack.Decoder()
         self.responses: dict[int, Response] = {}
         methods = [
-            Method(ECHO, self.sessions),
-            Method(WATCH, self.sessions, is_echo=False, is_long_lived=True),
-            Method(BROKEN, self.sessions),
-            Method(HASTY, self.sessions),
+            method(ECHO, self.sessions),
+            method(WATCH, self.sessions, is_echo=False, is_long_lived=True),
+            method(BROKEN, self.sessions),
+            method(HASTY, self.sessions),
         ]
         self.connection = Connection(
-            {method.path: method for method in methods},
+            {each.path: each for each in methods},
             now=0.0,
             limits=limits,
             counters=counters,

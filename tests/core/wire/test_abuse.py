@@ -67,7 +67,7 @@ def test_frames_that_go_nowhere_are_counted(kind: int) -> None:
     assert peer.counters.abuse[Abuse.OTHER_FRAME_FLOOD] == 1
 
 
-def test_window_updates_for_what_we_sent_are_no_flood() -> None:
+def test_window_updates_for_our_own_data_are_no_flood() -> None:
     peer = Peer(limits=LIMITS)
     peer.open()
     for _ in range(50):
@@ -238,7 +238,7 @@ def test_a_settings_frame_is_one_look_at_the_streams_however_often_it_names_the_
     assert {s.window_bytes for s in peer.connection.streams.open.values()} == {2999}
 
 
-def test_a_value_between_others_that_takes_a_window_too_far_is_an_error_all_the_same() -> None:
+def test_an_intermediate_value_that_overflows_a_window_is_an_error() -> None:
     peer = Peer()
     peer.open()
     peer.feed(frames.window_update(1, 2**30))
@@ -248,7 +248,7 @@ def test_a_value_between_others_that_takes_a_window_too_far_is_an_error_all_the_
     assert peer.failed_with() == ErrorCode.FLOW_CONTROL_ERROR
 
 
-def test_what_a_header_list_holds_is_not_held_by_its_stream() -> None:
+def test_a_stream_does_not_keep_its_header_list() -> None:
     """A block may refer to one large field again and again: kept, it costs 400 times its bytes."""
     peer = Peer()
     peer.open(x_large="v" * 4000)

@@ -64,7 +64,7 @@ def test_settings_are_applied_in_their_order() -> None:
     assert peer.connection.outbox.initial_window_bytes == 70_000
 
 
-def test_ping_is_answered_with_the_same_octets() -> None:
+def test_ping_is_acknowledged_with_the_same_octets() -> None:
     peer = Peer()
     (pong,) = peer.feed(frames.ping(b"12345678"))
 
@@ -73,7 +73,7 @@ def test_ping_is_answered_with_the_same_octets() -> None:
     assert pong.opaque_data == b"12345678"
 
 
-def test_ping_acknowledgement_is_not_answered() -> None:
+def test_ping_acknowledgement_is_not_acknowledged() -> None:
     peer = Peer()
 
     assert peer.feed(frames.ping(b"12345678", is_ack=True)) == []
@@ -167,7 +167,7 @@ def test_drain_ends_long_lived_calls_with_unavailable() -> None:
     assert len(peer.sessions) == 1
 
 
-def test_drain_does_not_wait_for_a_peer_that_does_not_answer() -> None:
+def test_drain_does_not_wait_for_an_unresponsive_peer() -> None:
     peer = Peer()
     _drain(peer)
     peer.feed(frames.ping(b"somebody", is_ack=True))
@@ -205,7 +205,7 @@ def test_handshake_has_a_time_limit() -> None:
     assert peer.counters.abuse[Abuse.HANDSHAKE_TIMEOUT] == 1
 
 
-def test_silence_is_asked_about_and_then_ended() -> None:
+def test_silence_is_probed_and_then_ended() -> None:
     peer = Peer()
     peer.open(1, pseudo_path=WATCH)
     assert peer.tick(29.0) == []

@@ -8,6 +8,7 @@ from hyperframe import frame as hf
 from extproc.core.budget import Budget
 from extproc.core.wire import Abuse, Counters, Limits, frames
 from extproc.core.wire.errors import ErrorCode
+from extproc.core.wire.service import Code
 from tests.core.wire.peer import WATCH, Peer, message, request
 
 WINDOW = 65_535
@@ -42,7 +43,7 @@ def test_end_waits_behind_queued_messages() -> None:
     peer = Peer()
     _send(peer, 1, b"x" * 100_000)
     peer.session.call.send(b"last")
-    peer.session.call.end(5, "gone")
+    peer.session.call.end(Code.NOT_FOUND, "gone")
     peer.session.call.send(b"ignored")
     peer.take()
     assert "grpc-status" not in peer.responses[1].last
@@ -115,7 +116,7 @@ def test_data_under_a_larger_window_follows_the_acknowledgement() -> None:
     assert kinds == [hf.HeadersFrame, hf.DataFrame, hf.SettingsFrame, hf.DataFrame]
 
 
-def test_a_window_that_shrinks_takes_the_stream_out_of_its_turn() -> None:
+def test_a_shrunk_window_ends_the_turns_of_its_stream() -> None:
     peer = Peer()
     peer.connection.pause_sending()
     _send(peer, 1, b"x" * 100)
@@ -155,7 +156,7 @@ def test_a_full_window_is_shared_by_turns() -> None:
     assert [b - a for a, b in zip(before, after, strict=True)] == [2 * 16_384] * 3
 
 
-def test_reset_forgets_what_was_queued() -> None:
+def test_reset_drops_the_queue() -> None:
     peer = Peer()
     for stream_id in (1, 3):
         _send(peer, stream_id, b"x" * 60_000)
@@ -259,7 +260,7 @@ def test_windows_are_given_back_as_bytes_arrive() -> None:
     assert len(peer.session.messages) == 1
 
 
-def test_whole_messages_give_the_window_back_too() -> None:
+def test_complete_messages_replenish_the_window_too() -> None:
     peer = Peer(limits=Limits(stream_window_bytes=65_535))
     peer.open(1, pseudo_path=WATCH)
     for _ in range(10):
@@ -278,7 +279,7 @@ def test_padding_counts_towards_the_windows() -> None:
     assert _credits(peer, 0) > 32_000
 
 
-def test_data_of_closed_streams_gives_the_connection_window_back() -> None:
+def test_data_of_closed_streams_replenishes_the_connection_window() -> None:
     peer = Peer(limits=Limits(connection_window_bytes=65_535))
     peer.open()
     peer.session.call.end()
@@ -347,7 +348,7 @@ def test_the_oldest_half_received_message_of_all_connections_is_given_up() -> No
     assert 1 not in other.responses
 
 
-def test_what_a_call_keeps_counts_beside_what_is_half_received() -> None:
+def test_held_bytes_of_a_call_count_along_with_its_incomplete_message() -> None:
     peer = Peer(budget=Budget(30_000))
     keeper = peer.open(1)
     keeper.call.hold(20_000)
@@ -363,7 +364,7 @@ def test_what_a_call_keeps_counts_beside_what_is_half_received() -> None:
     assert peer.budget.used_bytes == 10_001, "an ended call keeps nothing"
 
 
-def test_what_is_whole_is_given_up_after_what_is_unfinished() -> None:
+def test_complete_uploads_are_given_up_after_unfinished_ones() -> None:
     peer = Peer(budget=Budget(30_000))
     peer.open(1).call.hold(20_000, is_whole=True)
     peer.open(3)
@@ -376,7 +377,7 @@ def test_what_is_whole_is_given_up_after_what_is_unfinished() -> None:
     assert peer.budget.used_bytes == 0
 
 
-def test_a_call_that_has_ended_lets_go_although_its_answer_waits_for_a_window() -> None:
+def test_an_ended_call_releases_memory_while_its_response_waits_for_a_window() -> None:
     peer = Peer(settings={4: 0})
     call = peer.open(1).call
     call.hold(20_000)
@@ -390,13 +391,13 @@ def test_a_call_that_has_ended_lets_go_although_its_answer_waits_for_a_window() 
     assert peer.budget.used_bytes == 0
 
 
-def test_a_session_may_answer_itself_that_it_is_given_up() -> None:
+def test_a_session_may_respond_itself_when_it_is_given_up() -> None:
     peer = Peer(budget=Budget(10_000))
     session = peer.open(1)
 
     def give_up() -> None:
         session.call.send(b"too much")
-        session.call.end(0)
+        session.call.end()
 
     setattr(session, "give_up", give_up)  # noqa: B010 - sessions have it or have it not
     peer.feed(peer.data(1, half(30_000)[:10_001]))
@@ -419,7 +420,7 @@ def test_a_session_that_raises_when_it_is_given_up_ends_its_own_stream_only() ->
     assert str(peer.errors[0][0]) == "cannot"
 
 
-def test_what_is_given_up_lets_go_also_where_its_answer_finds_no_window() -> None:
+def test_a_call_given_up_releases_memory_even_without_a_window_for_its_response() -> None:
     peer = Peer(budget=Budget(10_000), settings={4: 0})
     session = peer.open(1)
     session.call.send(b"waits for a window")
@@ -432,7 +433,7 @@ def test_what_is_given_up_lets_go_also_where_its_answer_finds_no_window() -> Non
     assert peer.budget.used_bytes == 0
 
 
-def test_unsent_answers_above_the_budget_refuse_new_streams() -> None:
+def test_unsent_responses_above_the_budget_refuse_new_streams() -> None:
     peer = Peer(budget=Budget(10_000), settings={4: 0})
     session = peer.open(1)
     session.call.send(b"x" * 10_000)

@@ -312,7 +312,7 @@ def test_two_entries_that_replace_each_other_are_a_change() -> None:
         assert [s.metadata["x-a"] for s in peer.sessions[-3:]] == [chr(value)] * 3
 
 
-def test_our_first_block_gives_up_the_dynamic_table() -> None:
+def test_our_first_block_disables_the_dynamic_table() -> None:
     peer = Peer(settings={hf.SettingsFrame.HEADER_TABLE_SIZE: 0})
     peer.decoder.max_allowed_table_size = 0
     peer.open()
@@ -321,7 +321,7 @@ def test_our_first_block_gives_up_the_dynamic_table() -> None:
     assert peer.responses[1].status == 0  # the decoder would have raised
 
 
-def test_size_update_of_a_dropped_answer_comes_with_the_next() -> None:
+def test_size_update_of_a_dropped_response_comes_with_the_next() -> None:
     peer = Peer(settings={hf.SettingsFrame.HEADER_TABLE_SIZE: 0})
     peer.decoder.max_allowed_table_size = 0
     peer.feed(peer.headers(1), peer.data(1, message(b"x")), frames.rst_stream(1, 8))

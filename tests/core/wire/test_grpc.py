@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from extproc.core.wire import Abuse, Limits, frames, grpc
 from extproc.core.wire.errors import ErrorCode
+from extproc.core.wire.service import Code
 from tests.core.wire.peer import BROKEN, HASTY, WATCH, Peer, message, request
 
 
@@ -74,8 +75,8 @@ def test_trailers_carry_code_and_details() -> None:
     peer = Peer()
     peer.open(1, pseudo_path=WATCH)
     peer.session.call.send(b"x")
-    peer.session.call.end(9, "50 % of caf\xe9")
-    peer.session.call.end(0)
+    peer.session.call.end(Code.FAILED_PRECONDITION, "50 % of caf\xe9")
+    peer.session.call.end()
     peer.take()
 
     assert peer.responses[1].headers[1] == [
@@ -299,7 +300,7 @@ def test_message_announced_and_never_sent_ends_the_call() -> None:
     assert peer.budget.used_bytes == 0
 
 
-def test_late_answer_wakes_the_owner_once() -> None:
+def test_late_response_wakes_the_owner_once() -> None:
     peer = Peer()
     for stream_id in (1, 3):
         peer.open(stream_id, pseudo_path=WATCH)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from extproc.core.budget import Budget
 from extproc.core.wire import Counters, Limits, frames
+from extproc.core.wire.service import Code
 from tests.core.wire.peer import (
     BROKEN,
     ECHO,
@@ -129,7 +130,7 @@ def run(peer: Peer, all_steps: list[bytes | str]) -> None:
             call.hold(200 if step == "hold" else 0, is_whole=len(peer.sessions) % 2 == 0)
             peer.feed(b"")
         elif step == "end" and call is not None:
-            call.end(2, "late")
+            call.end(Code.UNKNOWN, "late")
         peer.take()
         check(peer, peer.counters)
     peer.connection.lose()

@@ -220,7 +220,7 @@ few = st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from(["1", "2", "x"
         max_size=40,
     )
 )
-def test_remembering_never_changes_what_a_block_means(
+def test_caching_never_changes_the_meaning_of_a_block(
     blocks: list[list[tuple[str, str]] | int | bytes],
 ) -> None:
     """The same blocks through a decoder that remembers and one that does not."""
@@ -244,7 +244,7 @@ def _look_up(reader: HeaderReader, block: bytes) -> Request:
     return reader.requests.get(block) or reader.read_request(block)
 
 
-def test_cache_keeps_what_comes_twice_and_evicts_nothing() -> None:
+def test_cache_keeps_repeated_keys_and_evicts_nothing() -> None:
     cache: StickyCache[int] = StickyCache(max_entries=2, max_key_bytes=4)
     for key in (b"a", b"a", b"b", b"long!", b"long!", b"c", b"c", b"d", b"d"):
         cache.offer(key, 1)
@@ -256,7 +256,7 @@ def test_cache_keeps_what_comes_twice_and_evicts_nothing() -> None:
     assert set(cache.kept) == kept
 
 
-def test_cache_full_of_what_no_longer_comes_starts_over() -> None:
+def test_cache_full_of_outdated_entries_starts_over() -> None:
     cache: StickyCache[int] = StickyCache(max_entries=1, max_key_bytes=4)
     for key in (b"a", b"a"):
         cache.offer(key, 1)

@@ -69,7 +69,7 @@ STATES: dict[State, Callable[[Peer], None]] = {
 
 @pytest.mark.parametrize("kind", FRAMES)
 @pytest.mark.parametrize("state", State)
-def test_every_frame_in_every_state_does_what_the_table_says(state: State, kind: int) -> None:
+def test_every_frame_in_every_state_obeys_the_table(state: State, kind: int) -> None:
     peer = Peer()
     STATES[state](peer)
     assert peer.connection.streams.state(1) is state
@@ -130,7 +130,7 @@ def test_after_a_stream_error_its_frames_are_discarded_quietly() -> None:
     assert new == []
 
 
-def test_reset_is_not_answered_by_reset() -> None:
+def test_reset_is_not_followed_by_reset() -> None:
     peer = Peer()
     _open(peer)
     assert peer.feed(frames.rst_stream(1, 8), frames.rst_stream(1, 8)) == []
@@ -175,7 +175,7 @@ def test_nothing_is_written_for_a_stream_answered_and_reset_in_one_read(end: boo
     assert peer.session.num_closed == 1
 
 
-def test_a_dropped_answer_gives_the_connection_window_back() -> None:
+def test_a_dropped_response_returns_its_connection_window() -> None:
     peer = Peer()
     before = peer.connection.outbox.window_bytes
     peer.feed(peer.headers(1), peer.data(1, message(b"x" * 500)), frames.rst_stream(1, 8))
@@ -197,7 +197,7 @@ def test_drop_reaches_behind_a_settings_acknowledgement() -> None:
     assert [type(frame) for frame in new] == [hf.SettingsFrame]
 
 
-def test_drop_spares_what_other_streams_wrote_before_an_acknowledgement() -> None:
+def test_drop_keeps_the_frames_of_other_streams_before_an_acknowledgement() -> None:
     peer = Peer()
     new = peer.feed(
         peer.headers(1),
@@ -220,7 +220,7 @@ def test_rst_stream_has_four_octets(length: int) -> None:
     assert peer.failed_with() == ErrorCode.FRAME_SIZE_ERROR
 
 
-def test_late_resets_of_answered_streams_are_taken() -> None:
+def test_late_resets_of_answered_streams_are_accepted() -> None:
     peer = Peer()
     for stream_id in (1, 3, 5):
         peer.open(stream_id)
@@ -364,7 +364,7 @@ def test_malformed_trailers_are_a_stream_error(fields: list[tuple[str, str]], en
     assert peer.session.num_closed == 1
 
 
-def test_answer_before_the_request_ends_is_followed_by_a_reset_without_error() -> None:
+def test_response_before_the_request_ends_is_followed_by_a_reset_without_error() -> None:
     peer = Peer()
     peer.open()
     peer.session.call.send(b"enough")
@@ -376,14 +376,14 @@ def test_answer_before_the_request_ends_is_followed_by_a_reset_without_error() -
     assert peer.session.num_closed == 1
 
 
-def test_answer_to_a_complete_request_is_not_followed_by_a_reset() -> None:
+def test_response_to_a_complete_request_is_not_followed_by_a_reset() -> None:
     peer = Peer()
     peer.feed(peer.headers(1), peer.data(1, message(b"x"), end=True))
 
     assert peer.responses[1].frame_names == ["Headers", "Data", "Headers"]
 
 
-def test_connection_error_names_the_last_stream_and_tells_all_sessions() -> None:
+def test_connection_error_names_the_last_stream_and_closes_all_sessions() -> None:
     peer = Peer()
     peer.open(1, pseudo_path=WATCH)
     peer.open(7, pseudo_path=WATCH)
@@ -396,7 +396,7 @@ def test_connection_error_names_the_last_stream_and_tells_all_sessions() -> None
     assert peer.feed(peer.headers(9)) == []
 
 
-def test_lost_connection_tells_all_sessions_once() -> None:
+def test_lost_connection_closes_all_sessions_once() -> None:
     counters_peer = Peer()
     counters_peer.open(1, pseudo_path=WATCH)
     counters_peer.connection.lose()

@@ -84,7 +84,7 @@ async def test_ipv6_addresses_stand_in_brackets(server: DnsServer) -> None:
         ("both", ["10.0.0.1:8000", "[2001:db8::1]:8000"]),
     ],
 )
-async def test_a_pod_with_both_kinds_of_address_is_one_unless_asked_otherwise(
+async def test_a_dual_stack_pod_is_one_endpoint_unless_configured_otherwise(
     server: DnsServer, family: str, addresses: list[str]
 ) -> None:
     server.records["pods.", "A"] = ["10.0.0.1"]
@@ -114,7 +114,7 @@ async def test_an_alias_is_followed(server: DnsServer) -> None:
     assert await Seen(server).look() == ["10.0.0.1:8000"]
 
 
-async def test_an_answer_too_long_for_a_datagram_is_asked_for_over_tcp(server: DnsServer) -> None:
+async def test_a_response_too_long_for_a_datagram_is_requested_over_tcp(server: DnsServer) -> None:
     server.records["pods.", "A"] = [f"10.0.{index}.1" for index in range(200)]
 
     assert len(await Seen(server).look() or ()) == 200
@@ -122,17 +122,17 @@ async def test_an_answer_too_long_for_a_datagram_is_asked_for_over_tcp(server: D
 
 
 @pytest.mark.parametrize("nobody", ["0.0.0.0", "224.0.0.1"])
-async def test_an_address_of_nobody_is_left_out_and_told(server: DnsServer, nobody: str) -> None:
+async def test_an_unusable_address_is_left_out_and_reported(server: DnsServer, nobody: str) -> None:
     server.records["pods.", "A"] = [nobody, "10.0.0.1"]
     seen = Seen(server)
 
     assert await seen.look() == ["10.0.0.1:8000"]
-    assert seen.failures == [f"{nobody} is no address of a pod"]
+    assert seen.failures == [f"{nobody} is not the address of a pod"]
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rounds=st.lists(st.sets(st.ip_addresses(v=4, network="10.0.0.0/28"), min_size=1)))
-async def test_the_endpoints_are_always_those_of_the_last_answer(
+async def test_the_endpoints_are_always_those_of_the_last_response(
     server: DnsServer, rounds: list[set[Any]]
 ) -> None:
     seen = Seen(server)
@@ -146,7 +146,7 @@ async def test_the_endpoints_are_always_those_of_the_last_answer(
 # --- failure -----------------------------------------------------------------------------------
 
 
-async def test_the_same_answer_is_handed_on_once(server: DnsServer) -> None:
+async def test_an_unchanged_result_is_reported_once(server: DnsServer) -> None:
     server.records["pods.", "A"] = ["10.0.0.1", "10.0.0.2"]
     seen = Seen(server)
     await seen.look()
@@ -156,7 +156,7 @@ async def test_the_same_answer_is_handed_on_once(server: DnsServer) -> None:
     assert len(seen.taken) == 1
 
 
-async def test_before_the_first_answer_nothing_is_said(server: DnsServer) -> None:
+async def test_before_the_first_response_there_are_no_endpoints(server: DnsServer) -> None:
     """An empty pool would be a lie, and readiness would follow it."""
     server.failing = {"A", "AAAA"}
     seen = Seen(server)
@@ -167,7 +167,7 @@ async def test_before_the_first_answer_nothing_is_said(server: DnsServer) -> Non
 
 
 @pytest.mark.parametrize("trouble", ["SERVFAIL", "silence", "gone", "nonsense"])
-async def test_a_server_that_fails_loses_no_endpoint_and_is_told_of_once(trouble: str) -> None:
+async def test_a_failing_server_loses_no_endpoint_and_is_reported_once(trouble: str) -> None:
     async with DnsServer() as server:
         server.records["pods.", "A"] = ["10.0.0.1"]
         seen = Seen(server, timeout_s=0.3, empty_after_s=0)
@@ -193,7 +193,7 @@ async def test_a_server_that_fails_loses_no_endpoint_and_is_told_of_once(trouble
         assert seen.discovery.num_failures >= 3
 
 
-async def test_an_outage_ends_with_the_next_answer_and_the_next_one_is_told_again(
+async def test_an_outage_ends_with_the_next_response_and_the_next_outage_is_reported_again(
     server: DnsServer,
 ) -> None:
     server.records["pods.", "A"] = ["10.0.0.1"]
@@ -286,7 +286,7 @@ async def test_a_callback_that_raises_does_not_end_the_search(server: DnsServer)
 # --- nothing there -----------------------------------------------------------------------------
 
 
-async def test_an_empty_first_answer_counts_at_once(server: DnsServer) -> None:
+async def test_an_empty_first_result_counts_at_once(server: DnsServer) -> None:
     assert await Seen(server).look() == []
 
 
@@ -372,7 +372,7 @@ async def test_one_host_may_serve_on_several_ports(server: DnsServer) -> None:
     assert await Seen(server, SRV, port=None).look() == ["10.0.0.1:8000", "10.0.0.1:8001"]
 
 
-async def test_addresses_that_come_along_are_not_asked_for(server: DnsServer) -> None:
+async def test_addresses_in_the_additional_section_are_not_looked_up(server: DnsServer) -> None:
     server.records[SRV, "SRV"] = ["0 1 8000 a.", "0 1 8000 b."]
     server.additional = {("a.", "A"): ["10.0.0.1"], ("b.", "A"): ["10.0.0.2"]}
 
@@ -396,7 +396,7 @@ async def test_a_target_that_fails_keeps_its_address_and_a_new_one_waits(
     assert await seen.look() == ["10.0.0.3:8000"]
 
 
-async def test_targets_without_any_answer_change_nothing(server: DnsServer) -> None:
+async def test_targets_without_any_response_change_nothing(server: DnsServer) -> None:
     server.records[SRV, "SRV"] = ["0 1 8000 a."]
     server.failing = {"A", "AAAA"}
 
@@ -404,7 +404,7 @@ async def test_targets_without_any_answer_change_nothing(server: DnsServer) -> N
 
 
 @pytest.mark.parametrize("records", [["0 0 0 ."], ["0 0 0 a."], []])
-async def test_a_service_that_is_said_not_to_be_there_is_empty(
+async def test_an_srv_record_of_an_absent_service_is_empty(
     server: DnsServer, records: list[str]
 ) -> None:
     server.records[SRV, "SRV"] = records
@@ -441,7 +441,7 @@ async def test_the_search_list_of_resolv_conf_is_used(
     assert server.questions == ["pods.a.local. A", "pods.b.local. A"]
 
 
-async def test_a_missing_resolv_conf_is_told_and_looked_for_again(
+async def test_a_missing_resolv_conf_is_reported_and_looked_for_again(
     server: DnsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -45,17 +45,17 @@ def test_a_file_without_a_list_is_not_an_empty_list(text: str) -> None:
         ("10.0.0.1:1", "must be a list"),
         (20 * "[" + 20 * "]", "must be `ip:port` or"),
         (500 * "[", "nested more than"),
-        ("- &a [*a]", "stands inside of what it stands for"),
+        ("- &a [*a]", "contains itself"),
         ("- 2024-13-45", "month must be"),
         ("- 10.0.0.1:1\n- 5", "entry 1: must be `ip:port` or {address, name}, got 5"),
         ("- {address: '1.1.1.1:1', weight: 2}", "entry 0: must be"),
         ("- {name: pod}", "entry 0: address must be `ip:port`, got None"),
         ("- {address: 5}", "entry 0: address must be `ip:port`, got 5"),
         ("- {address: '1.1.1.1:1', name: 5}", "entry 0: name must be a string, got 5"),
-        ("- 1.1.1.1:1\n- {address: '1.1.1.1:1'}", "entry 1: 1.1.1.1:1 stands twice"),
+        ("- 1.1.1.1:1\n- {address: '1.1.1.1:1'}", "entry 1: 1.1.1.1:1 is a duplicate"),
     ],
 )
-def test_what_is_wrong_is_said(text: str, message: str) -> None:
+def test_errors_name_the_wrong_entry(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         parse_endpoints(text)
 
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_said(text: str, message: str) -> None:
         "",
     ],
 )
-def test_what_envoy_could_not_dial_as_one_address_is_refused(address: str) -> None:
+def test_addresses_that_envoy_cannot_dial_are_refused(address: str) -> None:
     with pytest.raises(ValueError, match="entry 0: address must be `ip:port`"):
         make_endpoints([{"address": address}])
 

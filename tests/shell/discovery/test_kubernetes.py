@@ -109,12 +109,12 @@ async def lines_of(client: KubernetesClient, within_s: float = 20.0) -> list[byt
 # --- answers ------------------------------------------------------------------------------------
 
 
-async def test_a_get_gives_the_body(client: KubernetesClient, api: FakeApi) -> None:
+async def test_a_get_returns_the_body(client: KubernetesClient, api: FakeApi) -> None:
     assert await client.get("/pods", {"labelSelector": "app in (a,b),c=d"}) == b"the list"
     assert api.queries == [{"labelSelector": "app in (a,b),c=d"}]
 
 
-async def test_a_watch_gives_whole_lines_however_they_are_cut(
+async def test_a_watch_yields_whole_lines_however_they_are_split(
     client: KubernetesClient, api: FakeApi
 ) -> None:
     api.chunks = [b"on", b"e\ntwo\nth", b"ree\n", b"torn"]
@@ -133,17 +133,19 @@ async def test_a_line_without_an_end_is_given_up(
     assert raised.value.reason == "too_long"
 
 
-async def test_an_answer_far_too_long_is_not_read_to_its_end(
+async def test_a_far_too_long_response_is_not_read_to_its_end(
     client: KubernetesClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes, "MAX_ANSWER_BYTES", len(b"the list") - 1)
+    monkeypatch.setattr(kubernetes, "MAX_RESPONSE_BYTES", len(b"the list") - 1)
     with pytest.raises(ApiError) as raised:
         await client.get("/pods", {})
 
     assert raised.value.reason == "too_long"
 
 
-async def test_a_watch_tells_that_it_has_begun(client: KubernetesClient, api: FakeApi) -> None:
+async def test_a_watch_yields_an_empty_batch_at_its_start(
+    client: KubernetesClient, api: FakeApi
+) -> None:
     api.holds.clear()
     watch = client.watch("/pods", {"watch": "1"}, within_s=20.0)
 
@@ -161,10 +163,10 @@ async def test_a_watch_that_does_not_end_is_given_up(
     assert raised.value.reason == "timeout"
 
 
-async def test_an_answer_that_does_not_come_is_given_up(
+async def test_a_missing_response_times_out(
     client: KubernetesClient, api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes, "ANSWER_S", 0.05)
+    monkeypatch.setattr(kubernetes, "RESPONSE_S", 0.05)
     api.holds.clear()
     with pytest.raises(ApiError) as raised:
         await client.get("/pods", {"watch": "1"})
@@ -172,7 +174,7 @@ async def test_an_answer_that_does_not_come_is_given_up(
     assert raised.value.reason == "timeout"
 
 
-async def test_a_status_is_an_error_with_what_the_server_said(
+async def test_a_status_is_an_error_with_the_servers_message(
     client: KubernetesClient, api: FakeApi
 ) -> None:
     api.status, api.headers = 429, {"Retry-After": "3"}
@@ -184,7 +186,7 @@ async def test_a_status_is_an_error_with_what_the_server_said(
     assert (error.is_gone, error.retry_after_s) == (True, 0)
 
 
-async def test_nobody_there_is_an_error_that_may_pass(tmp_path: Path) -> None:
+async def test_an_unreachable_server_is_a_temporary_error(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
@@ -355,7 +357,9 @@ async def test_a_kubeconfig_that_is_no_file_stops_nothing(tmp_path: Path) -> Non
     await client.aclose()
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_has_the_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hidden: dict[str, Any] = {"kubernetes_asyncio": None, "kubernetes_asyncio.config": None}
     for name, value in hidden.items():
         monkeypatch.setitem(sys.modules, name, value)

@@ -149,7 +149,9 @@ async def test_a_list_is_taken_by_pages_and_watched_from_where_it_was(
     assert not played.stats.failures
 
 
-async def test_what_comes_together_is_told_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changes_in_one_batch_are_reported_once(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun = str(api.version)
     api_later = Api()
     api_later.version, api_later.state = api.version, dict(api.state)
@@ -191,7 +193,7 @@ async def test_after_a_410_it_lists_again(
     assert played.stats.failures == {"gone": 1}
 
 
-async def test_news_before_a_failure_in_the_same_moment_is_told(
+async def test_changes_before_a_failure_in_the_same_batch_are_reported(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = str(api.version)
@@ -204,7 +206,7 @@ async def test_news_before_a_failure_in_the_same_moment_is_told(
     assert played.stats.failures == {"malformed": 1}
 
 
-async def test_what_fails_again_and_again_is_listed(
+async def test_repeated_failures_cause_a_new_list(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = ScriptedClient(api, [CUT], [CUT], [CUT])
@@ -224,7 +226,7 @@ async def test_a_list_is_taken_anew_after_its_time(
     assert played.stats.lists == {"pods": 2}
 
 
-async def test_nothing_is_told_while_nothing_can_be_asked(
+async def test_nothing_is_reported_while_the_server_is_unreachable(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = ScriptedClient(api, [CUT], [CUT], [CUT])
@@ -300,11 +302,11 @@ async def test_a_mistake_of_our_own_does_not_end_it(
     assert played.stats.failures == {"internal": 1}
 
 
-async def test_trouble_is_told_of_once_and_so_is_its_end(
+async def test_repeated_failures_are_logged_once_and_so_is_their_end(
     api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         await play(ScriptedClient(api, *[[CUT]] * 5, [[bookmark(99)], CUT]), monkeypatch)
 
     messages = [record.getMessage() for record in caplog.records if "pods" in record.getMessage()]
-    assert messages == ["pods: the Kubernetes API: cut", "pods: the Kubernetes API answers again"]
+    assert messages == ["pods: the Kubernetes API: cut", "pods: the Kubernetes API responds again"]
