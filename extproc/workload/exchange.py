@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from extproc.workload.flights import Fate, FleetResult, Flight, PodTotals
+from extproc.workload.flights import FleetResult, Flight, FlightState, PodTotals
 from extproc.workload.requests import Arrival
 
 COMPLETIONS = "/v1/completions"
@@ -114,7 +114,7 @@ def encode_body(arrival: Arrival, index: int, form: RequestForm) -> bytes:
 
     Args:
         arrival: The request.
-        index: Its place in the workload: no two prompts are alike but for their shared prefix.
+        index: Its place in the workload: no two prompts begin alike.
         form: How it is written.
     """
     body: dict[str, Any] = {
@@ -125,28 +125,19 @@ def encode_body(arrival: Arrival, index: int, form: RequestForm) -> bytes:
         **dict(form.extra),
     }
     if form.path == CHAT:
-        text = prompt_text(arrival, index, arrival.prompt_tokens - _CHAT_TOKENS)
+        text = prompt_text(index, arrival.prompt_tokens - _CHAT_TOKENS)
         body["messages"] = [{"role": "user", "content": text}]
     else:
-        body["prompt"] = prompt_text(arrival, index, arrival.prompt_tokens)
+        body["prompt"] = prompt_text(index, arrival.prompt_tokens)
     return msgspec.json.encode(body)
 
 
-def prompt_text(arrival: Arrival, index: int, num_tokens: int) -> str:
-    """A prompt of `num_tokens` words, one at least, four bytes each.
-
-    It begins with the words of its prefix, if it has one, then with words of its own: requests
-    share exactly what the workload says.
-    """
-    num_prefix = max(0, min(arrival.prefix_tokens, num_tokens - 1))
-    shared = _passage(f"prefix/{arrival.prefix}", num_prefix) if num_prefix else ""
-    return f"{shared}{_passage(f'request/{index}', num_tokens - 1 - num_prefix)}."
-
-
-def _passage(key: str, num_tokens: int) -> str:
-    """So many words: those that tell it from others, then always the same one."""
-    head = Random(key).choices(_VOCABULARY, k=_HEAD_TOKENS)
-    return "".join(head[: max(0, num_tokens)]) + _VOCABULARY[0] * (num_tokens - _HEAD_TOKENS)
+def prompt_text(index: int, num_tokens: int) -> str:
+    """A prompt of `num_tokens` words, one at least, four bytes each: some that distinguish it, then
+    always the same one."""
+    num_words = max(0, num_tokens - 1)
+    head = Random(f"request/{index}").choices(_VOCABULARY, k=_HEAD_TOKENS)
+    return "".join(head[:num_words]) + _VOCABULARY[0] * (num_words - _HEAD_TOKENS) + "."
 
 
 class _Delta(msgspec.Struct):
@@ -296,7 +287,7 @@ def _flight(arrival: Arrival, record: RequestRecord, overhead_s: float) -> Fligh
         str(record.index),
         replace(arrival, at_s=sent_s),
         router=0,
-        fate=_fate(record),
+        state=_state(record),
         status=record.status,
         pod=record.served_by,
         dispatched_s=sent_s if record.served_by else None,
@@ -305,10 +296,10 @@ def _flight(arrival: Arrival, record: RequestRecord, overhead_s: float) -> Fligh
     )
 
 
-def _fate(record: RequestRecord) -> Fate:
+def _state(record: RequestRecord) -> FlightState:
     if not record.error:
-        return Fate.FINISHED
+        return FlightState.FINISHED
     if record.error == "abandoned":
-        return Fate.ABANDONED
+        return FlightState.ABANDONED
     is_refused = record.error.startswith("http_") and not record.served_by
-    return Fate.SHED if is_refused else Fate.FAILED
+    return FlightState.SHED if is_refused else FlightState.FAILED

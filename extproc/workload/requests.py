@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,8 +29,6 @@ class Arrival:
         prompt_tokens: Length of its prompt, at least 1.
         output_tokens: Length of its answer. No rule may see it.
         tenant: Who sent it, for fairness; "" for nobody in particular.
-        prefix: Id of the beginning that its prompt shares with others; "" for none.
-        prefix_tokens: Length of that beginning, at most `prompt_tokens`.
     """
 
     at_s: float
@@ -38,8 +36,6 @@ class Arrival:
     prompt_tokens: int
     output_tokens: int
     tenant: str = ""
-    prefix: str = ""
-    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +72,6 @@ class Workload:
             raise ValueError(f"workload {self.name!r}: adapter {arrival.adapter!r} has no rank")
         if arrival.at_s < 0 or arrival.prompt_tokens < 1 or arrival.output_tokens < 0:
             raise ValueError(f"workload {self.name!r}: impossible arrival {arrival}")
-        if not 0 <= arrival.prefix_tokens <= arrival.prompt_tokens:
-            raise ValueError(f"workload {self.name!r}: impossible prefix {arrival}")
 
     @property
     def duration_s(self) -> float:
@@ -128,7 +122,7 @@ class Workload:
             seed=self.seed,
             source=self.source,
         )
-        return _ENCODER.encode_lines([head, *map(_row, self.arrivals)])
+        return msgspec.json.Encoder().encode_lines([head, *map(astuple, self.arrivals)])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Workload:
@@ -175,20 +169,7 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
     source: str
 
 
-_Row = tuple[float, str | None, int, int, str, str, int]
+_Row = tuple[float, str | None, int, int, str]
 
 
-def _row(arrival: Arrival) -> _Row:
-    return (
-        arrival.at_s,
-        arrival.adapter,
-        arrival.prompt_tokens,
-        arrival.output_tokens,
-        arrival.tenant,
-        arrival.prefix,
-        arrival.prefix_tokens,
-    )
-
-
-_ENCODER = msgspec.json.Encoder()
 _ROWS = msgspec.json.Decoder(_Row)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from extproc.sim.engine.blocks import Prefix
+from extproc.sim.engine.blocks import FreeRun
 from extproc.sim.engine.records import EngineRequest, Timeline
 
 
@@ -26,15 +26,11 @@ class Sequence:
         computed: Tokens that have their KV; while it decodes, those at tick `joined`.
         generated: Tokens of the answer; while it decodes, those at tick `joined`.
         joined: Tick at which it began to decode; None while it does not.
-        prefix: The shared part of its KV; None while it holds none.
-        kept: The rest of its KV when it was preempted, as far as it is still there; None before.
+        kept: Its KV when it was preempted, as far as it is still there; None if it was not.
         is_running: In the batch, not in the queue.
-        deferred_s: When it was first skipped for want of a slot since it was queued.
-        slot_wait_s: Seconds that it spent so until it ran.
-        num_cached_tokens: Tokens whose KV it found, when it last began.
+        is_deferred: Skipped for want of a slot since it was queued.
         scheduled_s: Start of the first step that ran it.
         first_token_s: End of the step with its first token.
-        num_preemptions: How often it lost its KV.
     """
 
     request: EngineRequest
@@ -43,15 +39,11 @@ class Sequence:
     computed: int = 0
     generated: int = 0
     joined: int | None = None
-    prefix: Prefix | None = None
-    kept: Prefix | None = None
+    kept: FreeRun | None = None
     is_running: bool = False
-    deferred_s: float | None = None
-    slot_wait_s: float = 0.0
-    num_cached_tokens: int = 0
+    is_deferred: bool = False
     scheduled_s: float | None = None
     first_token_s: float | None = None
-    num_preemptions: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -63,14 +55,7 @@ class Sequence:
         assert self.scheduled_s is not None
         assert self.first_token_s is not None
         return Timeline(
-            request=self.request,
-            submitted_s=self.submitted_s,
-            scheduled_s=self.scheduled_s,
-            first_token_s=self.first_token_s,
-            finished_s=finished_s,
-            num_preemptions=self.num_preemptions,
-            slot_wait_s=self.slot_wait_s,
-            num_cached_tokens=self.num_cached_tokens,
+            self.request, self.submitted_s, self.scheduled_s, self.first_token_s, finished_s
         )
 
 

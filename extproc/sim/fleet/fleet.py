@@ -23,7 +23,7 @@ from extproc.sim.fleet.events import AdapterRegistered, FleetEvent, PodJoin, Pod
 from extproc.sim.fleet.pod import FleetPod, started_engine
 from extproc.sim.fleet.router import FleetRouter
 from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.flights import Fate, FleetResult, Flight
+from extproc.workload.flights import FleetResult, Flight, FlightState
 
 if TYPE_CHECKING:
     from extproc.workload.requests import Workload
@@ -90,7 +90,7 @@ class Fleet:
         self._start_routers()
         self._at(settings.warm_up_s, self._start_measuring)
         for event in events:
-            self._at(event.at_s, partial(self._happen, event))
+            self._at(event.at_s, partial(self._apply, event))
 
     def run(self) -> FleetResult:
         """Run to the end, or until it is given up.
@@ -135,13 +135,13 @@ class Fleet:
         open_flights = list(self.flights.values())
         while open_flights and self._agenda and self._agenda[0][0] <= end_s:
             self._run_until(min(end_s, self._agenda[0][0] + 1.0))
-            open_flights = [f for f in open_flights if f.fate is Fate.RUNNING]
+            open_flights = [f for f in open_flights if f.state is FlightState.RUNNING]
 
     # --- requests ---------------------------------------------------------------------------
 
     def _decide(self, flight: Flight) -> None:
         """Ask the flight's router, now."""
-        if flight.fate is not Fate.RUNNING:
+        if flight.state is not FlightState.RUNNING:
             return
         arrival = flight.arrival
         request = RequestInfo(
@@ -160,7 +160,7 @@ class Fleet:
             self._dispatch(flight, answer)
         elif isinstance(answer, Rejection):
             flight.status = answer.status
-            flight.end(Fate.SHED, self.now)
+            flight.end(FlightState.SHED, self.now)
         else:
             self._at(answer.until_s, partial(self._decide, flight))
 
@@ -170,22 +170,22 @@ class Fleet:
         model = flight.arrival.adapter or BASE_MODEL
         if pod is None or model not in pod.registered:
             flight.has_run = False
-            flight.end(Fate.FAILED, self.now)
+            flight.end(FlightState.FAILED, self.now)
             self.routers[flight.router].ended.append(flight)
             return
         pod.submit(flight, self.now)
 
     def _lose_patience(self, flight: Flight) -> None:
-        if flight.fate is not Fate.RUNNING:
+        if flight.state is not FlightState.RUNNING:
             return
         pod = self.pods.get(flight.pod)
         if pod is not None:
             pod.catch_up(self.now)
-        if flight.fate is Fate.RUNNING and flight.first_token_s is None:
+        if flight.state is FlightState.RUNNING and flight.first_token_s is None:
             if pod is not None:
                 pod.abort(flight, self.now)
                 self.routers[flight.router].ended.append(flight)
-            flight.end(Fate.ABANDONED, self.now)
+            flight.end(FlightState.ABANDONED, self.now)
 
     # --- what routers hear ------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class Fleet:
         for pod in [*self.pods.values(), *self._gone]:
             pod.start_measuring(self.now)
 
-    def _happen(self, event: FleetEvent) -> None:
+    def _apply(self, event: FleetEvent) -> None:
         match event:
             case PodLoss(pod=number):
                 self._lose(list(self.pods.values())[number])

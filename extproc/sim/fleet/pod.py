@@ -16,7 +16,7 @@ from extproc.sim.engine.engine import Engine
 from extproc.sim.engine.profiles import EngineProfile
 from extproc.sim.engine.records import EngineCounters, EngineRequest, Timeline
 from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.flights import Fate, Flight, PodTotals
+from extproc.workload.flights import Flight, FlightState, PodTotals
 
 WALL_AT_START_S = 1_700_000_000.0
 """Wall time of the pods' clocks at virtual second 0. Any date serves."""
@@ -91,7 +91,7 @@ class FleetPod:
         self.is_alive = False
         lost, self.flights = list(self.flights.values()), {}
         for flight in lost:
-            flight.end(Fate.FAILED, now)
+            flight.end(FlightState.FAILED, now)
         return lost
 
     # --- requests ---------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class FleetPod:
         flight.first_token_s = timeline.first_token_s
         if timeline.finished_s is not None:
             del self.flights[flight.id]
-            flight.end(Fate.FINISHED, timeline.finished_s)
+            flight.end(FlightState.FINISHED, timeline.finished_s)
             self._ended.append(flight)
 
 

@@ -13,12 +13,12 @@ from extproc.core.pool import Pool, PoolSettings
 from extproc.core.router import Router
 from extproc.core.types import LoadReport, Outcome
 from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.flights import Fate, Flight
+from extproc.workload.flights import Flight, FlightState
 
 _OUTCOMES = {
-    Fate.FINISHED: Outcome.COMPLETED,
-    Fate.FAILED: Outcome.FAILED,
-    Fate.ABANDONED: Outcome.CANCELLED,
+    FlightState.FINISHED: Outcome.COMPLETED,
+    FlightState.FAILED: Outcome.FAILED,
+    FlightState.ABANDONED: Outcome.CANCELLED,
 }
 _STATUSES = {Outcome.COMPLETED: 200, Outcome.FAILED: 503, Outcome.CANCELLED: 0}
 
@@ -80,7 +80,7 @@ def _completion(flight: Flight, now: float) -> Completion:
     """
     arrived_s, first_token_s, ended_s = flight.arrival.at_s, flight.first_token_s, flight.ended_s
     assert ended_s is not None
-    outcome = _OUTCOMES[flight.fate]
+    outcome = _OUTCOMES[flight.state]
     first_byte_s = None if first_token_s is None else first_token_s - arrived_s
     return Completion(
         pick_id=flight.pick_id,
