@@ -27,18 +27,14 @@ def _arrivals(draw: st.DrawFn) -> Arrival:
 
 
 _WORKLOADS = st.builds(
-    lambda name, arrivals, seed, source: Workload(
-        name, tuple(sorted(arrivals, key=lambda a: a.at_s)), _RANKS, seed, source
-    ),
+    lambda name, arrivals: Workload(name, tuple(sorted(arrivals, key=lambda a: a.at_s)), _RANKS),
     st.text(max_size=5),
     st.lists(_arrivals(), max_size=20),
-    st.integers(-(2**63), 2**63),
-    st.text(max_size=5),
 )
 
 
 def _workload(*arrivals: Arrival) -> Workload:
-    return Workload("w", arrivals, _RANKS, 1, "by hand")
+    return Workload("w", arrivals, _RANKS)
 
 
 @given(_WORKLOADS)
@@ -66,7 +62,6 @@ def test_scaling_the_rate_changes_nothing_but_times(workload: Workload, factor: 
     assert [(a.adapter, a.prompt_tokens) for a in scaled.arrivals] == [
         (a.adapter, a.prompt_tokens) for a in workload.arrivals
     ]
-    assert "rate times" in scaled.source
 
 
 def test_rate_duration_and_shares_are_those_of_the_arrivals() -> None:
