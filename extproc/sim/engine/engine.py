@@ -49,7 +49,7 @@ class Engine:
         max_loras: Adapter slots on the GPU; 0 for an engine without LoRA.
         max_cpu_loras: Places in the CPU cache; `max_loras` by default, as in vLLM.
         max_lora_rank: The rank that every slot is allocated for.
-        ranks: Rank of each adapter; one that is not named has `max_lora_rank`.
+        ranks: Rank of each adapter; `max_lora_rank` where missing.
 
     Raises:
         ValueError: vLLM would not start with these sizes.
@@ -100,11 +100,11 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
-        """The gauges now."""
+        """The gauges at the end of the last step."""
         return self._scheduler.stats(self._scheduler.pool.free)
 
     def generated_tokens(self, request_id: str) -> int:
-        """Tokens of its answer that an unfinished request has.
+        """Return how many tokens an unfinished request has generated.
 
         Raises:
             KeyError: It is unknown or finished.
@@ -115,11 +115,11 @@ class Engine:
         return sequence.generated + self._scheduler.decoders.tick - sequence.joined
 
     def report(self, *, now: float, since_s: float = NEVER_S) -> EngineReport:
-        """What the metrics page says at `now`, for an engine that has been advanced to `now`.
+        """Return the metrics page at `now`, for an engine that has been advanced to `now`.
 
         Args:
             now: Not before the start of the last step.
-            since_s: `shown_s` of a report that the reader has: what its log told is left out.
+            since_s: `shown_s` of a report that the reader has, whose log entries are left out.
         """
         return self._activity.report(now=now, since_s=since_s)
 
@@ -153,7 +153,7 @@ class Engine:
         return True
 
     def set_rank(self, adapter: str, rank: int) -> None:
-        """Say which rank `adapter` has.
+        """Set the rank of `adapter`.
 
         Raises:
             ValueError: `rank` exceeds `max_lora_rank`.
@@ -162,29 +162,23 @@ class Engine:
             raise ValueError(f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}")
         self._ranks[adapter] = rank
 
-    def load_adapter(self, adapter: str, *, is_reload: bool = False) -> float:
+    def load_adapter(self, adapter: str) -> float:
         """Load `adapter` at the operator's request, between two steps.
 
-        Args:
-            adapter: Which.
-            is_reload: Read it from disk again even if it is here.
-
         Returns:
-            Seconds that the engine stands still for it.
+            Seconds for which the engine stops.
 
         Raises:
             ValueError: The engine has no adapter slots.
         """
         if self._cache is None:
             raise ValueError("this engine has no adapter slots")
-        if is_reload:
-            self._cache.drop(adapter)
         # The batch's adapters are no longer the latest used.
         self._adapters, self._scheduler.is_regrouped = (), True
         return sum(self._load_s(load) for load in self._place((adapter,)))
 
     def step(self, *, now: float) -> Step | None:
-        """Run one step that begins at `now`. None if there is nothing to do.
+        """Run one step that begins at `now`; None without work.
 
         Afterwards the engine is in its state at the end of the step, `duration_s` later.
         """
@@ -207,9 +201,9 @@ class Engine:
         )
 
     def advance(self, *, now: float, until: float) -> Advance:
-        """Run every step that begins from `now` on and before `until`, one after the other.
+        """Run every step that begins from `now` on and before `until`.
 
-        Equal to calling `step` again and again, and much faster.
+        Equal to repeated calls of `step`, and much faster.
         """
         first_tokens: list[Timeline] = []
         finished: list[Timeline] = []
@@ -227,10 +221,10 @@ class Engine:
         return Advance(now, tuple(first_tokens), tuple(finished))
 
     def _repeat(self, now: float, until: float) -> float:
-        """Take steps in which nobody comes, ends or lacks a block; the end of the last one.
+        """Run steps in which no request comes, ends or lacks a block; return the end of the last.
 
-        Only time, KV and blocks change. The arithmetic on floats is that of `forward_s`, in its
-        order, so that the result is that of single steps to the last bit.
+        Only time, KV and blocks change. The arithmetic on floats is that of `forward_s`, in the
+        same order, so that the result equals single steps to the last bit.
         """
         profile, decoders, pool = self.profile, self._scheduler.decoders, self._scheduler.pool
         first, last = decoders.tick, decoders.next_end - 1
@@ -264,7 +258,7 @@ class Engine:
     def _take_step(
         self, now: float, *, is_detailed: bool = False
     ) -> tuple[Batch, tuple[AdapterLoad, ...], float]:
-        """One step: what it did, what had to be moved for it, and how long it takes."""
+        """Run one step; return its batch, its adapter loads and its seconds."""
         scheduler = self._scheduler
         batch = scheduler.schedule(now=now)
         loads: tuple[AdapterLoad, ...] = ()
