@@ -1,6 +1,6 @@
 """A model of one vLLM engine, step by step, without a clock.
 
-The caller owns time. In real time it submits and aborts requests between steps, calls
+The caller keeps time. In real time it submits and aborts requests between steps, calls
 `step(now=...)`, and lets `Step.duration_s` pass before it uses the step's results. In virtual
 time it calls `advance(now=..., until=...)`, which takes the same steps, many at once. The rules are
 those of vLLM 0.32 (`v1/core/sched/scheduler.py`):

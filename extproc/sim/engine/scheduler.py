@@ -1,4 +1,4 @@
-"""vLLM's scheduler: which requests a step computes. It knows neither time costs nor adapter slots.
+"""vLLM's scheduler: the requests that a step computes, without time costs and adapter caches.
 
 The rules are in `extproc.sim.engine.engine`. A step touches only the requests that come, end or
 compute prompts. The decoding ones are sums (`Decoders`), of whom every one gets its token in every
@@ -25,14 +25,10 @@ class Batch:
         budget: Tokens that may still be added.
         num_decoding: Sequences that compute one token after their prefill.
         kv_tokens: KV of the batch with this step's tokens.
-        prefill_tokens: Prompt tokens computed.
         num_prompt_tokens: Prompt tokens of the sequences that run for the first time.
         chunks: (sequence, tokens) of those that do more than decode.
-        admitted: Those that came from the queue.
-        preempted: Those that lost their KV and went back.
-        tokens: After the step, if it was asked for: those that got a token.
-        first_tokens: After the step, those that got their first one or ended without any.
-        finished: After the step, those that are done.
+        tokens: After a detailed step: requests that got a token.
+        first_tokens: After the step: requests with their first token or the end of their prefill.
     """
 
     budget: int
@@ -48,7 +44,7 @@ class Batch:
     finished: list[Timeline] = field(default_factory=list)
 
     def add(self, sequence: Sequence, tokens: int) -> None:
-        """Let `sequence` compute `tokens` more."""
+        """Add `tokens` of `sequence` to the step."""
         if sequence.generated and sequence.computed + 1 == sequence.num_tokens:
             self.num_decoding += 1
         else:
@@ -69,10 +65,9 @@ class Scheduler:
     Attributes:
         sequences: The unfinished requests by id.
         running: The batch, oldest first.
-        waiting: The queue.
         decoders: The part of the batch that decodes.
         pool: The KV cache.
-        is_regrouped: Set with each change of the batch; for whoever keeps its adapters.
+        is_regrouped: Set by each change of the batch, reset by the engine.
     """
 
     def __init__(self, profile: EngineProfile, *, kv_blocks: int, max_loras: int) -> None:
@@ -99,7 +94,7 @@ class Scheduler:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the next step can only decode: no prompt to compute, nobody to admit."""
+        """Whether the next step can only decode: no prompt to compute, no request to admit."""
         return (
             self._cut is None
             and self.decoders.count > 0
@@ -107,7 +102,7 @@ class Scheduler:
         )
 
     def stats(self, free_blocks: int) -> EngineStats:
-        """The gauges, if `free_blocks` are free."""
+        """Return the gauges, if `free_blocks` are free."""
         return EngineStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
@@ -122,7 +117,7 @@ class Scheduler:
         self._is_blocked = False
 
     def abort(self, request_id: str) -> Sequence | None:
-        """Drop a request wherever it is; None if it is unknown or finished."""
+        """Drop and return a request; None if it is unknown or finished."""
         sequence = self.sequences.pop(request_id, None)
         if sequence is None:
             return None
@@ -134,7 +129,7 @@ class Scheduler:
         return sequence
 
     def schedule(self, *, now: float) -> Batch:
-        """Put the step together that begins at `now`."""
+        """Return the step that begins at `now`."""
         batch = Batch(self._profile.max_num_batched_tokens)
         self._grow(batch)
         if self._cut is not None:
@@ -144,12 +139,9 @@ class Scheduler:
         return batch
 
     def complete(self, batch: Batch, *, ended_s: float, is_detailed: bool = False) -> None:
-        """Take over what the step of `batch` computed.
+        """Record the end of the step of `batch` at `ended_s`.
 
-        Args:
-            batch: What `schedule` gave.
-            ended_s: When the step ends.
-            is_detailed: Whether to fill in `batch.tokens`, which costs time for each sequence.
+        If `is_detailed`, fill in `batch.tokens`, which takes time for each sequence.
         """
         if is_detailed:
             decoding = (s.request for s in self.running if s.joined is not None)

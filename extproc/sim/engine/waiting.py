@@ -1,7 +1,7 @@
 """The queue of one engine, in front of its gate of adapter slots.
 
-The gate looks at adapters, so the queue is kept by adapter: finding the first request that may run
-costs as much as there are running adapters, however many requests are held back.
+The queue is kept by adapter, so that finding the first request that may run takes time proportional
+to the running adapters, however many requests wait.
 """
 
 from __future__ import annotations
@@ -14,11 +14,7 @@ from extproc.sim.engine.sequences import Sequence
 
 
 class WaitingQueue:
-    """Sequences in order; a preempted one goes to the head.
-
-    Attributes:
-        num_deferred: Those that were skipped at the gate since they came here.
-    """
+    """Sequences in order; `num_deferred` of them were skipped since they were queued."""
 
     def __init__(self) -> None:
         self.num_deferred = 0
@@ -55,7 +51,7 @@ class WaitingQueue:
         self._enter(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take `sequence` out, the first of its adapter or not."""
+        """Remove `sequence` from anywhere."""
         adapter = sequence.request.adapter
         queue = self._queues[adapter]
         queue.remove(sequence)
@@ -69,10 +65,10 @@ class WaitingQueue:
             self._unmarked.clear()
 
     def first(self, passing: Collection[str] | None) -> Sequence | None:
-        """The first sequence that may run.
+        """Return the first sequence that may run.
 
         Args:
-            passing: Adapters that pass the gate beside the base model; None if every one does.
+            passing: Adapters that pass the gate like the base model; None for every one.
         """
         if passing is None:
             while self._heap and not _is_here(*self._heap[0]):

@@ -11,7 +11,7 @@ from extproc.sim.fleet.events import FleetEvent, PodLoss
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.opponents import opponent
-from extproc.sim.trials.bounds import Oracle, attach_oracles
+from extproc.sim.trials.oracle import Oracle, attach_oracles
 from extproc.workload.flights import FleetResult, FlightState
 from extproc.workload.judge import Slo, measure
 from extproc.workload.requests import Workload
