@@ -10,7 +10,7 @@ from extproc.loadtest.results import RunResult
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.trials.suites import ScenarioSpec, Suite, make_trial_parts, slo_of
 from extproc.workload.exchange import RequestRecord
-from extproc.workload.flights import Fate, FleetResult, Flight
+from extproc.workload.flights import FleetResult, Flight, FlightState
 from extproc.workload.judge import measure
 
 RULE = "rule:"
@@ -105,8 +105,8 @@ def records_of(result: FleetResult) -> list[RequestRecord]:
 
 
 def _record(index: int, flight: Flight) -> RequestRecord:
-    arrival, is_finished = flight.arrival, flight.fate is Fate.FINISHED
-    refused = f"http_{flight.status}" if flight.status else flight.fate.value
+    arrival, is_finished = flight.arrival, flight.state is FlightState.FINISHED
+    refused = f"http_{flight.status}" if flight.status else flight.state.value
     return RequestRecord(
         index=index,
         adapter=arrival.adapter,

@@ -19,7 +19,7 @@ from extproc.loadtest.results import RunResult, real_run
 from extproc.loadtest.targets import Target
 from extproc.workload.exchange import RequestRecord
 from extproc.workload.flights import PodTotals
-from extproc.workload.judge import BLINDNESS_S, Slo
+from extproc.workload.judge import MAX_UNSEEN_S, Slo
 from extproc.workload.requests import Arrival
 
 LOOK_S = 0.25
@@ -268,5 +268,5 @@ def attainment_at_most(block: Block, records: Mapping[int, RequestRecord], now_s
 def _is_missed(arrival: Arrival, record: RequestRecord | None, now_s: float, slo: Slo) -> bool:
     if record is None:  # not sent yet, or under way: then when it should have ended
         longest_s = slo.ttft_s + slo.tpot_s * max(1, arrival.output_tokens - 1)
-        return now_s - arrival.at_s > longest_s + BLINDNESS_S
+        return now_s - arrival.at_s > longest_s + MAX_UNSEEN_S
     return not slo.is_met(record)

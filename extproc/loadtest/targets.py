@@ -251,7 +251,7 @@ async def _warm_up(target: Target, settings: FleetSettings, adapters: Sequence[s
         Arrival(_WARM_UP_GAP_S * number, model, _WARM_UP_TOKENS, _WARM_UP_TOKENS)
         for number, model in enumerate(asked)
     )
-    workload = Workload("warm-up", arrivals, dict.fromkeys(adapters, 1), 0, "warm-up")
+    workload = Workload("warm-up", arrivals, dict.fromkeys(adapters, 1))
     records: list[RequestRecord] = []
     await replay(workload, target.replay_settings(settings), records.append)
     if errors := Counter(record.error for record in records if record.error):

@@ -162,7 +162,6 @@ def renamed(workload: Workload, listed: Sequence[str]) -> Workload:
         workload,
         arrivals=tuple(replace(a, adapter=name_of[a.adapter]) for a in workload.arrivals),
         adapters=ranks,
-        source=f"{workload.source}; adapters renamed to {len(ranks)} of an endpoint",
     )
 
 
@@ -193,8 +192,7 @@ def _saved(path: Path, rate_rps: float | None, num: int | None) -> Workload:
     if not workload.arrivals:
         raise WorkloadError(f"{path}: no requests")
     if num is not None and num < len(workload.arrivals):
-        source = f"{workload.source}; its first {num} requests"
-        workload = replace(workload, arrivals=workload.arrivals[:num], source=source)
+        workload = replace(workload, arrivals=workload.arrivals[:num])
     if rate_rps is None:
         return workload
     if not workload.rate_rps:

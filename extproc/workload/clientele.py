@@ -1,10 +1,10 @@
 """From a suite's description of its clients to a workload.
 
-A description fixes everything but the rate and the seed. Workloads are made at 1 request per second
-and scaled, so that one seed gives the same requests at every rate.
+A description fixes everything except the rate and the seed. Workloads are made at 1 request per
+second and scaled, so that one seed gives the same requests at every rate.
 
-The generators number adapters by popularity. Names are shuffled here: rules that go by the order of
-names must not profit from what they cannot know.
+The generators number adapters by popularity. Names are shuffled here: policies that use the order
+of names must not profit from it.
 """
 
 from __future__ import annotations
@@ -34,27 +34,26 @@ from extproc.workload.traces import Half, halved, labelled, lengths_of, read_tra
 
 DATA_DIR = own_folder("data")
 MAX_TOKENS = 2000
-"""Longest prompt, and longest answer, of the lognormal lengths."""
+"""Longest prompt, and longest response, of the lognormal lengths."""
 
 
 class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Who asks for what.
+    """The clients of a scenario.
 
     Attributes:
         kind: `zipf`; `slora_paper` and `slora_code` (they differ); `clients` whose rates drift and
             burst; `trace` with its own adapters, or with Zipf's if it names none.
-        num_adapters: Adapters that exist.
         exponent: Of Zipf's law, 0 is uniform; S-LoRA's alpha.
         cv: Coefficient of variation of the gaps between arrivals; None for the mix's own.
         base_share: Part of the requests that ask for the base model (`zipf`).
-        ranks: Ranks dealt out in turn.
-        mix: Which of ServeGen's services the clients are (`clients`).
+        ranks: Assigned in turn.
+        mix: One of ServeGen's services (`clients`).
         trace: File in `loadtest/data`, without its extension, or a path (`trace`).
-        half: Part of the trace; the development suites have the first, the evaluation the second.
+        half: Part of the trace: the first for development, the second for evaluation.
         lengths: `chat` (lognormal), `slora` (uniform in [8, 512)), or `azure` (drawn from the
             first or second half of Azure's conversation trace).
         prompt_tokens: Median prompt of `chat`.
-        output_tokens: Median answer of `chat`; 129 is that of Azure's conversation trace.
+        output_tokens: Median response of `chat`; 129 is that of Azure's conversation trace.
         sigma: Standard deviation of the logarithm of both.
         num_requests: Instead of the suite's; None for the suite's.
     """
@@ -76,7 +75,7 @@ class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
 
 
 def make_workload(spec: WorkloadSpec, *, num_requests: int, rate_rps: float, seed: int) -> Workload:
-    """The workload that a description stands for, of about so many requests.
+    """Make a workload of about `num_requests` requests.
 
     Raises:
         ValueError: Impossible parameters.
@@ -102,7 +101,6 @@ def _make(spec: WorkloadSpec, num: int, seed: int) -> Workload:
                 base_share=spec.base_share,
                 ranks=spec.ranks,
                 lengths=_lengths(spec),
-                lengths_source=spec.lengths,
             )
         case "slora_paper" | "slora_code":
             generate = as_in_paper if spec.kind == "slora_paper" else as_in_code
@@ -119,7 +117,6 @@ def _make(spec: WorkloadSpec, num: int, seed: int) -> Workload:
                 cv=spec.cv,
                 ranks=spec.ranks,
                 lengths=_lengths(spec),
-                lengths_source=spec.lengths,
             )
         case "trace":
             return _trace(spec, num, seed)
@@ -146,7 +143,7 @@ def _path(trace: str) -> Path:
 
 def _lengths(spec: WorkloadSpec) -> Lengths:
     if spec.lengths == "slora":
-        return uniform_lengths()
+        return uniform_lengths
     if spec.lengths == "azure":
         return sampled_lengths(lengths_of(halved(read_trace(_path("azure_conv_2023")), spec.half)))
     medians = (log(spec.prompt_tokens), log(spec.output_tokens))
@@ -162,7 +159,7 @@ def _lengths(spec: WorkloadSpec) -> Lengths:
 
 
 def _shuffled(workload: Workload, seed: int) -> Workload:
-    """The same workload with the adapters' names dealt out anew."""
+    """Return the same workload with the adapters' names shuffled."""
     names = sorted(workload.adapters)
     dealt = list(names)
     Random(f"names/{seed}").shuffle(dealt)

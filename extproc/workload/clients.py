@@ -1,10 +1,9 @@
-"""Many clients of one service, each with an adapter of its own: rates drift, requests come in
-bursts.
+"""Many clients of one service, each with its own adapter: rates drift, requests come in bursts.
 
-Made from what is published about the clients of real services (alibaba/ServeGen, Apache-2.0, 14
-days in windows of 10 minutes): how many there are, the shares of the largest, how many make up
-90 %, how many are active at a time, and the coefficient of variation of their gaps. Client rates
-stand in for adapter rates; there is no public trace with the adapters of a production service.
+Modelled on published statistics of real services (alibaba/ServeGen, Apache-2.0, 14 days in windows
+of 10 minutes): the number of clients, the shares of the largest, how many make up 90 %, how many
+are active at a time, and the coefficient of variation of their gaps. Client rates stand in for
+adapter rates; there is no public trace with the adapters of a production service.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from extproc.workload.draws import (
 from extproc.workload.requests import Arrival, Workload
 
 MAX_CV = 8.0
-"""The largest that S-LoRA's sweep has; ServeGen's largest is 12, of a few clients."""
+"""The largest value of S-LoRA's sweep; ServeGen's largest is 12, of a few clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,9 @@ class ClientMix:
     """The clients of one service.
 
     Attributes:
-        num_clients: How many there are.
-        head: Shares of the largest ones.
-        num_for_90_percent: The largest ones that have 90 % of the requests.
-        num_active: How many send anything in a window, on average.
+        head: Shares of the largest clients.
+        num_for_90_percent: Number of the largest clients that have 90 % of the requests.
+        num_active: Clients that send anything in a window, on average.
         cv: Of a client's gaps, weighted by rate.
     """
 
@@ -51,8 +49,8 @@ class ClientMix:
     cv: float
 
     def shares(self) -> tuple[float, ...]:
-        """Shares of all clients, largest first: the head as it is, then two pieces of power law,
-        which meet where 90 % are reached."""
+        """Return all clients' shares, largest first: the head, then two power laws, which meet
+        where 90 % are reached."""
         num_head, num_rest = len(self.head), self.num_clients - self.num_for_90_percent
         middle_sum = 0.9 - math.fsum(self.head)
         middle = _falling(self.num_for_90_percent - num_head, self.head[-1], middle_sum)
@@ -66,7 +64,7 @@ MIXES: Mapping[str, ClientMix] = MappingProxyType(
         "m-large": ClientMix(162, (0.16,), 39, 50, 3.5),
     }
 )
-"""ServeGen's three language model services, with the figures computed from its files."""
+"""ServeGen's three language model services, figures computed from its files."""
 
 
 def clients(
@@ -81,55 +79,46 @@ def clients(
     memory: float = 0.9,
     cv: float | None = None,
     ranks: Sequence[int] = RANKS_MIXED,
-    lengths: Lengths | None = None,
-    lengths_source: str = "uniform in [8, 512)",
+    lengths: Lengths = uniform_lengths,
 ) -> Workload:
     """Each client a Gamma process whose rate changes from window to window.
 
     The clients beyond those with 90 % come and go, so that `mix.num_active` are there on average.
-    The whole rate stays as asked for.
+    The total rate stays constant.
 
     Args:
         name: Of the workload.
         mix: The clients.
-        rate_rps: Requests per second of all together.
+        rate_rps: Requests per second of all clients together.
         duration_s: Seconds.
         seed: For everything random.
-        window_s: How long rates stay, seconds.
+        window_s: Seconds for which rates stay the same.
         drift: Standard deviation of the logarithm of a client's rate; an assumption.
         memory: Correlation of that logarithm from one window to the next; an assumption.
         cv: Of a client's gaps; `mix.cv` by default, but at most `MAX_CV`.
-        ranks: Handed out in turn.
-        lengths: Draws prompt and answer; S-LoRA's uniform ones by default.
-        lengths_source: What to say about them.
+        ranks: Assigned in turn.
+        lengths: S-LoRA's uniform ones by default.
     """
     rng = Random(seed)
     names = adapter_names(mix.num_clients, "client")
     gap_cv = min(MAX_CV, mix.cv) if cv is None else cv
-    draw_lengths = lengths or uniform_lengths()
     num_windows = math.ceil(duration_s / window_s)
     rates = _window_rates(rng, mix, num_windows, drift, memory)
     arrivals = [
-        Arrival(at_s, adapter, *draw_lengths(rng), tenant=adapter)
+        Arrival(at_s, adapter, *lengths(rng), tenant=adapter)
         for index, adapter in enumerate(names)
         for at_s in _times(
             rng, [rate_rps * window[index] for window in rates], gap_cv, window_s, duration_s
         )
     ]
     arrivals.sort(key=lambda arrival: arrival.at_s)
-    source = (
-        f"{mix.num_clients} clients (largest {mix.head[0]:g}, 90 % in {mix.num_for_90_percent}, "
-        f"{mix.num_active} active), {rate_rps:g} req/s, cv {gap_cv:g}, drift {drift:g} with memory "
-        f"{memory:g} per {window_s:g} s, {duration_s:g} s, ranks {tuple(ranks)} in turn, lengths "
-        f"{lengths_source}"
-    )
-    return Workload(name, tuple(arrivals), round_robin_ranks(names, ranks), seed, source)
+    return Workload(name, tuple(arrivals), round_robin_ranks(names, ranks))
 
 
 def _window_rates(
     rng: Random, mix: ClientMix, num_windows: int, drift: float, memory: float
 ) -> list[tuple[float, ...]]:
-    """Shares of the clients in each window."""
+    """Return the shares of the clients in each window."""
     shares, num_steady = mix.shares(), mix.num_for_90_percent
     presence = (mix.num_active - num_steady) / (mix.num_clients - num_steady)
     levels = [rng.gauss(0.0, 1.0) for _ in shares]
@@ -151,7 +140,7 @@ def _window_rates(
 def _times(
     rng: Random, rates: Sequence[float], cv: float, window_s: float, duration_s: float
 ) -> list[float]:
-    """A Gamma process of rate 1, with time running as fast as the rate of the window."""
+    """Draw a Gamma process of rate 1 and stretch its time by the rate of each window."""
     passed = [0.0, *accumulate(rate * window_s for rate in rates)]
     times = []
     for age in gamma_times(rng, rate_rps=1.0, cv=cv, end_s=passed[-1]):
@@ -163,7 +152,7 @@ def _times(
 
 
 def _falling(count: int, first: float, total: float) -> list[float]:
-    """`count` values that sum to `total`, falling by a power law from below `first`."""
+    """Return `count` values that sum to `total`, falling by a power law from below `first`."""
     low, high = 0.0, 16.0
     for _ in range(60):
         exponent = (low + high) / 2

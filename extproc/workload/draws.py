@@ -12,19 +12,19 @@ from typing import Generic, TypeVar
 _KeyT = TypeVar("_KeyT")
 
 Lengths = Callable[[Random], tuple[int, int]]
-"""Draws the tokens of one prompt and of its answer."""
+"""Draws the numbers of tokens of a prompt and of its response."""
 
 RANKS_MIXED = (64, 32, 16, 8)
 """S-LoRA's setting S2 (its Table 1)."""
 
 
-def uniform_lengths(low: int = 8, high: int = 512) -> Lengths:
-    """Both lengths uniform from `low` on and below `high`; S-LoRA's by default."""
-    return lambda rng: (rng.randrange(low, high), rng.randrange(low, high))
+def uniform_lengths(rng: Random) -> tuple[int, int]:
+    """Draw both lengths uniformly in [8, 512), as S-LoRA does."""
+    return rng.randrange(8, 512), rng.randrange(8, 512)
 
 
 def sampled_lengths(pairs: Iterable[tuple[int, int]]) -> Lengths:
-    """Pairs drawn from recorded ones.
+    """Return a function that draws from recorded pairs.
 
     Raises:
         ValueError: There are none.
@@ -36,22 +36,22 @@ def sampled_lengths(pairs: Iterable[tuple[int, int]]) -> Lengths:
 
 
 def adapter_names(count: int, stem: str = "adapter") -> tuple[str, ...]:
-    """`adapter-0000` and so on."""
+    """Return `adapter-0000`, `adapter-0001` and so on."""
     return tuple(f"{stem}-{index:04d}" for index in range(count))
 
 
 def round_robin_ranks(names: Sequence[str], ranks: Sequence[int]) -> dict[str, int]:
-    """Ranks handed out in turn, as S-LoRA does."""
+    """Assign ranks in turn, as S-LoRA does."""
     return {name: ranks[index % len(ranks)] for index, name in enumerate(names)}
 
 
 def zipf_shares(count: int, exponent: float) -> tuple[float, ...]:
-    """Shares that fall with `rank ** -exponent`; uniform for exponent 0."""
+    """Return shares that fall with `rank ** -exponent`; uniform for exponent 0."""
     return normalised([(index + 1) ** -exponent for index in range(count)])
 
 
 def normalised(weights: Iterable[float]) -> tuple[float, ...]:
-    """Weights whose sum is 1."""
+    """Scale weights to a sum of 1."""
     values = tuple(weights)
     total = math.fsum(values)
     return tuple(value / total for value in values)
@@ -65,22 +65,22 @@ class Choice(Generic[_KeyT]):
         self._bounds = tuple(accumulate(weights.values()))
 
     def __call__(self, rng: Random) -> _KeyT:
-        """Draw one."""
+        """Draw a key."""
         index = bisect(self._bounds, rng.random() * self._bounds[-1])
         return self._keys[min(index, len(self._keys) - 1)]
 
 
 def gamma_gaps(rng: Random, *, rate_rps: float, cv: float) -> Iterator[float]:
-    """Times between arrivals, seconds: Gamma of mean `1 / rate_rps`; `cv` 1 is Poisson's."""
+    """Yield seconds between arrivals: Gamma of mean `1 / rate_rps`; `cv` 1 is Poisson's."""
     shape = 1 / (cv * cv)
     while True:
         yield rng.gammavariate(shape, 1 / (rate_rps * shape))
 
 
 def gamma_times(rng: Random, *, rate_rps: float, cv: float, end_s: float) -> list[float]:
-    """Arrival times before `end_s` of a process that has been running for ever.
+    """Draw the arrival times before `end_s` of a process in its steady state.
 
-    Its first gap is what is left of a gap that covers time 0, drawn by its length. A process that
+    Its first gap is the rest of a gap that covers time 0, drawn by its length. A process that
     began at 0 would have `(cv ** 2 - 1) / 2` requests too many, all at its beginning.
     """
     if rate_rps <= 0:

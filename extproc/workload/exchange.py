@@ -1,8 +1,7 @@
-"""One request of a workload over HTTP, as values: what is sent, and what came back when.
+"""One request of a workload over HTTP: its body, its response as it streams in, and its record.
 
-No I/O here, so that any client can use it: `extproc.loadtest.replay` on asyncio, and others that
-have their own loop. A client encodes a body with `encode_body`, feeds what it reads to a
-`StreamMeter` and makes a `RequestRecord` of both.
+No I/O here, so that any client can use it. A client encodes a body with `encode_body`, feeds what
+it reads to a `StreamMeter` and makes a `RequestRecord` of both.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from extproc.workload.flights import Fate, FleetResult, Flight, PodTotals
+from extproc.workload.flights import FleetResult, Flight, FlightState, PodTotals
 from extproc.workload.requests import Arrival
 
 COMPLETIONS = "/v1/completions"
@@ -32,30 +31,27 @@ _VOCABULARY = tuple(f" {word}" for word in _WORDS.split())
 _HEAD_TOKENS = 16
 """A KV block of vLLM: prompts that differ in it share no cached prefix."""
 _CHAT_TOKENS = 4
-"""What a chat template adds to one message, as the fake pod counts it; models differ a little."""
+"""Tokens that a chat template adds to a message, as the fake pod counts them."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one request. Times are seconds from the start of the replay.
+    """A request with its outcome. Times are seconds from the start of the replay.
 
     Attributes:
         index: Its place in the workload.
-        adapter: Which adapter it asked for; None for the base model.
-        tenant: Who sent it.
+        adapter: None for the base model.
         at_s: When it was due.
-        sent_s: When it was sent; later than `at_s` if the generator lags.
-        ended_s: When it was over, whatever ended it.
-        first_token_s: When its first piece arrived; None without any.
-        gaps_s: Times from each piece of the answer to the next. Pieces are tokens as long as the
-            server sends each by itself.
-        num_tokens: Tokens of the answer: as the server counts them if it does, else the pieces.
-        wanted_tokens: Tokens that were asked for.
-        prompt_tokens: Tokens of the prompt, as the workload says.
-        status: HTTP status; 0 without an answer.
-        error: "" if all went well, else of what kind: `connect`, `reset`, `timeout` (the whole
-            took too long), `abandoned` (the first token did), `http_` and the status, `cut` (the
-            stream ended early), `in_stream` (the server said so within it), `not_a_stream`,
-            `stopped` (the test was stopped while it was under way).
+        sent_s: Later than `at_s` if the generator lags.
+        first_token_s: Arrival of its first piece; None without any.
+        gaps_s: Times from each piece of the response to the next. Pieces are tokens if the server
+            sends each token by itself.
+        num_tokens: Tokens of the response: the server's count if it reports one, else the pieces.
+        wanted_tokens: Tokens that were requested.
+        status: HTTP status; 0 without a response.
+        error: "" for success, else `connect`, `reset`, `timeout` (of the whole), `abandoned` (no
+            first token in time), `http_` and the status, `cut` (the stream ended early),
+            `in_stream` (an error within the stream), `not_a_stream`, `stopped` (the test was
+            stopped meanwhile).
         served_by: The header `x-served-by` of fake pods, "" without.
     """
 
@@ -76,17 +72,17 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def delay_s(self) -> float:
-        """How late the generator was."""
+        """The lag of the generator."""
         return self.sent_s - self.at_s
 
     @property
     def ttft_s(self) -> float | None:
-        """From sending to the first text; None without one."""
+        """Seconds from sending to the first text; None without one."""
         return None if self.first_token_s is None else self.first_token_s - self.sent_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per token after the first; None if it failed. As `Flight.tpot_s`."""
+        """Mean time per token after the first; None if it failed."""
         if self.error or self.first_token_s is None:
             return None
         num_tokens = self.num_tokens or self.wanted_tokens
@@ -95,13 +91,13 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class RequestForm:
-    """How requests are written.
+    """The form of request bodies.
 
     Attributes:
         path: `COMPLETIONS` or `CHAT`.
-        base_model: What requests without an adapter ask for.
-        extra: Further fields of every body. `{"ignore_eos": True}` makes vLLM's answers as long as
-            the workload says; servers that do not know a field may refuse it.
+        base_model: The model of requests without an adapter.
+        extra: Further fields of every body. `{"ignore_eos": True}` makes vLLM's responses as long
+            as requested; servers may refuse fields that they do not know.
     """
 
     path: str = COMPLETIONS
@@ -110,13 +106,7 @@ class RequestForm:
 
 
 def encode_body(arrival: Arrival, index: int, form: RequestForm) -> bytes:
-    """The JSON body of a request, streaming.
-
-    Args:
-        arrival: The request.
-        index: Its place in the workload: no two prompts are alike but for their shared prefix.
-        form: How it is written.
-    """
+    """Encode the JSON body of a streaming request, the workload's at place `index`."""
     body: dict[str, Any] = {
         "model": arrival.adapter or form.base_model,
         "max_tokens": max(1, arrival.output_tokens),
@@ -125,28 +115,21 @@ def encode_body(arrival: Arrival, index: int, form: RequestForm) -> bytes:
         **dict(form.extra),
     }
     if form.path == CHAT:
-        text = prompt_text(arrival, index, arrival.prompt_tokens - _CHAT_TOKENS)
+        text = prompt_text(index, arrival.prompt_tokens - _CHAT_TOKENS)
         body["messages"] = [{"role": "user", "content": text}]
     else:
-        body["prompt"] = prompt_text(arrival, index, arrival.prompt_tokens)
+        body["prompt"] = prompt_text(index, arrival.prompt_tokens)
     return msgspec.json.encode(body)
 
 
-def prompt_text(arrival: Arrival, index: int, num_tokens: int) -> str:
-    """A prompt of `num_tokens` words, one at least, four bytes each.
+def prompt_text(index: int, num_tokens: int) -> str:
+    """Return a prompt of `num_tokens` words (at least one) of four bytes each.
 
-    It begins with the words of its prefix, if it has one, then with words of its own: requests
-    share exactly what the workload says.
+    The first ones are drawn by `index`, so that no two prompts begin alike.
     """
-    num_prefix = max(0, min(arrival.prefix_tokens, num_tokens - 1))
-    shared = _passage(f"prefix/{arrival.prefix}", num_prefix) if num_prefix else ""
-    return f"{shared}{_passage(f'request/{index}', num_tokens - 1 - num_prefix)}."
-
-
-def _passage(key: str, num_tokens: int) -> str:
-    """So many words: those that tell it from others, then always the same one."""
-    head = Random(key).choices(_VOCABULARY, k=_HEAD_TOKENS)
-    return "".join(head[: max(0, num_tokens)]) + _VOCABULARY[0] * (num_tokens - _HEAD_TOKENS)
+    num_words = max(0, num_tokens - 1)
+    head = Random(f"request/{index}").choices(_VOCABULARY, k=_HEAD_TOKENS)
+    return "".join(head[:num_words]) + _VOCABULARY[0] * (num_words - _HEAD_TOKENS) + "."
 
 
 class _Delta(msgspec.Struct):
@@ -161,7 +144,7 @@ class _Piece(msgspec.Struct):
 
     @property
     def is_token(self) -> bool:
-        """Not what only opens or closes an answer. A token may be without text.
+        """Whether it is more than the opening or the end of a response.
 
         vLLM sends half a character, or a special token, as an empty text.
         """
@@ -184,13 +167,13 @@ _EVENTS = msgspec.json.Decoder(_Event)
 
 
 class StreamMeter:
-    """Reads a stream of server-sent events as it comes, and notes when tokens arrived.
+    """Reads a stream of server-sent events and records when tokens arrived.
 
     Attributes:
-        times_s: When each piece of the answer arrived, by the caller's clock.
-        num_tokens: Tokens: as the server counts them once it has, else the pieces so far.
-        error: What is wrong so far: `in_stream`, or `not_a_stream`; "" for nothing.
-        is_done: The stream said that it is over.
+        times_s: Arrival of each piece of the response, by the caller's clock.
+        num_tokens: The server's count once it has sent one, else the pieces so far.
+        error: `in_stream` or `not_a_stream`; "" without an error.
+        is_done: Whether the stream has ended as it should.
     """
 
     def __init__(self) -> None:
@@ -201,19 +184,19 @@ class StreamMeter:
         self._rest = b""
 
     def feed(self, data: bytes, *, now: float) -> None:
-        """Take what arrived at `now`, cut anywhere."""
+        """Read data that arrived at `now`, cut anywhere."""
         lines = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
         self._rest = lines.pop()
         for line in lines:
             if line.startswith(b"data:"):
-                self._take(line[5:].strip(), now)
+                self._read(line[5:].strip(), now)
 
     @property
     def gaps_s(self) -> tuple[float, ...]:
-        """Times between the pieces."""
+        """Seconds between the pieces."""
         return tuple(later - earlier for earlier, later in pairwise(self.times_s))
 
-    def _take(self, event: bytes, now: float) -> None:
+    def _read(self, event: bytes, now: float) -> None:
         if event == b"[DONE]":
             self.is_done = True
             return
@@ -232,13 +215,10 @@ class StreamMeter:
 
 
 def error_of(status: int, meter: StreamMeter) -> str:
-    """What is wrong with an answer that was read to its end, as in `RequestRecord.error`."""
+    """Return the error of a response read to its end, as in `RequestRecord.error`."""
     if status != 200:
         return f"http_{status}"
     return meter.error or ("" if meter.is_done else "cut")
-
-
-# --- what a replay leaves behind ------------------------------------------------------------
 
 
 def save_records(records: Iterable[RequestRecord], path: Path) -> None:
@@ -251,7 +231,7 @@ def save_records(records: Iterable[RequestRecord], path: Path) -> None:
 
 
 def load_records(path: Path) -> list[RequestRecord]:
-    """Read what `save_records` wrote.
+    """Read the records of a file.
 
     Raises:
         OSError: It cannot be read.
@@ -271,17 +251,17 @@ def as_fleet_result(
     warm_up_s: float = 0.0,
     pods: Sequence[PodTotals] = (),
 ) -> FleetResult:
-    """A replay in the form of a run in virtual time, so that the same measures apply.
+    """Convert a replay to the form of a run in virtual time, so that the same measures apply.
 
-    Requests count from when they were really sent; how late the generator was is not the server's.
+    Times count from the actual sending: the generator's lag is not the server's.
 
     Args:
         arrivals: The workload's.
         records: One per request.
-        overhead_s: What network and gateway add to an answer, which virtual time leaves out; taken
-            off the times of answers.
+        overhead_s: Time that network and gateway add to a response, which virtual time leaves out;
+            subtracted from the times of responses.
         warm_up_s: Requests sent before this do not count.
-        pods: What the pods did, if that is known; named as in `x-served-by`.
+        pods: The pods' totals, if known; named as in `x-served-by`.
     """
     ordered = sorted(records, key=lambda record: (record.sent_s, record.index))
     flights = [_flight(arrivals[record.index], record, overhead_s) for record in ordered]
@@ -296,7 +276,7 @@ def _flight(arrival: Arrival, record: RequestRecord, overhead_s: float) -> Fligh
         str(record.index),
         replace(arrival, at_s=sent_s),
         router=0,
-        fate=_fate(record),
+        state=_state(record),
         status=record.status,
         pod=record.served_by,
         dispatched_s=sent_s if record.served_by else None,
@@ -305,10 +285,10 @@ def _flight(arrival: Arrival, record: RequestRecord, overhead_s: float) -> Fligh
     )
 
 
-def _fate(record: RequestRecord) -> Fate:
+def _state(record: RequestRecord) -> FlightState:
     if not record.error:
-        return Fate.FINISHED
+        return FlightState.FINISHED
     if record.error == "abandoned":
-        return Fate.ABANDONED
+        return FlightState.ABANDONED
     is_refused = record.error.startswith("http_") and not record.served_by
-    return Fate.SHED if is_refused else Fate.FAILED
+    return FlightState.SHED if is_refused else FlightState.FAILED

@@ -1,4 +1,4 @@
-"""Where the laboratory's own files are: in the package, or in the repository beside it."""
+"""The laboratory's data files, in the package or in the repository around it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def own_folder(name: str) -> Path:
-    """`scenarios` or `data`: the package's copy, or `loadtest/NAME` in a checkout."""
+    """Return `scenarios` or `data`: the package's copy, or `loadtest/NAME` in a checkout."""
     packaged = _PACKAGE / "data" / "loadtest" / name
     return packaged if packaged.is_dir() else _PACKAGE.parent / "loadtest" / name

@@ -1,4 +1,4 @@
-"""One request's way through a fleet, and what a run leaves behind."""
+"""Requests on their way through a fleet, and the results of a run."""
 
 from __future__ import annotations
 
@@ -12,39 +12,34 @@ if TYPE_CHECKING:
     from extproc.workload.requests import Arrival
 
 
-class Fate(StrEnum):
-    """What became of a request. Every request has exactly one."""
+class FlightState(StrEnum):
+    """The state of a request; every one but RUNNING is final."""
 
-    RUNNING = "running"  # held, queued or computed when the run ended
+    RUNNING = "running"  # held, queued or computed, also when the run ended
     FINISHED = "finished"
-    FAILED = "failed"  # its pod died, or did not know the model
-    SHED = "shed"  # a router answered instead of a pod: 404, 429, 503
+    FAILED = "failed"  # its pod died, or did not serve the model
+    SHED = "shed"  # rejected by a router: 404, 429, 503
     ABANDONED = "abandoned"  # its client left before the first token
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A request and what happened to it when, in virtual seconds.
+    """A request with the times of its events, in virtual seconds.
 
     Attributes:
         id: Unique in the run.
-        arrival: What the client asked for.
-        router: Which router it came to.
-        fate: What became of it.
-        status: HTTP status of a router's own answer, 0 where there was none.
+        router: Number of the router that it came to.
+        status: HTTP status of a router's rejection, 0 without one.
         pod: Address of the pod that it was sent to.
-        pick_id: The router's own id for it.
-        dispatched_s: When a router chose the pod.
         scheduled_s: Start of the first engine step that ran it.
         first_token_s: End of the step that produced its first token.
-        ended_s: When it got its fate.
-        has_run: False if it was sent to a pod that could not take it.
+        has_run: False if its pod was gone or did not serve the model.
     """
 
     id: str
     arrival: Arrival
     router: int
-    fate: Fate = Fate.RUNNING
+    state: FlightState = FlightState.RUNNING
     status: int = 0
     pod: str = ""
     pick_id: str = ""
@@ -54,18 +49,18 @@ class Flight:
     ended_s: float | None = None
     has_run: bool = True
 
-    def end(self, fate: Fate, now: float) -> None:
-        """Take `fate` at `now`."""
-        self.fate, self.ended_s = fate, now
+    def end(self, state: FlightState, now: float) -> None:
+        """Enter a final state at `now`."""
+        self.state, self.ended_s = state, now
 
     @property
     def ttft_s(self) -> float | None:
-        """From Envoy to the first token, time held at the gateway included; None without one."""
+        """Seconds from arrival to the first token, time held at the gateway included."""
         return None if self.first_token_s is None else self.first_token_s - self.arrival.at_s
 
     @property
     def queue_wait_s(self) -> float | None:
-        """From the pod's getting it to its first step; None if it never had one."""
+        """Seconds from the dispatch to the first step; None if there was none."""
         if self.scheduled_s is None or self.dispatched_s is None:
             return None
         return self.scheduled_s - self.dispatched_s
@@ -73,20 +68,18 @@ class Flight:
     @property
     def tpot_s(self) -> float | None:
         """Mean time per token after the first; None if unfinished, 0 for up to one token."""
-        if self.fate is not Fate.FINISHED or self.first_token_s is None or self.ended_s is None:
+        if (
+            self.state is not FlightState.FINISHED
+            or self.first_token_s is None
+            or self.ended_s is None
+        ):
             return None
         return (self.ended_s - self.first_token_s) / max(1, self.arrival.output_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class PodTotals:
-    """What one pod did after the warm-up.
-
-    Attributes:
-        address: The pod.
-        num_loads: Adapters brought into a GPU slot.
-        num_disk_loads: Those of them read from disk.
-    """
+    """Adapters that a pod loaded into GPU slots after the warm-up, and those read from disk."""
 
     address: str
     num_loads: int
@@ -95,15 +88,15 @@ class PodTotals:
 
 @dataclass(frozen=True, slots=True)
 class FleetResult:
-    """What a run leaves behind.
+    """The result of a run.
 
     Attributes:
         flights: Every request, in the order of arrival.
-        pods: Every pod that ever was, by address.
+        pods: Every pod that ever existed, by address.
         warm_up_s: Requests that came before this do not count.
         ended_s: Virtual time at the end.
-        decision_s: Real seconds of each decision; empty unless the run was given a clock.
-        is_cut: It was given up; requests after `ended_s` are missing.
+        decision_s: Real seconds of each decision; empty unless the run had a clock.
+        is_cut: Whether the run was given up; requests after `ended_s` are missing.
     """
 
     flights: Sequence[Flight]
@@ -115,13 +108,13 @@ class FleetResult:
 
     @property
     def counted(self) -> list[Flight]:
-        """The requests that count: those after the warm-up."""
+        """The requests after the warm-up."""
         return [flight for flight in self.flights if flight.arrival.at_s >= self.warm_up_s]
 
     def to_bytes(self) -> bytes:
-        """Everything that is determined by the seed, one line per request and pod."""
+        """Return everything that the seed determines, one line per request and pod."""
         lines = [
-            f"{f.id} {f.router} {f.fate} {f.status} {f.pod} {f.dispatched_s} {f.scheduled_s} "
+            f"{f.id} {f.router} {f.state} {f.status} {f.pod} {f.dispatched_s} {f.scheduled_s} "
             f"{f.first_token_s} {f.ended_s}"
             for f in self.flights
         ]
@@ -129,5 +122,5 @@ class FleetResult:
         return "\n".join([*lines, repr(self.ended_s)]).encode()
 
     def digest(self) -> str:
-        """SHA-256 of `to_bytes`, hexadecimal."""
+        """Return the SHA-256 of `to_bytes`, hexadecimal."""
         return hashlib.sha256(self.to_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""What runs with several seeds say: means, differences and ratios with their intervals."""
+"""Means, differences and ratios over seeds, with their intervals."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from math import exp, log, sqrt
 from statistics import fmean, stdev
 
 NOT_WORSE_RATIO = 0.97
-"""A rule is not worse than another if the paired ratio is surely at least this."""
+"""A policy is not worse than another if the paired ratio is surely at least this."""
 
 _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom (any table)."""
 _T_95_MORE = 2.228
-"""For more than 10: that of 10, which is on the safe side."""
+"""For more than 10: the value for 10, which is on the safe side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A mean and its 95 % confidence interval.
 
-    Attributes:
-        mean: The mean.
-        low: Lower bound; None with fewer than two values.
-        high: Upper bound; None with fewer than two values.
+    Bounds are None with fewer than two values.
     """
 
     mean: float
@@ -32,7 +29,7 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean of values from independent seeds, by Student's t.
+    """Return the mean of values from independent seeds, by Student's t.
 
     Raises:
         ValueError: There is no value.
@@ -48,12 +45,12 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def paired_difference(values: Sequence[float], others: Sequence[float]) -> Interval:
-    """Mean of value less other, seed by seed."""
+    """Return the mean of value less other, seed by seed."""
     return interval([a - b for a, b in zip(values, others, strict=True)])
 
 
 def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Interval:
-    """Geometric mean of value over other, seed by seed.
+    """Return the geometric mean of value over other, seed by seed.
 
     Raises:
         ValueError: A value is not positive.
@@ -66,5 +63,5 @@ def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Interval:
 
 
 def is_not_worse(ratio: Interval) -> bool:
-    """Whether the ratio is surely at least 0.97. One seed is never sure."""
+    """Return whether the ratio is surely at least 0.97; never with one seed."""
     return ratio.low is not None and ratio.low >= NOT_WORSE_RATIO

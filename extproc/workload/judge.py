@@ -1,10 +1,10 @@
-"""Measures of one run, and the capacity of a rule.
+"""Measures of one run.
 
 *Attainment* is the part of the requests *offered* after the warm-up that got their first token and
-their tokens in time. What was shed, failed, abandoned or not finished is a miss. *SLO capacity* is
-the highest offered rate with an attainment of at least `Slo.target`.
+their tokens in time. Requests that were shed, abandoned, failed or not finished are misses. *SLO
+capacity* is the highest offered rate with an attainment of at least `Slo.target`.
 
-Percentiles of TTFT and TPOT are over the requests that have one; a rule that sheds looks better
+Percentiles of TTFT and TPOT are over the requests that have one; a policy that sheds looks better
 there and pays in attainment.
 """
 
@@ -17,35 +17,35 @@ from math import ceil
 from statistics import fmean
 from typing import Protocol
 
-from extproc.workload.flights import Fate, FleetResult, Flight
+from extproc.workload.flights import FleetResult, Flight, FlightState
 
 SLORA_TTFT_S = 6.0
 """S-LoRA's objective for the first token (S-LoRA, section 7, and `slora/utils/metric.py`)."""
 
-BLINDNESS_S = 1.0
-"""A pod in virtual time shows what happened when somebody looks, which is more often than this."""
+MAX_UNSEEN_S = 1.0
+"""A pod in virtual time advances when it is observed, which happens more often than this."""
 
 MIN_TENANT_REQUESTS = 30
-"""A tenant with fewer requests says nothing about fairness."""
+"""Tenants with fewer requests do not count for fairness."""
 
 
 class Timed(Protocol):
-    """A request of which times are known; None where there is none."""
+    """A request with known times."""
 
     @property
     def ttft_s(self) -> float | None:
-        """To the first token."""
+        """Time to the first token; None without one."""
         ...
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean per token after the first, of a request that finished."""
+        """Mean time per token after the first; None if it did not finish."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must meet.
+    """The objectives of a request.
 
     Attributes:
         ttft_s: Longest time from Envoy to the first token, time held at the gateway included.
@@ -58,7 +58,7 @@ class Slo:
     target: float = 0.99
 
     def is_met(self, request: Timed) -> bool:
-        """Whether a request got what it should."""
+        """Return whether a request met both objectives."""
         ttft_s, tpot_s = request.ttft_s, request.tpot_s
         return (
             ttft_s is not None
@@ -73,28 +73,20 @@ class Metrics:
     """Measures of one run, over the requests that came after the warm-up.
 
     Attributes:
-        num_offered: Requests.
-        fates: How many met which fate.
-        offered_rps: Their rate.
+        fates: Number of requests in each state at the end.
         attainment: Part that met the SLO.
         throughput_rps: Requests that finished between the warm-up and the last arrival, per second,
             whenever they came.
-        output_tokens_per_s: Their tokens per second.
-        ttft_mean_s: Mean time to the first token.
-        ttft_p50_s: Its median.
-        ttft_p99_s: Its 99th percentile.
-        tpot_mean_s: Mean time per token.
-        tpot_p50_s: Its median.
-        tpot_p99_s: Its 99th percentile.
+        output_tokens_per_s: The tokens of those requests, per second.
         slora_attainment: Part that got a first token within S-LoRA's 6 s.
         slora_satisfaction: Mean over all of `1 - (TTFT / 6 s)^2`, 0 from 6 s on or without one.
         loads_per_1000: Adapters brought into GPU slots per 1,000 requests.
         disk_loads_per_1000: Those of them read from disk.
-        queue_wait_s: Mean time from a pod's getting a request to the first step that ran it. What
-            is more than a step is waiting for an adapter slot, or for KV where that is short.
+        queue_wait_s: Mean time from dispatch to the first step that ran the request. More than a
+            step is waiting for an adapter slot or for KV.
         max_over_mean_load: Request-seconds of the busiest pod over the mean pod's.
-        fairness_gap: Attainment of the best served tenant less that of the worst served, among
-            those with enough requests. Where a workload names no tenants, adapters are tenants.
+        fairness_gap: Attainment of the best served tenant less that of the worst served. Without
+            tenants, adapters are tenants.
     """
 
     num_offered: int
@@ -129,12 +121,18 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
         raise ValueError("no request came after the warm-up")
     ttfts_s = sorted(f.ttft_s for f in flights if f.ttft_s is not None)
     tpots_s = sorted(f.tpot_s for f in flights if f.tpot_s is not None)
-    finished = _finished_within(result, flights[-1].arrival.at_s)
+    finished = [
+        flight
+        for flight in result.flights
+        if flight.state is FlightState.FINISHED
+        and flight.ended_s is not None
+        and result.warm_up_s <= flight.ended_s <= flights[-1].arrival.at_s
+    ]
     num = len(flights)
     offered_s = max(flights[-1].arrival.at_s - result.warm_up_s, 1e-9)
     return Metrics(
         num_offered=num,
-        fates=dict(sorted(Counter(f.fate.value for f in flights).items())),
+        fates=dict(sorted(Counter(f.state.value for f in flights).items())),
         offered_rps=num / offered_s,
         attainment=sum(map(slo.is_met, flights)) / num,
         throughput_rps=len(finished) / offered_s,
@@ -158,7 +156,7 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
 def attainment_at_most(
     flights: Iterable[Flight], now: float, *, slo: Slo, warm_up_s: float, num_counted: int
 ) -> float:
-    """What attainment can still be at `now`, of all `num_counted` requests after the warm-up."""
+    """Return the highest attainment still possible at `now`, of `num_counted` requests."""
     missed = sum(
         flight.arrival.at_s >= warm_up_s and _is_surely_missed(flight, now, slo)
         for flight in flights
@@ -167,33 +165,23 @@ def attainment_at_most(
 
 
 def _is_surely_missed(flight: Flight, now: float, slo: Slo) -> bool:
-    if flight.fate is not Fate.RUNNING:
+    if flight.state is not FlightState.RUNNING:
         return not slo.is_met(flight)
     if flight.first_token_s is None:
-        return now - flight.arrival.at_s > slo.ttft_s + BLINDNESS_S
+        return now - flight.arrival.at_s > slo.ttft_s + MAX_UNSEEN_S
     return flight.first_token_s - flight.arrival.at_s > slo.ttft_s
 
 
 def satisfaction(ttft_s: float) -> float:
-    """S-LoRA's user satisfaction: `1 - (t / 6)^2`, nothing from 6 s on."""
+    """Return S-LoRA's user satisfaction: `1 - (t / 6)^2`, 0 from 6 s on."""
     return max(0.0, 1 - (ttft_s / SLORA_TTFT_S) ** 2)
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """The smallest value that `part` of the ordered values do not exceed; 0 of none."""
+    """Return the smallest value that `part` of the ordered values do not exceed; 0 of none."""
     if not ordered:
         return 0.0
     return ordered[max(0, ceil(part * len(ordered)) - 1)]
-
-
-def _finished_within(result: FleetResult, until_s: float) -> list[Flight]:
-    return [
-        flight
-        for flight in result.flights
-        if flight.fate is Fate.FINISHED
-        and flight.ended_s is not None
-        and result.warm_up_s <= flight.ended_s <= until_s
-    ]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,8 +9,8 @@ describe two different things:
 | popularity | rates fall as a power law with exponent alpha: 1 is skewed, 0 uniform | adapter `floor(n x U ** (1 / alpha))`: 1 is uniform, the smaller the more skewed; the hottest has `n ** -alpha` of all |
 | cv | of each adapter's own gaps | of all gaps |
 
-The published figures come from the code. Lengths are uniform in [8, 512) in both, ranks are handed
-out in turn.
+The published figures come from the code. Lengths are uniform in [8, 512) in both, ranks are assigned
+in turn.
 """  # noqa: E501 - a table's row is one line
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class SloraModel:
     """A row of Table 1.
 
     Attributes:
-        base_model: Size of the base model, as in the names of profiles.
-        ranks: Handed out in turn.
+        base_model: Its size, as in the names of profiles.
+        ranks: Assigned in turn.
     """
 
     base_model: str
@@ -48,7 +48,7 @@ class SloraModel:
 
 @dataclass(frozen=True, slots=True)
 class SloraSetting:
-    """A row of Table 2, or what a figure changes in one.
+    """A row of Table 2, or a figure's variation of one.
 
     Attributes:
         num_adapters: n.
@@ -89,7 +89,7 @@ SETTINGS: Mapping[str, SloraSetting] = MappingProxyType(
         "clusters": SloraSetting(32, 1.0, 2.0, duration_s=120.0),
     }
 )
-"""Table 2's rows by model and accelerator, and two more by what they are for."""
+"""Table 2's rows by model and accelerator, and two more by their purpose."""
 
 
 def as_in_paper(
@@ -98,31 +98,24 @@ def as_in_paper(
     *,
     ranks: Sequence[int],
     seed: int,
-    lengths: Lengths | None = None,
+    lengths: Lengths = uniform_lengths,
 ) -> Workload:
     """As the paper states it: a Gamma process for each adapter, rates by a power law.
 
-    The processes have been running before the workload begins (the paper does not say).
+    The processes are in their steady state when the workload begins (the paper does not say).
     """
     rng = Random(seed)
     names = adapter_names(setting.num_adapters)
-    draw_lengths = lengths or uniform_lengths()
     shares = zipf_shares(setting.num_adapters, setting.alpha)
     arrivals = [
-        Arrival(at_s, adapter, *draw_lengths(rng))
+        Arrival(at_s, adapter, *lengths(rng))
         for adapter, share in zip(names, shares, strict=True)
         for at_s in gamma_times(
             rng, rate_rps=setting.rate_rps * share, cv=setting.cv, end_s=setting.duration_s
         )
     ]
     arrivals.sort(key=lambda arrival: arrival.at_s)
-    return Workload(
-        name,
-        tuple(arrivals),
-        round_robin_ranks(names, ranks),
-        seed,
-        f"S-LoRA's generator as in its paper: {_described(setting, ranks)}",
-    )
+    return Workload(name, tuple(arrivals), round_robin_ranks(names, ranks))
 
 
 def as_in_code(
@@ -131,7 +124,7 @@ def as_in_code(
     *,
     ranks: Sequence[int],
     seed: int = 42,
-    lengths: Lengths | None = None,
+    lengths: Lengths = uniform_lengths,
 ) -> Workload:
     """As the code does it: one Gamma process that begins at 0, adapters by a power distribution.
 
@@ -139,7 +132,6 @@ def as_in_code(
     """
     rng = Random(seed)
     names = adapter_names(setting.num_adapters)
-    draw_lengths = lengths or uniform_lengths()
     gaps = gamma_gaps(rng, rate_rps=setting.rate_rps, cv=setting.cv)
     times = accumulate(islice(gaps, int(setting.rate_rps * setting.duration_s)))
     last = setting.num_adapters - 1
@@ -147,21 +139,8 @@ def as_in_code(
         Arrival(
             at_s,
             names[min(last, int(setting.num_adapters * rng.random() ** (1 / setting.alpha)))],
-            *draw_lengths(rng),
+            *lengths(rng),
         )
         for at_s in times
     )
-    return Workload(
-        name,
-        arrivals,
-        round_robin_ranks(names, ranks),
-        seed,
-        f"S-LoRA's generator as in its code: {_described(setting, ranks)}",
-    )
-
-
-def _described(setting: SloraSetting, ranks: Sequence[int]) -> str:
-    return (
-        f"n {setting.num_adapters}, alpha {setting.alpha:g}, R {setting.rate_rps:g} req/s, "
-        f"cv {setting.cv:g}, {setting.duration_s:g} s, ranks {tuple(ranks)} in turn"
-    )
+    return Workload(name, arrivals, round_robin_ranks(names, ranks))

@@ -1,4 +1,4 @@
-"""Requests that know nothing of each other, and what can be done to them."""
+"""Independent requests, and flash crowds among them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def independent(
     duration_s: float,
     seed: int,
     cv: float = 1.0,
-    lengths: Lengths | None = None,
-    lengths_source: str = "uniform in [8, 512)",
+    lengths: Lengths = uniform_lengths,
 ) -> Workload:
     """One Gamma process whose requests choose their adapters by `shares`.
 
@@ -41,20 +40,15 @@ def independent(
         duration_s: Seconds.
         seed: For everything random.
         cv: Coefficient of variation of the gaps.
-        lengths: Draws prompt and answer; S-LoRA's uniform ones by default.
-        lengths_source: What to say about them.
+        lengths: S-LoRA's uniform ones by default.
     """
     rng = Random(seed)
-    draw_adapter, draw_lengths = Choice(shares), lengths or uniform_lengths()
+    draw_adapter = Choice(shares)
     arrivals = tuple(
-        Arrival(at_s, draw_adapter(rng), *draw_lengths(rng))
+        Arrival(at_s, draw_adapter(rng), *lengths(rng))
         for at_s in gamma_times(rng, rate_rps=rate_rps, cv=cv, end_s=duration_s)
     )
-    source = (
-        f"one Gamma process: {rate_rps:g} req/s, cv {cv:g}, {duration_s:g} s, {len(shares)} "
-        f"choices, largest share {max(shares.values()):.3g}, lengths {lengths_source}"
-    )
-    return Workload(name, arrivals, ranks, seed, source)
+    return Workload(name, arrivals, ranks)
 
 
 def zipf(
@@ -68,16 +62,15 @@ def zipf(
     cv: float = 1.0,
     base_share: float = 0.0,
     ranks: Sequence[int] = RANKS_MIXED,
-    lengths: Lengths | None = None,
-    lengths_source: str = "uniform in [8, 512)",
+    lengths: Lengths = uniform_lengths,
 ) -> Workload:
-    """`independent` with shares that fall with the adapter's number to the power of `exponent`
-    (0 is uniform), beside `base_share` for the base model; ranks in turn."""
+    """`independent` with `base_share` for the base model and shares of the rest that fall with the
+    adapter's number to the power of `exponent` (0 is uniform); ranks in turn."""
     names = adapter_names(num_adapters)
     shares: dict[str | None, float] = {None: base_share} if base_share else {}
     for adapter, share in zip(names, zipf_shares(num_adapters, exponent), strict=True):
         shares[adapter] = share * (1 - base_share)
-    workload = independent(
+    return independent(
         name,
         shares=shares,
         ranks=round_robin_ranks(names, ranks),
@@ -86,10 +79,7 @@ def zipf(
         seed=seed,
         cv=cv,
         lengths=lengths,
-        lengths_source=lengths_source,
     )
-    source = f"Zipf {exponent:g} over {num_adapters} adapters, ranks {tuple(ranks)} in turn"
-    return replace(workload, source=f"{source}; {workload.source}")
 
 
 def flash_crowd(
@@ -102,10 +92,9 @@ def flash_crowd(
     seed: int,
     rank: int = 16,
 ) -> Workload:
-    """From `start_s` to `end_s`, `share` of the requests want `adapter` instead of their own.
+    """From `start_s` to `end_s`, `share` of the requests ask for `adapter` instead of their own.
 
-    The rate stays; only what is asked for changes. `adapter` may be new, or a cold one of the
-    workload, whose rank it keeps.
+    The rate stays the same. `adapter` may be new, or one of the workload, whose rank it keeps.
     """
     rng = Random(seed)
     arrivals = tuple(
@@ -114,12 +103,4 @@ def flash_crowd(
         else arrival
         for arrival in workload.arrivals
     )
-    return replace(
-        workload,
-        arrivals=arrivals,
-        adapters={adapter: rank, **workload.adapters},
-        source=(
-            f"{workload.source}; {share:g} of the requests go to {adapter} from {start_s:g} s to "
-            f"{end_s:g} s (seed {seed})"
-        ),
-    )
+    return replace(workload, arrivals=arrivals, adapters={adapter: rank, **workload.adapters})

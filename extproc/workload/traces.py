@@ -15,7 +15,7 @@ from extproc.workload.requests import Arrival, Workload
 
 
 class Half(StrEnum):
-    """Which part of a trace: rules are made on the one, and judged on the other."""
+    """A part of a trace: policies are developed on one half and judged on the other."""
 
     DEVELOPMENT = "development"
     EVALUATION = "evaluation"
@@ -27,12 +27,12 @@ def read_trace(
     """Read a trace.
 
     Args:
-        path: A CSV file with the columns `arrival_s,prompt_tokens,output_tokens` and perhaps
-            `adapter`, or with Azure's `TIMESTAMP,ContextTokens,GeneratedTokens`. In any order of
-            time; times are counted from the first request.
-        max_total_tokens: Requests with a longer prompt and answer together are left out, as are
+        path: A CSV file with the columns `arrival_s,prompt_tokens,output_tokens` and optionally
+            `adapter`, or with Azure's `TIMESTAMP,ContextTokens,GeneratedTokens`, in any order.
+            Times are counted from the first request.
+        max_total_tokens: Requests with a longer prompt and response together are left out, as are
             those with an empty prompt.
-        ranks: Handed out to the adapters in turn, by name.
+        ranks: Assigned to the adapters in turn, by name.
 
     Raises:
         OSError: It cannot be read.
@@ -51,24 +51,14 @@ def read_trace(
         (replace(a, at_s=round(a.at_s - start_s, 6)) for a in kept), key=lambda a: a.at_s
     )
     names = sorted({a.adapter for a in arrivals if a.adapter is not None})
-    source = f"trace {path.name}: {len(kept)} of {len(read)} requests, the others being empty or "
-    return Workload(
-        path.stem,
-        tuple(arrivals),
-        round_robin_ranks(names, ranks),
-        seed=0,
-        source=f"{source}longer than {max_total_tokens} tokens",
-    )
+    return Workload(path.stem, tuple(arrivals), round_robin_ranks(names, ranks))
 
 
 def halved(workload: Workload, half: Half) -> Workload:
-    """The first half by time for development, the second for evaluation."""
+    """Return the first half by time for development, the second for evaluation."""
     middle_s, end_s = workload.duration_s / 2, float("inf")
     bounds = (0.0, middle_s) if half is Half.DEVELOPMENT else (middle_s, end_s)
-    part = workload.window(*bounds)
-    return replace(
-        part, name=f"{workload.name}-{half}", source=f"{workload.source}; {half} half by time"
-    )
+    return replace(workload.window(*bounds), name=f"{workload.name}-{half}")
 
 
 def labelled(
@@ -78,24 +68,18 @@ def labelled(
     ranks: Mapping[str, int],
     seed: int,
 ) -> Workload:
-    """The same requests with adapters drawn by `shares`: a trace that names none needs some."""
+    """Return the same requests with adapters drawn by `shares`, for a trace that names none."""
     rng, draw_adapter = Random(seed), Choice(shares)
     arrivals = tuple(replace(a, adapter=draw_adapter(rng)) for a in workload.arrivals)
-    return replace(
-        workload,
-        arrivals=arrivals,
-        adapters=ranks,
-        seed=seed,
-        source=f"{workload.source}; adapters drawn from {len(shares)} shares (seed {seed})",
-    )
+    return replace(workload, arrivals=arrivals, adapters=ranks)
 
 
 def rescaled(workload: Workload, *, rate_rps: float, duration_s: float, seed: int) -> Workload:
-    """Sampled and stretched as S-LoRA did for its Figure 7 (`benchmarks/trace.py`).
+    """Sample and stretch as S-LoRA did for its Figure 7 (`benchmarks/trace.py`).
 
     `rate_rps * duration_s` requests are drawn without repetition, sorted, and their times stretched
-    to the whole of `duration_s`. If more are wanted than there are, that is done several times, one
-    after the other, each with its part of the requests and of the time.
+    to `duration_s`. If more are wanted than there are, this is done several times in a row, each
+    time for an equal part of the requests and of the time.
 
     Raises:
         ValueError: The workload is empty, or no request is wanted.
@@ -114,19 +98,11 @@ def rescaled(workload: Workload, *, rate_rps: float, duration_s: float, seed: in
             start_s=duration_s * first / wanted,
             end_s=duration_s * last / wanted,
         )
-    return replace(
-        workload,
-        arrivals=tuple(arrivals),
-        seed=seed,
-        source=(
-            f"{workload.source}; sampled and stretched to {rate_rps:g} req/s for {duration_s:g} s "
-            f"in {num_passes} passes (seed {seed})"
-        ),
-    )
+    return replace(workload, arrivals=tuple(arrivals))
 
 
 def lengths_of(workload: Workload) -> list[tuple[int, int]]:
-    """Prompt and answer lengths, for `sampled_lengths`."""
+    """Return the pairs of lengths, for `sampled_lengths`."""
     return [(arrival.prompt_tokens, arrival.output_tokens) for arrival in workload.arrivals]
 
 

@@ -42,7 +42,7 @@ def block(
         Arrival(at_s, adapters[number % len(adapters)], 10, 5)
         for number, at_s in enumerate(times_s)
     )
-    workload = Workload("made up", arrivals, dict.fromkeys(adapters, 8), seed, "made up")
+    workload = Workload("made up", arrivals, dict.fromkeys(adapters, 8))
     settings = FleetSettings(warm_up_s=warm_up_s)
     return Block(scenario, 1.0, seed, workload, settings, SLO)
 

@@ -121,7 +121,7 @@ def test_a_file_that_is_no_workload_is_said_so(tmp_path: Path, text: str) -> Non
 
 def test_a_saved_workload_that_comes_at_once_has_no_rate_to_change(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    Workload("w", (Arrival(0.0, None, 1, 1),), {}, 0, "").save(path)
+    Workload("w", (Arrival(0.0, None, 1, 1),), {}).save(path)
 
     with pytest.raises(WorkloadError, match="at once"):
         small(str(path))
@@ -132,7 +132,7 @@ def test_adapters_take_listed_names_by_popularity() -> None:
         Arrival(float(n), adapter, 10, 10)
         for n, adapter in enumerate(["rare", "hot", "hot", None, "hot", "warm", "warm"])
     )
-    workload = Workload("w", arrivals, {"rare": 8, "hot": 16, "warm": 32, "never": 64}, 0, "made")
+    workload = Workload("w", arrivals, {"rare": 8, "hot": 16, "warm": 32, "never": 64})
 
     moved = renamed(workload, ["x", "y", "z"])
 

@@ -20,7 +20,7 @@ def arrival(at_s: float, adapter: str | None = "a", **fields: Any) -> Arrival:
 
 
 def workload(*arrivals: Arrival, adapters: Sequence[str] = ("a", "b", "c")) -> Workload:
-    return Workload("test", arrivals, dict.fromkeys(adapters, 16), 1, "written by hand")
+    return Workload("test", arrivals, dict.fromkeys(adapters, 16))
 
 
 def poisson(

@@ -97,7 +97,7 @@ def h29(seed: int) -> Workload:
     for _ in range(500):
         at_s += rng.expovariate(195)
         arrivals.append(Arrival(at_s, None, prompt_tokens=512, output_tokens=512))
-    return Workload("h29", tuple(arrivals), {}, seed, "as in inference-sim's H29")
+    return Workload("h29", tuple(arrivals), {})
 
 
 class LeastKvInside:

@@ -193,8 +193,8 @@ def test_vllm_balancer_counts_its_own_picks_for_all_routers_until_the_next_repor
 
 def test_since_report_forgets_what_a_later_report_must_show() -> None:
     sent = SinceReport()
-    sent.note(address(1), 5, now=1.0)
-    sent.note(address(1), 7, now=2.0)
+    sent.record(address(1), 5, now=1.0)
+    sent.record(address(1), 7, now=2.0)
 
     assert sent.amount(endpoint_view(1, reported_at_s=0.5)) == 12
     assert sent.amount(endpoint_view(1, reported_at_s=1.0)) == 7

@@ -12,7 +12,7 @@ from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.opponents.slora import Order, SloraQueue
 from extproc.sim.trials.suites import find_suite, make_trial_parts, parse_suite
-from extproc.workload.flights import Fate, FleetResult
+from extproc.workload.flights import FleetResult, FlightState
 from extproc.workload.judge import Slo, measure
 from tests.builders import endpoint_view, snapshot
 from tests.sim.lab import arrival, workload
@@ -113,8 +113,8 @@ def test_under_overload_newest_first_meets_more_and_early_abort_leaves_no_queue(
 
     assert met["fcfs"] < met["lcfs"]
     assert met["fcfs"] < met["abort"]
-    assert {f.fate for f in runs["fcfs"].flights} == {Fate.FINISHED}
-    finished = [f for f in runs["abort"].flights if f.fate is Fate.FINISHED]
+    assert {f.state for f in runs["fcfs"].flights} == {FlightState.FINISHED}
+    finished = [f for f in runs["abort"].flights if f.state is FlightState.FINISHED]
     assert all((f.ttft_s or 0.0) < 6.0 for f in finished)
     assert len(finished) < 150
 

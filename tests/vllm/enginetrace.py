@@ -202,8 +202,7 @@ def differences(real: RealStep, model: Step, engine: FollowingEngine) -> list[st
     return [f"{what}: real {r}, model {m}" for what, (r, m) in pairs.items() if r != m]
 
 
-def request_of(event: Event, prefixes: Mapping[str, tuple[str, int]]) -> EngineRequest:
-    """The request of an `add` event; `prefixes` by the id that the client gave it."""
-    prefix = prefixes.get(event["id"].split("-")[1], ("", 0))
+def request_of(event: Event) -> EngineRequest:
+    """The request of an `add` event."""
     lengths = event["prompt_tokens"], event["output_tokens"]
-    return EngineRequest(event["id"], *lengths, event["adapter"], *prefix)
+    return EngineRequest(event["id"], *lengths, event["adapter"])

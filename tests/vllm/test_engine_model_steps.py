@@ -55,7 +55,6 @@ class Load:
         max_prompt_tokens: Longest prompt.
         min_output_tokens: Shortest answer.
         max_output_tokens: Longest answer.
-        num_prefixes: Of how many long beginnings each prompt has one; 0 for none.
         leaving: Part of the clients that leave early.
     """
 
@@ -66,7 +65,6 @@ class Load:
     max_prompt_tokens: int = 200
     min_output_tokens: int = 1
     max_output_tokens: int = 60
-    num_prefixes: int = 0
     leaving: float = 0.0
 
 
@@ -84,7 +82,6 @@ LOADS = {
     ),
     "one adapter": Load(num_adapters=1, max_prompt_tokens=30, max_output_tokens=20),
     "light": Load(num_requests=40, rate_rps=6),
-    "shared beginnings": Load(num_prefixes=3, max_prompt_tokens=200, max_output_tokens=100),
     "clients that leave": Load(leaving=0.3, max_prompt_tokens=300, max_output_tokens=100),
 }
 
@@ -118,10 +115,8 @@ async def client(recorded: Recorded) -> AsyncIterator[VllmClient]:
         yield VllmClient(recorded.server, session)
 
 
-async def send(client: VllmClient, load: Load, rng: Random) -> dict[str, tuple[str, int]]:
-    """Send it and wait for the answers; the beginning that each request shares with others."""
-    prefixes: dict[str, tuple[str, int]] = {}
-    beginnings = [rng.choices(range(10, 250), k=300) for _ in range(load.num_prefixes)]
+async def send(client: VllmClient, load: Load, rng: Random) -> None:
+    """Send it and wait for the responses."""
     async with asyncio.TaskGroup() as group:
         for number in range(load.num_requests):
             await asyncio.sleep(rng.expovariate(load.rate_rps))
@@ -130,10 +125,6 @@ async def send(client: VllmClient, load: Load, rng: Random) -> dict[str, tuple[s
                 rng.choices(range(10, 250), k=rng.randint(1, load.max_prompt_tokens))
                 for _ in range(load.num_prompts)
             ]
-            if beginnings:
-                prefix = rng.randrange(len(beginnings))
-                prompts = [beginnings[prefix] + prompt for prompt in prompts]
-                prefixes[id] = (str(prefix), len(beginnings[prefix]))
             is_leaving = rng.random() < load.leaving
             output_tokens = rng.randint(load.min_output_tokens, load.max_output_tokens)
             adapters = ADAPTERS[: load.num_adapters]
@@ -146,7 +137,6 @@ async def send(client: VllmClient, load: Load, rng: Random) -> dict[str, tuple[s
             }
             patience_s = rng.uniform(0.02, 2.0) if is_leaving else None
             group.create_task(_ask(client, body, patience_s))
-    return prefixes
 
 
 async def _ask(client: VllmClient, body: dict[str, object], patience_s: float | None) -> None:
@@ -158,7 +148,7 @@ async def _ask(client: VllmClient, body: dict[str, object], patience_s: float | 
     assert status == 200, answer
 
 
-def follow(recorded: Recorded, prefixes: dict[str, tuple[str, int]]) -> dict[str, int]:
+def follow(recorded: Recorded) -> dict[str, int]:
     """Let the model take the steps that were recorded since the last time; what they were."""
     engine = recorded.engine
     events = events_in(recorded.trace)
@@ -166,12 +156,12 @@ def follow(recorded: Recorded, prefixes: dict[str, tuple[str, int]]) -> dict[str
     recorded.num_read = len(events)
     totals = dict.fromkeys(("steps", "preemptions", "loads", "evictions", "deferrals"), 0)
     for real in real_steps(new):
-        _apply(engine, real.before, recorded.now, prefixes)
+        _apply(engine, real.before, recorded.now)
         model = engine.follow(real, now=recorded.now)
         recorded.now = model.ended_s
-        _apply(engine, [e for e in real.during if e["event"] == "abort"], recorded.now, prefixes)
+        _apply(engine, [e for e in real.during if e["event"] == "abort"], recorded.now)
         assert differences(real, model, engine) == [], f"in step {totals['steps']}"
-        _apply(engine, [e for e in real.during if e["event"] != "abort"], recorded.now, prefixes)
+        _apply(engine, [e for e in real.during if e["event"] != "abort"], recorded.now)
         totals["steps"] += 1
         totals["preemptions"] += len(real.preempted)
         totals["loads"] += len(real.loads)
@@ -181,15 +171,10 @@ def follow(recorded: Recorded, prefixes: dict[str, tuple[str, int]]) -> dict[str
     return totals
 
 
-def _apply(
-    engine: FollowingEngine,
-    events: list[Event],
-    now: float,
-    prefixes: dict[str, tuple[str, int]],
-) -> None:
+def _apply(engine: FollowingEngine, events: list[Event], now: float) -> None:
     for event in events:
         if event["event"] == "add":
-            engine.submit(request_of(event, prefixes), now=now)
+            engine.submit(request_of(event), now=now)
         elif event["event"] == "load":
             engine.load_adapter(event["adapter"])
         elif event["event"] == "abort":
@@ -203,8 +188,8 @@ async def test_every_step_is_the_real_one(
 ) -> None:
     """Tokens computed, adapters loaded and evicted in their order, requests preempted and finished,
     and after each step how many run, wait, are deferred, and how many KV blocks are free."""
-    prefixes = await send(client, LOADS[name], Random(name))
-    totals = follow(recorded, prefixes)
+    await send(client, LOADS[name], Random(name))
+    totals = follow(recorded)
 
     print(f"{name}: equal in all of {totals}")
     assert totals["steps"] > 100

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from extproc.workload.exchange import (
     prompt_text,
     save_records,
 )
-from extproc.workload.flights import Fate
+from extproc.workload.flights import FlightState
 from extproc.workload.judge import Slo, measure
 from tests.sim.lab import arrival
 
@@ -39,15 +39,9 @@ def record(index: int = 0, **fields: Any) -> RequestRecord:
 # --- requests -------------------------------------------------------------------------------
 
 
-@given(
-    num_tokens=st.integers(1, 3000), num_prefix=st.integers(0, 3000), index=st.integers(0, 10**6)
-)
-def test_a_prompt_is_as_long_as_the_workload_says(
-    num_tokens: int, num_prefix: int, index: int
-) -> None:
-    asked = arrival(
-        0.0, prompt_tokens=num_tokens, prefix="p", prefix_tokens=min(num_prefix, num_tokens)
-    )
+@given(num_tokens=st.integers(1, 3000), index=st.integers(0, 10**6))
+def test_a_prompt_is_as_long_as_the_workload_says(num_tokens: int, index: int) -> None:
+    asked = arrival(0.0, prompt_tokens=num_tokens)
     body = json.loads(encode_body(asked, index, RequestForm(COMPLETIONS)))
     chat = json.loads(encode_body(asked, index, RequestForm(CHAT)))
 
@@ -55,19 +49,10 @@ def test_a_prompt_is_as_long_as_the_workload_says(
     assert chat_tokens(chat["messages"]) == max(5, num_tokens)
 
 
-@given(prefix_tokens=st.integers(0, 200), num_tokens=st.integers(220, 400))
-def test_requests_share_their_prefix_and_no_more_than_chance(
-    prefix_tokens: int, num_tokens: int
-) -> None:
-    one, other = (
-        prompt_text(arrival(0.0, prompt_tokens=num_tokens, prefix="p", prefix_tokens=prefix_tokens),
-                    index, num_tokens)
-        for index in (1, 2)
-    )  # fmt: skip
-    pairs = zip(one.split(), other.split(), strict=True)
-    num_shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+def test_no_two_prompts_begin_alike() -> None:
+    beginnings = {prompt_text(index, 40)[: 16 * 4] for index in range(1000)}
 
-    assert prefix_tokens <= num_shared < prefix_tokens + 16
+    assert len(beginnings) == 1000
 
 
 def test_the_same_request_is_written_the_same_way_again() -> None:
@@ -202,7 +187,7 @@ def test_a_replay_is_measured_like_a_virtual_run() -> None:
     metrics = measure(result, Slo())
 
     assert [flight.arrival.at_s for flight in result.flights] == [0.25, 0.5]
-    assert metrics.fates == {Fate.FINISHED: 1, Fate.SHED: 1}
+    assert metrics.fates == {FlightState.FINISHED: 1, FlightState.SHED: 1}
     assert metrics.attainment == 0.5
     assert metrics.ttft_mean_s == 0.125
     assert metrics.tpot_mean_s == pytest.approx(0.05)
@@ -211,17 +196,17 @@ def test_a_replay_is_measured_like_a_virtual_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "fate"),
+    ("fields", "state"),
     [
-        ({}, Fate.FINISHED),
-        ({"error": "abandoned"}, Fate.ABANDONED),
-        ({"error": "http_429"}, Fate.SHED),
-        ({"error": "http_500", "served_by": "pod-1"}, Fate.FAILED),
-        ({"error": "reset"}, Fate.FAILED),
-        ({"error": "cut", "served_by": "pod-1"}, Fate.FAILED),
+        ({}, FlightState.FINISHED),
+        ({"error": "abandoned"}, FlightState.ABANDONED),
+        ({"error": "http_429"}, FlightState.SHED),
+        ({"error": "http_500", "served_by": "pod-1"}, FlightState.FAILED),
+        ({"error": "reset"}, FlightState.FAILED),
+        ({"error": "cut", "served_by": "pod-1"}, FlightState.FAILED),
     ],
 )
-def test_every_record_has_a_fate(fields: dict[str, Any], fate: Fate) -> None:
+def test_every_record_has_a_final_state(fields: dict[str, Any], state: FlightState) -> None:
     (flight,) = as_fleet_result([arrival(0.0)], [record(**fields)]).flights
 
-    assert flight.fate is fate
+    assert flight.state is state

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from extproc.workload.flights import Fate, FleetResult, Flight, PodTotals
+from extproc.workload.flights import FleetResult, Flight, FlightState, PodTotals
 from extproc.workload.judge import (
     Slo,
     attainment_at_most,
@@ -24,10 +24,10 @@ def flight(
     made = Flight("0", arrival(at_s, output_tokens=11, tenant=fields.pop("tenant", "")), 0)
     made.pod = fields.pop("pod", "p1")
     if ttft_s is None:
-        made.end(Fate.SHED, at_s)
+        made.end(FlightState.SHED, at_s)
         return made
     made.dispatched_s, made.first_token_s = at_s, at_s + ttft_s
-    made.end(fields.pop("fate", Fate.FINISHED), at_s + ttft_s + 10 * tpot_s)
+    made.end(fields.pop("state", FlightState.FINISHED), at_s + ttft_s + 10 * tpot_s)
     return made
 
 
@@ -44,7 +44,7 @@ def test_only_what_finished_in_time_attains_the_slo() -> None:
             flight(ttft_s=0.6),
             flight(tpot_s=0.06),
             flight(ttft_s=None),
-            flight(fate=Fate.FAILED),
+            flight(state=FlightState.FAILED),
         ),
         slo,
     )

@@ -17,31 +17,24 @@ _RANKS = {"a": 8, "b": 64}
 
 @st.composite
 def _arrivals(draw: st.DrawFn) -> Arrival:
-    prompt_tokens = draw(st.integers(1, 10_000))
     return Arrival(
         draw(st.floats(0, 1e6)),
         draw(st.sampled_from([None, *_RANKS])),
-        prompt_tokens,
+        draw(st.integers(1, 10_000)),
         draw(st.integers(0, 10_000)),
         draw(st.text(max_size=3)),
-        draw(st.text(max_size=3)),
-        draw(st.integers(0, prompt_tokens)),
     )
 
 
 _WORKLOADS = st.builds(
-    lambda name, arrivals, seed, source: Workload(
-        name, tuple(sorted(arrivals, key=lambda a: a.at_s)), _RANKS, seed, source
-    ),
+    lambda name, arrivals: Workload(name, tuple(sorted(arrivals, key=lambda a: a.at_s)), _RANKS),
     st.text(max_size=5),
     st.lists(_arrivals(), max_size=20),
-    st.integers(-(2**63), 2**63),
-    st.text(max_size=5),
 )
 
 
 def _workload(*arrivals: Arrival) -> Workload:
-    return Workload("w", arrivals, _RANKS, 1, "by hand")
+    return Workload("w", arrivals, _RANKS)
 
 
 @given(_WORKLOADS)
@@ -55,7 +48,7 @@ def test_what_is_read_back_is_what_was_written_to_the_byte(workload: Workload) -
 
 
 def test_a_saved_file_loads(tmp_path: Path) -> None:
-    workload = _workload(Arrival(0.5, "a", 3, 4, "tenant", "system", 2))
+    workload = _workload(Arrival(0.5, "a", 3, 4, "tenant"))
     workload.save(tmp_path / "w.jsonl")
 
     assert Workload.load(tmp_path / "w.jsonl") == workload
@@ -69,7 +62,6 @@ def test_scaling_the_rate_changes_nothing_but_times(workload: Workload, factor: 
     assert [(a.adapter, a.prompt_tokens) for a in scaled.arrivals] == [
         (a.adapter, a.prompt_tokens) for a in workload.arrivals
     ]
-    assert "rate times" in scaled.source
 
 
 def test_rate_duration_and_shares_are_those_of_the_arrivals() -> None:
@@ -90,9 +82,9 @@ def test_a_window_has_its_own_time() -> None:
 
 
 def test_an_engine_gets_everything_but_time_and_tenant() -> None:
-    arrival = Arrival(1.0, "a", 30, 4, "tenant", "system", 20)
+    arrival = Arrival(1.0, "a", 30, 4, "tenant")
 
-    assert EngineRequest.of(arrival, "7") == EngineRequest("7", 30, 4, "a", "system", 20)
+    assert EngineRequest.of(arrival, "7") == EngineRequest("7", 30, 4, "a")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +95,6 @@ def test_an_engine_gets_everything_but_time_and_tenant() -> None:
         (Arrival(-1.0, None, 1, 1),),
         (Arrival(0.0, None, 0, 1),),
         (Arrival(0.0, None, 1, -1),),
-        (Arrival(0.0, None, 1, 1, "", "p", 2),),
     ],
 )
 def test_impossible_workloads_are_refused(arrivals: tuple[Arrival, ...]) -> None:
@@ -122,7 +113,7 @@ def test_a_rate_factor_must_be_positive() -> None:
         b"",
         b"{}",
         _workload().to_bytes().replace(b"lora-workload-1", b"lora-workload-9"),
-        _workload().to_bytes() + b'[0.0,null,"long",1,"","",0]\n',
+        _workload().to_bytes() + b'[0.0,null,"long",1,""]\n',
         _workload().to_bytes() + b"[0.0,null,1]\n",
     ],
 )

@@ -43,7 +43,7 @@ def test_the_azure_trace_is_the_one_described(azure: Workload) -> None:
     assert azure.rate_rps == pytest.approx(5.53, abs=0.005)
     assert gap_cv([a.at_s for a in azure.arrivals]) == pytest.approx(1.09, abs=0.01)
     assert azure.shares == {None: 1.0}
-    assert "19365 of 19366" in azure.source
+    assert len(azure.arrivals) == 19_365
 
 
 def test_the_halves_share_no_request_and_lose_none(azure: Workload) -> None:
@@ -83,7 +83,6 @@ def test_more_requests_than_there_are_come_in_passes(arena: Workload) -> None:
 
     assert len(workload.arrivals) == 20_000
     assert counts == pytest.approx([2000] * 10, rel=0.1)
-    assert "14 passes" in workload.source
     assert workload.to_bytes() == rescaled(arena, rate_rps=20, duration_s=1000, seed=3).to_bytes()
 
 
@@ -116,7 +115,6 @@ def test_azures_own_format_is_read_and_sorted(tmp_path: Path) -> None:
         (4.5, 396, 109),
     ]
     assert workload.name == "week"
-    assert "2 of 4" in workload.source
 
 
 @pytest.mark.parametrize(

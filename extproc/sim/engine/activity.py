@@ -1,8 +1,4 @@
-"""What an engine in virtual time would show on its metrics page, and since when.
-
-A page changes at the end of each step only: between two steps it says what held at the end of the
-last one, also while the next one runs.
-"""
+"""The metrics page of an engine in virtual time. It changes at the end of each step only."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from dataclasses import dataclass, field
 from extproc.sim.engine.records import EngineReport, EngineRequest, EngineStats
 
 NEVER_S = float("-inf")
-"""Before anything was shown."""
+"""Before the first page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +27,12 @@ class Activity:
         self._page = self._previous = _Page()
 
     def add(self, request: EngineRequest) -> None:
-        """`request` has its first token: its adapter is active."""
+        """Record that `request` has its first token: its adapter is active."""
         if request.adapter is not None:
             self._num_active[request.adapter] = self._num_active.get(request.adapter, 0) + 1
 
     def remove(self, request: EngineRequest) -> None:
-        """`request`, which was added, has ended."""
+        """Record that `request`, which was added, has ended."""
         adapter = request.adapter
         if adapter is None:
             return
@@ -49,19 +45,19 @@ class Activity:
             self._ended[adapter] = self._page.shown_s
 
     def show(self, stats: EngineStats, *, at_s: float) -> None:
-        """A step ended at `at_s`."""
+        """Record the end of a step at `at_s`."""
         active = self._page.active
         if active != self._num_active.keys():
             active = frozenset(self._num_active)
         self._previous, self._page = self._page, _Page(at_s, stats, active)
 
     def show_idle(self, *, now: float) -> None:
-        """There is nothing to do. vLLM takes an empty step after its last request was aborted."""
+        """Record an idle engine: vLLM takes an empty step after its last request was aborted."""
         if self._page.stats != EngineStats():
             self.show(EngineStats(), at_s=max(now, self._page.shown_s))
 
     def report(self, *, now: float, since_s: float) -> EngineReport:
-        """The page at `now`; its log leaves out what a page shown at `since_s` said already."""
+        """Return the page at `now`; its log begins after `since_s`."""
         page = self._page if self._page.shown_s <= now else self._previous
         shown_s, active = page.shown_s, page.active
         log = [(adapter, shown_s) for adapter in sorted(active)] if shown_s > since_s else []

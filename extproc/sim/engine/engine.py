@@ -1,7 +1,7 @@
 """A model of one vLLM engine, step by step, without a clock.
 
-The caller owns time. In real time it submits and aborts requests between steps, calls
-`step(now=...)`, and lets `Step.duration_s` pass before it uses what the step answered. In virtual
+The caller keeps time. In real time it submits and aborts requests between steps, calls
+`step(now=...)`, and lets `Step.duration_s` pass before it uses the step's results. In virtual
 time it calls `advance(now=..., until=...)`, which takes the same steps, many at once. The rules are
 those of vLLM 0.32 (`v1/core/sched/scheduler.py`):
 
@@ -15,11 +15,11 @@ those of vLLM 0.32 (`v1/core/sched/scheduler.py`):
 4. A waiting request is admitted only if its whole sequence so far fits into the free blocks.
 5. The adapters of the batch are brought onto the GPU before the forward pass; the batch waits.
 
-6. KV of a shared beginning is found again under the same adapter, and what a preempted request
-   lost by itself as far as nobody has allocated it (`extproc.sim.engine.blocks`).
+6. A preempted request finds the KV that it lost, as far as nobody has allocated it
+   (`extproc.sim.engine.blocks`).
 
-One simplification: the adapters of a batch are placed in the batch's order (vLLM iterates over a
-set, an order that differs between processes).
+Two simplifications: prompts share no KV, and the adapters of a batch are placed in the batch's
+order (vLLM iterates over a set, an order that differs between processes).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Engine:
         max_loras: Adapter slots on the GPU; 0 for an engine without LoRA.
         max_cpu_loras: Places in the CPU cache; `max_loras` by default, as in vLLM.
         max_lora_rank: The rank that every slot is allocated for.
-        ranks: Rank of each adapter; one that is not named has `max_lora_rank`.
+        ranks: Rank of each adapter; `max_lora_rank` where missing.
 
     Raises:
         ValueError: vLLM would not start with these sizes.
@@ -100,11 +100,11 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
-        """The gauges now."""
+        """The gauges at the end of the last step."""
         return self._scheduler.stats(self._scheduler.pool.free)
 
     def generated_tokens(self, request_id: str) -> int:
-        """Tokens of its answer that an unfinished request has.
+        """Return how many tokens an unfinished request has generated.
 
         Raises:
             KeyError: It is unknown or finished.
@@ -115,11 +115,11 @@ class Engine:
         return sequence.generated + self._scheduler.decoders.tick - sequence.joined
 
     def report(self, *, now: float, since_s: float = NEVER_S) -> EngineReport:
-        """What the metrics page says at `now`, for an engine that has been advanced to `now`.
+        """Return the metrics page at `now`, for an engine that has been advanced to `now`.
 
         Args:
             now: Not before the start of the last step.
-            since_s: `shown_s` of a report that the reader has: what its log told is left out.
+            since_s: `shown_s` of a report that the reader has, whose log entries are left out.
         """
         return self._activity.report(now=now, since_s=since_s)
 
@@ -127,16 +127,14 @@ class Engine:
         """Queue a request.
 
         Raises:
-            ValueError: Its id is in use, it is longer than the model allows, it is empty, its
-                prefix is longer than its prompt, or it names an adapter where there are no slots.
+            ValueError: Its id is in use, it is longer than the model allows, it is empty, or it
+                names an adapter where there are no slots.
         """
         length = request.prompt_tokens + request.output_tokens
         if request.id in self._scheduler.sequences:
             raise ValueError(f"request {request.id!r} is unfinished")
         if request.prompt_tokens < 1 or request.output_tokens < 0:
             raise ValueError(f"request {request.id!r} has no prompt or a negative output")
-        if not 0 <= request.prefix_tokens <= request.prompt_tokens:
-            raise ValueError(f"request {request.id!r} has a prefix longer than its prompt")
         if length > self.profile.max_model_len:
             raise ValueError(f"{length} tokens exceed max_model_len")
         if request.adapter is not None and self._cache is None:
@@ -155,7 +153,7 @@ class Engine:
         return True
 
     def set_rank(self, adapter: str, rank: int) -> None:
-        """Say which rank `adapter` has.
+        """Set the rank of `adapter`.
 
         Raises:
             ValueError: `rank` exceeds `max_lora_rank`.
@@ -164,29 +162,23 @@ class Engine:
             raise ValueError(f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}")
         self._ranks[adapter] = rank
 
-    def load_adapter(self, adapter: str, *, is_reload: bool = False) -> float:
+    def load_adapter(self, adapter: str) -> float:
         """Load `adapter` at the operator's request, between two steps.
 
-        Args:
-            adapter: Which.
-            is_reload: Read it from disk again even if it is here.
-
         Returns:
-            Seconds that the engine stands still for it.
+            Seconds for which the engine stops.
 
         Raises:
             ValueError: The engine has no adapter slots.
         """
         if self._cache is None:
             raise ValueError("this engine has no adapter slots")
-        if is_reload:
-            self._cache.drop(adapter)
         # The batch's adapters are no longer the latest used.
         self._adapters, self._scheduler.is_regrouped = (), True
         return sum(self._load_s(load) for load in self._place((adapter,)))
 
     def step(self, *, now: float) -> Step | None:
-        """Run one step that begins at `now`. None if there is nothing to do.
+        """Run one step that begins at `now`; None without work.
 
         Afterwards the engine is in its state at the end of the step, `duration_s` later.
         """
@@ -209,34 +201,30 @@ class Engine:
         )
 
     def advance(self, *, now: float, until: float) -> Advance:
-        """Run every step that begins from `now` on and before `until`, one after the other.
+        """Run every step that begins from `now` on and before `until`.
 
-        Equal to calling `step` again and again, and much faster.
+        Equal to repeated calls of `step`, and much faster.
         """
-        num_steps = self.counters.num_steps
         first_tokens: list[Timeline] = []
         finished: list[Timeline] = []
-        loads: list[AdapterLoad] = []
         while now < until and self._scheduler.sequences:
             if self._scheduler.is_steady and not self._scheduler.is_regrouped:
                 now = self._repeat(now, until)
                 if now >= until:
                     break
-            batch, batch_loads, duration_s = self._take_step(now)
+            batch, _, duration_s = self._take_step(now)
             now += duration_s
             first_tokens += batch.first_tokens
             finished += batch.finished
-            loads += batch_loads
         if not self._scheduler.sequences:
             self._activity.show_idle(now=now)
-        num_steps = self.counters.num_steps - num_steps
-        return Advance(now, num_steps, tuple(first_tokens), tuple(finished), tuple(loads))
+        return Advance(now, tuple(first_tokens), tuple(finished))
 
     def _repeat(self, now: float, until: float) -> float:
-        """Take steps in which nobody comes, ends or lacks a block; the end of the last one.
+        """Run steps in which no request comes, ends or lacks a block; return the end of the last.
 
-        Only time, KV and blocks change. The arithmetic on floats is that of `forward_s`, in its
-        order, so that the result is that of single steps to the last bit.
+        Only time, KV and blocks change. The arithmetic on floats is that of `forward_s`, in the
+        same order, so that the result equals single steps to the last bit.
         """
         profile, decoders, pool = self.profile, self._scheduler.decoders, self._scheduler.pool
         first, last = decoders.tick, decoders.next_end - 1
@@ -270,7 +258,7 @@ class Engine:
     def _take_step(
         self, now: float, *, is_detailed: bool = False
     ) -> tuple[Batch, tuple[AdapterLoad, ...], float]:
-        """One step: what it did, what had to be moved for it, and how long it takes."""
+        """Run one step; return its batch, its adapter loads and its seconds."""
         scheduler = self._scheduler
         batch = scheduler.schedule(now=now)
         loads: tuple[AdapterLoad, ...] = ()
@@ -297,7 +285,6 @@ class Engine:
         counters.num_preemptions += len(batch.preempted)
         counters.num_finished += len(batch.finished)
         counters.num_prompt_tokens += batch.num_prompt_tokens
-        counters.num_cached_tokens += batch.num_cached_tokens
         for timeline in batch.first_tokens:
             self._activity.add(timeline.request)
         for timeline in batch.finished:

@@ -1,4 +1,4 @@
-"""Where an engine keeps its adapters: slots on the GPU over a cache in CPU memory.
+"""The adapters that an engine holds: slots on the GPU over a cache in CPU memory.
 
 Both are least-recently-used, as in vLLM 0.32 (`lora/worker_manager.py`,
 `LRUCacheWorkerLoRAManager.add_adapter`, and `lora/model_manager.py`): an adapter is read into the
@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AdapterLoad:
-    """What one use of an adapter had to move.
+    """A load of an adapter.
 
     Attributes:
-        adapter: The adapter.
-        is_from_disk: True if it was in no cache and was read from disk, then copied to the GPU;
-            False if only the copy from CPU memory to the GPU was needed.
+        is_from_disk: True if it was read from disk, then copied to the GPU; False if only the copy
+            from CPU memory to the GPU was needed.
     """
 
     adapter: str
@@ -59,7 +58,7 @@ class AdapterCache:
         """Bring `adapter` onto the GPU, or refresh it there.
 
         Returns:
-            What had to be moved, or None if the adapter had its slot already.
+            The load, or None if the adapter had its slot already.
         """
         if adapter in self._gpu:  # and so in the CPU cache
             _refresh(self._cpu, adapter)
@@ -75,11 +74,6 @@ class AdapterCache:
             del self._gpu[next(iter(self._gpu))]
         self._gpu[adapter] = None
         return AdapterLoad(adapter, is_from_disk)
-
-    def drop(self, adapter: str) -> None:
-        """Forget `adapter`, which need not be there."""
-        self._cpu.pop(adapter, None)
-        self._gpu.pop(adapter, None)
 
 
 def _refresh(cache: dict[str, None], adapter: str) -> None:

@@ -1,9 +1,9 @@
 """Requests inside the engine, and the decoding ones among them kept as sums.
 
-A sequence that decodes does the same in every step: one token more of KV and of answer. So the
-engine does not touch it: it counts ticks (steps), and a sequence knows the tick at which it began
-to decode. What a step must know of all of them together, how many there are, how much KV they
-have, how many need a new block now and who ends now, is kept up to date in `Decoders`.
+A sequence that decodes does the same in every step: one more token of KV and of output. So the
+engine does not touch it: it counts ticks (steps), and a sequence has the tick at which it began to
+decode. `Decoders` maintains the totals that a step needs: their number, their KV, how many need a
+new block now, and which end now.
 """
 
 from __future__ import annotations
@@ -11,30 +11,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from extproc.sim.engine.blocks import Prefix
+from extproc.sim.engine.blocks import FreeRun
 from extproc.sim.engine.records import EngineRequest, Timeline
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request inside the engine. `computed` tokens have their KV.
+    """A request inside the engine.
 
     Attributes:
-        request: What was submitted.
-        submitted_s: When.
         order: Its place: in the queue while it waits, in the batch while it runs.
         computed: Tokens that have their KV; while it decodes, those at tick `joined`.
-        generated: Tokens of the answer; while it decodes, those at tick `joined`.
+        generated: Tokens of output; while it decodes, those at tick `joined`.
         joined: Tick at which it began to decode; None while it does not.
-        prefix: The shared part of its KV; None while it holds none.
-        kept: The rest of its KV when it was preempted, as far as it is still there; None before.
-        is_running: In the batch, not in the queue.
-        deferred_s: When it was first skipped for want of a slot since it was queued.
-        slot_wait_s: Seconds that it spent so until it ran.
-        num_cached_tokens: Tokens whose KV it found, when it last began.
+        kept: Its KV when it was preempted, as far as it is still there; None if it was not.
+        is_deferred: Skipped for want of a slot since it was queued.
         scheduled_s: Start of the first step that ran it.
         first_token_s: End of the step with its first token.
-        num_preemptions: How often it lost its KV.
     """
 
     request: EngineRequest
@@ -43,34 +36,23 @@ class Sequence:
     computed: int = 0
     generated: int = 0
     joined: int | None = None
-    prefix: Prefix | None = None
-    kept: Prefix | None = None
+    kept: FreeRun | None = None
     is_running: bool = False
-    deferred_s: float | None = None
-    slot_wait_s: float = 0.0
-    num_cached_tokens: int = 0
+    is_deferred: bool = False
     scheduled_s: float | None = None
     first_token_s: float | None = None
-    num_preemptions: int = 0
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and answer so far; not to be asked while it decodes."""
+        """Tokens of prompt and output so far; not valid while it decodes."""
         return self.request.prompt_tokens + self.generated
 
     def timeline(self, finished_s: float | None = None) -> Timeline:
-        """What happened to it; it has its first token."""
+        """Return its times; it has its first token."""
         assert self.scheduled_s is not None
         assert self.first_token_s is not None
         return Timeline(
-            request=self.request,
-            submitted_s=self.submitted_s,
-            scheduled_s=self.scheduled_s,
-            first_token_s=self.first_token_s,
-            finished_s=finished_s,
-            num_preemptions=self.num_preemptions,
-            slot_wait_s=self.slot_wait_s,
-            num_cached_tokens=self.num_cached_tokens,
+            self.request, self.submitted_s, self.scheduled_s, self.first_token_s, finished_s
         )
 
 
@@ -78,9 +60,11 @@ class Decoders:
     """The decoding sequences of a batch.
 
     Attributes:
-        count: How many.
+        count: Number of sequences.
         kv_tokens: Their KV, tokens.
         tick: Steps so far.
+        residues: How many sequences have `computed - tick` equal to each value modulo the block:
+            constant while they decode.
     """
 
     def __init__(self, block_tokens: int) -> None:
@@ -88,29 +72,27 @@ class Decoders:
         self.kv_tokens = 0
         self.tick = 0
         self._block_tokens = block_tokens
-        # How many sequences have `computed - tick` equal to each value modulo the block: constant
-        # while they decode.
         self.residues = [0] * block_tokens
         self._ending: dict[int, list[Sequence]] = {}
         self._ends: list[int] = []
 
     @property
     def blocks_needed(self) -> int:
-        """Blocks that the next tick allocates."""
+        """The number of blocks that the next tick allocates."""
         return self.residues[-self.tick % self._block_tokens]
 
     @property
     def next_end(self) -> int:
-        """No sequence ends before this tick; there is at least one."""
+        """The tick of the next end; there is at least one sequence."""
         return self._ends[0]
 
     def needs_block(self, sequence: Sequence) -> bool:
-        """Whether the next tick allocates one for `sequence`."""
+        """Return whether the next tick allocates a block for `sequence`."""
         assert sequence.joined is not None
         return (sequence.computed - sequence.joined + self.tick) % self._block_tokens == 0
 
     def join(self, sequence: Sequence) -> None:
-        """`sequence` decodes from the next tick on."""
+        """Let `sequence` decode from the next tick on."""
         sequence.joined = self.tick
         self.count += 1
         self.kv_tokens += sequence.computed
@@ -122,7 +104,7 @@ class Decoders:
         self._ending[end].append(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """Take `sequence` out, its counts brought up to date."""
+        """Remove `sequence` and update its counts."""
         assert sequence.joined is not None
         end = self._end(sequence)
         if end in self._ending:
@@ -136,7 +118,7 @@ class Decoders:
         self.kv_tokens -= sequence.computed
 
     def advance(self, ticks: int = 1) -> list[Sequence]:
-        """Let `ticks` pass, of which only the last may end sequences; those, in batch order."""
+        """Let `ticks` pass, of which only the last may end sequences; return those in order."""
         self.tick += ticks
         self.kv_tokens += self.count * ticks
         ended = self._ending.pop(self.tick, [])

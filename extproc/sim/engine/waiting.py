@@ -1,7 +1,7 @@
 """The queue of one engine, in front of its gate of adapter slots.
 
-The gate looks at adapters, so the queue is kept by adapter: finding the first request that may run
-costs as much as there are running adapters, however many requests are held back.
+The queue is kept by adapter, so that finding the first request that may run takes time proportional
+to the running adapters, however many requests wait.
 """
 
 from __future__ import annotations
@@ -14,11 +14,7 @@ from extproc.sim.engine.sequences import Sequence
 
 
 class WaitingQueue:
-    """Sequences in order; a preempted one goes to the head.
-
-    Attributes:
-        num_deferred: Those that were skipped at the gate since they came here.
-    """
+    """Sequences in order; `num_deferred` of them were skipped since they were queued."""
 
     def __init__(self) -> None:
         self.num_deferred = 0
@@ -55,24 +51,24 @@ class WaitingQueue:
         self._enter(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take `sequence` out, the first of its adapter or not."""
+        """Remove `sequence` from anywhere."""
         adapter = sequence.request.adapter
         queue = self._queues[adapter]
         queue.remove(sequence)
         if not queue:
             del self._queues[adapter]
         self._size -= 1
-        self.num_deferred -= sequence.deferred_s is not None
+        self.num_deferred -= sequence.is_deferred
         sequence.order = 0
         if not self._size:
             self._heap.clear()
             self._unmarked.clear()
 
     def first(self, passing: Collection[str] | None) -> Sequence | None:
-        """The first sequence that may run.
+        """Return the first sequence that may run.
 
         Args:
-            passing: Adapters that pass the gate beside the base model; None if every one does.
+            passing: Adapters that pass the gate like the base model; None for every one.
         """
         if passing is None:
             while self._heap and not _is_here(*self._heap[0]):
@@ -86,21 +82,21 @@ class WaitingQueue:
                 best = queue[0]
         return best
 
-    def defer_all(self, *, now: float) -> None:
-        """Mark everything as skipped at `now`."""
-        self.defer(self._last + 1, now=now)
+    def defer_all(self) -> None:
+        """Mark every sequence as skipped."""
+        self.defer(self._last + 1)
 
-    def defer(self, before: int, *, now: float) -> None:
-        """Mark as skipped at `now` what stands before place `before`."""
+    def defer(self, before: int) -> None:
+        """Mark the sequences before place `before` as skipped."""
         unmarked = self._unmarked
         while unmarked and unmarked[0][0] < before:
             order, sequence = unmarked.popleft()
             if _is_here(order, sequence):
-                sequence.deferred_s = now
+                sequence.is_deferred = True
                 self.num_deferred += 1
 
     def _enter(self, sequence: Sequence) -> None:
-        sequence.deferred_s = None
+        sequence.is_deferred = False
         self._size += 1
         heappush(self._heap, (sequence.order, sequence))
 

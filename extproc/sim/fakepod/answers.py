@@ -1,6 +1,6 @@
-"""What a vLLM server writes: answers and streams in the shapes of its HTTP APIs.
+"""Responses and streams in the formats of vLLM's HTTP APIs, as pure functions from values to JSON.
 
-Pure functions from values to JSON; the text says which pod answered and as which model.
+The text names the pod and the model.
 """
 
 from __future__ import annotations
@@ -15,16 +15,7 @@ from extproc.sim.fakepod.apierrors import ApiError, Json
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One generated answer.
-
-    Attributes:
-        id: Without the prefix of its API.
-        pod: Name of the pod that answers.
-        model: The model that was asked for.
-        created_wall_s: Unix seconds.
-        prompt_tokens: Length of the prompt.
-        output_tokens: Length of the answer.
-    """
+    """One generated response; its id is without the prefix of its API."""
 
     id: str
     pod: str
@@ -34,7 +25,7 @@ class Reply:
     output_tokens: int
 
     def token(self, index: int) -> str:
-        """Text of the token at `index`: the first one says who answers as what."""
+        """Return the text of the token at `index`; the first one names pod and model."""
         return f" {index}" if index else f"{self.pod} says {self.model}:"
 
     @property
@@ -52,27 +43,27 @@ class Reply:
         }
 
     def finish_reason(self, index: int) -> str | None:
-        """OpenAI's reason with the token at `index`: answers always end at their length."""
+        """Return OpenAI's reason with the token at `index`: responses end at their length."""
         return "length" if index + 1 == self.output_tokens else None
 
 
 class Api(Protocol):
-    """How one API writes a generated answer."""
+    """The format of one API. Subclasses document only their differences."""
 
     def whole(self, reply: Reply) -> Json:
-        """The body of an answer that is not streamed."""
+        """Return the body of a response that is not streamed."""
         ...
 
     def start(self, reply: Reply) -> bytes:
-        """The events that go out before the first token is there: none for most."""
+        """Return the events before the first token: none for most."""
         return b""
 
     def token(self, reply: Reply, index: int) -> bytes:
-        """The events of the token at `index`."""
+        """Return the events of the token at `index`."""
         ...
 
     def end(self, reply: Reply, *, has_usage: bool) -> bytes:
-        """The events after the last token; token counts only if `has_usage`."""
+        """Return the events after the last token; token counts only if `has_usage`."""
         ...
 
 
@@ -131,7 +122,7 @@ class ChatApi(Api):
         return {**head, "choices": [choice], "usage": reply.usage}
 
     def token(self, reply: Reply, index: int) -> bytes:
-        """See `Api`. The role goes out with the first token."""
+        """The role comes with the first token."""
         content = self._chunk(reply, {"content": reply.token(index)}, reply.finish_reason(index))
         if index:
             return content
@@ -154,28 +145,14 @@ class ChatApi(Api):
         }
 
 
-def embedding(reply: Reply, size: int) -> Json:
-    """The answer of `/v1/embeddings`: one vector of `size` numbers of length 1."""
-    vector = [0.0] * size
-    vector[sum(reply.model.encode()) % size] = 1.0
-    return {
-        "id": f"embd-{reply.id}",
-        "object": "list",
-        "created": reply.created_wall_s,
-        "model": reply.model,
-        "data": [{"index": 0, "object": "embedding", "embedding": vector}],
-        "usage": reply.usage,
-    }
-
-
 def model_list(base_model: str, adapters: Mapping[str, str], max_len: int, created: int) -> Json:
-    """The answer of `/v1/models`.
+    """Return the response of `/v1/models`.
 
     Args:
         base_model: Name of the base model, and its path.
         adapters: Path of each adapter.
-        max_len: Longest prompt plus answer, tokens.
-        created: Unix seconds; vLLM answers the time of the call.
+        max_len: Longest prompt plus response, tokens.
+        created: Unix seconds; in vLLM the time of the call.
     """
     cards = [_card(base_model, base_model, None, max_len, created)]
     cards += [_card(name, path, base_model, None, created) for name, path in adapters.items()]
@@ -200,15 +177,15 @@ def _usage_and_done(head: Json, reply: Reply, has_usage: bool) -> bytes:
 
 
 def event(body: Json) -> bytes:
-    """A server-sent event."""
+    """Encode a server-sent event."""
     return b"data: " + encode(body) + b"\n\n"
 
 
 def stream_error(error: ApiError) -> bytes:
-    """The end of a stream that fails after its headers are out."""
+    """Return the end of a stream that fails after its headers were sent."""
     return event(error.openai()) + b"data: [DONE]\n\n"
 
 
 def encode(body: Json) -> bytes:
-    """Compact JSON."""
+    """Encode compact JSON."""
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()

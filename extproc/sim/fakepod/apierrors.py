@@ -1,4 +1,4 @@
-"""The errors of a vLLM server, in the words and shapes of 0.32."""
+"""The errors of a vLLM server, as in 0.32."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ Json = dict[str, Any]
 
 
 class ApiError(Exception):
-    """An error answer in vLLM's shape.
-
-    Args:
-        status: HTTP status.
-        message: For the client.
-        type: vLLM's name of the kind of error.
-        param: The field at fault.
-    """
+    """An error response; `type` is vLLM's name of the error, `param` the field at fault."""
 
     def __init__(self, status: int, message: str, type: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -26,18 +19,18 @@ class ApiError(Exception):
         self.param = param
 
     def openai(self) -> Json:
-        """The body in OpenAI's shape."""
+        """Return the body in OpenAI's format."""
         error = {"message": str(self), "type": self.type, "param": self.param, "code": self.status}
         return {"error": error}
 
 
 def invalid(error: str, param: str | None = None) -> ApiError:
-    """A request that does not have the form its endpoint wants."""
+    """Return the error of a malformed request."""
     return ApiError(400, f"1 validation error:\n  {error}", "Bad Request", param)
 
 
 def invalid_json(error: json.JSONDecodeError) -> ApiError:
-    """A body that is not JSON."""
+    """Return the error of a body that is not JSON."""
     loc = f"body.{error.pos}"
     details = {
         "type": "json_invalid",
@@ -50,7 +43,7 @@ def invalid_json(error: json.JSONDecodeError) -> ApiError:
 
 
 def missing_field(name: str, body: Mapping[str, object]) -> ApiError:
-    """A body without a field that its endpoint needs."""
+    """Return the error of a body without a required field."""
     loc = f"body.{name}"
     details = {
         "type": "missing",
@@ -62,11 +55,11 @@ def missing_field(name: str, body: Mapping[str, object]) -> ApiError:
 
 
 def unknown_model(model: str, base_model: str) -> ApiError:
-    """A model that this server does not serve."""
+    """Return the error of a model that is not served."""
     message = f"The model `{model}` does not exist. Valid aliases: {base_model}."
     return ApiError(404, message, "NotFoundError", "model")
 
 
 def engine_dead() -> ApiError:
-    """The engine behind the server has ended."""
+    """Return the error after the engine has died."""
     return ApiError(500, "EngineCore encountered an issue.", "InternalServerError")

@@ -30,16 +30,15 @@ from extproc.sim.fakepod.responses import ResponsesApi
 from extproc.sim.fakepod.runner import EngineDeadError, EngineRunner, Generation
 from extproc.sim.fakepod.vllmpage import CONTENT_TYPE, VllmPage
 
-EMBEDDING_SIZE = 64
+_DEFAULT_OUTPUT_TOKENS = 16
 _KEPT_REQUESTS = 100
-_ORCA_FORMAT = "endpoint-load-metrics-format"
 
 
 class Pod:
     """One fake pod: an engine in real time, its adapters, its page, and the endpoints over them.
 
     Args:
-        config: What it is.
+        config: Its configuration.
         clock: Monotonic seconds of the event loop.
         wall: Unix seconds.
 
@@ -79,23 +78,20 @@ class Pod:
         )
 
     def routes(self) -> list[web.RouteDef]:
-        """Every endpoint."""
-        routes = [
+        """Return every endpoint."""
+        return [
             web.post("/v1/completions", self.completions),
             web.post("/v1/chat/completions", self.chat),
             web.post("/v1/responses", self.responses),
-            web.post("/v1/embeddings", self.embeddings),
             web.post("/v1/audio/transcriptions", self.transcriptions),
             web.get("/v1/models", self.models),
             web.get("/metrics", self.metrics),
             web.get("/metrics/", self.filtered_metrics),
             web.get("/health", self.health),
             web.get("/debug/engine", self.debug_engine),
+            web.post("/v1/load_lora_adapter", self.load_adapter),
+            web.post("/v1/unload_lora_adapter", self.unload_adapter),
         ]
-        if self.config.runtime_updating:
-            routes.append(web.post("/v1/load_lora_adapter", self.load_adapter))
-            routes.append(web.post("/v1/unload_lora_adapter", self.unload_adapter))
-        return routes
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
@@ -123,15 +119,6 @@ class Pod:
         body["max_tokens"] = body.get("max_output_tokens")
         return await self._generate(request, body, ResponsesApi(), length)
 
-    async def embeddings(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/embeddings`: costs the prefill."""
-        body = await _json_body(request)
-        if "input" not in body:
-            raise missing_field("input", body)
-        reply, generation = self._submit(body.get("model"), prompt_tokens(body["input"]), 0)
-        await self._finished(generation)
-        return _answer(answers.embedding(reply, EMBEDDING_SIZE), reply)
-
     async def transcriptions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/audio/transcriptions`, a multipart form: costs the prefill."""
         if not request.content_type.startswith("multipart/"):
@@ -145,7 +132,7 @@ class Pod:
         reply, generation = self._submit(form.get("model"), length, 0)
         await self._finished(generation)
         usage = {"type": "duration", "seconds": len(audio) // 32_000}  # 16 kHz, 16 bits
-        return _answer({"text": reply.token(0), "usage": usage}, reply)
+        return _response({"text": reply.token(0), "usage": usage}, reply)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """`GET /v1/models`."""
@@ -188,11 +175,11 @@ class Pod:
         return web.Response(status=503 if self.runner.is_dead or self.is_draining else 200)
 
     async def debug_engine(self, request: web.Request) -> web.StreamResponse:
-        """`GET /debug/engine`: the model's inside. No vLLM has this."""
+        """`GET /debug/engine`: the state of the engine model. vLLM has no such page."""
         engine, names = self.runner.engine, self.registry.names_by_key
         return web.json_response(
             {
-                "note": "the fake pod's engine model; no vLLM has this page",
+                "note": "the fake pod's engine model; vLLM has no such page",
                 "pod": self.config.name,
                 "profile": engine.profile.name,
                 "provenance": engine.profile.provenance,
@@ -206,7 +193,7 @@ class Pod:
         )
 
     def _refuse_if_draining(self) -> None:
-        """A load report is an invitation: one that will end soon gives none."""
+        """Give no load reports before the end, so that routers send requests elsewhere."""
         if self.is_draining:
             raise ApiError(503, "The pod is about to end.", "ServiceUnavailableError")
 
@@ -218,11 +205,11 @@ class Pod:
         if body.get("stream") is True:
             return await self._stream(request, body, api, reply, generation)
         await self._finished(generation)
-        return _answer(api.whole(reply), reply, self._orca(request))
+        return _response(api.whole(reply), reply)
 
     def _output_tokens(self, wanted: object) -> int:
         if wanted is None:
-            return self.config.default_output_tokens
+            return _DEFAULT_OUTPUT_TOKENS
         if not isinstance(wanted, int) or wanted < 1:
             message = f"max_tokens must be at least 1, got {wanted}."
             raise ApiError(400, message, "BadRequestError", "max_tokens")
@@ -241,8 +228,8 @@ class Pod:
         response.charset = "utf-8"
         sent = 0
         try:
-            # Sent before the first token, as vLLM does: a gateway sees the headers of a request
-            # that still waits in the engine.
+            # Before the first token, as in vLLM: a gateway sees the headers of a request that
+            # still waits in the engine.
             await response.prepare(request)
             await response.write(api.start(reply))
             while sent < reply.output_tokens:
@@ -252,7 +239,7 @@ class Pod:
             await response.write(api.end(reply, has_usage=_wants_usage(body)))
             await response.write_eof()
         except ConnectionResetError:
-            pass  # the client left; nobody reads an answer
+            pass  # the client left
         except EngineDeadError:
             await response.write(answers.stream_error(engine_dead()))
         finally:
@@ -284,27 +271,13 @@ class Pod:
         return reply, self.runner.submit(EngineRequest(id_, length, output_tokens, key))
 
     def _served(self, model: object) -> tuple[str, str | None]:
-        """The name that is served and the engine's key of its adapter. No name is the base."""
+        """Return the model's name and the engine's key of its adapter; no name is the base."""
         if not model or model == self.config.base_model:
             return self.config.base_model, None
         adapter = self.registry.get(model) if isinstance(model, str) else None
         if adapter is None:
             raise unknown_model(str(model), self.config.base_model)
         return adapter.name, adapter.key
-
-    def _orca(self, request: web.Request) -> dict[str, str]:
-        wanted = request.headers.get(_ORCA_FORMAT, "").lower()
-        stats = self.runner.reported
-        metrics = {
-            "num_requests_waiting": float(stats.num_waiting),
-            "kv_cache_usage_perc": stats.kv_usage_ratio,
-        }
-        if wanted == "json":
-            return {"endpoint-load-metrics": f"JSON {json.dumps({'named_metrics': metrics})}"}
-        if wanted == "text":
-            named = (f"named_metrics.{name}={value}" for name, value in metrics.items())
-            return {"endpoint-load-metrics": f"TEXT {', '.join(named)}"}
-        return {}
 
 
 async def _json_body(request: web.Request) -> Json:
@@ -319,11 +292,9 @@ async def _json_body(request: web.Request) -> Json:
     return body
 
 
-def _answer(body: Json, reply: Reply, headers: Mapping[str, str] | None = None) -> web.Response:
+def _response(body: Json, reply: Reply) -> web.Response:
     return web.Response(
-        body=answers.encode(body),
-        content_type="application/json",
-        headers={**_served_as(reply), **(headers or {})},
+        body=answers.encode(body), content_type="application/json", headers=_served_as(reply)
     )
 
 

@@ -2,7 +2,7 @@
 
 `start_pod` runs one inside a test; `python -m extproc.sim.fakepod.pod --name pod-1 --port 8001`
 runs one as a process. Everything but `/debug/*` and the headers `x-served-by` and `x-served-model`
-is as vLLM does it, as far as a gateway can see.
+is as in vLLM, as far as a gateway can see.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -36,6 +36,7 @@ _WALL: Callable[[], float] = time.time  # noqa: TID251
 
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # vLLM: serve/middleware/authenticate.py
 _UNRECORDED = ("/metrics", "/health", "/debug", "/v1/models")
+_MAX_BODY_BYTES = 64 * 1024 * 1024
 _SHUTDOWN_S = 0.2  # grace for running requests when a pod stops, where `drain_s` is not longer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -53,7 +54,7 @@ def build_app(
     leaves aborts its request.
 
     Args:
-        config: What the pod is.
+        config: The pod's configuration.
         clock: Monotonic seconds; the event loop's by default.
         wall: Unix seconds, for `created` fields and the values of LoRA series.
 
@@ -62,7 +63,7 @@ def build_app(
         ApiError: An adapter that it starts with cannot be loaded.
     """
     pod = Pod(config, clock=clock or asyncio.get_running_loop().time, wall=wall)
-    app = web.Application(middlewares=[_middleware], client_max_size=config.max_body_bytes)
+    app = web.Application(middlewares=[_middleware], client_max_size=_MAX_BODY_BYTES)
     app[POD] = pod
     app.add_routes(pod.routes())
     app.on_response_prepare.append(_add_name)
@@ -71,8 +72,8 @@ def build_app(
 
 
 async def _engine(app: web.Application) -> AsyncIterator[None]:
-    # Not in a TaskGroup: the application's life is not a block of code. The reference is kept here
-    # and the task is awaited at the end, where its error shows.
+    # Not in a TaskGroup: the application's life is not a block of code. The task is awaited at the
+    # end, where its error shows.
     task = asyncio.get_running_loop().create_task(app[POD].runner.run())
     yield
     task.cancel()
@@ -108,7 +109,7 @@ async def _middleware(request: web.Request, handler: Handler) -> web.StreamRespo
 
 
 def _recorded(request: web.Request) -> dict[str, object]:
-    """What to remember of a request: its line and its headers, without credentials."""
+    """Return the request's line and headers, without credentials."""
     secret = {"authorization", "cookie", "x-api-key"}
     return {
         "method": request.method,
@@ -122,13 +123,7 @@ def _recorded(request: web.Request) -> dict[str, object]:
 
 @dataclass(slots=True)
 class RunningPod:
-    """A pod that listens.
-
-    Attributes:
-        name: Its name.
-        address: `ip:port`.
-        pod: Its inside, for tests that look.
-    """
+    """A pod that listens at `address` (`ip:port`)."""
 
     name: str
     address: str
@@ -141,19 +136,16 @@ class RunningPod:
         return f"http://{self.address}"
 
     async def drain(self) -> None:
-        """Serve on for `drain_s`, and have whoever watches go elsewhere. `stop` comes next."""
+        """Keep serving for `drain_s`, with 503 from `/health` and `/metrics`; then call `stop`."""
         self.pod.is_draining = True
         await asyncio.sleep(self.pod.config.drain_s)
 
     async def stop(self) -> None:
-        """Stop listening and end what runs: no new requests, running ones are cut after a moment.
-
-        May be called again, and after `kill`.
-        """
+        """Stop listening, and cut running requests after a moment. Idempotent."""
         await self._runner.cleanup()
 
     async def kill(self) -> None:
-        """End as a killed process does: every connection is reset at once."""
+        """End like a killed process: reset every connection at once."""
         for site in list(self._runner.sites):
             await site.stop()
         server = self._runner.server
@@ -201,18 +193,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _config(options: argparse.Namespace) -> PodConfig:
     if options.config is not None:
         return msgspec.json.decode(options.config.read_bytes(), type=PodConfig)
-    profile = PROFILES[options.profile]
     return PodConfig(
         name=options.name,
         base_model=options.base_model,
         adapters=[name for name in options.adapters.split(",") if name],
         max_loras=options.max_loras,
         max_cpu_loras=options.max_cpu_loras,
-        max_lora_rank=options.max_lora_rank,
-        profile=replace(profile, max_num_seqs=options.max_num_seqs or profile.max_num_seqs),
-        time_scale=options.time_scale,
-        runtime_updating=not options.no_runtime_updating,
-        api_key=options.api_key,
+        profile=PROFILES[options.profile],
         drain_s=options.drain_s,
     )
 
@@ -235,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--config",
         type=Path,
-        help="a `PodConfig` as JSON; then no other option counts but --host and --port",
+        help="a `PodConfig` as JSON, instead of all options but --host and --port",
     )
     parser.add_argument("--name", default="pod-1")
     parser.add_argument("--host", default="127.0.0.1")
@@ -244,17 +231,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--adapters", default="", help="names, separated by commas")
     parser.add_argument("--max-loras", type=int, default=4)
     parser.add_argument("--max-cpu-loras", type=int, default=None)
-    parser.add_argument("--max-lora-rank", type=int, default=16)
-    parser.add_argument("--max-num-seqs", type=int, default=None)
     parser.add_argument("--profile", choices=sorted(PROFILES), default="instant")
-    parser.add_argument("--time-scale", type=float, default=1.0)
-    parser.add_argument("--no-runtime-updating", action="store_true")
-    parser.add_argument("--api-key", default=None)
     parser.add_argument(
         "--drain-s",
         type=float,
         default=0.0,
-        help="seconds to serve on at SIGTERM, told by a 503 of /health and /metrics",
+        help="seconds to keep serving after SIGTERM, while /health and /metrics respond 503",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""How long a prompt is, by a toy tokenizer: every four bytes are one token."""
+"""Lengths of prompts by a toy tokenizer: every four bytes are one token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def prompt_tokens(prompt: object) -> int:
-    """Length of a prompt: a text, a list of token ids, or a list of either."""
+    """Count the tokens of a text, a list of token ids, or a list of either."""
     if isinstance(prompt, str):
         return len(prompt.encode()) // 4 + 1
     if not isinstance(prompt, Sequence):
@@ -15,7 +15,7 @@ def prompt_tokens(prompt: object) -> int:
 
 
 def chat_tokens(messages: object) -> int:
-    """Length of a chat: four tokens a message (its role and its ends) and its texts."""
+    """Count the tokens of a chat: four for each message (its role and its ends) and its texts."""
     if not isinstance(messages, list):
         return 1
     return max(1, sum(4 + prompt_tokens(_texts(message)) for message in messages))

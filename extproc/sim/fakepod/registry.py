@@ -14,13 +14,7 @@ from extproc.sim.fakepod.runner import EngineRunner
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A served adapter.
-
-    Attributes:
-        name: What requests call it.
-        path: Where its files are.
-        key: What the engine calls it.
-    """
+    """A served adapter; `key` is the engine's name for it."""
 
     name: str
     path: str
@@ -28,10 +22,10 @@ class Adapter:
 
 
 class AdapterRegistry:
-    """Names that are served, beside the base model.
+    """The adapters by name.
 
-    As in vLLM, unloading forgets the name and nothing else: the engine keeps slot and cache entry
-    until they are evicted, and a name that is loaded again is a new adapter to it.
+    As in vLLM, unloading forgets only the name: the engine keeps slot and cache entry until they
+    are evicted, and a name that is loaded again is a new adapter to it.
 
     Args:
         base_model: Name of the base model.
@@ -56,7 +50,7 @@ class AdapterRegistry:
         return {adapter.name: adapter.path for adapter in self._adapters.values()}
 
     def get(self, name: str) -> Adapter | None:
-        """The adapter served as `name`."""
+        """Return the adapter served as `name`."""
         return self._adapters.get(name)
 
     def serve(self, name: str, path: str, engine: Engine) -> None:
@@ -70,25 +64,24 @@ class AdapterRegistry:
         self._adapters[name] = adapter
 
     async def load(self, body: Mapping[str, object], runner: EngineRunner) -> str:
-        """`POST /v1/load_lora_adapter`; the text of the answer.
+        """Handle `POST /v1/load_lora_adapter` and return the text of the response.
 
         Raises:
-            ApiError: vLLM's answer where it is refused.
+            ApiError: vLLM's refusal.
         """
         name, path = _text(body, "lora_name"), _text(body, "lora_path")
-        is_reload = body.get("load_inplace") is True
         async with self._locks[name]:
-            self._check_load(name, path, is_reload=is_reload)
+            self._check_load(name, path)
             adapter = self._prepare(name, path, runner.engine)
-            await runner.load_adapter(adapter.key, is_reload=is_reload)
+            await runner.load_adapter(adapter.key)
             self._adapters[name] = adapter
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, body: Mapping[str, object]) -> str:
-        """`POST /v1/unload_lora_adapter`; the text of the answer.
+        """Handle `POST /v1/unload_lora_adapter` and return the text of the response.
 
         Raises:
-            ApiError: vLLM's answer where it is refused.
+            ApiError: vLLM's refusal.
         """
         name = _text(body, "lora_name")
         if not name:
@@ -99,21 +92,20 @@ class AdapterRegistry:
         del self._adapters[name]
         return f"Success: LoRA adapter '{name}' removed successfully."
 
-    def _check_load(self, name: str, path: str, *, is_reload: bool) -> None:
+    def _check_load(self, name: str, path: str) -> None:
         if not name or not path:
             raise _bad_input("Both 'lora_name' and 'lora_path' must be provided.")
         if name == self._base_model:
             raise _bad_input(f"The lora adapter '{name}' conflicts with a served base model.")
-        if name in self._adapters and not is_reload:
+        if name in self._adapters:
             raise _bad_input(
                 f"The lora adapter '{name}' has already been loaded. If you want to load the "
                 "adapter in place, set 'load_inplace' to True."
             )
 
     def _prepare(self, name: str, path: str, engine: Engine) -> Adapter:
-        """Find the files, as far as a fake has any, and tell the engine the rank."""
-        known = self._adapters.get(name)
-        key = known.key if known else f"{name}#{len(self.names_by_key)}"
+        """Check the path and set the rank in the engine."""
+        key = f"{name}#{len(self.names_by_key)}"
         if self._ranks_by_path is not None and path not in self._ranks_by_path:
             message = f"Loading lora {name} failed: No adapter found for {path}"
             raise ApiError(404, message, "NotFoundError")

@@ -1,7 +1,7 @@
 """OpenAI's `/v1/responses`, as vLLM 0.32 writes it for a model without tools and reasoning.
 
-A stream says `response.created` before the engine has begun; every event has a number of its own.
-Of stored responses nothing is kept: the gateway does not route by their ids.
+A stream begins with `response.created` before the engine does; events are numbered. Responses are
+not stored: the gateway does not route by their ids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class ResponsesApi(Api):
     """`/v1/responses`."""
 
     def whole(self, reply: Reply) -> Json:
-        """See `Api`. Answers always end at their length, so they are incomplete."""
+        """Responses end at their length, so they are incomplete."""
         usage = {
             "input_tokens": reply.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -38,7 +38,7 @@ class ResponsesApi(Api):
         return _events(0, *({"type": kind, "response": response} for kind in kinds))
 
     def token(self, reply: Reply, index: int) -> bytes:
-        """See `Api`. The message and its part are opened with the first token."""
+        """The message and its part are opened with the first token."""
         place, delta = self._place(reply), {"delta": reply.token(index), "logprobs": []}
         text = {"type": "response.output_text.delta", **place, **delta}
         if index:
@@ -53,7 +53,7 @@ class ResponsesApi(Api):
         )
 
     def end(self, reply: Reply, *, has_usage: bool) -> bytes:
-        """See `Api`. The last event is the whole answer, token counts included."""
+        """The last event is the whole response, token counts included."""
         place, message = self._place(reply), self._message(reply, "completed")
         return _events(
             _NUM_OPENING + reply.output_tokens,
@@ -94,7 +94,7 @@ class ResponsesApi(Api):
 
 
 def _events(number: int, *bodies: Json) -> bytes:
-    """Events with their types as names, numbered from `number` on."""
+    """Encode events with their types as names, numbered from `number` on."""
     return b"".join(
         f"event: {body['type']}\n".encode() + event({**body, "sequence_number": number + place})
         for place, body in enumerate(bodies)

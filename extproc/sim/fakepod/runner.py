@@ -1,4 +1,4 @@
-"""The engine model in real time: one task that steps it and hands out what it produces.
+"""The engine model in real time: one task that steps it and delivers its tokens.
 
 One second of the engine takes `1 / time_scale` seconds of the loop. A step's results count once
 its time has passed; what arrives meanwhile is seen by the next step, as in vLLM.
@@ -16,8 +16,8 @@ from extproc.sim.engine.records import EngineRequest, EngineStats, Step
 from extproc.sim.fakepod.vllmpage import VllmPage
 
 _MAX_LAG_S = 0.02
-"""How far a step may start in the past, loop seconds. It makes up for timers that fire late (they
-have about a millisecond's grain); a machine that cannot keep up does not pile up a debt."""
+"""How far a step may start in the past, loop seconds. Compensates for timers that fire late (their
+resolution is about a millisecond), without a growing debt on a machine that is too slow."""
 
 
 class EngineDeadError(Exception):
@@ -25,12 +25,11 @@ class EngineDeadError(Exception):
 
 
 class Generation:
-    """One request under way, as its handler sees it.
+    """One running request, as its handler sees it.
 
     Attributes:
-        request: What was submitted.
         num_tokens: Tokens produced so far.
-        is_finished: No more will come.
+        is_finished: No more tokens will come.
     """
 
     def __init__(self, request: EngineRequest) -> None:
@@ -42,7 +41,7 @@ class Generation:
         self._ended = asyncio.Event()
 
     async def more(self, seen: int) -> int:
-        """Wait until there are more than `seen` tokens or the end; the number of tokens.
+        """Wait for more than `seen` tokens or the end, and return the number of tokens.
 
         Raises:
             EngineDeadError: The engine died.
@@ -65,7 +64,7 @@ class Generation:
             raise self.error
 
     def advance(self, tokens: int, *, is_finished: bool = False) -> None:
-        """Take over new tokens, or the end."""
+        """Record new tokens, or the end."""
         self.num_tokens += tokens
         self._changed.set()
         if is_finished:
@@ -81,7 +80,6 @@ class Generation:
 @dataclass(frozen=True, slots=True)
 class _Load:
     adapter: str
-    is_reload: bool
     done: asyncio.Future[None]
 
 
@@ -140,21 +138,21 @@ class EngineRunner:
         self._aborted.add(request.id)
         self.page.forget(request)
 
-    async def load_adapter(self, adapter: str, *, is_reload: bool = False) -> None:
-        """Load an adapter between two steps, which stalls the engine; returns when it is there.
+    async def load_adapter(self, adapter: str) -> None:
+        """Load an adapter between two steps, which stops the engine meanwhile.
 
         Raises:
             EngineDeadError: The engine died.
         """
         if self.is_dead:
             raise EngineDeadError
-        load = _Load(adapter, is_reload, asyncio.get_running_loop().create_future())
+        load = _Load(adapter, asyncio.get_running_loop().create_future())
         self._loads.append(load)
         self._wake.set()
         await load.done
 
     async def run(self) -> None:
-        """Step until cancelled. Whatever ends it, nobody is left waiting."""
+        """Step until cancelled. At the end, every waiting request and load fails."""
         try:
             while True:
                 await self._turn()
@@ -171,8 +169,7 @@ class EngineRunner:
         if self._loads:
             load = self._loads[0]
             self._begin()
-            duration_s = self.engine.load_adapter(load.adapter, is_reload=load.is_reload)
-            await self._spend(duration_s)
+            await self._spend(self.engine.load_adapter(load.adapter))
             self._loads.popleft()
             if not load.done.done():
                 load.done.set_result(None)
@@ -204,7 +201,7 @@ class EngineRunner:
         await asyncio.sleep(max(0.0, self._free_at - self._clock()))
 
     def _deliver(self, step: Step) -> None:
-        # The step began before these aborts: its results for them are dropped.
+        # The step began before these aborts: drop its results for them.
         self.page.record(step, wall=self._wall(), ignore=self._aborted)
         self._aborted.clear()
         self.reported = step.stats

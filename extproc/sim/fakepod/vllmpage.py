@@ -1,7 +1,7 @@
-"""The part of vLLM 0.32's `/metrics` page that somebody reads: routers, the dashboard, load tests.
+"""The part of vLLM 0.32's `/metrics` page that routers, the dashboard and load tests read.
 
-It is kept up to date from the engine model's steps and written by prometheus_client, as vLLM's
-own: text format, label order, `_created` lines and the `name[]` filter are the same code.
+It is updated by the engine model's steps and written by prometheus_client, as vLLM's own: text
+format, label order, `_created` lines and the `name[]` filter are the same code.
 `vllm:lora_requests_info` has vLLM's peculiarities (`v1/metrics/stats.py` and `loggers.py`):
 
 1. The running and the waiting label always name the same adapters.
@@ -96,7 +96,6 @@ class VllmPage:
         return kind(name, "", labels, registry=self.registry)
 
     def _one(self, kind: type[_MetricT], name: str) -> _MetricT:
-        """A metric of this engine."""
         return self._family(kind, name, *self._engine).labels(**self._engine)
 
     def _histogram(self, name: str) -> Histogram:
@@ -105,12 +104,9 @@ class VllmPage:
         return family.labels(**self._engine)
 
     def record(self, step: Step, *, wall: float, ignore: Collection[str] = ()) -> None:
-        """Record one step, once it has ended at wall time `wall` (seconds).
+        """Record a step that ended at wall time `wall` (seconds).
 
-        Args:
-            step: The step.
-            wall: When it ended, wall seconds.
-            ignore: Ids of requests aborted while it ran.
+        `ignore` has the ids of requests aborted while it ran.
         """
         first_tokens = [t for t in step.first_tokens if t.request.id not in ignore]
         tokens = [request for request in step.tokens if request.id not in ignore]
@@ -143,11 +139,11 @@ class VllmPage:
         self._set_gauges(EngineStats(), wall)
 
     def select(self, names: Collection[str]) -> Collector:
-        """The metrics called `names`, or all if there are none."""
+        """Return the metrics called `names`, or all if there are none."""
         return self.registry.restricted_registry(names) if names else self.registry
 
     def render(self, names: Collection[str] = ()) -> bytes:
-        """The page in the text format: the metrics called `names`, or all if there are none."""
+        """Return the page in the text format."""
         return generate_latest(self.select(names))
 
     def _observe_first_token(self, timeline: Timeline) -> None:

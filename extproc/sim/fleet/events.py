@@ -1,7 +1,6 @@
-"""What can happen to a fleet while requests come: the events of a scenario, as values.
+"""The events of a scenario, applied to the fleet at virtual times `at_s`.
 
-They are applied in virtual time. A flash crowd is an event of the clients, so it is a change of the
-workload instead (`extproc.workload.synthetic.flash_crowd`).
+A flash crowd is a change of the workload instead (`extproc.workload.synthetic.flash_crowd`).
 """
 
 from __future__ import annotations
@@ -11,12 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PodLoss:
-    """A pod dies with all its requests. Routers hear of it from discovery, later.
-
-    Attributes:
-        at_s: When.
-        pod: Its number, from 0.
-    """
+    """Pod `pod` (from 0) dies with all its requests; discovery reports it later."""
 
     at_s: float
     pod: int
@@ -24,24 +18,14 @@ class PodLoss:
 
 @dataclass(frozen=True, slots=True)
 class PodJoin:
-    """A pod comes up, with every adapter registered and none loaded.
-
-    Attributes:
-        at_s: When it is ready; routers hear of it from discovery, later.
-    """
+    """A pod becomes ready, with every adapter registered; discovery reports it later."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class SlowPod:
-    """A pod's steps take longer from now on (a throttled or shared GPU).
-
-    Attributes:
-        at_s: When.
-        pod: Its number, from 0.
-        factor: What every cost of a step is multiplied by; 1 for a recovery.
-    """
+    """Steps of pod `pod` (from 0) take `factor` times as long from now on; 1 for a recovery."""
 
     at_s: float
     pod: int
@@ -50,12 +34,7 @@ class SlowPod:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRegistered:
-    """An adapter is registered on every pod; before that requests for it are answered with 404.
-
-    Attributes:
-        at_s: When. Routers see it with their next look at `/v1/models`.
-        adapter: Its name.
-    """
+    """An adapter is registered on every pod; requests before that get 404."""
 
     at_s: float
     adapter: str

@@ -1,10 +1,10 @@
 """A fleet in virtual time: pods, routers that share nothing, clients, and what goes wrong.
 
-Each router is the production one (pool, admission, picker, rule, accounting) and knows what it
-knows there: scrapes with their real delay, completions when Envoy flushes its access log, endpoints
-when discovery sees them. One seed decides everything; two runs of it are equal to the byte.
+Each router is the production one (pool, admission, picker, policy, accounting) with the production
+router's knowledge: scrapes with their real delay, completions when Envoy flushes its access log,
+endpoints when discovery sees them. One seed determines everything, to the byte.
 
-Left out, being the same for every rule: the time that the network and Envoy take.
+Left out, being the same for every policy: the time that the network and Envoy take.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from extproc.sim.fleet.events import AdapterRegistered, FleetEvent, PodJoin, Pod
 from extproc.sim.fleet.pod import FleetPod, started_engine
 from extproc.sim.fleet.router import FleetRouter
 from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.flights import Fate, FleetResult, Flight
+from extproc.workload.flights import FleetResult, Flight, FlightState
 
 if TYPE_CHECKING:
     from extproc.workload.requests import Workload
 
 BASE_MODEL = "base"
 ARRIVALS_PER_LOOK = 100
-"""Between two looks at whether to give a run up."""
+"""Arrivals between two checks whether to give a run up."""
 BODY_BYTES_PER_TOKEN = 4
 """English text in the tokenizers of current models (platform.openai.com/tokenizer)."""
 
@@ -41,12 +41,12 @@ class Fleet:
     Args:
         settings: The fleet.
         workload: The clients.
-        policy: Makes the rule of each router.
-        seed: Decides everything that is left to chance.
-        events: What happens besides.
+        policy: The factory of each router's policy.
+        seed: Of everything random.
+        events: Events besides arrivals.
         policy_name: For the picks.
-        clock: Real seconds, to time decisions; they do not change the run.
-        gives_up: Looks at the requests so far and the time, and says whether to stop there.
+        clock: Real seconds, to time decisions; does not change the run.
+        gives_up: Whether to stop, given the requests so far and the time.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class Fleet:
         self._start_routers()
         self._at(settings.warm_up_s, self._start_measuring)
         for event in events:
-            self._at(event.at_s, partial(self._happen, event))
+            self._at(event.at_s, partial(self._apply, event))
 
     def run(self) -> FleetResult:
         """Run to the end, or until it is given up.
 
         Raises:
-            ValueError: The rule broke its contract.
+            ValueError: The policy broke its contract.
         """
         end_s = self.settings.drain_s
         choose_router = self._rng.randrange
@@ -131,17 +131,17 @@ class Fleet:
             action()
 
     def _drain(self, end_s: float) -> None:
-        """Go on until every request has its fate, or time is up."""
+        """Run until no request is running, or until the end."""
         open_flights = list(self.flights.values())
         while open_flights and self._agenda and self._agenda[0][0] <= end_s:
             self._run_until(min(end_s, self._agenda[0][0] + 1.0))
-            open_flights = [f for f in open_flights if f.fate is Fate.RUNNING]
+            open_flights = [f for f in open_flights if f.state is FlightState.RUNNING]
 
     # --- requests ---------------------------------------------------------------------------
 
     def _decide(self, flight: Flight) -> None:
-        """Ask the flight's router, now."""
-        if flight.fate is not Fate.RUNNING:
+        """Ask the flight's router now."""
+        if flight.state is not FlightState.RUNNING:
             return
         arrival = flight.arrival
         request = RequestInfo(
@@ -153,16 +153,16 @@ class Fleet:
         )
         router = self.routers[flight.router].router
         started_s = self._clock() if self._clock else 0.0
-        answer = router.route(request, now=self.now)
+        decision = router.route(request, now=self.now)
         if self._clock:
             self._decision_s.append(self._clock() - started_s)
-        if isinstance(answer, Pick):
-            self._dispatch(flight, answer)
-        elif isinstance(answer, Rejection):
-            flight.status = answer.status
-            flight.end(Fate.SHED, self.now)
+        if isinstance(decision, Pick):
+            self._dispatch(flight, decision)
+        elif isinstance(decision, Rejection):
+            flight.status = decision.status
+            flight.end(FlightState.SHED, self.now)
         else:
-            self._at(answer.until_s, partial(self._decide, flight))
+            self._at(decision.until_s, partial(self._decide, flight))
 
     def _dispatch(self, flight: Flight, pick: Pick) -> None:
         flight.pod, flight.pick_id, flight.dispatched_s = pick.address, pick.id, self.now
@@ -170,47 +170,46 @@ class Fleet:
         model = flight.arrival.adapter or BASE_MODEL
         if pod is None or model not in pod.registered:
             flight.has_run = False
-            flight.end(Fate.FAILED, self.now)
+            flight.end(FlightState.FAILED, self.now)
             self.routers[flight.router].ended.append(flight)
             return
         pod.submit(flight, self.now)
 
     def _lose_patience(self, flight: Flight) -> None:
-        if flight.fate is not Fate.RUNNING:
+        if flight.state is not FlightState.RUNNING:
             return
         pod = self.pods.get(flight.pod)
         if pod is not None:
             pod.catch_up(self.now)
-        if flight.fate is Fate.RUNNING and flight.first_token_s is None:
+        if flight.state is FlightState.RUNNING and flight.first_token_s is None:
             if pod is not None:
                 pod.abort(flight, self.now)
                 self.routers[flight.router].ended.append(flight)
-            flight.end(Fate.ABANDONED, self.now)
+            flight.end(FlightState.ABANDONED, self.now)
 
-    # --- what routers hear ------------------------------------------------------------------
+    # --- the routers' knowledge -------------------------------------------------------------
 
     def _start_routers(self) -> None:
         settings, rng = self.settings, self._rng
         for router in self.routers:
-            self._introduce(router)
+            self._set_endpoints(router)
             phase_s = rng.uniform(0, settings.completion_flush_s)
             self._at(self.now + phase_s, partial(self._flush, router))
 
     def _scrape(self, router: FleetRouter, pod: FleetPod) -> None:
         if pod.is_alive:
-            self._look_at_page(router, pod)
+            self._read_page(router, pod)
             again_s = self.now + self.settings.scrape_interval_s
             self._at(again_s, partial(self._scrape, router, pod))
 
-    def _look_at_page(self, router: FleetRouter, pod: FleetPod) -> None:
+    def _read_page(self, router: FleetRouter, pod: FleetPod) -> None:
         taken_at_s, seen_s = self.now, router.seen_s.get(pod.address, NEVER_S)
         report, router.seen_s[pod.address] = pod.report(taken_at_s, seen_s)
-
         record = partial(router.read_page, pod.address, report, taken_at_s=taken_at_s)
         self._at(self.now + self.settings.scrape_delay_s, record)
 
     def _flush(self, router: FleetRouter) -> None:
-        """Envoy sends its access log to a router: everything that ended since the last time."""
+        """Send Envoy's access log to a router: requests that ended since the last time."""
         for pod in self.pods.values():
             pod.catch_up(self.now)
             for flight in pod.take_ended():
@@ -219,22 +218,22 @@ class Fleet:
         self._at(self.now + self.settings.completion_flush_s, partial(self._flush, router))
 
     def _discover(self) -> None:
-        """Discovery tells every router who is there now."""
+        """Send the present endpoints to every router."""
         for router in self.routers:
-            self._introduce(router)
+            self._set_endpoints(router)
 
-    def _introduce(self, router: FleetRouter) -> None:
-        """Tell a router the endpoints; it begins to visit those it has not known."""
+    def _set_endpoints(self, router: FleetRouter) -> None:
+        """Set a router's endpoints and start to scrape new ones."""
         router.pool.set_endpoints(Endpoint(a, f"http://{a}") for a in self.pods)
         for pod in self.pods.values():
             if pod.address not in router.known:
                 router.known.add(pod.address)
-                self._look_at_models(router, pod)
-                self._look_at_page(router, pod)  # at once, and from then on out of phase
+                self._read_models(router, pod)
+                self._read_page(router, pod)  # now, and later out of phase
                 phase_s = self._rng.uniform(0, self.settings.scrape_interval_s)
                 self._at(self.now + phase_s, partial(self._scrape, router, pod))
 
-    def _look_at_models(self, router: FleetRouter, pod: FleetPod) -> None:
+    def _read_models(self, router: FleetRouter, pod: FleetPod) -> None:
         router.pool.record_models(pod.address, pod.models, now=self.now)
 
     # --- the world --------------------------------------------------------------------------
@@ -255,10 +254,10 @@ class Fleet:
         for pod in [*self.pods.values(), *self._gone]:
             pod.start_measuring(self.now)
 
-    def _happen(self, event: FleetEvent) -> None:
+    def _apply(self, event: FleetEvent) -> None:
         match event:
             case PodLoss(pod=number):
-                self._lose(list(self.pods.values())[number])
+                self._kill(list(self.pods.values())[number])
                 self._at(self.now + self.settings.discovery_delay_s, self._discover)
             case PodJoin():
                 self._add_pod()
@@ -270,7 +269,7 @@ class Fleet:
             case AdapterRegistered(adapter=adapter):
                 self._register(adapter)
 
-    def _lose(self, pod: FleetPod) -> None:
+    def _kill(self, pod: FleetPod) -> None:
         lost = pod.kill(self.now)
         del self.pods[pod.address]
         self._gone.append(pod)
@@ -283,7 +282,7 @@ class Fleet:
             pod.register(adapter, self.now)
             for router in self.routers:
                 wait_s = self._rng.uniform(0, self.settings.models_interval_s)
-                self._at(self.now + wait_s, partial(self._look_at_models, router, pod))
+                self._at(self.now + wait_s, partial(self._read_models, router, pod))
 
     def _result(self, *, is_cut: bool = False) -> FleetResult:
         pods = sorted([*self.pods.values(), *self._gone], key=lambda pod: pod.address)

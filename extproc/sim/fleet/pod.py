@@ -1,8 +1,7 @@
-"""One pod in virtual time: the engine model, and the requests that it has.
+"""One pod in virtual time: the engine model and its requests.
 
-A pod is simulated only as far as somebody looks: `catch_up(now)` runs the steps that begin before
-`now`. The step in progress has not happened yet for anybody outside: its results count from its end
-on, as the gauges of the metrics page do.
+A pod is simulated lazily: `catch_up(now)` runs the steps that begin before `now`. Results of the
+step in progress count from its end on, as the gauges of the metrics page do.
 """
 
 from __future__ import annotations
@@ -16,22 +15,14 @@ from extproc.sim.engine.engine import Engine
 from extproc.sim.engine.profiles import EngineProfile
 from extproc.sim.engine.records import EngineCounters, EngineRequest, Timeline
 from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.flights import Fate, Flight, PodTotals
+from extproc.workload.flights import Flight, FlightState, PodTotals
 
 WALL_AT_START_S = 1_700_000_000.0
-"""Wall time of the pods' clocks at virtual second 0. Any date serves."""
+"""Wall time of the pods' clocks at virtual second 0; any date would do."""
 
 
 class FleetPod:
-    """A pod.
-
-    Args:
-        address: `ip:port`.
-        engine: Its engine, idle.
-        base_model: Name of the base model.
-        adapters: Registered adapters.
-        now: When it comes up.
-    """
+    """A pod at `address` (`ip:port`) that starts at `now` with an idle engine."""
 
     def __init__(
         self,
@@ -58,15 +49,13 @@ class FleetPod:
 
     @property
     def totals(self) -> PodTotals:
-        """What it did since `start_measuring`."""
+        """Loads since `start_measuring`."""
         counters = self.engine.counters
         return PodTotals(
             self.address,
             counters.num_gpu_loads - self._num_loads,
             counters.num_disk_loads - self._num_disk_loads,
         )
-
-    # --- the world's side -------------------------------------------------------------------
 
     def start_measuring(self, now: float) -> None:
         """Count loads from now on."""
@@ -86,18 +75,18 @@ class FleetPod:
         self.engine.profile = _scaled(self._profile, factor)
 
     def kill(self, now: float) -> list[Flight]:
-        """Die. Answers the requests that die with it."""
+        """End the pod and return the requests that fail with it."""
         self.catch_up(now)
         self.is_alive = False
         lost, self.flights = list(self.flights.values()), {}
         for flight in lost:
-            flight.end(Fate.FAILED, now)
+            flight.end(FlightState.FAILED, now)
         return lost
 
     # --- requests ---------------------------------------------------------------------------
 
     def submit(self, flight: Flight, now: float) -> None:
-        """Take a request that is for a registered model, between two steps."""
+        """Queue a request for a registered model, between two steps."""
         self.catch_up(now)
         self.engine.submit(EngineRequest.of(flight.arrival, flight.id), now=now)
         self.flights[flight.id] = flight
@@ -110,7 +99,7 @@ class FleetPod:
             self.engine.abort(flight.id)
 
     def catch_up(self, now: float) -> None:
-        """Run every step that begins before `now`, and see the results of those that end by it."""
+        """Run every step that begins before `now`; record the results of those that end by it."""
         if not self.is_alive:
             return
         if self._unseen and self.free_at_s <= now:
@@ -128,19 +117,17 @@ class FleetPod:
                 self._unseen.append(timeline)
 
     def take_ended(self) -> list[Flight]:
-        """Requests that finished since the last call."""
+        """Return the requests that finished since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
-    # --- what others may see ----------------------------------------------------------------
-
     def report(self, now: float, since_s: float = NEVER_S) -> tuple[LoadReport, float]:
-        """What a scrape at `now` says, and when the page was made.
+        """Return the result of a scrape at `now`, and the time of the page.
 
         Args:
             now: Not before the last call.
-            since_s: When the page was made that the reader saw last. Its log is left out: it would
-                be read and found to be known, the costliest part of a run.
+            since_s: Time of the reader's last page. Log entries up to then are left out: reading
+                known entries again would be the costliest part of a run.
         """
         self.catch_up(now)
         page = self.engine.report(now=now, since_s=since_s)
@@ -165,15 +152,15 @@ class FleetPod:
         flight.first_token_s = timeline.first_token_s
         if timeline.finished_s is not None:
             del self.flights[flight.id]
-            flight.end(Fate.FINISHED, timeline.finished_s)
+            flight.end(FlightState.FINISHED, timeline.finished_s)
             self._ended.append(flight)
 
 
 def started_engine(
     settings: FleetSettings, adapters: Iterable[str], ranks: Mapping[str, int]
 ) -> Engine:
-    """An engine of the fleet that has loaded `adapters` as vLLM does when it starts: in this order,
-    on which routers count (`Residency`). `ranks` are those of all adapters that may come."""
+    """Return an engine that has loaded `adapters` in this order, as vLLM does when it starts and as
+    routers assume (`Residency`). `ranks` includes adapters that are registered later."""
     engine = Engine(
         settings.profile,
         max_loras=settings.max_loras,

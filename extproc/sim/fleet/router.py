@@ -1,4 +1,4 @@
-"""One router of a fleet: the production parts, and the mail that has not reached it yet."""
+"""One router of a fleet: the production parts, and messages that have not reached it yet."""
 
 from __future__ import annotations
 
@@ -13,26 +13,18 @@ from extproc.core.pool import Pool, PoolSettings
 from extproc.core.router import Router
 from extproc.core.types import LoadReport, Outcome
 from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.flights import Fate, Flight
+from extproc.workload.flights import Flight, FlightState
 
 _OUTCOMES = {
-    Fate.FINISHED: Outcome.COMPLETED,
-    Fate.FAILED: Outcome.FAILED,
-    Fate.ABANDONED: Outcome.CANCELLED,
+    FlightState.FINISHED: Outcome.COMPLETED,
+    FlightState.FAILED: Outcome.FAILED,
+    FlightState.ABANDONED: Outcome.CANCELLED,
 }
 _STATUSES = {Outcome.COMPLETED: 200, Outcome.FAILED: 503, Outcome.CANCELLED: 0}
 
 
 class FleetRouter:
-    """A router.
-
-    Args:
-        policy: Its rule.
-        policy_name: For its picks.
-        settings: The fleet's.
-        router_id: The first part of its picks' ids.
-        rng: Its own randomness.
-    """
+    """A router; `router_id` is the first part of its picks' ids."""
 
     def __init__(
         self,
@@ -62,25 +54,22 @@ class FleetRouter:
         self.ended: list[Flight] = []
 
     def read_page(self, address: str, report: LoadReport, *, taken_at_s: float) -> None:
-        """Record a scrape, and end the picks that the pod no longer has."""
+        """Record a scrape and end the picks that the pod no longer has."""
         self.pool.record_report(address, report, taken_at_s=taken_at_s)
         self.accounting.reconcile(address, now=taken_at_s)
 
     def read_access_log(self, now: float) -> None:
-        """End the requests that ended since the last time."""
+        """Record the requests that ended since the last time."""
         ended, self.ended = self.ended, []
         for flight in ended:
             self.accounting.complete(_completion(flight, now), now=now)
 
 
 def _completion(flight: Flight, now: float) -> Completion:
-    """The entry of Envoy's access log about a request that was sent to a pod.
-
-    Without a verdict on the pod: the laboratory has no outlier detection.
-    """
+    """Return the entry of Envoy's access log about a request that was sent to a pod."""
     arrived_s, first_token_s, ended_s = flight.arrival.at_s, flight.first_token_s, flight.ended_s
     assert ended_s is not None
-    outcome = _OUTCOMES[flight.fate]
+    outcome = _OUTCOMES[flight.state]
     first_byte_s = None if first_token_s is None else first_token_s - arrived_s
     return Completion(
         pick_id=flight.pick_id,

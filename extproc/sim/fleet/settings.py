@@ -1,4 +1,4 @@
-"""What a fleet is made of."""
+"""The settings of a fleet."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from extproc.sim.engine.profiles import H100_8B, EngineProfile
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What a fleet is made of. Defaults are production's where production has one.
+    """The settings of a fleet. Defaults are production's where it has one.
 
     Attributes:
         num_pods: Pods at the start.
-        num_routers: Routers; a request comes to any of them.
-        profile: Costs of every engine.
+        num_routers: Each request comes to a random one.
         max_loras: Adapter slots of every engine.
         max_cpu_loras: Places in its CPU cache; None for as many as slots, vLLM's default.
         max_lora_rank: The rank that its slots are allocated for.
         scrape_interval_s: Between two scrapes of one pod by one router.
-        scrape_delay_s: From the page's state to the router's knowing it.
-        completion_flush_s: Envoy's access log is sent this often. Envoy's own default is 1 s.
-        models_interval_s: Between two looks of one router at a pod's `/v1/models`.
-        discovery_delay_s: From a pod's coming or dying to the routers' knowing it: an endpoint
-            slice follows readiness probes, by default every few seconds.
+        scrape_delay_s: Age of a page when it reaches the router.
+        completion_flush_s: Interval of Envoy's access log. Envoy's own default is 1 s.
+        models_interval_s: Between two requests of one router for a pod's `/v1/models`.
+        discovery_delay_s: Time until routers learn that a pod came or died: an endpoint slice
+            follows readiness probes, by default every few seconds.
         report_expiry_s: Age from which a report is not trusted.
         max_pending: Admission's cap per endpoint; None for none.
-        max_hold_s: Longest time that a rule may hold a request.
-        patience_s: A client leaves if it has no first token after this; None for never.
+        max_hold_s: Longest time for which a policy may hold a request.
+        patience_s: A client leaves without a first token after this; None for never.
         warm_up_s: Requests that come before this do not count.
-        drain_s: Time after the last arrival until the run ends, whatever still runs.
+        drain_s: Time after the last arrival until the run ends.
     """
 
     num_pods: int = 4

@@ -1,11 +1,11 @@
-"""The rules that ours is measured against, each small, over the snapshot that production rules get.
+"""The policies that ours are measured against, over the snapshot of production policies.
 
-Every rule is listed as shipped (its own constants; its own signals where a snapshot has them) and,
-where that can differ, with our signals; `TUNABLE` names the parameters that the tuning on the
-development suites may set for each, so that all get the same search budget.
+Every policy is listed as shipped (its own constants; its own signals where a snapshot has them)
+and, where that can differ, with our signals. `TUNABLE` names the parameters that tuning on the
+development suites may set, with the same search budget for all.
 
-What no variant here can have as shipped: signals older than ours. A snapshot overlays the last
-scrape with our own dispatches, so "active" adapters are fresher than llm-d's or v0.1's were.
+No variant here has signals older than ours, as shipped ones do: a snapshot overlays the last scrape
+with our own dispatches, so "active" adapters are fresher than llm-d's or v0.1's were.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
         "slora_clusters": partial(SloraQueue, cluster_size=8),
     }
 )
-"""Name to what makes the rule. Keyword arguments override its constants."""
+"""Factories of policies by name. Keyword arguments override their constants."""
 
 TUNABLE: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType(
     {
@@ -91,14 +91,11 @@ TUNABLE: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType(
         "dynamo_sticky_hold": {"slack": (1, 2, 4)},
     }
 )
-"""Parameters that may be tuned, and the values to try. What is not here has none."""
+"""Parameters that may be tuned, and the values to try."""
 
 
 def opponent(label: str) -> Callable[[], Policy] | None:
-    """What makes the opponent called `label`, as `founding` or `founding?threshold=8`.
-
-    Returns:
-        None if there is no such opponent.
+    """Return the factory of an opponent, as `founding` or `founding?threshold=8`, or None.
 
     Raises:
         ValueError: Its arguments are not numbers.
@@ -110,7 +107,7 @@ def opponent(label: str) -> Callable[[], Policy] | None:
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
     args: dict[str, Any] = {key: _number(value) for key, _, value in pairs}
     make = partial(OPPONENTS[name], **args)
-    make()  # so that what it does not take is said here
+    make()  # raises for unknown arguments
     return make
 
 

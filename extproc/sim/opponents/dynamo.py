@@ -23,13 +23,13 @@ from extproc.sim.opponents.hashing import least_pending, rendezvous_order
 
 
 class ProportionalSticky:
-    """Dynamo's rule.
+    """Dynamo's policy.
 
     Args:
         tick_s: Between two computations of the table.
         window_s: Over which rates are counted.
         smoothing: Weight of the newest rate.
-        cooldown_ticks: Ticks that a smaller set must be wanted before it is taken.
+        cooldown_ticks: Ticks for which a smaller set must be wanted before it is used.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ProportionalSticky:
         self._place(self._wanted(active, slots), snapshot.endpoints, slots)
 
     def _wanted(self, active: Sequence[str], slots: dict[str, int]) -> dict[str, int]:
-        """Copies of each adapter, hottest first; at least one each, as the original has it."""
+        """Return the number of homes of each adapter, at least one, as in the original."""
         total_slots = sum(slots.values())
         total_rate = sum(self._rates[adapter] for adapter in active) or 1.0
         ideal = {a: self._rates[a] / total_rate * total_slots for a in active}
@@ -97,12 +97,12 @@ class ProportionalSticky:
             by_remainder = sorted(active, key=lambda a: (int(ideal[a]) - ideal[a], a))
             for adapter in by_remainder[: max(0, spare)]:
                 wanted[adapter] = min(len(slots), wanted[adapter] + 1)
-        return {**dict.fromkeys(self._homes, 0), **wanted}  # what fell silent cools down too
+        return {**dict.fromkeys(self._homes, 0), **wanted}  # idle adapters cool down too
 
     def _place(
         self, wanted: dict[str, int], endpoints: Sequence[EndpointView], slots: dict[str, int]
     ) -> None:
-        """Give out slots in the order of names, as the original does."""
+        """Assign slots in the order of names, as the original does."""
         free = dict(slots)
         homes: dict[str, tuple[str, ...]] = {}
         for adapter in sorted(wanted):

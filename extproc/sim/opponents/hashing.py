@@ -1,9 +1,9 @@
-"""Rules that hash the adapter's name: the same adapter to the same endpoint, without any state.
+"""Policies that hash the adapter's name: the same adapter to the same endpoint, without state.
 
 `Rendezvous` is highest-random-weight hashing (Thaler and Ravishankar, IEEE/ACM ToN 1998).
 `BoundedLoads` is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam,
 arXiv 1608.01350), over the rendezvous order instead of a ring; c = 1.25 is what Vimeo used in
-HAProxy, and KubeAI's rule for adapters is the same with the mean over all endpoints.
+HAProxy, and KubeAI's policy for adapters is the same with the mean over all endpoints.
 `DedicatedPods` is the naive partition that S-LoRA and others compare against.
 """
 
@@ -19,12 +19,12 @@ from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
 
 
 def rendezvous_order(endpoints: Sequence[EndpointView], key: str) -> list[EndpointView]:
-    """The endpoints in the key's own order: the same for every router, and stable when one goes."""
+    """Sort the endpoints by the key: the same for every router, and stable when one leaves."""
     return sorted(endpoints, key=lambda view: _weight(key, view.address), reverse=True)
 
 
 def least_pending(endpoints: Sequence[EndpointView], rng: random.Random) -> Choice:
-    """Where a request without an adapter goes: nothing is gained by keeping it in one place."""
+    """Choose for a request without an adapter, which gains nothing from affinity."""
     return Choice((least(endpoints, lambda view: view.num_pending, rng),), "base")
 
 
@@ -70,7 +70,7 @@ class BoundedLoads:
 
 
 class DedicatedPods:
-    """Adapters dealt out over the endpoints like cards, in the order of their names."""
+    """Adapters dealt to the endpoints in turn, in the order of their names."""
 
     def __init__(self) -> None:
         self._registered: frozenset[str] = frozenset()

@@ -1,7 +1,7 @@
-"""Hold at the gateway: send only where nothing waits, and keep the rest here.
+"""Hold at the gateway: send only to pods without a queue, and hold the rest here.
 
 Source: SkyWalker (EuroSys 2026), selective pushing: a request goes to a replica only if its queue
-is empty, else it waits in the balancer. A wrapper around any rule; the rule chooses among the
+is empty, else it waits in the balancer. A wrapper around any policy; the policy chooses among the
 endpoints that are open.
 
 As published an endpoint is open if no request waits there. Slot-aware, it is open if its adapter
@@ -18,12 +18,12 @@ from extproc.sim.opponents.recent import SinceReport
 
 
 class Hold:
-    """A rule with the right to wait.
+    """A policy that may wait.
 
     Args:
-        policy: The rule.
+        policy: Chooses among the open endpoints.
         slack: Requests that may wait at an open endpoint.
-        again_s: A held request is looked at again after this.
+        again_s: Seconds until a held request asks again.
         is_slot_aware: See above.
     """
 
@@ -46,7 +46,7 @@ class Hold:
             return Wait(snapshot.now + self.again_s, "hold")
         answer = self.policy.choose(Snapshot(views, snapshot.now), request, rng=rng)
         if isinstance(answer, Choice):
-            self._sent.note(answer.endpoints[0].address, 1, now=snapshot.now)
+            self._sent.record(answer.endpoints[0].address, 1, now=snapshot.now)
         return answer
 
     def _has_no_queue(self, view: EndpointView, _adapter: str | None) -> bool:

@@ -1,6 +1,6 @@
 """Power of two choices on own in-flight requests.
 
-Source: Envoy's LEAST_REQUEST with equal weights and `choice_count: 2` (its default); the rule of
+Source: Envoy's LEAST_REQUEST with equal weights and `choice_count: 2` (its default); the policy of
 Mitzenmacher, "The power of two choices in randomized load balancing" (IEEE TPDS 2001).
 """
 

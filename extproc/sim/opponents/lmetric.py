@@ -47,8 +47,8 @@ class LMetric:
         self._mean_tokens += _SMOOTHING * (own - self._mean_tokens) if self._mean_tokens else own
         cost = {view.address: self._cost(view, request, own) for view in snapshot.endpoints}
         chosen = least(snapshot.endpoints, lambda view: cost[view.address], rng)
-        self._sent.note(chosen.address, own, now=snapshot.now)
-        self._num_sent.note(chosen.address, 1, now=snapshot.now)
+        self._sent.record(chosen.address, own, now=snapshot.now)
+        self._num_sent.record(chosen.address, 1, now=snapshot.now)
         return Choice((chosen,), "product")
 
     def _cost(self, view: EndpointView, request: RequestInfo, own: float) -> float:

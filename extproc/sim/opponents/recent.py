@@ -1,4 +1,4 @@
-"""What a rule has sent since each endpoint's last report: the part that no scrape can show yet."""
+"""Requests sent since each endpoint's last report, which no scrape can show yet."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from extproc.core.types import EndpointView
 
 
 class SinceReport:
-    """Amounts sent per endpoint, forgotten once a report taken later is there."""
+    """Amounts sent per endpoint since its last report."""
 
     def __init__(self) -> None:
         self._sent: defaultdict[str, deque[tuple[float, float]]] = defaultdict(deque)
         self._totals: defaultdict[str, float] = defaultdict(float)
 
-    def note(self, address: str, amount: float, *, now: float) -> None:
-        """Count `amount` as sent to `address` now."""
+    def record(self, address: str, amount: float, *, now: float) -> None:
+        """Record that `amount` is sent to `address` now."""
         self._sent[address].append((now, amount))
         self._totals[address] += amount
 
     def amount(self, view: EndpointView) -> float:
-        """What was sent to this endpoint since its last report was taken."""
+        """Return the amount sent to this endpoint since its last report was taken."""
         sent, reported_at_s = self._sent[view.address], view.reported_at_s
         if reported_at_s is not None:
             while sent and sent[0][0] <= reported_at_s:
                 self._totals[view.address] -= sent.popleft()[1]
         if not sent:
-            self._totals[view.address] = 0.0  # no rounding error outlives its cause
+            self._totals[view.address] = 0.0  # forget rounding errors
         return self._totals[view.address]

@@ -4,16 +4,16 @@ Source: S-LoRA (MLSys 2024) section 5.2 and Appendix B; its code, `slora/server/
 `req_queue.py` (first come first served), `abort_req_queue.py` (early abort; without its abort it is
 last come first served under overload), `cluster_req_queue.py` (clusters of adapters).
 
-There the queue is the engine's own. A vLLM engine serves its queue in order of arrival, so the
-queue is kept here and an endpoint gets one request at a time, once it has room: no request waits
-there, and fewer than `max_running` run. For S-LoRA room is KV for the whole answer, whose length it
-is told; a rule is not, so how many fit is told to it instead.
+There the queue is in the engine. A vLLM engine serves its queue in order of arrival, so the queue
+is kept here and an endpoint gets one request at a time, once it has room: no request waits there,
+and fewer than `max_running` run. For S-LoRA room is KV for the whole response, whose length it
+knows; a policy does not, so it has a limit instead.
 
 - `fcfs`, `lcfs`: the oldest goes first, the newest goes first.
-- `abort`: what would miss its first token is dropped; then the newest goes first if at least as
-  many requests come as are admitted, else the oldest. The code compares moving averages, whole
-  numbers with 0.7 for the newest, per fetch of several requests; here one is admitted at a time
-  and counts what came per admission, with 0.1 for the newest. With 0.7 chance decides, and the
+- `abort`: requests that would miss their first token are dropped; then the newest goes first if at
+  least as many requests come as are admitted, else the oldest. The code compares moving averages,
+  whole numbers with 0.7 for the newest, per fetch of several requests; here one is admitted at a
+  time and counts arrivals per admission, with 0.1 for the newest. With 0.7 chance decides, and the
   oldest go first too often for what S-LoRA's authors measured.
 - `cluster_size`: while so many adapters run at an endpoint, requests for these go first.
 """
@@ -33,7 +33,7 @@ from extproc.sim.opponents.recent import SinceReport
 Order = Literal["fcfs", "lcfs", "abort"]
 
 _FORGET_S = 5.0
-"""A request that was not asked about so long after its time has a client that left."""
+"""A held request that has not asked again this long after its time has no client any more."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class SloraQueue:
     def choose(
         self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
     ) -> Choice | Wait:
-        """Send it if it is first in order and somewhere is room."""
+        """Choose an endpoint with room if the request is first in order, else wait."""
         now, key = snapshot.now, (request.request_id, request.arrived_at_s)
         if key not in self._held:
             self._held[key] = _Held(request.adapter, request.arrived_at_s, now)
@@ -98,7 +98,7 @@ class SloraQueue:
         del self._held[key]
         self._added, self._num_added = self._recently_added, 0
         view = least(views, lambda view: view.num_pending, rng)
-        self._sent.note(view.address, 1, now=now)
+        self._sent.record(view.address, 1, now=now)
         return Choice((view,), self.order)
 
     def _has_room(self, view: EndpointView) -> bool:
@@ -107,7 +107,7 @@ class SloraQueue:
         return view.num_waiting + self._sent.amount(view) < 1
 
     def _place(self, own: _Held, views: Sequence[EndpointView], now: float) -> int:
-        """How many go before it."""
+        """Return how many requests go before it."""
         running = {
             adapter
             for view in views

@@ -1,4 +1,4 @@
-"""Toppings' rank-aware rule.
+"""Toppings' rank-aware policy.
 
 Source: Toppings (earlier CaraServe), USENIX ATC 2025, Algorithm 1: for each endpoint the marginal
 prefill time, spread over an average answer, plus the marginal decode time, infinite where decode

@@ -35,5 +35,5 @@ class VllmBalancer:
             endpoints[start:] + endpoints[:start],
             key=lambda v: 4 * (v.num_waiting + self._sent.amount(v)) + v.num_running,
         )
-        self._sent.note(chosen.address, self.num_routers, now=snapshot.now)
+        self._sent.record(chosen.address, self.num_routers, now=snapshot.now)
         return Choice((chosen,), "counts")

@@ -1,15 +1,15 @@
-"""Bounds that show how much of what is possible a rule reaches.
+"""Bounds, to see how much of the possible a policy reaches.
 
 - **B0, pooled**: one engine N times as wide with every adapter resident, no load cost, no slot gate
-  and no cost per further adapter: perfect balance and perfect memory. No rule's capacity exceeds it
-  (as a latency it is a reference, not a proof). It serves in order and sheds nothing, so in a run
-  too short for its queue to form a rule that sheds can pass it.
+  and no cost per further adapter: perfect balance and perfect memory. No policy's capacity exceeds
+  it (as a latency it is a reference, not a proof). It serves in order and sheds nothing, so in a
+  run too short for its queue to form a policy that sheds can pass it.
 - **B2, clairvoyant loads**: Belady's eviction over the pooled slots on the true sequence of
-  arrivals: the least adapter loads of any routing that serves requests in the order they come. An
+  arrivals: the fewest adapter loads of any routing that serves requests in their order. An
   overloaded engine does not: it serves one adapter's queue together, and falls below.
-  Beside it the static optimum: the most popular adapters keep their slots for ever.
+  The static optimum as well: the most popular adapters keep their slots forever.
 - **B3, informed greedy**, and **B4, stale greedy**, on states up to T old and without knowledge of
-  what it sent since: `extproc.sim.trials.oracle`. They hold and shed as rules may.
+  its own later dispatches: `extproc.sim.trials.oracle`. They hold and shed as policies may.
 """
 
 from __future__ import annotations
@@ -20,25 +20,13 @@ from heapq import heappop, heappush
 from math import inf
 
 from extproc.sim.fleet.settings import FleetSettings
-from extproc.sim.trials.oracle import Oracle, attach_oracles
 from extproc.workload.requests import Workload
-
-__all__ = [
-    "POOLED_ADAPTER",
-    "Oracle",
-    "attach_oracles",
-    "belady_loads",
-    "count_belady",
-    "pooled_settings",
-    "pooled_workload",
-    "static_loads",
-]
 
 POOLED_ADAPTER = "pooled"
 
 
 def pooled_settings(settings: FleetSettings) -> FleetSettings:
-    """B0's fleet: one engine that is as wide as all pods together."""
+    """Return B0's fleet: one engine as wide as all pods together."""
     profile, num = settings.profile, settings.num_pods
     kv_tokens = profile.kv_blocks(settings.max_loras, settings.max_lora_rank) * profile.block_tokens
     wide = replace(
@@ -63,7 +51,7 @@ def pooled_settings(settings: FleetSettings) -> FleetSettings:
 
 
 def pooled_workload(workload: Workload) -> Workload:
-    """B0's workload: every adapter is one that is always there; tenants stay."""
+    """Return B0's workload: every adapter is the same one; tenants stay."""
     arrivals = tuple(
         replace(arrival, adapter=None if arrival.adapter is None else POOLED_ADAPTER)
         for arrival in workload.arrivals
@@ -72,7 +60,7 @@ def pooled_workload(workload: Workload) -> Workload:
 
 
 def belady_loads(adapters: Sequence[str | None], num_slots: int, *, count_from: int = 0) -> int:
-    """B2: loads under clairvoyant eviction, of the requests from `count_from` on.
+    """Return B2: the loads under clairvoyant eviction, of the requests from `count_from` on.
 
     Args:
         adapters: Adapter of each request in order; None for the base model.
@@ -113,13 +101,13 @@ def _next_uses(adapters: Sequence[str | None]) -> list[float]:
 
 
 def static_loads(shares: Mapping[str | None, float], num_slots: int) -> float:
-    """Loads per request where the most popular adapters hold the slots for ever."""
+    """Return the loads per request if the most popular adapters keep the slots forever."""
     popular = sorted((part for name, part in shares.items() if name is not None), reverse=True)
     return sum(popular[num_slots:])
 
 
 def count_belady(workload: Workload, settings: FleetSettings) -> float:
-    """B2 of a scenario: loads per 1,000 requests after the warm-up."""
+    """Return B2 of a scenario: loads per 1,000 requests after the warm-up."""
     arrivals = workload.arrivals
     first = sum(arrival.at_s < settings.warm_up_s for arrival in arrivals)
     num_slots = settings.num_pods * settings.max_loras

@@ -1,8 +1,7 @@
 """Charts as inline SVG, drawn by matplotlib: lines with bands, bars and heat maps.
 
-Ink is the text colour of the page around a chart, the grid its `--line` and marks its `--bad`, so
-that a chart can be read on a light and on a dark screen. Text stays text, and the same chart is the
-same bytes.
+Ink is the page's text colour, the grid its `--line` and marks its `--bad`, for light and dark
+screens. Text stays text, and the same chart gives the same bytes.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Series:
         name: For the legend; "" for none.
         points: x and y.
         colour: As `#rrggbb`.
-        form: As matplotlib writes it: `-` a line, `--` a dashed one, `o` dots, `o-` both.
+        form: matplotlib's: `-` a line, `--` a dashed one, `o` dots, `o-` both.
         band: Low and high around each point; empty for none.
     """
 
@@ -76,15 +75,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis.
-
-    Attributes:
-        label: With its unit.
-        low: Lowest value shown.
-        high: Highest value shown.
-        is_log: Logarithmic.
-        is_percent: Print values as percentages.
-    """
+    """An axis from `low` to `high`; the label names its unit."""
 
     label: str
     low: float
@@ -96,7 +87,7 @@ class Axis:
 def curve(
     name: str, values: Mapping[float, Sequence[float]], colour: str, form: str = "o-"
 ) -> Series:
-    """Means by x with their 95 % intervals, where each has several values."""
+    """Return the means by x, with 95 % intervals where each has several values."""
     means = [(x, interval(own)) for x, own in sorted(values.items())]
     bounds = [(each.low, each.high) for _, each in means]
     band = [(low, high) for low, high in bounds if low is not None and high is not None]
@@ -105,7 +96,7 @@ def curve(
 
 
 def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, mark: Mark | None = None) -> str:
-    """Lines with a legend below."""
+    """Draw lines with a legend below."""
 
     def draw(axes: Axes) -> None:
         for each in series:
@@ -127,7 +118,7 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, mark: Mark | None 
 
 
 def bar_chart(bars: Sequence[Bar], label: str, *, mark: Mark | None = None) -> str:
-    """Horizontal bars, each with its value and its interval."""
+    """Draw horizontal bars, each with its value and its interval."""
 
     def draw(axes: Axes) -> None:
         axes.barh(
@@ -155,7 +146,7 @@ def bar_chart(bars: Sequence[Bar], label: str, *, mark: Mark | None = None) -> s
 def heat_map(
     cells: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], groups: int
 ) -> str:
-    """Stronger colour is more. Each of the columns stands for `groups` cells of a row."""
+    """Draw stronger colour for more. Each column stands for `groups` cells of a row."""
 
     def draw(axes: Axes) -> None:
         from matplotlib.colors import LinearSegmentedColormap
@@ -182,7 +173,7 @@ def heat_map(
 
 
 def _note(axes: Axes, text: str, at: Any, coords: Any, *, color: str = _MARK, **more: Any) -> None:
-    """A word beside a place."""
+    """Write a word next to a place."""
     more |= {"xytext": (-3 if more.get("ha") == "right" else 3, 0), "fontsize": 7}
     axes.annotate(text, at, xycoords=coords, textcoords="offset points", color=color, **more)
 
@@ -204,7 +195,7 @@ def _scale(axes: Axes, side: str, axis: Axis) -> None:
 
 
 def _svg(draw: Callable[[Axes], None], width: float, height: float) -> str:
-    """A drawing as an SVG element; sizes are points."""
+    """Return a drawing as an SVG element; sizes are points."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

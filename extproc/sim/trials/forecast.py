@@ -1,8 +1,8 @@
-"""What one pod will do if no further request comes: the inside of the informed bounds.
+"""The forecast of one pod without further requests, for the informed bounds.
 
-It knows what no router can: the answers' remaining lengths and the engine's constants. It is
-coarser than the engine model: between two ends of answers every step takes the same time, and
-whatever is admitted together is computed in one prefill.
+It knows more than any router: the responses' remaining lengths and the engine's constants. It is
+coarser than the engine model: between two ends of responses every step takes the same time, and
+requests that are admitted together are computed in one prefill.
 """
 
 from __future__ import annotations
@@ -43,17 +43,10 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """Everything about a pod, at one moment.
+    """The state of a pod at one moment.
 
     Attributes:
         free_at_s: When its step in progress ends.
-        profile: Its engine's costs.
-        max_loras: Its slots.
-        kv_capacity_tokens: Its KV cache.
-        gpu_adapters: Adapters in its slots.
-        cpu_adapters: Adapters in its CPU cache.
-        ranks: Rank of each adapter.
-        running: Its batch.
         queued: Its queue, prefills in progress included, head first.
     """
 
@@ -70,12 +63,12 @@ class PodState:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a state leads to.
+    """The consequences of a state.
 
     Attributes:
-        num_misses: Requests that will miss the SLO, of those in the pod.
-        total_s: Sum of their ends, as virtual times.
-        slot_s: Time that slots are in use, summed over slots.
+        num_misses: Requests in the pod that will miss the SLO.
+        total_s: Sum of the times at which they end.
+        slot_s: Seconds for which slots are in use, summed over slots.
     """
 
     num_misses: int
@@ -84,7 +77,7 @@ class Forecast:
 
 
 def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodState:
-    """Read a pod's state, its step in progress taken as done."""
+    """Read a pod's state, as if its step in progress were done."""
     engine = pod.engine
     running, queued = [], []
     for request in engine.running:
@@ -126,8 +119,8 @@ def forecast(state: PodState, slo: Slo, *, now: float, extra: Queued | None = No
 
 
 _End = tuple[int, float, int, int, str]
-"""Of one answer: the step of its end, its first token's time, tokens, KV at its end, and adapter or
-"" (they are sorted, so None would not do)."""
+"""Of one response: the step of its end, its first token's time, tokens, KV at its end, and adapter,
+"" for none, so that they can be sorted."""
 
 
 class _Run:
@@ -150,7 +143,7 @@ class _Run:
         self._state = state
         self._slo = slo
         self._now = max(now, state.free_at_s)
-        self._step = 0  # tokens that a request running from the start would have got
+        self._step = 0  # tokens that a request running from the start would have
         self._misses = 0
         self._slot_s = 0.0
         self._may_admit = True
@@ -173,7 +166,7 @@ class _Run:
                 pass
             if self._queue:
                 total_s += self._run_to(heappop(self._batch))
-        for end in sorted(self._batch):  # nobody comes any more, so that their order stands
+        for end in sorted(self._batch):
             total_s += self._run_to(end)
         return Forecast(self._misses, total_s, self._slot_s)
 
@@ -183,13 +176,13 @@ class _Run:
             self._active[adapter] = self._active.get(adapter, 0) + 1
 
     def _run_to(self, end: _End) -> float:
-        """Decode until the next answer ends; when that is."""
+        """Decode until the next response ends, and return when that is."""
         end_step, first_token_s, tokens, kv_tokens, adapter = end
         profile, active, num_decoding = self._state.profile, self._active, self._num_decoding
         steps = end_step - self._step
         if steps > 0:
-            # As `forward_s`, written out: this is most of what a forecast costs. The cache grows
-            # by a token per sequence and step: its mean is at half the way.
+            # `forward_s` inlined: most of a forecast's time is spent here. The cache grows by a
+            # token per sequence and step: its mean is at half the way.
             step_s = profile.step_s + profile.step_per_decode_s * num_decoding
             step_s += profile.step_per_kv_token_s * (self._kv + num_decoding * steps // 2)
             duration_s = steps * step_s * profile.lora_factor(len(active))
@@ -209,11 +202,11 @@ class _Run:
         return self._now
 
     def _admit(self) -> bool:
-        """Prefill what may start now, as much as one step takes. False if that is nothing."""
+        """Prefill the requests that may start now, at most one step's; False without any."""
         admitted: list[Queued] = []
         kept: list[Queued] = []
         load_s = 0.0
-        self._may_admit = False  # until an adapter leaves, or KV that was short gets free
+        self._may_admit = False  # until an adapter leaves or KV becomes free
         state = self._state
         budget = state.profile.max_num_batched_tokens - len(self._batch)
         for index, each in enumerate(self._queue):

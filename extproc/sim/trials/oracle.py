@@ -1,19 +1,19 @@
-"""The informed greedy: a rule that sees the truth and holds, places and sheds by it (B3 and B4).
+"""The informed greedy: a policy that holds, places and sheds by the true state (B3 and B4).
 
-It knows every pod's state at this moment, the remaining length of every answer, the engine's
-constants, and what every router holds. For each request it simulates every pod with and without it
-(`extproc.sim.trials.forecast`):
+It knows every pod's state at this moment, the remaining length of every response, the engine's
+constants, and every router's held requests. For each request it simulates every pod with and
+without it (`extproc.sim.trials.forecast`):
 
 - **Place**: where it adds no SLO miss, at the least harm: delay, its own and others', and the time
   that adapter slots are in use, at a price that rises with the part of all slots in use.
-- **Hold**: where no pod would start it with its next step, because of slots, seats, KV or the token
-  budget, or where each would bring a miss: a request that waits here keeps its choice.
-- **Order**: of the held that want the last slot of a pod, the adapter goes first that serves the
-  most held requests for each second of the slot.
-- **Shed**: what cannot meet the SLO any more, even on an idle pod. It is a miss wherever it goes,
-  and would cost others.
+- **Hold**: if no pod would start it with its next step, because of slots, seats, KV or the token
+  budget, or if each would add a miss: a request that waits here keeps its choice.
+- **Order**: of the held requests that want the last slot of a pod, the adapter goes first that
+  serves the most of them for each second of the slot.
+- **Shed**: requests that cannot meet the SLO any more, even on an idle pod. They are misses
+  anywhere, and would cost others.
 
-Greedy: it knows nothing of the requests to come. What it sheds has no first token, so compare
+Greedy: it knows nothing of future requests. Shed requests have no first token, so compare
 attainment and capacity with it, not throughput or percentiles under overload.
 """
 
@@ -36,30 +36,28 @@ if TYPE_CHECKING:
     from extproc.sim.fleet.pod import FleetPod
 
 SLOT_PRICE = 4.0
-"""Seconds of delay that a second of a slot counts as when all slots are in use. The greedy does not
-see slots run out; without a price it opens adapters everywhere. 1, 4 and 20 come out alike."""
+"""Seconds of delay that equal one second of a slot when all slots are in use. The greedy does not
+see slots run out; without a price it opens adapters everywhere. 1, 4 and 20 are similar."""
 
 MARGIN = 0.9
 """Part of the SLO that a forecast may use up; forecasts err by a few per cent."""
 
 LEAST_WAIT_S = 0.01
-"""About a step of an 8B model on an H100: nothing changes in between."""
+"""About a step of an 8B model on an H100: nothing changes in less time."""
 
 MOST_WAIT_S = 0.05
-"""Others may have been sent meanwhile, to a slot that this one can join."""
+"""Meanwhile others may have been sent to a slot that this one can share."""
 
 
 @dataclass(slots=True)
-class _Look:
-    """A pod as it was when last looked at.
+class _Observation:
+    """The last observation of a pod.
 
     Attributes:
-        state: Its state.
-        adapters: Those in use there.
-        version: Changes whenever its state does.
-        opens_s: When the first of its slots is likely to get free, if nothing is sent there.
-        taken_at_s: When it was looked at.
-        before: What happens there if nothing is sent; None if nobody asked.
+        adapters: Adapters in use there.
+        version: Changes whenever the state does.
+        opens_s: When its first slot probably becomes free, if nothing is sent there.
+        before: Its forecast if nothing is sent there, once it was needed.
     """
 
     state: PodState
@@ -75,7 +73,7 @@ class Oracle:
 
     Args:
         slo: What requests must meet.
-        age_s: How old a pod's state gets before it is looked at again; 0 for B3.
+        age_s: Age at which a pod's state is observed again; 0 for B3.
         slot_price: See `SLOT_PRICE`.
     """
 
@@ -86,11 +84,11 @@ class Oracle:
         self._age_s = age_s
         self._fleet: Fleet | None = None
         self._held: dict[str, Queued] = {}
-        self._looks: dict[str, _Look] = {}
+        self._observed: dict[str, _Observation] = {}
         self._phases_s: defaultdict[str, float] = defaultdict(float)
 
     def attach(self, fleet: Fleet, held: dict[str, Queued]) -> None:
-        """Give it the truth to look at, and what all oracles of the fleet hold."""
+        """Set the fleet to observe, and the requests held by all its oracles."""
         self._fleet, self._held = fleet, held
 
     def choose(
@@ -103,52 +101,54 @@ class Oracle:
         self._held.pop(request.request_id, None)
         if self._is_late(extra, now):
             return Wait(inf, "shed")
-        looks = self._look_at(snapshot.endpoints, extra, now, rng)
+        observed = self._observe_all(snapshot.endpoints, extra, now, rng)
         views = [
             view
             for view in snapshot.endpoints
-            if (look := looks[view.address])
-            and _starts_next(look, extra)
-            and not self._is_outdone(look, extra, now)
+            if (seen := observed[view.address])
+            and _starts_next(seen, extra)
+            and not self._is_outdone(seen, extra, now)
         ]
         if views:
-            chosen = self._place(views, looks, extra, now, rng)
+            chosen = self._place(views, observed, extra, now, rng)
             if chosen is not None:
                 return Choice((chosen,), "oracle")
         self._held[request.request_id] = extra
-        opens_s = min((look.opens_s for look in looks.values() if look), default=inf)
+        opens_s = min((seen.opens_s for seen in observed.values() if seen), default=inf)
         return Wait(max(now + LEAST_WAIT_S, min(opens_s, now + MOST_WAIT_S)), "hold")
 
     def _place(
         self,
         views: Sequence[EndpointView],
-        looks: dict[str, _Look | None],
+        observed: dict[str, _Observation | None],
         extra: Queued,
         now: float,
         rng: random.Random,
     ) -> EndpointView | None:
-        """The pod where it does the least harm; None if it should wait."""
-        price = self._slot_price * _part_in_use(looks) ** 2
+        """Return the pod where it does the least harm; None if it should wait."""
+        price = self._slot_price * _part_in_use(observed) ** 2
         costs = {
-            view.address: self._harm(look, extra, now, price)
+            view.address: self._harm(seen, extra, now, price)
             for view in views
-            if (look := looks[view.address])
+            if (seen := observed[view.address])
         }
         chosen = least(views, lambda view: costs[view.address], rng)
         num_misses, _ = costs[chosen.address]
         return None if num_misses > 0 else chosen
 
-    def _harm(self, look: _Look, extra: Queued, now: float, price: float) -> tuple[float, float]:
-        # The true state's forecast begins when the step in progress ends, whenever one asks.
-        before = None if self._age_s else look.before
+    def _harm(
+        self, seen: _Observation, extra: Queued, now: float, price: float
+    ) -> tuple[float, float]:
+        # The true state's forecast begins with the end of the step in progress, so it can be kept.
+        before = None if self._age_s else seen.before
         if before is None:
-            before = look.before = forecast(look.state, self._aim, now=now)
-        after = forecast(look.state, self._aim, now=now, extra=extra)
+            before = seen.before = forecast(seen.state, self._aim, now=now)
+        after = forecast(seen.state, self._aim, now=now, extra=extra)
         delay_s = after.total_s - before.total_s + price * (after.slot_s - before.slot_s)
         return after.num_misses - before.num_misses, delay_s
 
     def _is_late(self, extra: Queued, now: float) -> bool:
-        """Whether even an idle pod with the adapter in a slot would be too late."""
+        """Return whether even an idle pod with the adapter in a slot would be too late."""
         assert self._fleet is not None
         least_s = self._fleet.settings.profile.forward_s(
             num_decoding=0,
@@ -158,10 +158,10 @@ class Oracle:
         )
         return now + least_s > extra.arrived_s + self._slo.ttft_s
 
-    def _is_outdone(self, look: _Look, extra: Queued, now: float) -> bool:
-        """Whether another adapter that is held makes more of the pod's last slot."""
-        has_other = len(look.adapters) + 1 < look.state.max_loras
-        if extra.adapter is None or extra.adapter in look.adapters or has_other:
+    def _is_outdone(self, seen: _Observation, extra: Queued, now: float) -> bool:
+        """Return whether another held adapter makes better use of the pod's last slot."""
+        has_other = len(seen.adapters) + 1 < seen.state.max_loras
+        if extra.adapter is None or extra.adapter in seen.adapters or has_other:
             return False
         rivals: defaultdict[str, list[int]] = defaultdict(list)
         rivals[extra.adapter].append(extra.output_tokens)
@@ -169,40 +169,42 @@ class Oracle:
             adapter = held.adapter
             if (
                 adapter is not None
-                and adapter not in look.adapters
+                and adapter not in seen.adapters
                 and not self._is_late(held, now)
             ):
                 rivals[adapter].append(held.output_tokens)
         tokens = {adapter: max(outputs) / len(outputs) for adapter, outputs in rivals.items()}
         return tokens[extra.adapter] > min(tokens.values())
 
-    def _look_at(
+    def _observe_all(
         self, views: Sequence[EndpointView], extra: Queued, now: float, rng: random.Random
-    ) -> dict[str, _Look | None]:
-        return {view.address: self._look(view.address, extra, now, rng) for view in views}
+    ) -> dict[str, _Observation | None]:
+        return {view.address: self._observe(view.address, extra, now, rng) for view in views}
 
-    def _look(self, address: str, extra: Queued, now: float, rng: random.Random) -> _Look | None:
-        """What is known of a pod; None if it is gone."""
+    def _observe(
+        self, address: str, extra: Queued, now: float, rng: random.Random
+    ) -> _Observation | None:
+        """Return the observation of a pod, observed again if due; None if it is gone."""
         assert self._fleet is not None
-        look, pod = self._looks.get(address), self._fleet.pods.get(address)
-        is_fresh = self._age_s and look and not self._is_due(address, look.taken_at_s, now, rng)
+        seen, pod = self._observed.get(address), self._fleet.pods.get(address)
+        is_fresh = self._age_s and seen and not self._is_due(address, seen.taken_at_s, now, rng)
         if is_fresh or pod is None:
-            return look if is_fresh else None
-        if look is not None and not self._age_s:
-            # Nothing was sent there that could let this one in earlier.
-            is_closed = now < look.opens_s and not _starts_next(look, extra)
-            if is_closed and look.version[0] == pod.engine.counters.num_submitted:
-                return look
+            return seen if is_fresh else None
+        if seen is not None and not self._age_s:
+            # Nothing sent there could let this one in earlier.
+            is_closed = now < seen.opens_s and not _starts_next(seen, extra)
+            if is_closed and seen.version[0] == pod.engine.counters.num_submitted:
+                return seen
         pod.catch_up(now)
         counters = pod.engine.counters
         version = (counters.num_submitted, counters.num_steps, counters.num_aborted)
-        if look is None or look.version != version:
-            look = self._looks[address] = _see(pod, self._fleet, version, now)
-        look.taken_at_s = now
-        return look
+        if seen is None or seen.version != version:
+            seen = self._observed[address] = _see(pod, self._fleet, version, now)
+        seen.taken_at_s = now
+        return seen
 
     def _is_due(self, address: str, taken_at_s: float, now: float, rng: random.Random) -> bool:
-        """Whether a scrape fell between the last look and now; pods' scrapes are out of phase."""
+        """Return whether a scrape has come since the last; pods' scrapes are out of phase."""
         if address not in self._phases_s:
             self._phases_s[address] = rng.uniform(0, self._age_s)
         phase_s = self._phases_s[address]
@@ -210,25 +212,25 @@ class Oracle:
 
 
 def attach_oracles(fleet: Fleet) -> None:
-    """Give every oracle among a fleet's rules the fleet, and what the others hold."""
+    """Attach every oracle among a fleet's policies to the fleet and one store of held requests."""
     held: dict[str, Queued] = {}
     for router in fleet.routers:
         if isinstance(router.policy, Oracle):
             router.policy.attach(fleet, held)
 
 
-def _see(pod: FleetPod, fleet: Fleet, version: tuple[int, ...], now: float) -> _Look:
+def _see(pod: FleetPod, fleet: Fleet, version: tuple[int, ...], now: float) -> _Observation:
     state = state_of(pod, fleet.workload.adapters)
     active = {each.adapter for each in state.running} | {each.adapter for each in state.queued}
     adapters = frozenset(adapter for adapter in active if adapter is not None)
-    return _Look(state, adapters, version, _opens_s(state, len(adapters)), now)
+    return _Observation(state, adapters, version, _opens_s(state, len(adapters)), now)
 
 
-def _starts_next(look: _Look, extra: Queued) -> bool:
-    """Whether the pod's next step would begin the request."""
-    state, profile = look.state, look.state.profile
-    needs_slot = extra.adapter is not None and extra.adapter not in look.adapters
-    if needs_slot and len(look.adapters) >= state.max_loras:
+def _starts_next(seen: _Observation, extra: Queued) -> bool:
+    """Return whether the pod's next step would begin the request."""
+    state, profile = seen.state, seen.state.profile
+    needs_slot = extra.adapter is not None and extra.adapter not in seen.adapters
+    if needs_slot and len(seen.adapters) >= state.max_loras:
         return False
     if not state.running and not state.queued:
         return True
@@ -242,9 +244,9 @@ def _starts_next(look: _Look, extra: Queued) -> bool:
 
 
 def _opens_s(state: PodState, num_adapters: int) -> float:
-    """When the first adapter has no request left there, steps taken as long as the next one."""
+    """Return when the first adapter has no request left, if steps stay as long as the next."""
     if state.queued or num_adapters < state.max_loras:
-        return state.free_at_s  # too much will happen
+        return state.free_at_s
     remaining: dict[str | None, int] = {}
     for each in state.running:
         remaining[each.adapter] = max(remaining.get(each.adapter, 0), each.remaining_tokens)
@@ -258,8 +260,8 @@ def _opens_s(state: PodState, num_adapters: int) -> float:
     return state.free_at_s + min(remaining.values()) * step_s
 
 
-def _part_in_use(looks: dict[str, _Look | None]) -> float:
-    """Part of all adapter slots that is in use."""
-    known = [look for look in looks.values() if look]
-    slots = sum(look.state.max_loras for look in known)
-    return sum(len(look.adapters) for look in known) / slots if slots else 0.0
+def _part_in_use(observed: dict[str, _Observation | None]) -> float:
+    """Return the part of all adapter slots that is in use."""
+    known = [seen for seen in observed.values() if seen]
+    slots = sum(seen.state.max_loras for seen in known)
+    return sum(len(seen.adapters) for seen in known) / slots if slots else 0.0

@@ -1,8 +1,4 @@
-"""Pages that stand alone, from templates that lie beside the code that fills them.
-
-Nothing is fetched: charts are inline SVG. A page follows the reader's choice of a light or a dark
-screen.
-"""
+"""Self-contained pages from templates, with charts as inline SVG, for light and dark screens."""
 
 from __future__ import annotations
 
@@ -14,15 +10,11 @@ _HERE = Path(__file__).parent
 
 
 class PageError(ValueError):
-    """A page cannot be made here; the message says why."""
+    """A page cannot be rendered here."""
 
 
 def check_libraries() -> None:
-    """Look for what pages are made with, before work is spent on one.
-
-    Raises:
-        PageError: Something is not installed.
-    """
+    """Raise PageError if the libraries for pages are not installed."""
     try:
         import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
@@ -31,7 +23,7 @@ def check_libraries() -> None:
 
 
 def rendered(template: Path, **values: object) -> str:
-    """A page from a template, which may extend `base.html`; what it shows is escaped."""
+    """Render a template, which may extend `base.html`, with escaping."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -48,5 +40,5 @@ def rendered(template: Path, **values: object) -> str:
 
 
 def describe(label: str) -> str:
-    """A policy in a line, for people who have not read its source."""
+    """Return a description of a policy in one line."""
     return DESCRIPTIONS.get(label.partition("?")[0], "yours")

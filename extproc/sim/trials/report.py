@@ -1,7 +1,4 @@
-"""One HTML page that shows a suite's results to somebody who does not know the project.
-
-Its input is the JSON that `summary.summarize` made, read back.
-"""
+"""A suite's results as one HTML page, from the JSON of `summary.summarize`."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from extproc.sim.trials.summary import called, is_bound
 
 Json = Mapping[str, Any]
 MAX_BOUND_RATIO = 2.5
-"""A bound further above the best rule than this is put in words: its bar would hide the others."""
+"""Bounds further above the best policy are written as text: their bars would dwarf the others."""
 
 _COLUMNS = (
     ("served well", "attainment", "{:.1%}"),
@@ -34,10 +31,10 @@ _COLUMNS = (
 
 
 def render(result: Json) -> str:
-    """The page.
+    """Render the page.
 
     Raises:
-        PageError: What it is made with is not installed.
+        PageError: A library is not installed.
     """
     check_libraries()
     suite = result["suite"]
@@ -58,7 +55,7 @@ def render(result: Json) -> str:
 
 
 def colours_of(suite: Json) -> dict[str, str]:
-    """A colour for each rule; bounds are grey."""
+    """Return a colour for each policy; bounds are grey."""
     rules = [rule for rule in suite["rules"] if not is_bound(rule)]
     colours = {rule: COLOURS[index % len(COLOURS)] for index, rule in enumerate(rules)}
     return {**colours, **{bound: GREYS.get(bound[:2], GREYS["B4"]) for bound in suite["bounds"]}}

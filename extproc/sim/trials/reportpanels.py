@@ -18,7 +18,7 @@ Chart = tuple[str, str, str]
 """Title, SVG and a note; an empty one is not shown."""
 MAX_HEAT_MAPS = 4
 MIN_GRID = 3
-"""Common rates that make a curve; with fewer, the searches' runs are drawn as well."""
+"""With fewer common rates, the searches' runs are drawn as well."""
 RATE_RATIO = 1.1
 """Runs at rates that differ by less are one point of a curve."""
 
@@ -26,7 +26,7 @@ RATE_RATIO = 1.1
 def latency_charts(
     trials: Sequence[Json], colours: Mapping[str, str], slo: Json, rates: Sequence[float]
 ) -> list[Chart]:
-    """Slowest first words and part served well, over the offered rate."""
+    """Draw the slowest first words and the part served well, over the offered rate."""
     place = place_at(rates)
     slowest = curves(trials, "ttft_p99_s", colours, place)
     # Perfect pooling is searched far beyond all others.
@@ -46,7 +46,7 @@ def latency_charts(
 
 
 def place_at(rates: Sequence[float]) -> Callable[[Json, Json], float | None]:
-    """Places a run at its rate, if that is a common one or there are few of those."""
+    """Return a function that places a run at its rate if that is common, or if few rates are."""
 
     def place(_: Json, run: Json) -> float | None:
         if run["rate_rps"] in rates:
@@ -62,7 +62,7 @@ def curves(
     colours: Mapping[str, str],
     place: Callable[[Json, Json], float | None],
 ) -> list[Series]:
-    """A measure of each rule's runs, by where `place` puts a run of a trial; None leaves it out."""
+    """Return a line per policy of a measure of its runs; `place` says where, None leaves out."""
     values: defaultdict[str, defaultdict[float, list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -78,7 +78,7 @@ def curves(
 
 
 def _within(lines: Sequence[Series], highest: float) -> list[Series]:
-    """The lines up to a rate."""
+    """Cut the lines at a rate."""
     nums = [sum(x <= highest for x, _ in line.points) for line in lines]
     return [
         replace(line, points=line.points[:num], band=line.band[:num])
@@ -87,12 +87,12 @@ def _within(lines: Sequence[Series], highest: float) -> list[Series]:
 
 
 def _near(rate_rps: float) -> float:
-    """A rate that those of other seeds' searches share, a few per cent off."""
+    """Round a rate, so that runs of different seeds' searches meet."""
     return float(f"{RATE_RATIO ** round(log(rate_rps, RATE_RATIO)):.3g}")
 
 
 def loads_chart(trials: Sequence[Json], colours: Mapping[str, str]) -> Chart:
-    """Adapter loads per rule, with the clairvoyant bound."""
+    """Draw the adapter loads per policy, with the clairvoyant bound."""
     loads: defaultdict[str, list[float]] = defaultdict(list)
     bounds: list[float] = []
     for trial in trials:
@@ -119,7 +119,7 @@ def loads_chart(trials: Sequence[Json], colours: Mapping[str, str]) -> Chart:
 
 
 def sweep_charts(result: Json, colours: Mapping[str, str]) -> list[Json]:
-    """One factor varied: throughput and part served well."""
+    """Draw throughput and part served well over the factor of each sweep."""
     found: list[Json] = []
     for sweep in result["suite"]["sweeps"]:
         own = [trial for trial in result["trials"] if trial["sweep"] == sweep["name"]]
@@ -142,7 +142,7 @@ def _sweep(sweep: Json, trials: Sequence[Json], colours: Mapping[str, str]) -> l
 
 
 def heat_maps(trials: Sequence[Json]) -> list[Chart]:
-    """Which server served which adapter when."""
+    """Draw which server served which adapter when."""
     charts: list[Chart] = []
     for trial in [trial for trial in trials if trial["placement"]][:MAX_HEAT_MAPS]:
         placed = trial["placement"]

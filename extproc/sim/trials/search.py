@@ -1,4 +1,4 @@
-"""The search for a rule's SLO capacity: the highest offered rate that it still serves well."""
+"""The search for a policy's SLO capacity, the highest offered rate that it serves well."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 MAX_PROBES = 16
-"""Half as high again sixteen times is more than six-hundredfold."""
+"""Sixteen strides of 1.5 are more than six-hundredfold."""
 STRIDE = 1.5
 """Ratio between two rates while one of them is still to fail, or to pass."""
 MAX_DESCENT = 8.0
-"""A rule that fails at a rate so many times lower than the lowest common one is not followed down:
-slow runs are long, and how bad it is no longer matters."""
+"""The search ends at the lowest common rate divided by this: slow runs are long, and how bad such a
+policy is no longer matters."""
 EXACT = 1 + 1e-9
-"""Rates that differ by less are the same."""
+"""Rates that differ by less are equal."""
 
 
 @dataclass(slots=True)
 class CapacitySearch:
-    """Finds the capacity of one rule from attainments at chosen rates.
+    """Finds the capacity of one policy from attainments at chosen rates.
 
     Attributes:
-        attainment_at: Runs the rule at a rate.
+        attainment_at: Runs the policy at a rate.
         target: Attainment that must be reached.
         resolution: Largest ratio between the first rate that failed and the last one that passed.
-        points: What was measured, rate to attainment.
+        points: Attainment by rate, so far.
     """
 
     attainment_at: Callable[[float], float]
@@ -34,12 +34,12 @@ class CapacitySearch:
     points: dict[float, float] = field(default_factory=dict)
 
     def run(self, rates_rps: Iterable[float], near_rps: float | None = None) -> float:
-        """Measure at every rate, then wherever the capacity may be, `MAX_PROBES` times at most.
+        """Measure at every rate, then around the capacity, at most `MAX_PROBES` times.
 
         Args:
             rates_rps: Rates to measure in any case.
-            near_rps: Where the capacity is expected, from other seeds. Around it the strides begin
-                with the resolution itself and double, so that a good guess costs two runs.
+            near_rps: Expected capacity, from other seeds. Around it the strides begin with the
+                resolution and double, so that a good guess costs two runs.
         """
         for rate_rps in rates_rps:
             self._measure(rate_rps)
@@ -57,14 +57,14 @@ class CapacitySearch:
         return capacity(self.points, self.target)
 
     def _measure(self, rate_rps: float) -> bool:
-        """Whether the target is reached there."""
+        """Return whether the target is reached at a rate."""
         if rate_rps not in self.points:
             self.points[rate_rps] = self.attainment_at(rate_rps)
         return self.points[rate_rps] >= self.target
 
 
 def _probe(low: float, high: float | None, stride: float, goes_up: bool) -> float:
-    """The next rate: a stride on from the last, but no further than the middle of the gap."""
+    """Return the next rate: one stride further, at most to the middle of the gap."""
     if high is None:
         return low * stride
     if not low:
@@ -74,7 +74,7 @@ def _probe(low: float, high: float | None, stride: float, goes_up: bool) -> floa
 
 
 def bracket(points: Mapping[float, float], target: float) -> tuple[float, float | None]:
-    """The highest rate up to which every measured rate reached the target, and the next one.
+    """Return the highest rate up to which every measured rate reached the target, and the next.
 
     The first is 0 if none did; the second is None if all did.
     """
@@ -87,11 +87,10 @@ def bracket(points: Mapping[float, float], target: float) -> tuple[float, float 
 
 
 def capacity(points: Mapping[float, float], target: float) -> float:
-    """The rate at which attainment falls below the target, on the line between two measurements.
+    """Return the rate at which attainment falls below the target, between two measurements.
 
-    At rate 0 everything is attained. If no measurement reached the target it lies on the line from
-    there: a guess. If every measurement reached the target it is the highest
-    rate measured: a lower bound.
+    At rate 0 attainment is 1: if no measurement reached the target, the result is a guess on the
+    line from there. If every measurement did, it is the highest rate measured, a lower bound.
     """
     low, high = bracket(points, target)
     if high is None:

@@ -1,8 +1,8 @@
-"""Suites: which scenarios, rules, rates and seeds make up one judgement, read from a file.
+"""Suites: scenarios, policies, rates and seeds, read from a file.
 
-The files are in `loadtest/scenarios/`. *development* is for choosing and tuning rules; *evaluation*
-has other seeds and other parameters and is run only for a final table; *quick* shows the whole
-laboratory in about two minutes.
+The files are in `loadtest/scenarios/`. *development* is for choosing and tuning policies;
+*evaluation* has other seeds and parameters and is run only for a final table; *quick* shows the
+whole laboratory in about two minutes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCENARIOS_DIR = own_folder("scenarios")
 
 
 class SuiteError(Exception):
-    """A suite's file cannot be used; the message says why."""
+    """A suite's file cannot be used."""
 
 
 class EventSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -43,10 +43,10 @@ class EventSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
     Attributes:
         kind: `pod_loss`, `pod_join`, `slow_pod`, `adapter_registered` or `flash_crowd`.
-        at: When, as a part of the workload's duration, because rates differ.
+        at: Its time as a part of the workload's duration, because rates differ.
         pod: Its number, from 0.
         factor: Of a slow pod.
-        popularity_rank: Which adapter, the most popular being 0 and the least -1.
+        popularity_rank: Of the adapter: 0 for the most popular, -1 for the least.
         share: Of a flash crowd.
         until: End of a flash crowd, like `at`; beyond 1 it does not end.
     """
@@ -64,13 +64,11 @@ class ScenarioSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     """A fleet, clients and events.
 
     Attributes:
-        name: Short.
         title: For people, one line.
         workload: See `WorkloadSpec`.
-        fleet: Knobs of `FleetSettings` over those of the suite.
-        profile: Costs of the engine over those of the suite's profile.
+        fleet: Fields of `FleetSettings`, over the suite's.
+        profile: Costs of the engine, over those of the suite's profile.
         rates_rps: Instead of the suite's.
-        events: What happens.
     """
 
     name: str
@@ -86,15 +84,12 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """One factor varied at one rate.
 
     Attributes:
-        name: Short.
         title: For people, the axis' label.
-        scenario: The scenario it starts from.
-        section: `workload`, `fleet` or `profile`: where the factor is.
+        scenario: The scenario that is varied.
+        section: `workload`, `fleet` or `profile`, which has the factor.
         key: The factor.
-        values: What it is set to.
-        rate_rps: At this rate.
-        rules: For these rules.
-        num_seeds: With this many of the suite's seeds.
+        rules: Policies.
+        num_seeds: How many of the suite's seeds are used.
     """
 
     name: str
@@ -120,25 +115,20 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     """A suite.
 
     Attributes:
-        name: Short.
         about: For people.
         num_requests: Requests per run, the warm-up's included.
-        num_search_requests: The same for runs off the suite's rates, in search of a capacity; 0 for
-            as many.
-        min_search_s: Such a run has more requests where it would otherwise be over sooner: at a
-            high rate few requests are gone before a queue can form.
+        num_search_requests: The same for runs in search of a capacity; 0 for as many.
+        min_search_s: Shortest such run: at a high rate it has more requests, else it would end
+            before a queue can form.
         warm_up: Part of a run that does not count.
-        seeds: One run each; rules are compared seed by seed.
-        rates_rps: Offered rates at which every rule is run to the end.
-        resolution: How far apart the rates around a capacity may be, as a ratio.
-        baseline: The rule that the others are compared with.
+        seeds: One run each; policies are compared seed by seed.
+        rates_rps: Offered rates at which every policy is run to the end.
+        resolution: Largest ratio of the rates around a capacity.
+        baseline: The policy that the others are compared with.
         profile: Name of the engine profile.
-        slo: What requests must meet.
-        fleet: Knobs of `FleetSettings`.
-        rules: Opponents, with arguments or without: `founding`, `founding?threshold=8`.
+        fleet: Fields of `FleetSettings`.
+        rules: Policies, with arguments or without: `founding`, `founding?threshold=8`.
         bounds: `B0_pooled`, `B3_informed`, `B4_stale_<n>ms`.
-        scenarios: See there.
-        sweeps: See there.
     """
 
     name: str
@@ -160,16 +150,16 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     sweeps: list[SweepSpec] = []
 
     def num_of_search(self, rate_rps: float) -> int:
-        """Requests of a run in search of a capacity."""
+        """Return the number of requests of a run in search of a capacity."""
         return max(self.num_search_requests, round(rate_rps * self.min_search_s))
 
     def rates_of(self, scenario: ScenarioSpec) -> list[float]:
-        """Offered rates of a scenario."""
+        """Return the offered rates of a scenario."""
         return scenario.rates_rps or self.rates_rps
 
 
 def find_suite(name: str) -> Path:
-    """The file of the suite called `name`: a path, or a name in `loadtest/scenarios/`.
+    """Return the file of a suite: a path, or a name in `loadtest/scenarios/`.
 
     Raises:
         SuiteError: There is none.
@@ -182,7 +172,7 @@ def find_suite(name: str) -> Path:
 
 
 def read_suite(name: str) -> Suite:
-    """The suite called `name`: see `find_suite`.
+    """Read the suite called `name`; see `find_suite`.
 
     Raises:
         SuiteError: There is none, or it cannot be read or run.
@@ -195,10 +185,10 @@ def read_suite(name: str) -> Suite:
 
 
 def parse_suite(text: str) -> Suite:
-    """Read a suite.
+    """Parse a suite.
 
     Raises:
-        SuiteError: Not a suite, or one that could not be run.
+        SuiteError: Not a suite, or one that cannot be run.
     """
     try:
         suite = msgspec.convert(yaml.safe_load(text), type=Suite)
@@ -209,7 +199,7 @@ def parse_suite(text: str) -> Suite:
     except (TypeError, ValueError) as error:
         raise SuiteError(f"rules: {error}") from error
     if unknown:
-        raise SuiteError(f"unknown rules: {', '.join(unknown)}")
+        raise SuiteError(f"unknown policies: {', '.join(unknown)}")
     names = {scenario.name for scenario in suite.scenarios}
     for scenario in suite.scenarios:
         make_trial_parts(suite, scenario, rate_rps=suite.rates_of(scenario)[0], seed=0, num=10)
@@ -220,7 +210,7 @@ def parse_suite(text: str) -> Suite:
 
 
 def varied(scenario: ScenarioSpec, sweep: SweepSpec, value: float) -> ScenarioSpec:
-    """The scenario with the sweep's factor set to `value`."""
+    """Return the scenario with the sweep's factor set to `value`."""
     number = int(value) if float(value).is_integer() and sweep.section != "profile" else value
     section = {**getattr(scenario, sweep.section), sweep.key: number}
     return msgspec.structs.replace(scenario, **{sweep.section: section})
@@ -229,10 +219,10 @@ def varied(scenario: ScenarioSpec, sweep: SweepSpec, value: float) -> ScenarioSp
 def make_trial_parts(
     suite: Suite, scenario: ScenarioSpec, *, rate_rps: float, seed: int, num: int | None = None
 ) -> tuple[FleetSettings, Workload, list[FleetEvent]]:
-    """Fleet, clients and events of one run.
+    """Make fleet, clients and events of one run.
 
     Raises:
-        SuiteError: A knob or an event is unknown or impossible.
+        SuiteError: A setting or an event is unknown or impossible.
     """
     try:
         spec = msgspec.convert(scenario.workload, type=WorkloadSpec)
@@ -290,7 +280,7 @@ def _fleet_event(event: EventSpec, at_s: float, workload: Workload) -> FleetEven
 
 
 def _by_popularity(workload: Workload, rank: int) -> str:
-    """The adapter at this place of popularity; -1 is the least popular that exists."""
+    """Return the adapter at a place of popularity; -1 is the least popular that exists."""
     shares: Mapping[str | None, float] = workload.shares
     asked = [name for name in shares if name is not None]
     silent = sorted(set(workload.adapters) - set(asked))
@@ -298,5 +288,5 @@ def _by_popularity(workload: Workload, rank: int) -> str:
 
 
 def slo_of(suite: Suite) -> Slo:
-    """What requests of this suite must meet."""
+    """Return the objectives of a suite."""
     return Slo(suite.slo.ttft_s, suite.slo.tpot_s, suite.slo.target)

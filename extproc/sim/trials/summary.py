@@ -1,6 +1,6 @@
-"""From the trials of a suite to the table that is printed, kept as JSON and drawn.
+"""From the trials of a suite to the table that is printed, saved as JSON and drawn.
 
-For each scenario and rule: the SLO capacity with its interval over seeds, its paired ratio to the
+For each scenario and policy: the SLO capacity with its interval over seeds, its paired ratio to the
 baseline and to the bounds, and the other measures at the suite's main rate, the middle one.
 """
 
@@ -44,12 +44,9 @@ MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One rule on one scenario.
+    """One policy on one scenario.
 
     Attributes:
-        rule: Its name.
-        is_bound: Whether it is one of the bounds.
-        capacity_rps: Over the seeds.
         over_baseline: Paired ratio of capacities.
         over_pooled: Paired ratio to B0; None without it.
         over_informed: Paired ratio to B3; None without it.
@@ -70,24 +67,24 @@ class Row:
 
 
 def is_bound(rule: str) -> bool:
-    """Whether a rule is a bound: it knows what no router can."""
+    """Return whether a policy is a bound, with knowledge that no router has."""
     return rule in (POOLED, INFORMED) or rule.startswith(STALE)
 
 
 def called(rule: str) -> str:
-    """A rule's or bound's name for people."""
+    """Return the name of a policy or bound for people."""
     if rule.startswith(STALE):
         return f"bound: greedy, {rule.removeprefix(STALE)} old"
     return {POOLED: "bound: perfect pooling", INFORMED: "bound: all-knowing greedy"}.get(rule, rule)
 
 
 def main_rate(rates_rps: Sequence[float]) -> float:
-    """The rate of the main table."""
+    """Return the rate of the main table."""
     return sorted(rates_rps)[len(rates_rps) // 2]
 
 
 def summarize(suite: Suite, trials: Sequence[TrialResult]) -> dict[str, Any]:
-    """Everything about a run of a suite, for JSON. What seeds do not decide is under `timing`."""
+    """Return the results of a suite for JSON; `timing` is all that seeds do not determine."""
     scenarios = {}
     for scenario in suite.scenarios:
         own = [t for t in trials if t.scenario == scenario.name and not t.sweep]
@@ -111,7 +108,7 @@ def summarize(suite: Suite, trials: Sequence[TrialResult]) -> dict[str, Any]:
 
 
 def rows_of(suite: Suite, trials: Sequence[TrialResult], rate_rps: float) -> list[Row]:
-    """The table of one scenario, highest capacity first."""
+    """Return the table of one scenario, highest capacity first."""
     capacities: dict[str, list[float]] = {}
     for trial in sorted(trials, key=lambda trial: trial.seed):
         capacities.setdefault(trial.rule, []).append(trial.capacity_rps)

@@ -1,4 +1,4 @@
-"""A suite's capacities as one Markdown table: a line per rule, a column per scenario."""
+"""A suite's capacities as one Markdown table: a line per policy, a column per scenario."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ Json = Mapping[str, Any]
 
 
 def markdown(result: Json) -> str:
-    """SLO capacity in requests per second, with the half of its 95 % interval, of every rule.
+    """Format the SLO capacities in requests per second, with half of their 95 % intervals.
 
-    The last column is the geometric mean over the scenarios of what part of B3's capacity it is.
-    Rules are in its order. Where a rule was run on some scenarios only, cells are empty and its
-    mean is over those.
+    The last column is the geometric mean over the scenarios of the ratio to B3's capacity, by which
+    the policies are sorted. Cells of scenarios that a policy did not run are empty.
     """
     scenarios = list(result["summary"])
     rows: dict[str, dict[str, Json]] = {}

@@ -1,8 +1,8 @@
-"""Runs one rule on one scenario, seed by seed, at several rates: the unit of work of a suite.
+"""Trials: one policy on one scenario, seed by seed, at several rates: the unit of work of a suite.
 
-Trials share nothing, so a suite runs as many at a time as there are cores, and its result does not
-depend on how many. Within a trial the search for a seed's capacity begins where the seeds before it
-had theirs. Runs at the suite's own rates are whole; others end when they can only fail.
+Trials share nothing, so a suite's result does not depend on how many run at once. Within a trial
+the search for a seed's capacity begins at the earlier seeds' capacity. Runs at the suite's own
+rates are complete; others end once they can only fail.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from extproc.core.policies import Policy, RandomChoice
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.trials.bounds import (
-    Oracle,
-    attach_oracles,
     count_belady,
     pooled_settings,
     pooled_workload,
     static_loads,
 )
+from extproc.sim.trials.oracle import Oracle, attach_oracles
 from extproc.sim.trials.search import CapacitySearch
 from extproc.sim.trials.suites import ScenarioSpec, Suite, make_trial_parts, slo_of
 from extproc.workload.flights import FleetResult, Flight
@@ -35,26 +34,25 @@ POOLED = "B0_pooled"
 INFORMED = "B3_informed"
 STALE = "B4_stale_"
 HOPELESS = 0.9
-"""A run that cannot attain more is far enough from any target to be given up."""
+"""A run that cannot attain more is given up."""
 NUM_SLICES = 6
 """Parts of a run in which the placement of adapters is shown."""
 NUM_ADAPTERS_SHOWN = 24
 
 MakePolicy = Callable[[str], Callable[[], Policy]]
-"""From a rule's name to what makes it for each router."""
+"""Returns a policy's factory by its name; it is called for each router."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What to run.
+    """One policy on one scenario.
 
     Attributes:
-        suite: The suite.
-        scenario: One of its scenarios, or one varied.
-        rule: A rule or a bound.
+        scenario: One of the suite's, or a variation of it.
+        rule: A policy or a bound.
         seeds: One run each at every rate.
-        rates_rps: Rates at which runs are whole.
-        sweep: Name of the sweep that this belongs to, or "".
+        rates_rps: Rates at which runs are complete.
+        sweep: Its sweep, or "".
         value: The sweep's factor.
         keeps_placement: Keep which pod served which adapter when, at the highest rate, with the
             first seed.
@@ -72,17 +70,12 @@ class Trial:
 
 @dataclass(slots=True)
 class TrialResult:
-    """What came out, ready for JSON.
+    """The result for one seed, ready for JSON.
 
     Attributes:
-        scenario: Name.
-        rule: Name.
-        seed: The seed.
-        sweep: Name of the sweep, or "".
-        value: The sweep's factor.
         capacity_rps: SLO capacity; 0 in a sweep.
         runs: Per rate: the metrics and the run's digest.
-        cut: Per rate at which the run was given up: what attainment could still have been.
+        cut: Per rate at which the run was given up: the attainment that was still possible.
         placement: Requests per time slice, pod and adapter.
         decision_us: Median and 99th percentile of the real time of a decision, microseconds. Not
             determined by the seed.
@@ -106,7 +99,7 @@ def run_trial(
     """Run a trial, seed by seed.
 
     Raises:
-        ValueError: The rule broke its contract.
+        ValueError: The policy broke its contract.
     """
     results: list[TrialResult] = []
     for seed in trial.seeds:
@@ -170,7 +163,7 @@ def _run(
     parts = make_trial_parts(suite, trial.scenario, rate_rps=rate_rps, seed=seed, num=num)
     settings, workload, events = parts
     if trial.rule == POOLED:
-        # What happens to single pods does not happen to all of them together.
+        # Events are about single pods, so there are none here.
         pooled = pooled_settings(settings), pooled_workload(workload)
         return Fleet(*pooled, RandomChoice, seed=seed).run(), settings, workload
     at_most = _ceiling(slo_of(trial.suite), workload, settings)
@@ -195,7 +188,7 @@ def _run(
 def _ceiling(
     slo: Slo, workload: Workload, settings: FleetSettings
 ) -> Callable[[Iterable[Flight], float], float]:
-    """What attainment can still be, of the requests so far and the time."""
+    """Return a function that bounds attainment by the requests so far and the time."""
     counted = sum(arrival.at_s >= settings.warm_up_s for arrival in workload.arrivals)
     return partial(
         attainment_at_most, slo=slo, warm_up_s=settings.warm_up_s, num_counted=max(1, counted)
@@ -213,7 +206,7 @@ def _bound(trial: Trial) -> Callable[[], Policy] | None:
 
 
 def _load_bounds(workload: Workload, settings: FleetSettings) -> dict[str, float]:
-    """B2 and the static optimum beside it, loads per 1,000 requests."""
+    """Return B2 and the static optimum, loads per 1,000 requests."""
     num_slots = settings.num_pods * settings.max_loras
     return {
         "belady_loads_per_1000": count_belady(workload, settings),
@@ -222,7 +215,7 @@ def _load_bounds(workload: Workload, settings: FleetSettings) -> dict[str, float
 
 
 def placement(result: FleetResult) -> dict[str, Any]:
-    """Requests of the most popular adapters, per time slice and pod."""
+    """Count the requests of the most popular adapters, per time slice and pod."""
     flights = [f for f in result.counted if f.pod and f.arrival.adapter is not None]
     popular = Counter(f.arrival.adapter for f in flights).most_common(NUM_ADAPTERS_SHOWN)
     adapters = [name for name, _ in popular]

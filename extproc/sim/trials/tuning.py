@@ -13,11 +13,11 @@ from extproc.sim.opponents import TUNABLE
 from extproc.sim.trials.trials import TrialResult
 
 BUDGET = 9
-"""Settings that are tried for each rule: what fits two parameters with three values each."""
+"""Settings to try for each policy: two parameters with three values each."""
 
 
 def settings_of(rule: str) -> list[str]:
-    """The settings to try, as labels: the whole grid, or as many of it as the budget has."""
+    """Return the settings to try, as labels: the whole grid, or a sample of the budget's size."""
     grid = TUNABLE[rule]
     labels = [
         f"{rule}?" + "&".join(f"{key}={value:g}" for key, value in zip(grid, values, strict=True))
@@ -29,9 +29,9 @@ def settings_of(rule: str) -> list[str]:
 
 
 def best_settings(results: Sequence[TrialResult]) -> dict[str, tuple[str, float]]:
-    """For each rule the label with the highest geometric mean capacity, and that mean.
+    """Return for each policy the label with the highest geometric mean capacity, and that mean.
 
-    The mean is over scenarios and seeds. Of equals the first in order of labels.
+    The mean is over scenarios and seeds; ties go to the first label.
     """
     capacities: defaultdict[str, list[float]] = defaultdict(list)
     for result in results:

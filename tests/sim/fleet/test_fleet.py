@@ -25,7 +25,7 @@ from extproc.sim.fleet.events import (
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.pod import FleetPod
 from extproc.sim.fleet.settings import FleetSettings
-from extproc.workload.flights import Fate, Flight
+from extproc.workload.flights import Flight, FlightState
 from tests.sim.lab import arrival, poisson, run, workload
 
 
@@ -54,7 +54,7 @@ def events() -> st.SearchStrategy[list[FleetEvent]]:
     drain_s=st.sampled_from([0.0, 1.0, 60.0]),
     policy=st.sampled_from([LeastPending, Founding, RandomChoice]),
 )
-def test_every_request_has_exactly_one_fate(
+def test_every_request_has_exactly_one_final_state(
     num: int,
     seed: int,
     happenings: list[FleetEvent],
@@ -81,13 +81,13 @@ def test_every_request_has_exactly_one_fate(
     )
     result = fleet.run()
 
-    fates = Counter(flight.fate for flight in result.flights)
-    assert fates.total() == num
+    states = Counter(flight.state for flight in result.flights)
+    assert states.total() == num
     in_pods = sum(len(pod.flights) for pod in fleet.pods.values())
-    assert fates[Fate.RUNNING] == in_pods
+    assert states[FlightState.RUNNING] == in_pods
     for flight in result.flights:
-        assert (flight.fate is Fate.RUNNING) == (flight.ended_s is None)
-        assert (flight.fate is Fate.SHED) == (flight.status != 0)
+        assert (flight.state is FlightState.RUNNING) == (flight.ended_s is None)
+        assert (flight.state is FlightState.SHED) == (flight.status != 0)
     for pod in fleet.pods.values():
         sent = [f for f in result.flights if f.pod == pod.address and f.has_run]
         assert pod.engine.counters.num_submitted == len(sent)
@@ -197,20 +197,20 @@ def test_an_answer_of_one_token_never_shows_on_the_page() -> None:
     pod.submit(Flight("0", arrival(0.0, "a", output_tokens=1), 0), 0.0)
 
     assert pod.report(10.0)[0].adapter_log == ()
-    assert pod.take_ended()[0].fate is Fate.FINISHED
+    assert pod.take_ended()[0].state is FlightState.FINISHED
 
 
 def test_a_lost_pod_takes_its_requests_with_it_and_is_hit_until_discovery_knows() -> None:
     work = workload(*(arrival(0.1 * number, output_tokens=400) for number in range(60)))
     result = run(work, RoundRobin, num_pods=2, events=[PodLoss(2.0, 0)], discovery_delay_s=1.0)
-    failed = [flight for flight in result.flights if flight.fate is Fate.FAILED]
+    failed = [flight for flight in result.flights if flight.state is FlightState.FAILED]
 
     assert {flight.pod for flight in failed} == {"10.0.0.1:8000"}
     assert any(flight.has_run for flight in failed)
     late = [flight for flight in failed if not flight.has_run]
     assert late
     assert max(flight.arrival.at_s for flight in late) <= 3.0
-    assert all(f.fate is Fate.FINISHED for f in result.flights if f.arrival.at_s > 3.1)
+    assert all(f.state is FlightState.FINISHED for f in result.flights if f.arrival.at_s > 3.1)
 
 
 def test_a_pod_that_joins_gets_requests_once_discovery_knows() -> None:
@@ -235,7 +235,7 @@ def test_an_adapter_registered_late_is_404_before_and_served_after() -> None:
     work = workload(arrival(0.5, "b"), arrival(5.0, "b"))
     result = run(work, events=[AdapterRegistered(1.0, "b")])
 
-    assert [flight.fate for flight in result.flights] == [Fate.SHED, Fate.FINISHED]
+    assert [flight.state for flight in result.flights] == [FlightState.SHED, FlightState.FINISHED]
     assert result.flights[0].status == 404
 
 
@@ -281,7 +281,7 @@ def test_time_held_at_the_gateway_counts() -> None:
 def test_a_request_held_too_long_is_shed_with_429() -> None:
     flight = run(workload(arrival(0.0)), Patient, max_hold_s=0.5).flights[0]
 
-    assert (flight.fate, flight.status) == (Fate.SHED, 429)
+    assert (flight.state, flight.status) == (FlightState.SHED, 429)
     assert flight.ended_s == pytest.approx(0.5)
 
 
@@ -289,7 +289,10 @@ def test_a_client_without_a_first_token_leaves() -> None:
     work = workload(arrival(0.0, "a"), arrival(0.001, "b", output_tokens=500))
     result = run(work, num_pods=1, max_loras=1, patience_s=0.2)
 
-    assert [flight.fate for flight in result.flights] == [Fate.FINISHED, Fate.ABANDONED]
+    assert [flight.state for flight in result.flights] == [
+        FlightState.FINISHED,
+        FlightState.ABANDONED,
+    ]
     assert result.flights[1].ended_s == pytest.approx(0.201)
 
 

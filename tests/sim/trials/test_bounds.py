@@ -17,8 +17,6 @@ from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.pod import FleetPod
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.trials.bounds import (
-    Oracle,
-    attach_oracles,
     belady_loads,
     count_belady,
     pooled_settings,
@@ -26,6 +24,7 @@ from extproc.sim.trials.bounds import (
     static_loads,
 )
 from extproc.sim.trials.forecast import Queued, forecast, state_of
+from extproc.sim.trials.oracle import Oracle, attach_oracles
 from extproc.workload.flights import FleetResult, Flight
 from extproc.workload.judge import Slo, measure
 from tests.sim.lab import arrival, poisson, run, workload

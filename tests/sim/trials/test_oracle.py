@@ -11,8 +11,8 @@ from extproc.sim.fleet.events import FleetEvent, PodLoss
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.opponents import opponent
-from extproc.sim.trials.bounds import Oracle, attach_oracles
-from extproc.workload.flights import Fate, FleetResult
+from extproc.sim.trials.oracle import Oracle, attach_oracles
+from extproc.workload.flights import FleetResult, FlightState
 from extproc.workload.judge import Slo, measure
 from extproc.workload.requests import Workload
 from tests.sim.lab import arrival, poisson, workload
@@ -58,7 +58,11 @@ def test_it_sheds_what_is_certainly_too_late() -> None:
     work = workload(arrival(0.0, "a", output_tokens=400), arrival(0.1, "b"))
     first, second = served(work, num_pods=1, max_loras=1).flights
 
-    assert (first.fate, second.fate, second.status) == (Fate.FINISHED, Fate.SHED, 429)
+    assert (first.state, second.state, second.status) == (
+        FlightState.FINISHED,
+        FlightState.SHED,
+        429,
+    )
     assert second.dispatched_s is None
 
 
@@ -84,12 +88,16 @@ def test_routers_share_what_they_hold() -> None:
 
 def test_it_survives_a_pod_that_routers_still_know() -> None:
     result = served(poisson(60, rate_rps=20), 0.05, [PodLoss(1.0, 0)], num_pods=2)
-    assert {f.fate for f in result.flights} <= {Fate.FINISHED, Fate.FAILED, Fate.SHED}
+    assert {f.state for f in result.flights} <= {
+        FlightState.FINISHED,
+        FlightState.FAILED,
+        FlightState.SHED,
+    }
 
 
 def test_with_the_truth_it_sends_nothing_to_a_dead_pod() -> None:
     result = served(poisson(60, rate_rps=20), 0.0, [PodLoss(1.0, 0)], num_pods=2)
-    failed = [f for f in result.flights if f.fate is Fate.FAILED]
+    failed = [f for f in result.flights if f.state is FlightState.FAILED]
 
     assert all(f.arrival.at_s < 1.0 for f in failed)
 

@@ -14,7 +14,7 @@ from extproc.commands.labrun import make_policy, plan, run, tune
 from extproc.core.policies import Founding
 from extproc.sim.fleet.events import AdapterRegistered, PodJoin, PodLoss, SlowPod
 from extproc.sim.opponents import TUNABLE
-from extproc.sim.trials.bounds import Oracle
+from extproc.sim.trials.oracle import Oracle
 from extproc.sim.trials.suites import (
     SCENARIOS_DIR,
     Suite,
@@ -74,7 +74,7 @@ def test_development_and_evaluation_share_no_seed() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rules": ["nonsense"]}, "unknown rules: nonsense"),
+        ({"rules": ["nonsense"]}, "unknown policies: nonsense"),
         ({"rules": ["founding?threshold=x"]}, "could not convert"),
         ({"rules": ["founding?nonsense=1"]}, "nonsense"),
         ({"nonsense": 1}, "unknown field"),
