@@ -17,9 +17,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-import aiohttp
-import msgspec
-
 from extproc.loadtest.fleetfiles import (
     BALANCERS,
     balancer_bootstrap,
@@ -28,7 +25,7 @@ from extproc.loadtest.fleetfiles import (
     policy_section,
     router_config,
 )
-from extproc.loadtest.listing import Listing
+from extproc.loadtest.listing import ListingError, base_url, fetch_listing
 from extproc.loadtest.replay import ReplaySettings, replay
 from extproc.plugins import PolicyError, load_policy
 from extproc.sim.fleet.fleet import BASE_MODEL
@@ -39,7 +36,6 @@ from extproc.workload.exchange import RequestForm, RequestRecord
 from extproc.workload.requests import Arrival, Workload
 
 KINDS = ("rule", "envoy", "url")
-LISTING_TIMEOUT_S = 10.0
 _NUM_WARM_UP = 8
 _WARM_UP_GAP_S = 0.1
 _WARM_UP_TOKENS = 8
@@ -88,9 +84,10 @@ def parse_target(text: str) -> TargetSpec:
             raise TargetError(f"target {text!r}: allowed: envoy:{', envoy:'.join(BALANCERS)}")
         return TargetSpec(kind, name, f"envoy's {name}")
     url, _, label = name.partition("=")
-    if not url.startswith(("http://", "https://")):
-        raise TargetError(f"target {text!r}: {url!r} is not an http:// or https:// URL")
-    url = url.rstrip("/").removesuffix("/v1")
+    try:
+        url = base_url(url)
+    except ListingError as error:
+        raise TargetError(f"target {text!r}: {error}") from error
     return TargetSpec(kind, url, label or url.split("://")[1])
 
 
@@ -263,33 +260,25 @@ async def _warm_up(target: Target, settings: FleetSettings, adapters: Sequence[s
 
 
 async def listed_models(url: str, headers: Mapping[str, str]) -> tuple[str, list[str]]:
-    """The base model of an endpoint, and its adapters.
+    """Return the base model of an endpoint, and its adapters.
 
-    Where it does not say which are adapters, all are, and the first one is the base model, too.
+    An endpoint without adapters lends the names of its models, the first of them as the base model.
 
     Raises:
-        TargetError: It does not answer, or lists nothing.
+        TargetError: It does not respond, or lists nothing.
     """
-    timeout = aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S)
     try:
-        async with (
-            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
-            session.get(f"{url}/v1/models") as response,
-        ):
-            response.raise_for_status()
-            listing = msgspec.json.decode(await response.read(), type=Listing)
-    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
-        raise TargetError(f"{url}/v1/models: {error or 'no answer'}") from error
-    if not listing.data:
-        raise TargetError(f"{url}/v1/models lists nothing")
+        listing = await fetch_listing(url, headers)
+    except ListingError as error:
+        raise TargetError(str(error)) from error
     return listing.base, list(listing.adapters)
 
 
 async def found_target(spec: TargetSpec, headers: Mapping[str, str]) -> Target:
-    """A target that is there already.
+    """Return a target that is running already.
 
     Raises:
-        TargetError: It does not answer, or lists nothing.
+        TargetError: It does not respond, or lists nothing.
     """
     base_model, _ = await listed_models(spec.name, headers)
     return Target(spec, spec.name, base_model, headers=headers)
