@@ -1,6 +1,6 @@
-"""What a load test is sent to: fleets that it starts itself, or anything that is there already.
+"""The targets of a load test: fleets that it starts itself, or an endpoint that is running already.
 
-- `rule:NAME` or `rule:NAME?ARG=VALUE`: fake pods, the router with that rule, and a real Envoy.
+- `policy:NAME` or `policy:NAME?ARG=VALUE`: fake pods, a router with that policy, and a real Envoy.
 - `envoy:round_robin`, `envoy:least_request`: the same pods behind Envoy's own load balancer.
 - `url:http://host:port` or `url:http://host:port=LABEL`: an OpenAI endpoint.
 
@@ -35,7 +35,7 @@ from extproc.stack.stack import Stack
 from extproc.workload.exchange import RequestForm, RequestRecord
 from extproc.workload.requests import Arrival, Workload
 
-KINDS = ("rule", "envoy", "url")
+KINDS = ("policy", "envoy", "url")
 _NUM_WARM_UP = 8
 _WARM_UP_GAP_S = 0.1
 _WARM_UP_TOKENS = 8
@@ -51,7 +51,7 @@ class TargetSpec:
 
     Attributes:
         kind: One of `KINDS`.
-        name: A rule with its arguments, one of `BALANCERS`, or a base URL.
+        name: A policy with its arguments, one of `BALANCERS`, or a base URL.
         label: What it is called in tables; unique among those that are compared.
     """
 
@@ -74,10 +74,10 @@ def parse_target(text: str) -> TargetSpec:
     kind, _, name = text.partition(":")
     if kind not in KINDS or not name:
         raise TargetError(
-            f"target {text!r}: give rule:NAME, envoy:{'|'.join(BALANCERS)} or url:http://HOST:PORT"
+            f"target {text!r}: give policy:NAME, envoy:{'|'.join(BALANCERS)} or url:http://HOST:PORT"
         )
-    if kind == "rule":
-        _check_rule(name)
+    if kind == "policy":
+        _check_policy(name)
         return TargetSpec(kind, name, name)
     if kind == "envoy":
         if name not in BALANCERS:
@@ -105,14 +105,14 @@ def parse_targets(texts: Sequence[str]) -> list[TargetSpec]:
     return specs
 
 
-def _check_rule(name: str) -> None:
+def _check_policy(name: str) -> None:
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a rule of one's own lies beside one, as for the router
+        sys.path.insert(0, os.getcwd())  # for plug-ins, as the router does
     try:
         section = policy_section(name)
         load_policy(section["name"], section["args"])
     except (PolicyError, TypeError, ValueError) as error:
-        raise TargetError(f"rule {name}: {error}") from error
+        raise TargetError(f"target policy:{name}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
