@@ -23,7 +23,7 @@ help:
 	@echo 'make bench      what a request costs, beside an empty grpc.aio server (docs/performance.md)'
 	@echo 'make bench-hold 10,000 requests held for 15 s; 1,000 connections'
 	@echo 'make bench-abuse what an abuse of the wire costs until its limit ends it (docs/wire.md)'
-	@echo 'make loadtest   three rules under real load, three minutes, and a page about it (ARGS=...)'
+	@echo 'make loadtest   three policies under real load, three minutes, and a page about it (ARGS=...)'
 	@echo 'make loadtest-ci the ratios between them, held against what is expected: two minutes'
 	@echo 'make bench-generator what the load generators hold on one core (docs/locust.md)'
 	@echo 'make soak       30 minutes of load with clients that leave'

@@ -1,7 +1,7 @@
 """The reference: an ext_proc server on grpc.aio and uvloop that does as little as can be done.
 
 Per request it reads the headers, reads the body, finds `model` in it, answers with one header and
-one metadata field, and ends the RPC with OK. It knows no load, no adapters and no rule: pods are
+one metadata field, and ends the RPC with OK. It knows no load, no adapters and no policy: pods are
 taken in turn.
 
     python -m bench.empty_grpcio LISTEN POD...

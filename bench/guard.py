@@ -1,12 +1,12 @@
-"""Does routing still pay? Ratios between rules, held against what they were.
+"""Does routing still pay? Ratios between policies, held against what they were.
 
     python -m bench.guard                             # as `make loadtest-ci`: two minutes
     python -m bench.guard --swap founding=random      # see it fail
     python -m bench.guard --write --runs 5            # a new expectation
 
-Absolute figures belong to a machine and an hour; how much better one rule does than another on the
-same requests belongs to the code. An expectation is made from several runs, and what it allows
-comes from how much they differed. It exits with 1 if the ratios are not as expected and with 3 if
+Absolute figures belong to a machine and an hour; how much better one policy does than another with
+the same requests belongs to the code. An expectation is made from several runs; its tolerance comes
+from how much they differed. It exits with 1 if the ratios are not as expected and with 3 if
 the machine was too busy to measure.
 """
 
@@ -48,26 +48,26 @@ NUM_REPEATS = 1
 """So often a block is sent again if the machine disturbed it."""
 MAX_ADDED_S = 0.1
 """Ten times what gateway and network add on two busy cores: a process stood still. None of the
-rules that are guarded holds requests."""
+policies that are guarded holds requests."""
 OK = "ok"
 
 Pair = tuple[str, str]
 Ratios = Mapping[tuple[Pair, str], float | None]
-"""By pair of rules and figure; None where there is no ratio."""
+"""By pair of policies and figure; None where there is no ratio."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One expected ratio.
 
     Attributes:
-        rule: The rule on top.
+        policy: The policy on top.
         other: The one below.
         figure: One of `FIGURE_NAMES`.
         ratio: Expected.
         tolerance: Factor by which it may differ, up or down.
     """
 
-    rule: str
+    policy: str
     other: str
     figure: str
     ratio: float
@@ -101,17 +101,17 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True):
 
     def verdicts(self, seen: Ratios) -> list[tuple[Line, float | None, str]]:
         """Every expected ratio with the one that was seen and its verdict."""
-        found = [(line, seen.get(((line.rule, line.other), line.figure))) for line in self.lines]
+        found = [(line, seen.get(((line.policy, line.other), line.figure))) for line in self.lines]
         return [(line, ratio, line.verdict(ratio)) for line, ratio in found]
 
 
-def ratios_of(rounds: Sequence[Round], rules: Sequence[str]) -> Ratios:
-    """The first rule over each of the others, by figure."""
+def ratios_of(rounds: Sequence[Round], policies: Sequence[str]) -> Ratios:
+    """The first policy over each of the others, by figure."""
     return {
-        ((rules[0], other), name): found.mean if found else None
-        for other in rules[1:]
+        ((policies[0], other), name): found.mean if found else None
+        for other in policies[1:]
         for name in FIGURE_NAMES
-        for found in [ratio_of(rounds, rules[0], other, FIGURES[name])]
+        for found in [ratio_of(rounds, policies[0], other, FIGURES[name])]
     }
 
 
@@ -131,7 +131,7 @@ def _line(pair: Pair, name: str, values: Iterable[float | None]) -> Line:
         raise ValueError(f"{pair[0]} over {pair[1]}, {name}: no ratio in one of the runs")
     spread = NUM_SDS * stdev(logs) * sqrt(1 + 1 / len(logs))
     return Line(
-        rule=pair[0],
+        policy=pair[0],
         other=pair[1],
         figure=name,
         ratio=round(exp(fmean(logs)), 4),
@@ -161,11 +161,11 @@ def measured_ratios(suite: Suite, specs: Sequence[TargetSpec], console: Console)
 
 
 def swapped(specs: Sequence[TargetSpec], swap: str) -> list[TargetSpec]:
-    """The targets, one of them by another rule under its own name."""
+    """The targets, one of them by another policy under its own name."""
     if not swap:
         return list(specs)
     name, _, other = swap.partition("=")
-    (instead,) = parse_targets([f"rule:{other}"])
+    (instead,) = parse_targets([f"policy:{other}"])
     return [replace(instead, label=name) if spec.label == name else spec for spec in specs]
 
 
@@ -177,7 +177,7 @@ def verdict_table(verdicts: Iterable[tuple[Line, float | None, str]]) -> Table:
     for line, seen, verdict in verdicts:
         low, high = line.ratio / line.tolerance, line.ratio * line.tolerance
         table.add_row(
-            f"{line.rule}/{line.other}",
+            f"{line.policy}/{line.other}",
             short_head(FIGURES[line.figure]),
             f"{line.ratio:.3f}",
             f"{low:.2f}-{high:.2f}",
@@ -197,10 +197,10 @@ def main(
     )
     parser.add_argument("--write", action="store_true", help="make a new expectation instead")
     parser.add_argument("--runs", type=int, default=5, help="from so many runs, two or more")
-    parser.add_argument("--swap", default="", help="NAME=OTHER: another rule under a rule's name")
+    parser.add_argument("--swap", default="", help="NAME=OTHER: run policy OTHER as NAME")
     options = parser.parse_args(arguments)
     console, suite = Console(highlight=False), read_suite(name)
-    specs = swapped(parse_targets([f"rule:{rule}" for rule in suite.rules]), options.swap)
+    specs = swapped(parse_targets([f"policy:{policy}" for policy in suite.rules]), options.swap)
     try:
         if options.write:
             lines = lines_of([measured_ratios(suite, specs, console) for _ in range(options.runs)])

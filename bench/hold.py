@@ -1,6 +1,6 @@
 """Requests held at the gateway, and many connections: `make bench-hold`.
 
-A rule (`bench.holdrule`) keeps every request waiting, behind an Envoy whose message timeout is a
+A policy (`bench.holdpolicy`) makes every request wait, behind an Envoy whose message timeout is a
 second: each answer must come before Envoy gives up, each hold be announced in time. What counts is
 how many of the requests, all sent at once, end with 200, and what the router holds meanwhile.
 
@@ -120,7 +120,7 @@ def hold(
     options = StackOptions(
         transport,
         message_timeout_s=message_timeout_s,
-        router={"policy": {"name": "bench.holdrule:Hold", "args": {"hold_s": hold_s}}},
+        router={"policy": {"name": "bench.holdpolicy:Hold", "args": {"hold_s": hold_s}}},
     )
     with running(options) as stack:
         time.sleep(_SETTLE_S)

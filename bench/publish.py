@@ -19,7 +19,7 @@ from extproc.loadtest.figures import FIGURES, Figure
 from extproc.loadtest.measures import GroupSummary
 from extproc.loadtest.report.agreement import agreement
 from extproc.loadtest.report.plots import colours_of, rate_charts
-from extproc.loadtest.results import LoadResult, ResultError, RunResult, load, save
+from extproc.loadtest.results import LoadResult, ResultError, RunResult, load, policy_of, save
 
 ROOT = Path(__file__).parents[1]
 PLOT_NAMES = ("wait", "served", "satisfaction")
@@ -124,10 +124,10 @@ def save_plots(result: LoadResult, folder: Path) -> list[Path]:
 def _table(title: str, runs: Sequence[RunResult], ordered: Sequence[str]) -> str:
     real = {run.target for run in runs if run.kind == "real"}
     targets = [target for target in ordered if target in real]
-    heads = [title, *(target.removeprefix("rule:") for target in targets), "order as predicted"]
+    heads = [title, *(policy_of(target) for target in targets), "order as predicted"]
     rows = [_row(runs, targets, figure) for figure in FIGURES.values()]
-    rule = ["---"] + ["--:"] * len(targets) + ["---"]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
+    line = ["---"] + ["--:"] * len(targets) + ["---"]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, line, *rows))
 
 
 def _row(runs: Sequence[RunResult], targets: Sequence[str], figure: Figure) -> list[str]:

@@ -36,7 +36,7 @@ PAIR = ("founding", "least_pending")
 
 
 def line(ratio: float = 0.3, tolerance: float = 1.2, figure: str = "ttft_mean_s") -> Line:
-    return Line(rule=PAIR[0], other=PAIR[1], figure=figure, ratio=ratio, tolerance=tolerance)
+    return Line(policy=PAIR[0], other=PAIR[1], figure=figure, ratio=ratio, tolerance=tolerance)
 
 
 def expectation(*lines: Line) -> Expectation:
@@ -96,7 +96,7 @@ def test_a_missing_ratio_makes_no_expectation() -> None:
         lines_of([seen_run(1.0), {(PAIR, "ttft_mean_s"): 0.3, (PAIR, "attainment"): None}])
 
 
-def test_ratios_are_of_the_first_rule_over_the_others() -> None:
+def test_ratios_are_of_the_first_policy_over_the_others() -> None:
     rounds: list[Round] = [
         [
             run("founding", ttft_s=0.1, num_loads=1),
@@ -113,8 +113,8 @@ def test_ratios_are_of_the_first_rule_over_the_others() -> None:
     assert len(seen) == 2 * len(FIGURE_NAMES)
 
 
-def test_a_rule_can_be_measured_under_the_name_of_another() -> None:
-    specs = parse_targets(["rule:founding", "rule:random"])
+def test_a_policy_can_be_measured_under_the_name_of_another() -> None:
+    specs = parse_targets(["policy:founding", "policy:random"])
 
     assert swapped(specs, "") == specs
     first, second = swapped(specs, "founding=round_robin")
@@ -130,35 +130,35 @@ def committed_expectation(path: Path = EXPECTATION) -> Expectation:
 
 def test_the_committed_expectation_is_of_the_suite_that_is_run() -> None:
     committed = committed_expectation()
-    rules = read_suite(committed.suite).rules
+    policies = read_suite(committed.suite).rules
 
     assert committed.suite == "guard"
-    assert {(line.rule, line.other) for line in committed.lines} == {
+    assert {(line.policy, line.other) for line in committed.lines} == {
         ("founding", "least_pending"),
         ("founding", "round_robin"),
     }
-    assert rules[0] == "founding"
+    assert policies[0] == "founding"
     assert {line.figure for line in committed.lines} == set(FIGURE_NAMES)
 
 
 def virtual_ratios(swapped: str = "founding") -> Ratios:
-    """What the laboratory says of the suite, another rule in the place of ours if there is one."""
+    """The laboratory's ratios for the suite, with another policy in place of ours if asked for."""
     suite = read_suite("guard")
     blocks = plan_suite(suite, suite.scenarios)
     rounds: list[Round] = [
         [
             BlockRun(
-                rule,
+                policy,
                 block,
                 virtual_run(
                     suite,
                     suite.scenarios[0],
-                    swapped if rule == "founding" else rule,
+                    swapped if policy == "founding" else policy,
                     rate_rps=block.rate_rps,
                     seed=block.seed,
                 ),
             )
-            for rule in suite.rules
+            for policy in suite.rules
         ]
         for block in blocks
     ]
@@ -172,7 +172,7 @@ def test_the_committed_expectation_is_what_the_laboratory_says() -> None:
 
 
 @pytest.mark.parametrize("instead", ["random", "least_pending", "founding?threshold=1"])
-def test_the_guard_fails_when_another_rule_is_in_the_place_of_ours(instead: str) -> None:
+def test_the_guard_fails_when_another_policy_is_in_the_place_of_ours(instead: str) -> None:
     told = committed_expectation().verdicts(virtual_ratios(instead))
 
     wrong = {line.figure for line, _, verdict in told if verdict != OK}
@@ -188,18 +188,18 @@ others at work; `random` with `--swap founding=random`. In the order of the expe
 
 
 @pytest.mark.parametrize(
-    ("rule", "verdicts"),
+    ("policy", "verdicts"),
     [
         ("founding", [OK] * 6),
         ("random", ["TOO LOW", "TOO HIGH", "TOO HIGH"] * 2),
     ],
 )
-def test_the_guard_tells_a_real_run_from_one_with_another_rule(
-    rule: str, verdicts: list[str]
+def test_the_guard_tells_a_real_run_from_one_with_another_policy(
+    policy: str, verdicts: list[str]
 ) -> None:
     expected = committed_expectation()
-    figures = [((line.rule, line.other), line.figure) for line in expected.lines]
-    seen: Ratios = dict(zip(figures, SEEN[rule], strict=True))
+    figures = [((line.policy, line.other), line.figure) for line in expected.lines]
+    seen: Ratios = dict(zip(figures, SEEN[policy], strict=True))
 
     assert [verdict for _, _, verdict in expected.verdicts(seen)] == verdicts
 
@@ -219,7 +219,7 @@ def guarded(
 
 
 def as_expected(delay_s: float = 0.0) -> list[BlockRun]:
-    """Rules that are as far apart as the committed expectation says, but for attainment."""
+    """Policies that are as far apart as the committed expectation says, but for attainment."""
     return [
         run("founding", ttft_s=0.1, num_loads=1),
         run("least_pending", ttft_s=0.31, num_loads=4),
@@ -277,7 +277,7 @@ def test_the_guard_tells_a_ratio_that_is_expected_from_one_that_is_not(
     suite, path = tmp_path / "tiny.yaml", tmp_path / "expectation.json"
     suite.write_text(TINY, encoding="utf-8")
     expected = Line(
-        rule="founding", other="round_robin", figure="ttft_mean_s", ratio=ratio, tolerance=1000
+        policy="founding", other="round_robin", figure="ttft_mean_s", ratio=ratio, tolerance=1000
     )
     path.write_bytes(msgspec.json.encode(expectation(expected)))
 

@@ -20,7 +20,7 @@ def made() -> LoadResult:
     real = [
         run(target, rate_rps=rate_rps)
         for rate_rps in (20.0, 40.0)
-        for target in ("rule:founding", "url:here")
+        for target in ("policy:founding", "url:here")
     ]
     return result(*real, *twins_of(suite(), real), suite=suite())
 
@@ -59,7 +59,7 @@ def test_plots_are_images_that_stand_alone(made: LoadResult, tmp_path: Path) -> 
 
 def test_parts_of_one_suite_are_one_result(made: LoadResult) -> None:
     later = msgspec.structs.replace(
-        made, date="2026-11-22T00:00:00+00:00", note="late", runs=[run("rule:b")]
+        made, date="2026-11-22T00:00:00+00:00", note="late", runs=[run("policy:b")]
     )
 
     whole = merged([later, made])
@@ -74,13 +74,13 @@ def test_parts_of_one_suite_are_one_result(made: LoadResult) -> None:
 
 
 def test_of_a_run_that_was_made_again_the_last_one_counts() -> None:
-    first, again = result(run("rule:a")), result(run("rule:a", ttft_s=0.2))
+    first, again = result(run("policy:a")), result(run("policy:a", ttft_s=0.2))
 
     assert list(merged([first, again]).runs) == list(again.runs)
 
 
 def test_trimming_keeps_the_ends_and_every_figure() -> None:
-    whole = result(run("rule:founding"), msgspec.structs.replace(run("rule:x"), kind="virtual"))
+    whole = result(run("policy:founding"), msgspec.structs.replace(run("policy:x"), kind="virtual"))
 
     small = trimmed(whole, num_groups=2)
 
@@ -97,9 +97,9 @@ def test_trimming_keeps_the_ends_and_every_figure() -> None:
 
 
 def test_of_seeds_that_were_not_run_for_real_no_distribution_is_kept() -> None:
-    other = msgspec.structs.replace(run("rule:founding", seed=2), kind="virtual")
+    other = msgspec.structs.replace(run("policy:founding", seed=2), kind="virtual")
 
-    small = trimmed(result(run("rule:founding"), other))
+    small = trimmed(result(run("policy:founding"), other))
 
     assert [bool(each.summary.ttft_quantiles_s) for each in small.runs] == [True, False]
     assert small.runs[1].metrics == other.metrics

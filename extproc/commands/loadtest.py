@@ -73,9 +73,9 @@ def run_command(
     suite: Annotated[
         str, typer.Argument(help="Suite to run: a name in loadtest/scenarios, or a file.")
     ],
-    rules: Annotated[
+    policies: Annotated[
         list[str] | None,
-        typer.Option("--rule", help="Policy to run, not the suite's; may be repeated."),
+        typer.Option("--policy", help="Policy to run, not the suite's; may be repeated."),
     ] = None,
     rates: RatesOption = None,
     seeds: SeedsOption = None,
@@ -86,7 +86,7 @@ def run_command(
     with refusing():
         check_libraries()
         found = read_suite(suite)
-        specs = parse_targets([f"rule:{rule}" for rule in rules or found.rules])
+        specs = parse_targets([f"policy:{policy}" for policy in policies or found.rules])
         chosen = scenarios_of(found, scenarios or ())
         blocks = plan_suite(found, chosen, rates_rps=rates or (), seeds=seeds or ())
     console, began = Console(), _now()
@@ -139,7 +139,7 @@ def compare_command(
         list[str],
         typer.Option(
             "--target",
-            help="rule:NAME[?ARG=N], envoy:round_robin, envoy:least_request or "
+            help="policy:NAME[?ARG=N], envoy:round_robin, envoy:least_request or "
             "url:http://HOST:PORT[=LABEL]; may be repeated.",
         ),
     ],

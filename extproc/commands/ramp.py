@@ -27,7 +27,7 @@ from extproc.stack.processes import SignalledError
 
 def ramp_command(
     target: Annotated[
-        str, typer.Argument(help="Target: rule:NAME, envoy:NAME or url:http://HOST:PORT.")
+        str, typer.Argument(help="Target: policy:NAME, envoy:NAME or url:http://HOST:PORT.")
     ],
     load: Annotated[
         str,

@@ -13,7 +13,7 @@ from extproc.workload.exchange import RequestRecord
 from extproc.workload.flights import FleetResult, Flight, FlightState
 from extproc.workload.judge import measure
 
-RULE = "rule:"
+PREFIX = "policy:"
 """The beginning of a target that has a twin; other gateways in front of pods are not simulated."""
 
 
@@ -31,7 +31,7 @@ def virtual_run(
     Args:
         suite: Where settings come from.
         scenario: One of its scenarios.
-        rule: The policy, without `rule:`.
+        rule: The policy, without `policy:`.
         rate_rps: Offered rate.
         seed: Of workload and fleet.
         num_requests: Instead of the suite's.
@@ -48,7 +48,7 @@ def virtual_run(
     ).run()
     slo = slo_of(suite)
     return RunResult(
-        target=f"{RULE}{rule}",
+        target=f"{PREFIX}{rule}",
         scenario=scenario.name,
         rate_rps=rate_rps,
         seed=seed,
@@ -76,12 +76,12 @@ def twins_of(suite: Suite, runs: Sequence[RunResult], *, more_rates: int = 0) ->
     scenarios = {scenario.name: scenario for scenario in suite.scenarios}
     wanted: dict[tuple[str, str, float, int], None] = {}
     for run in runs:
-        if run.kind == "real" and run.target.startswith(RULE) and run.scenario in scenarios:
+        if run.kind == "real" and run.target.startswith(PREFIX) and run.scenario in scenarios:
             rates = sorted({r.rate_rps for r in runs if r.scenario == run.scenario})
             for rate_rps in _filled(run.rate_rps, rates, more_rates):
-                wanted[run.scenario, run.rule, rate_rps, run.seed] = None
+                wanted[run.scenario, run.policy, rate_rps, run.seed] = None
             for seed in suite.seeds:
-                wanted[run.scenario, run.rule, run.rate_rps, seed] = None
+                wanted[run.scenario, run.policy, run.rate_rps, seed] = None
     return [
         virtual_run(suite, scenarios[name], rule, rate_rps=rate_rps, seed=seed)
         for name, rule, rate_rps, seed in wanted

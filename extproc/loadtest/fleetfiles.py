@@ -20,7 +20,7 @@ from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.opponents import OPPONENTS, opponent
 
 BALANCERS: Mapping[str, str] = {"round_robin": "ROUND_ROBIN", "least_request": "LEAST_REQUEST"}
-"""Envoy's own rules that a target can have, and their names in `lb_policy`."""
+"""Envoy's own policies that a target can have, and their names in `lb_policy`."""
 
 _MIN_SCRAPE_S = 0.01
 _ENVOY_HOLD_S = 120.0
@@ -56,15 +56,15 @@ def pod_configs(
     ]
 
 
-def router_config(rule: str, settings: FleetSettings) -> dict[str, Any]:
+def router_config(policy: str, settings: FleetSettings) -> dict[str, Any]:
     """The router's configuration, endpoints and ports aside.
 
     Raises:
-        ValueError: The rule's arguments are not numbers.
+        ValueError: The policy's arguments are not numbers.
         TypeError: It does not take them.
     """
     return {
-        "policy": policy_section(rule),
+        "policy": policy_section(policy),
         "pods": {"max_loras": settings.max_loras, "max_cpu_loras": settings.max_cpu_loras},
         "scrape": {
             "interval_s": max(_MIN_SCRAPE_S, settings.scrape_interval_s),
@@ -76,17 +76,17 @@ def router_config(rule: str, settings: FleetSettings) -> dict[str, Any]:
     }
 
 
-def policy_section(rule: str) -> dict[str, Any]:
-    """The router's `policy` for a rule by its name in suites, or by the router's own name for it.
+def policy_section(policy: str) -> dict[str, Any]:
+    """The router's `policy` for a policy by its name in suites, or by the router's own name for it.
 
-    The laboratory's opponents are not among the router's own rules; it imports them.
+    The laboratory's opponents are not among the router's own policies; it imports them.
 
     Raises:
-        ValueError: The rule's arguments are not numbers.
+        ValueError: The policy's arguments are not numbers.
         TypeError: It does not take them.
     """
-    name, _, query = rule.partition("?")
-    make = opponent(rule)
+    name, _, query = policy.partition("?")
+    make = opponent(policy)
     if make is None:
         pairs = (pair.partition("=") for pair in query.split("&") if pair)
         return {"name": name, "args": {key: float(value) for key, _, value in pairs}}

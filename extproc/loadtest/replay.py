@@ -1,14 +1,16 @@
 """Sends a workload over HTTP at its own times, to any server with OpenAI's API.
 
-Open loop: a request is sent when it is due, whatever became of those before it. Where the generator
-itself is late, its records say so (`RequestRecord.delay_s`).
+Open loop: a request is sent when it is due, however earlier requests ended. Each record says how
+late the generator itself was (`RequestRecord.delay_s`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 import aiohttp
@@ -19,20 +21,24 @@ from extproc.workload.requests import Arrival, Workload
 MAX_MEDIAN_DELAY_S = 0.005
 """A generator whose median request is later than this changes what it measures."""
 
+STOPPED = "stopped"
+"""The error of a request that was in flight when the test was stopped."""
+
 _HEADERS = {"content-type": "application/json"}
 _SERVED_BY = "x-served-by"
+_STREAM = "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """Where a workload is sent, and how.
+    """The destination of a workload, and its clients' limits.
 
     Attributes:
         url: Base URL without a trailing slash.
-        form: How requests are written.
+        form: The format of requests.
         headers: Sent with every request, e.g. `Authorization`.
-        timeout_s: Longest time for a whole answer.
-        patience_s: The client leaves if there is no text after this; None for never.
+        timeout_s: Longest time for a whole response.
+        patience_s: The client leaves without a first token after this; None for never.
     """
 
     url: str
@@ -45,125 +51,178 @@ class ReplaySettings:
 async def replay(
     workload: Workload, settings: ReplaySettings, sink: Callable[[RequestRecord], None]
 ) -> None:
-    """Send a workload and wait for every answer.
+    """Send a workload and wait for every response.
 
     Args:
-        workload: What to send.
-        settings: Where.
-        sink: Gets each record when its request is over, in that order.
+        workload: The requests.
+        settings: Their destination.
+        sink: Called with each record when its request ends.
     """
+    async with open_sender(settings, asyncio.get_running_loop().time) as sender:
+
+        async def send(index: int, arrival: Arrival) -> None:
+            sink(await sender.send(arrival, index, at_s=arrival.at_s))
+
+        await send_when_due(enumerate(workload.arrivals), send, sender.now)
+
+
+async def send_when_due(
+    requests: Iterable[tuple[int, Arrival]],
+    send: Callable[[int, Arrival], Coroutine[Any, Any, None]],
+    now: Callable[[], float] | None = None,
+) -> None:
+    """Pass each request to `send` when it is due, and wait until all of them ended.
+
+    Args:
+        requests: Place in the workload and request, in order of time.
+        send: Sends one of them.
+        now: Seconds from the workload's start; by default it starts now.
+    """
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    now = now or (lambda: loop.time() - started_s)
+    async with asyncio.TaskGroup() as tasks:
+        for index, arrival in requests:
+            while (wait_s := arrival.at_s - now()) > 0:  # noqa: ASYNC110 # time, not a condition
+                # Rounded up: uvloop's timers have a resolution of 1 ms.
+                await asyncio.sleep(ceil(1e3 * wait_s) / 1e3)
+            tasks.create_task(send(index, arrival))
+
+
+@asynccontextmanager
+async def open_sender(
+    settings: ReplaySettings, clock: Callable[[], float], started_s: float | None = None
+) -> AsyncIterator[Sender]:
+    """A sender with connections of its own; records count from `started_s`, by default now."""
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={**_HEADERS, **settings.headers},
         timeout=aiohttp.ClientTimeout(total=None),
     ) as session:
-        sender = _Sender(session, settings)
-
-        async def send(index: int, arrival: Arrival) -> None:
-            sink(await sender.send(arrival, index))
-
-        await send_when_due(workload.arrivals, send)
+        yield Sender(session, settings, clock, clock() if started_s is None else started_s)
 
 
-async def send_when_due(
-    arrivals: Iterable[Arrival], send: Callable[[int, Arrival], Coroutine[Any, Any, None]]
-) -> None:
-    """Give each request to `send`, with its place, when it is due; wait until all are over."""
-    loop = asyncio.get_running_loop()
-    started_s = loop.time()
-    async with asyncio.TaskGroup() as requests:
-        for index, arrival in enumerate(arrivals):
-            wait_s = started_s + arrival.at_s - loop.time()
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-            requests.create_task(send(index, arrival))
-
-
-class _Sender:
-    """Sends single requests and says what became of them.
+class Sender:
+    """Sends single requests and records how they ended.
 
     Args:
         session: Without a timeout of its own.
-        settings: Where to send.
+        settings: The destination.
+        clock: Monotonic seconds.
+        started_s: The clock's time from which records count.
+
+    Attributes:
+        on_sent: Called when a request is sent, with the time.
+        on_first_token: Called at a request's first token, with the time when it was sent.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, settings: ReplaySettings) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        settings: ReplaySettings,
+        clock: Callable[[], float],
+        started_s: float,
+    ) -> None:
         self._session = session
         self._settings = settings
         self._url = settings.url + settings.form.path
-        self._loop = asyncio.get_running_loop()
-        self._started_s = self._loop.time()
+        self._clock = clock
+        self._started_s = started_s
+        self.on_sent: Callable[[float], None] = lambda _: None
+        self.on_first_token: Callable[[float], None] = lambda _: None
 
     def now(self) -> float:
-        """Seconds from the start."""
-        return self._loop.time() - self._started_s
+        """Seconds from the start; negative before it."""
+        return self._clock() - self._started_s
 
-    async def send(self, arrival: Arrival, index: int) -> RequestRecord:
-        """Send one request now and read its answer to the end. Errors are in the record."""
+    async def send(
+        self, arrival: Arrival, index: int, *, at_s: float | None = None
+    ) -> RequestRecord:
+        """Send one request now and read its response to the end.
+
+        Args:
+            arrival: The request.
+            index: Its place in the workload.
+            at_s: When it was due; None for now.
+
+        Returns:
+            The record, with the error if there was one: `STOPPED` if the task was cancelled.
+        """
         body = encode_body(arrival, index, self._settings.form)
-        answer = _Answer()
+        response = _Response()
         sent_s = self.now()
-        error = await self._error_of(answer, body)
-        times_s = answer.meter.times_s
+        self.on_sent(sent_s)
+        error = await self._error_of(response, body, sent_s)
+        times_s = response.meter.times_s
         return RequestRecord(
             index=index,
             adapter=arrival.adapter,
             tenant=arrival.tenant,
-            at_s=arrival.at_s,
+            at_s=sent_s if at_s is None else at_s,
             sent_s=sent_s,
             ended_s=self.now(),
             first_token_s=times_s[0] if times_s else None,
-            gaps_s=answer.meter.gaps_s,
-            num_tokens=answer.meter.num_tokens,
+            gaps_s=response.meter.gaps_s,
+            num_tokens=response.meter.num_tokens,
             wanted_tokens=max(1, arrival.output_tokens),
             prompt_tokens=arrival.prompt_tokens,
-            status=answer.status,
+            status=response.status,
             error=error,
-            served_by=answer.served_by,
+            served_by=response.served_by,
         )
 
-    async def _error_of(self, answer: _Answer, body: bytes) -> str:
-        """Exchange one request; the kind of error, "" for none."""
+    async def _error_of(self, response: _Response, body: bytes, sent_s: float) -> str:
+        """Exchange one request and return the kind of error, "" for none."""
         settings = self._settings
         first_s = settings.timeout_s if settings.patience_s is None else settings.patience_s
-        ends_s = self._loop.time() + settings.timeout_s
+        ends_s = asyncio.get_running_loop().time() + settings.timeout_s
         try:
             async with asyncio.timeout(min(first_s, settings.timeout_s)) as limit:
-                await self._exchange(answer, body, lambda: limit.reschedule(ends_s))
+
+                def on_first_token() -> None:
+                    limit.reschedule(ends_s)
+                    self.on_first_token(sent_s)
+
+                await self._exchange(response, body, on_first_token)
         except TimeoutError:
-            is_abandoned = settings.patience_s is not None and not answer.meter.times_s
+            is_abandoned = settings.patience_s is not None and not response.meter.times_s
             return "abandoned" if is_abandoned else "timeout"
         except aiohttp.ClientConnectorError:
             return "connect"
         except (aiohttp.ClientError, OSError):
             return "reset"
-        return answer.error
+        except asyncio.CancelledError:
+            return STOPPED
+        return response.error
 
     async def _exchange(
-        self, answer: _Answer, body: bytes, on_first_text: Callable[[], None]
+        self, response: _Response, body: bytes, on_first_token: Callable[[], None]
     ) -> None:
-        meter = answer.meter
-        async with self._session.post(self._url, data=body) as response:
-            answer.status = response.status
-            answer.served_by = response.headers.get(_SERVED_BY, "")
+        meter = response.meter
+        async with self._session.post(self._url, data=body) as received:
+            response.status = received.status
+            response.served_by = received.headers.get(_SERVED_BY, "")
+            response.is_stream = received.content_type == _STREAM
             is_waiting = True
-            async for data in response.content.iter_any():
+            async for data in received.content.iter_any():
                 meter.feed(data, now=self.now())
                 if is_waiting and meter.times_s:
                     is_waiting = False
-                    on_first_text()
+                    on_first_token()
 
 
 @dataclass(slots=True)
-class _Answer:
-    """What has come of an answer so far."""
+class _Response:
+    """A response as far as it has arrived."""
 
     meter: StreamMeter = field(default_factory=StreamMeter)
     status: int = 0
     served_by: str = ""
+    is_stream: bool = False
 
     @property
     def error(self) -> str:
-        """What is wrong with a body that was read to its end."""
-        return error_of(self.status, self.meter)
+        """The error of a body that was read to its end."""
+        error = error_of(self.status, self.meter)
+        return "not_a_stream" if error == "cut" and not self.is_stream else error

@@ -27,6 +27,11 @@ NUM_DIGITS = 5
 Kind = Literal["real", "virtual"]
 
 
+def policy_of(target: str) -> str:
+    """Return a target's policy; for other targets their whole name."""
+    return target.removeprefix("policy:")
+
+
 class ResultError(ValueError):
     """A result cannot be read or made; the message says why."""
 
@@ -35,7 +40,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """One run: one target, one workload.
 
     Attributes:
-        target: Who was asked, as on the command line: `rule:founding`, `url:http://...`.
+        target: Who was asked, as on the command line: `policy:founding`, `url:http://...`.
         scenario: Which workload and fleet.
         rate_rps: The rate that was asked for.
         seed: Of the workload.
@@ -55,9 +60,9 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     knows_pods: bool = False
 
     @property
-    def rule(self) -> str:
-        """The target's name without what kind of target it is."""
-        return self.target.removeprefix("rule:")
+    def policy(self) -> str:
+        """The target's policy; for other targets their whole name."""
+        return policy_of(self.target)
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):

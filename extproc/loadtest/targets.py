@@ -1,6 +1,6 @@
-"""What a load test is sent to: fleets that it starts itself, or anything that is there already.
+"""The targets of a load test: fleets that it starts itself, or an endpoint that is running already.
 
-- `rule:NAME` or `rule:NAME?ARG=VALUE`: fake pods, the router with that rule, and a real Envoy.
+- `policy:NAME` or `policy:NAME?ARG=VALUE`: fake pods, a router with that policy, and a real Envoy.
 - `envoy:round_robin`, `envoy:least_request`: the same pods behind Envoy's own load balancer.
 - `url:http://host:port` or `url:http://host:port=LABEL`: an OpenAI endpoint.
 
@@ -17,9 +17,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-import aiohttp
-import msgspec
-
 from extproc.loadtest.fleetfiles import (
     BALANCERS,
     balancer_bootstrap,
@@ -28,7 +25,7 @@ from extproc.loadtest.fleetfiles import (
     policy_section,
     router_config,
 )
-from extproc.loadtest.listing import Listing
+from extproc.loadtest.listing import ListingError, base_url, fetch_listing
 from extproc.loadtest.replay import ReplaySettings, replay
 from extproc.plugins import PolicyError, load_policy
 from extproc.sim.fleet.fleet import BASE_MODEL
@@ -38,8 +35,7 @@ from extproc.stack.stack import Stack
 from extproc.workload.exchange import RequestForm, RequestRecord
 from extproc.workload.requests import Arrival, Workload
 
-KINDS = ("rule", "envoy", "url")
-LISTING_TIMEOUT_S = 10.0
+KINDS = ("policy", "envoy", "url")
 _NUM_WARM_UP = 8
 _WARM_UP_GAP_S = 0.1
 _WARM_UP_TOKENS = 8
@@ -55,7 +51,7 @@ class TargetSpec:
 
     Attributes:
         kind: One of `KINDS`.
-        name: A rule with its arguments, one of `BALANCERS`, or a base URL.
+        name: A policy with its arguments, one of `BALANCERS`, or a base URL.
         label: What it is called in tables; unique among those that are compared.
     """
 
@@ -78,19 +74,20 @@ def parse_target(text: str) -> TargetSpec:
     kind, _, name = text.partition(":")
     if kind not in KINDS or not name:
         raise TargetError(
-            f"target {text!r}: give rule:NAME, envoy:{'|'.join(BALANCERS)} or url:http://HOST:PORT"
+            f"target {text!r}: give policy:NAME, envoy:{'|'.join(BALANCERS)} or url:http://HOST:PORT"
         )
-    if kind == "rule":
-        _check_rule(name)
+    if kind == "policy":
+        _check_policy(name)
         return TargetSpec(kind, name, name)
     if kind == "envoy":
         if name not in BALANCERS:
             raise TargetError(f"target {text!r}: allowed: envoy:{', envoy:'.join(BALANCERS)}")
         return TargetSpec(kind, name, f"envoy's {name}")
     url, _, label = name.partition("=")
-    if not url.startswith(("http://", "https://")):
-        raise TargetError(f"target {text!r}: {url!r} is not an http:// or https:// URL")
-    url = url.rstrip("/").removesuffix("/v1")
+    try:
+        url = base_url(url)
+    except ListingError as error:
+        raise TargetError(f"target {text!r}: {error}") from error
     return TargetSpec(kind, url, label or url.split("://")[1])
 
 
@@ -108,14 +105,14 @@ def parse_targets(texts: Sequence[str]) -> list[TargetSpec]:
     return specs
 
 
-def _check_rule(name: str) -> None:
+def _check_policy(name: str) -> None:
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a rule of one's own lies beside one, as for the router
+        sys.path.insert(0, os.getcwd())  # for plug-ins, as the router does
     try:
         section = policy_section(name)
         load_policy(section["name"], section["args"])
     except (PolicyError, TypeError, ValueError) as error:
-        raise TargetError(f"rule {name}: {error}") from error
+        raise TargetError(f"target policy:{name}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,33 +260,25 @@ async def _warm_up(target: Target, settings: FleetSettings, adapters: Sequence[s
 
 
 async def listed_models(url: str, headers: Mapping[str, str]) -> tuple[str, list[str]]:
-    """The base model of an endpoint, and its adapters.
+    """Return the base model of an endpoint, and its adapters.
 
-    Where it does not say which are adapters, all are, and the first one is the base model, too.
+    An endpoint without adapters lends the names of its models, the first of them as the base model.
 
     Raises:
-        TargetError: It does not answer, or lists nothing.
+        TargetError: It does not respond, or lists nothing.
     """
-    timeout = aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S)
     try:
-        async with (
-            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
-            session.get(f"{url}/v1/models") as response,
-        ):
-            response.raise_for_status()
-            listing = msgspec.json.decode(await response.read(), type=Listing)
-    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
-        raise TargetError(f"{url}/v1/models: {error or 'no answer'}") from error
-    if not listing.data:
-        raise TargetError(f"{url}/v1/models lists nothing")
+        listing = await fetch_listing(url, headers)
+    except ListingError as error:
+        raise TargetError(str(error)) from error
     return listing.base, list(listing.adapters)
 
 
 async def found_target(spec: TargetSpec, headers: Mapping[str, str]) -> Target:
-    """A target that is there already.
+    """Return a target that is running already.
 
     Raises:
-        TargetError: It does not answer, or lists nothing.
+        TargetError: It does not respond, or lists nothing.
     """
     base_model, _ = await listed_models(spec.name, headers)
     return Target(spec, spec.name, base_model, headers=headers)

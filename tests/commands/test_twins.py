@@ -49,23 +49,25 @@ def test_a_virtual_run_sends_what_the_suite_says() -> None:
     counted = [a for a in workload.arrivals if a.at_s >= settings.warm_up_s]
     assert one.summary.num_requests == one.metrics.num_offered == len(counted)
     assert one.summary.prompt_tokens == sum(a.prompt_tokens for a in counted)
-    assert (one.target, one.kind, one.knows_pods) == ("rule:founding", "virtual", True)
+    assert (one.target, one.kind, one.knows_pods) == ("policy:founding", "virtual", True)
     assert one == virtual_run(small, small.scenarios[0], "founding", rate_rps=20.0, seed=1)
 
 
 def test_every_real_run_of_a_rule_has_a_twin_and_lines_have_more_points() -> None:
-    real = [run("rule:founding", rate_rps=rate, seed=seed) for rate in (20, 40) for seed in (1, 3)]
+    real = [
+        run("policy:founding", rate_rps=rate, seed=seed) for rate in (20, 40) for seed in (1, 3)
+    ]
     others = [
         run("envoy:round_robin"),
         run("url:http://127.0.0.1:1"),
-        msgspec.structs.replace(run("rule:founding"), scenario="unknown"),
-        msgspec.structs.replace(run("rule:least_pending"), kind="virtual"),
+        msgspec.structs.replace(run("policy:founding"), scenario="unknown"),
+        msgspec.structs.replace(run("policy:least_pending"), kind="virtual"),
     ]
 
     twins = twins_of(suite(), [*real, *others])
     more = twins_of(suite(), real, more_rates=1)
 
-    assert sorted((t.rule, t.rate_rps, t.seed) for t in twins) == [
+    assert sorted((t.policy, t.rate_rps, t.seed) for t in twins) == [
         ("founding", rate_rps, seed) for rate_rps in (20, 40) for seed in (1, 2, 3)
     ]
     assert sorted({t.rate_rps for t in more}) == [20, pytest.approx(28.284), 40]

@@ -91,7 +91,7 @@ def run(
     pods = [] if num_loads is None else [PodTotals("pod-0", num_loads, 0)]
     result = real_run(
         records,
-        target=f"rule:{label}",
+        target=f"policy:{label}",
         scenario=sent.scenario,
         rate_rps=sent.rate_rps,
         seed=sent.seed,

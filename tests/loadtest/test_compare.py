@@ -163,7 +163,7 @@ async def test_workloads_take_the_adapters_that_all_endpoints_list() -> None:
     specs = [TargetSpec("url", pod.url, pod.name) for pod in pods]
     try:
         (fit,) = await fitted([block(adapters=("a", "b"))], specs, {})
-        (same,) = await fitted([block()], [TargetSpec("rule", "founding", "founding")], {})
+        (same,) = await fitted([block()], [TargetSpec("policy", "founding", "founding")], {})
     finally:
         for pod in pods:
             await pod.stop()
@@ -206,7 +206,7 @@ class FakeFleet:
         self, labels: str, blocks: Sequence[Block], num_repeats: int = 0
     ) -> list[Round]:
         rounds: list[Round] = []
-        specs = [TargetSpec("rule", label, label) for label in labels]
+        specs = [TargetSpec("policy", label, label) for label in labels]
         await compare.run_rounds(
             specs, blocks, rounds, headers={}, watch=Watch(), num_repeats=num_repeats
         )

@@ -43,8 +43,8 @@ def tiny(tmp_path: Path) -> str:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
-async def test_a_rule_and_envoys_own_balancer_get_the_same_requests_in_turns() -> None:
-    specs = parse_targets(["rule:founding", "envoy:round_robin"])
+async def test_a_policy_and_envoys_own_balancer_get_the_same_requests_in_turns() -> None:
+    specs = parse_targets(["policy:founding", "envoy:round_robin"])
     blocks = sliced(small_block(), 2)
     rounds: list[Round] = []
     order: list[str] = []
@@ -128,18 +128,18 @@ async def test_a_target_without_a_program_is_one_line(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["compare", "nosuch", "--target", "rule:founding"], "no workload 'nosuch'"),
-        (["compare", "quick", "--target", "rule:nosuch"], "policy nosuch: unknown"),
-        (["compare", "quick", "--target", "nosuch"], "give rule:NAME"),
-        (["compare", "quick", "--target", "rule:founding", "--scenario", "x"], "no scenario x"),
+        (["compare", "nosuch", "--target", "policy:founding"], "no workload 'nosuch'"),
+        (["compare", "quick", "--target", "policy:nosuch"], "policy nosuch: unknown"),
+        (["compare", "quick", "--target", "nosuch"], "give policy:NAME"),
+        (["compare", "quick", "--target", "policy:founding", "--scenario", "x"], "no scenario x"),
         (
-            ["compare", "evaluation", "--scenario", "slow-pod", "--target", "rule:founding"],
+            ["compare", "evaluation", "--scenario", "slow-pod", "--target", "policy:founding"],
             "in virtual time only",
         ),
         (["run", "nosuch"], "suite nosuch: no such file"),
-        (["run", "quick", "--rule", "nosuch"], "policy nosuch: unknown"),
-        (["ramp", "nosuch"], "give rule:NAME"),
-        (["ramp", "rule:founding", "--load", "nosuch"], "no workload 'nosuch'"),
+        (["run", "quick", "--policy", "nosuch"], "policy nosuch: unknown"),
+        (["ramp", "nosuch"], "give policy:NAME"),
+        (["ramp", "policy:founding", "--load", "nosuch"], "no workload 'nosuch'"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_status_2(arguments: list[str], message: str) -> None:
@@ -198,10 +198,10 @@ def test_a_suite_is_run_for_real_and_in_virtual_time(tiny: str, tmp_path: Path) 
     assert str(out / "tiny.html") in result.output
     content = load(out / "tiny.json")
     assert [(run.target, run.kind) for run in content.runs] == [
-        ("rule:founding", "real"),
-        ("rule:round_robin", "real"),
-        ("rule:founding", "virtual"),
-        ("rule:round_robin", "virtual"),
+        ("policy:founding", "real"),
+        ("policy:round_robin", "real"),
+        ("policy:founding", "virtual"),
+        ("policy:round_robin", "virtual"),
     ]
     assert {run.summary.num_requests for run in content.runs} == {
         content.runs[0].summary.num_requests
@@ -248,7 +248,7 @@ def test_a_signal_leaves_no_process_and_shows_what_was_measured(
 def test_a_signal_while_fleets_start_leaves_no_process(
     tmp_path: Path, started: list[Command]
 ) -> None:
-    command = Command(tmp_path, "loadtest", "compare", "quick", "--target", "rule:founding")
+    command = Command(tmp_path, "loadtest", "compare", "quick", "--target", "policy:founding")
     started.append(command)
     command.wait_for_output("starting")
     command.wait_until_started(3)

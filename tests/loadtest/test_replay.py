@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from extproc.loadtest.replay import ReplaySettings, replay
+from extproc.loadtest.replay import STOPPED, ReplaySettings, open_sender, replay
 from extproc.sim.engine.profiles import INSTANT
 from extproc.sim.fakepod.pod import PodConfig, start_pod
 from extproc.workload.exchange import CHAT, RequestForm, RequestRecord
 from extproc.workload.requests import Workload
 from tests.sim.lab import arrival, poisson, workload
 
+STREAM = {"content-type": "text/event-stream"}
+PIECE = b'data: {"choices":[{"text":"a"}]}\n\n'
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -126,9 +128,9 @@ async def test_patience_is_for_the_first_token_and_the_timeout_for_the_whole() -
     patience_s = 1.0
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
+        response = web.StreamResponse(headers=STREAM)
         await response.prepare(request)
-        await response.write(b'data: {"choices":[{"text":"a"}]}\n\n')
+        await response.write(PIECE)
         await asyncio.sleep(patience_s + 0.1)
         await response.write(b"data: [DONE]\n\n")
         return response
@@ -150,17 +152,25 @@ async def test_patience_is_for_the_first_token_and_the_timeout_for_the_whole() -
 )
 async def test_a_stream_that_ends_badly_says_how(text: str, error: str) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
-        return web.Response(text=text)
+        return web.Response(text=text, headers=STREAM)
 
     async with server(handler) as url:
         assert await error_at(url) == error
+
+
+async def test_a_response_in_one_piece_is_not_a_stream() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"choices": [{"text": "all at once"}]})
+
+    async with server(handler) as url:
+        assert await error_at(url) == "not_a_stream"
 
 
 async def test_a_connection_that_breaks_is_a_reset() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        await response.write(b'data: {"choices":[{"text":"a"}]}\n\n')
+        await response.write(PIECE)
         assert request.transport is not None
         request.transport.abort()
         return response
@@ -178,3 +188,43 @@ async def test_headers_go_with_every_request() -> None:
         await pod.stop()
 
     assert (refused, served) == ("http_401", "")
+
+
+async def test_requests_that_are_stopped_are_recorded_and_the_others_are_not_sent() -> None:
+    """The response's first token is there, the rest is not."""
+    first = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers=STREAM)
+        await response.prepare(request)
+        await response.write(PIECE)
+        first.set()
+        await asyncio.sleep(3600)
+        return response
+
+    records: list[RequestRecord] = []
+    async with server(handler) as url:
+        work = workload(arrival(0.0), arrival(3600.0))
+        sending = asyncio.create_task(replay(work, ReplaySettings(url), records.append))
+        async with asyncio.timeout(60):
+            await first.wait()
+        sending.cancel()
+        await asyncio.wait([sending])
+
+    assert [(each.index, each.error) for each in records] == [(0, STOPPED)]
+
+
+async def test_a_sender_reports_when_requests_are_sent_and_have_their_first_token() -> None:
+    sent_s: list[float] = []
+    firsts_s: list[float] = []
+    clock = asyncio.get_running_loop().time
+    pod = await start_pod(PodConfig(adapters=["a"], profile=INSTANT))
+    try:
+        async with open_sender(ReplaySettings(pod.url), clock, clock() - 5) as sender:
+            sender.on_sent, sender.on_first_token = sent_s.append, firsts_s.append
+            record = await sender.send(arrival(0.0, "a"), 0, at_s=0.0)
+    finally:
+        await pod.stop()
+
+    assert sent_s == firsts_s == [record.sent_s]
+    assert record.delay_s >= 5

@@ -23,14 +23,14 @@ from tests.loadtest.loads import SLO, records, result, run, suite
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    before = result(run("rule:founding"), run("url:http://127.0.0.1:1"), suite=suite())
+    before = result(run("policy:founding"), run("url:http://127.0.0.1:1"), suite=suite())
     path = tmp_path / "folder" / "result.json"
 
     save(before, path)
     after = load(path)
     save(after, tmp_path / "again.json")
 
-    assert [r.target for r in after.runs] == ["rule:founding", "url:http://127.0.0.1:1"]
+    assert [r.target for r in after.runs] == ["policy:founding", "url:http://127.0.0.1:1"]
     assert after.suite == before.suite
     assert after.runs[0].summary.errors == before.runs[0].summary.errors
     assert after.runs[0].metrics.ttft_p99_s == pytest.approx(
@@ -40,13 +40,13 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_run_is_measured_by_both() -> None:
-    one = run("rule:founding")
+    one = run("policy:founding")
 
     assert one.summary == summarize_records(records(), slo=SLO)
     assert one.metrics.attainment == one.summary.attainment
     assert one.metrics.loads_per_1000 == pytest.approx(1000 * 8 / 60)
     assert one.knows_pods
-    assert one.rule == "founding"
+    assert one.policy == "founding"
 
 
 def test_a_pod_that_answered_without_being_known_counts_with_no_loads() -> None:
@@ -88,11 +88,11 @@ def test_another_file_is_refused_with_a_reason(tmp_path: Path, content: str, say
 
 
 def test_targets_are_in_the_order_of_the_real_runs() -> None:
-    virtual = msgspec.structs.replace(run("rule:b"), kind="virtual")
+    virtual = msgspec.structs.replace(run("policy:b"), kind="virtual")
 
-    made = result(virtual, run("rule:a"), run("rule:b"))
+    made = result(virtual, run("policy:a"), run("policy:b"))
 
-    assert made.targets == ["rule:a", "rule:b"]
+    assert made.targets == ["policy:a", "policy:b"]
     assert made.scenarios == ["zipf"]
     assert LoadResult(name="none").targets == []
 

@@ -46,9 +46,9 @@ SETTINGS = FleetSettings(
 @pytest.mark.parametrize(
     ("text", "spec"),
     [
-        ("rule:founding", TargetSpec("rule", "founding", "founding")),
-        ("rule:founding?threshold=8", TargetSpec("rule", *["founding?threshold=8"] * 2)),
-        ("rule:lmetric_with_loads", TargetSpec("rule", *["lmetric_with_loads"] * 2)),
+        ("policy:founding", TargetSpec("policy", "founding", "founding")),
+        ("policy:founding?threshold=8", TargetSpec("policy", *["founding?threshold=8"] * 2)),
+        ("policy:lmetric_with_loads", TargetSpec("policy", *["lmetric_with_loads"] * 2)),
         ("envoy:round_robin", TargetSpec("envoy", "round_robin", "envoy's round_robin")),
         ("url:http://h:8000", TargetSpec("url", "http://h:8000", "h:8000")),
         ("url:https://h:1/v1/=mine", TargetSpec("url", "https://h:1", "mine")),
@@ -62,13 +62,13 @@ def test_a_target_is_read(text: str, spec: TargetSpec) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("founding", "give rule:NAME, envoy:round_robin|least_request or url:"),
-        ("rule:", "give rule:NAME"),
-        ("rule:nosuch", "policy nosuch: unknown; allowed: founding, least_pending"),
-        ("rule:founding?threshold=many", "could not convert"),
-        ("rule:founding?treshold=8", "unexpected keyword"),
-        ("rule:founding?threshold=0", "threshold is 0"),
-        ("rule:nosuch.module:Rule", "cannot be imported"),
+        ("founding", "give policy:NAME, envoy:round_robin|least_request or url:"),
+        ("policy:", "give policy:NAME"),
+        ("policy:nosuch", "policy nosuch: unknown; allowed: founding, least_pending"),
+        ("policy:founding?threshold=many", "could not convert"),
+        ("policy:founding?treshold=8", "unexpected keyword"),
+        ("policy:founding?threshold=0", "threshold is 0"),
+        ("policy:nosuch.module:Rule", "cannot be imported"),
         ("envoy:random", "allowed: envoy:round_robin, envoy:least_request"),
         ("url:localhost:8000", "not an http:// or https:// URL"),
     ],
@@ -83,10 +83,10 @@ def test_two_targets_have_two_names() -> None:
         parse_targets(["url:http://a:1=x", "url:http://b:1=x"])
 
 
-@pytest.mark.parametrize("rule", [*OPPONENTS, "founding?threshold=8", "toppings?load_s=0.5"])
-def test_the_router_gets_the_rule_that_the_laboratory_runs(rule: str) -> None:
-    section = policy_section(rule)
-    make = opponent(rule)
+@pytest.mark.parametrize("policy", [*OPPONENTS, "founding?threshold=8", "toppings?load_s=0.5"])
+def test_the_router_gets_the_policy_that_the_laboratory_runs(policy: str) -> None:
+    section = policy_section(policy)
+    make = opponent(policy)
     assert make
 
     real, virtual = load_policy(section["name"], section["args"]), make()
@@ -96,7 +96,7 @@ def test_the_router_gets_the_rule_that_the_laboratory_runs(rule: str) -> None:
 
 
 def _parameters(policy: object) -> dict[str, Any]:
-    """Plain values of a rule, and of a rule inside it."""
+    """Plain values of a policy, and of a policy inside it."""
     found: dict[str, Any] = {}
     for name, value in vars(policy).items():
         if isinstance(value, int | float | str | bool | None):

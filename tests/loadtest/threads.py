@@ -1,9 +1,8 @@
-"""Servers in threads of their own: gevent's client waits in the test's."""
+"""Servers in threads of their own, for code that blocks the test's thread."""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -16,24 +15,20 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @contextmanager
-def served(
-    make_app: Callable[[], web.Application], *, tls: ssl.SSLContext | None = None
-) -> Iterator[str]:
-    """The URL of an application, which is made and runs in a thread; over TLS if asked for."""
+def served(make_app: Callable[[], web.Application]) -> Iterator[str]:
+    """The URL of an application, which is made and runs in a thread."""
     loop, urls = asyncio.new_event_loop(), []
     is_up, ended = threading.Event(), asyncio.Event()
 
     async def serve() -> None:
         runner = web.AppRunner(make_app(), shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0]
-        urls.append(f"https://localhost:{port}" if tls else f"http://{host}:{port}")
+        urls.append(f"http://{host}:{port}")
         is_up.set()
         await ended.wait()
         await runner.cleanup()
-        if tls is not None:
-            await asyncio.sleep(0.2)  # asyncio closes what was encrypted a little later
 
     def run() -> None:
         try:

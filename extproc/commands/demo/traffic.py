@@ -58,7 +58,7 @@ async def send_all(url: str, workload: Workload, results: Results) -> None:
         async def send(_index: int, arrival: Arrival) -> None:
             await _send(client, arrival, results)
 
-        await send_when_due(workload.arrivals, send)
+        await send_when_due(enumerate(workload.arrivals), send)
 
 
 async def _send(client: AsyncOpenAI, arrival: Arrival, results: Results) -> None:

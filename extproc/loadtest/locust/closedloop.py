@@ -1,32 +1,33 @@
-"""Users who ask, read the answer to its end, think, and ask again.
+"""Closed loop: users who ask, read the response to its end, think, and ask again.
 
-They share one workload and take its requests in order; its times do not matter. A slow server gets
-fewer requests: what users would feel who wait for each other shows only in an open loop.
+They share one workload and send its requests in order; its times do not count. A slow server gets
+fewer requests: only an open loop shows what users feel who do not wait for each other.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
 from random import Random
 
-import gevent
-from gevent.pool import Group
-
-from extproc.loadtest.locust.sending import Sender
+from extproc.loadtest.replay import STOPPED, Sender
 from extproc.workload.exchange import RequestRecord
 from extproc.workload.requests import Arrival
 
-_IDLE_S = 0.2
+_LOOK_S = 0.05
+"""Between two looks at the number of users."""
 
 
 class ClosedLoop:
-    """Hands a share of a workload to whoever asks next.
+    """Users who send a share of a workload.
 
     Args:
         sender: Sends single requests.
-        share: What to send: place in the workload and request.
-        sink: Gets each record when its request is over.
-        think_s: Mean time between an answer and the user's next question; exponential.
+        share: Place in the workload and request.
+        sink: Called with each record when its request ends.
+        num_users: The number of users now.
+        think_s: Mean time between a response and the user's next request; exponential.
         rng: Draws it.
     """
 
@@ -36,37 +37,36 @@ class ClosedLoop:
         share: Iterable[tuple[int, Arrival]],
         sink: Callable[[RequestRecord], None],
         *,
+        num_users: Callable[[], int],
         think_s: float,
         rng: Random,
     ) -> None:
         self._sender = sender
-        self._left = list(share)[::-1]
+        self._left = deque(share)
         self._sink = sink
+        self._num_users = num_users
         self._think_s = think_s
         self._rng = rng
-        self._requests = Group()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether everything was sent, and answered or cut."""
-        return not self._left and not self._requests
+    async def run(self) -> None:
+        """Send the whole share, and wait until all requests ended."""
+        if (early_s := -self._sender.now()) > 0:
+            await asyncio.sleep(early_s)
+        users: dict[int, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while self._left:
+                for user in range(self._num_users()):
+                    if user not in users or users[user].done():
+                        users[user] = group.create_task(self._ask(user))
+                await asyncio.sleep(_LOOK_S)
 
-    def stop(self) -> None:
-        """Send nothing more, and cut what is under way."""
-        self._left.clear()
-        self._requests.kill()
-
-    def ask(self) -> None:
-        """Be a user for one question, its answer, and a thought; or wait, if nothing is left."""
-        early_s = -self._sender.now()
-        if early_s > 0 or not self._left:
-            gevent.sleep(max(early_s, _IDLE_S if not self._left else 0.0))
-            return
-        index, arrival = self._left.pop()
-        # Not in the user's greenlet: when that is killed, its request is still counted.
-        self._requests.spawn(self._send, index, arrival).join()
-        if self._think_s:
-            gevent.sleep(self._rng.expovariate(1 / self._think_s))
-
-    def _send(self, index: int, arrival: Arrival) -> None:
-        self._sink(self._sender.send(arrival, index, self._sender.encode(arrival, index)))
+    async def _ask(self, user: int) -> None:
+        """One user's requests, until none is left or there are fewer users."""
+        while self._left and user < self._num_users():
+            index, arrival = self._left.popleft()
+            record = await self._sender.send(arrival, index)
+            self._sink(record)
+            if record.error == STOPPED:
+                return
+            if self._think_s:
+                await asyncio.sleep(self._rng.expovariate(1 / self._think_s))

@@ -9,7 +9,7 @@ import msgspec
 
 from extproc.loadtest.locust.livefigures import LiveFigures
 from extproc.loadtest.locust.plan import Plan
-from extproc.loadtest.locust.sending import STOPPED
+from extproc.loadtest.replay import STOPPED
 from extproc.workload.exchange import RequestRecord
 
 

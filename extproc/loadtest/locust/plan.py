@@ -1,8 +1,8 @@
-"""What a load test with locust sends, and how it is divided: options in, a plan out.
+"""The plan of a load test with locust, made from its options, and each worker's share.
 
-Whoever begins a test makes the plan (locust's master, or its only process), and looks once at what
-the endpoint lists. Workers get the plan and make the same workload from it, so that nothing but
-the plan goes over the network. A workload in a file has to be on every machine, under one path.
+Locust's master, or its only process, makes the plan and reads the endpoint's list of models once.
+Workers make the same workload from the plan, so that only the plan crosses the network. A workload
+in a file has to be on every machine, under one path.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from extproc.loadtest.listing import Listing
-from extproc.loadtest.locust.http import FetchError, Server, UrlError, fetch_json
+from extproc.loadtest.blocks import PlanError
+from extproc.loadtest.listing import Listing, ListingError, base_url, fetch_listing
+from extproc.loadtest.locust.threads import in_thread
+from extproc.loadtest.replay import ReplaySettings
 from extproc.loadtest.workloads import NAMES, WorkloadError, make, renamed
 from extproc.workload.exchange import CHAT, COMPLETIONS, RequestForm
 from extproc.workload.judge import Slo
@@ -24,12 +26,7 @@ if TYPE_CHECKING:  # locust replaces half of the standard library when it is imp
     from locust.argument_parser import LocustArgumentParser
     from locust.env import Environment
 
-MODELS_TIMEOUT_S = 10.0
 By = Literal["adapter", "tenant", "none"]
-
-
-class PlanError(Exception):
-    """A test cannot begin like this; the message is one line."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,24 +80,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slo(self) -> Slo:
-        """What a request must meet."""
+        """The objective of requests."""
         return Slo(self.slo_ttft_s, self.slo_tpot_s)
 
     @property
-    def server(self) -> Server:
-        """Where requests go.
-
-        Raises:
-            UrlError: Nowhere.
-        """
-        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return Server.of(self.url, key)
+    def headers(self) -> dict[str, str]:
+        """Headers of every request."""
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     @property
     def form(self) -> RequestForm:
-        """How requests are written."""
+        """The format of requests."""
         extra = (("ignore_eos", True),) if self.ignore_eos else ()
         return RequestForm(CHAT if self.api == "chat" else COMPLETIONS, self.base_model, extra)
+
+    @property
+    def settings(self) -> ReplaySettings:
+        """The destination of requests, and the clients' limits."""
+        patience_s = self.patience_s or None
+        return ReplaySettings(self.url, self.form, self.headers, self.timeout_s, patience_s)
 
     def make_workload(self) -> Workload:
         """The whole workload.
@@ -170,16 +168,16 @@ def options_of(environment: Environment) -> Namespace:
 
 
 def make_plan(options: Namespace, url: str, *, workers: Sequence[str], run: str) -> Plan:
-    """The plan of a test that has not begun; `starts_at_s` is 0.
+    """Return the plan of a test that has not begun; `starts_at_s` is 0.
 
     Raises:
-        PlanError: It cannot begin; the message says why.
+        PlanError: It cannot begin; the message says why, in one line.
     """
-    plan = _plan_of(options, url, workers, run)
     try:
-        server = plan.server
-    except UrlError as error:
+        url = base_url(url)
+    except ListingError as error:
         raise PlanError(f"--host: {error}") from error
+    plan = _plan_of(options, url, workers, run)
     for name, value in (("--timeout", plan.timeout_s), ("--slo-ttft", plan.slo_ttft_s)):
         if value <= 0:
             raise PlanError(f"{name} {value:g} is not positive")
@@ -187,50 +185,26 @@ def make_plan(options: Namespace, url: str, *, workers: Sequence[str], run: str)
         raise PlanError("--rate, --requests and --adapters cannot be negative")
     if options.adapter_names == "as-is" and options.model:
         return plan
-    listing = _listed(server)
+    listing = _listed(plan)
     base = options.model or listing.base
     listed = None if options.adapter_names == "as-is" else listing.adapters
     return msgspec.structs.replace(plan, base_model=base, listed=listed)
 
 
 def _plan_of(options: Namespace, url: str, workers: Sequence[str], run: str) -> Plan:
-    given: dict[str, Any] = {
-        "url": url,
-        "api_key": options.api_key,
-        "workload": options.workload,
-        "rate_rps": options.rate,
-        "num_requests": options.requests,
-        "seed": options.seed,
-        "num_adapters": options.adapters,
-        "listed": None,
-        "base_model": options.model,
-        "api": options.api,
-        "ignore_eos": options.ignore_eos,
-        "timeout_s": options.timeout,
-        "patience_s": options.patience,
-        "mode": options.mode,
-        "think_s": options.think_s,
-        "by": options.by,
-        "slo_ttft_s": options.slo_ttft,
-        "slo_tpot_s": options.slo_tpot,
-        "workers": workers,
-        "starts_at_s": 0.0,
-        "run": run,
-    }
+    others = {"rate": "rate_rps", "requests": "num_requests", "adapters": "num_adapters"}
+    others |= {"model": "base_model", "timeout": "timeout_s", "patience": "patience_s"}
+    others |= {"slo_ttft": "slo_ttft_s", "slo_tpot": "slo_tpot_s"}
+    given: dict[str, Any] = {others.get(name, name): value for name, value in vars(options).items()}
+    ours = {"url": url, "workers": workers, "run": run, "listed": None, "starts_at_s": 0.0}
     try:
-        return msgspec.convert(given, type=Plan)
+        return msgspec.convert({**given, **ours}, type=Plan)
     except msgspec.ValidationError as error:
         raise PlanError(f"an option cannot be used: {error}") from error
 
 
-def _listed(server: Server) -> Listing:
+def _listed(plan: Plan) -> Listing:
     try:
-        answer = fetch_json(server, "/v1/models", timeout_s=MODELS_TIMEOUT_S)
-        listing = msgspec.convert(answer, type=Listing)
-    except FetchError as error:
+        return in_thread(lambda: fetch_listing(plan.url, plan.headers)).get()
+    except ListingError as error:
         raise PlanError(f"the endpoint does not list its models: {error}") from error
-    except msgspec.ValidationError as error:
-        raise PlanError(f"{server.authority}/v1/models is not a list of models: {error}") from error
-    if not listing.data:
-        raise PlanError(f"{server.authority} lists no models")
-    return listing

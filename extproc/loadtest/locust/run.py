@@ -32,9 +32,10 @@ from locust.runners import (
 )
 from rich.console import Console
 
+from extproc.loadtest.blocks import PlanError
 from extproc.loadtest.locust.collecting import Collecting, News
 from extproc.loadtest.locust.ends import conclude, show
-from extproc.loadtest.locust.plan import Plan, PlanError, add_options, make_plan, options_of
+from extproc.loadtest.locust.plan import Plan, add_options, make_plan, options_of
 from extproc.loadtest.locust.webpage import add_page
 from extproc.loadtest.locust.worker import Sending
 from extproc.loadtest.measures import LoadSummary
@@ -48,7 +49,6 @@ REPORT_S = 1.0
 WATCH_S = 0.1
 FINAL_WAIT_S = 10.0
 """Longest time for the workers' last records."""
-_IDLE_S = 0.5
 _REPORT, _STOP = "extproc", "extproc_stop"
 
 _log = logging.getLogger(__name__)
@@ -84,11 +84,6 @@ class LoadTest:
         events.test_start.add_listener(self._on_test_start)
         events.test_stop.add_listener(self._on_test_stop)
         events.quit.add_listener(self._on_quit)
-
-    def ask(self) -> None:
-        """Be one of locust's users for a while: in an open loop there is nothing to do."""
-        if self._sending is None or not self._sending.ask():
-            gevent.sleep(_IDLE_S)
 
     # --- what locust calls ------------------------------------------------------------------
 

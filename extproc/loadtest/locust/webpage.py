@@ -1,7 +1,7 @@
-"""Our page of locust's web UI: `/extproc`, and `/extproc/data` with what it shows.
+"""Our page of locust's web UI: `/extproc`, and `/extproc/data` with the figures on it.
 
-The page holds everything that it needs; nothing comes from elsewhere. The router's admin port is
-asked from here, because a browser may not.
+The page is one file without external resources. The router's admin port is queried from here,
+because browsers refuse requests to another origin.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from flask import Response, request
 
-from extproc.loadtest.locust.http import FetchError, Server, UrlError, fetch_json
+from extproc.loadtest.listing import ListingError, fetch_json
 from extproc.loadtest.locust.plan import options_of
+from extproc.loadtest.locust.threads import in_thread
 
 if TYPE_CHECKING:
     from locust.env import Environment
 
 ROUTER_TIMEOUT_S = 1.0
 ROUTER_AGE_S = 0.5
-"""What the router said is shown for so long, however many pages are open."""
+"""Longest age of what the page shows of the router, however many pages are open."""
 _LINK = (
     '<a href="extproc" style="position:fixed;right:1rem;bottom:3.5rem;z-index:9999;'
     "padding:.5rem 1rem;"
@@ -67,33 +68,37 @@ def add_page(
 
 
 class _Router:
-    """What the router's admin port says of its endpoints."""
+    """The endpoints as the router's admin port shows them, queried at most every `ROUTER_AGE_S`."""
 
     def __init__(self, environment: Environment, clock: Callable[[], float]) -> None:
         self._environment = environment
         self._clock = clock
-        self._told: dict[str, Any] | None = None
-        self._told_s = 0.0
+        self._shown: dict[str, Any] = {}
+        self._shown_s = -ROUTER_AGE_S
         self._url = ""
 
     def describe(self) -> dict[str, Any] | None:
-        """`{"endpoints": [...]}` as in `/debug/snapshot`, `{"problem": why not}`, None unasked."""
-        url = str(options_of(self._environment).router_admin)
+        """Return `{"endpoints": [...]}` as in `/debug/snapshot`, or `{"problem": why not}`.
+
+        None if no admin port was given.
+        """
+        url = str(options_of(self._environment).router_admin).rstrip("/")
         if not url:
             return None
         now = self._clock()
-        if self._told is None or url != self._url or now - self._told_s > ROUTER_AGE_S:
-            self._url, self._told_s = url, now
-            self._told = _ask(url)
-        return self._told
+        if url != self._url or now - self._shown_s >= ROUTER_AGE_S:
+            self._url, self._shown_s = url, now
+            self._shown = _query(f"{url}/debug/snapshot")
+        return self._shown
 
 
-def _ask(url: str) -> dict[str, Any]:
+class _Snapshot(msgspec.Struct):
+    endpoints: list[Any]
+
+
+def _query(url: str) -> dict[str, Any]:
+    fetched = in_thread(lambda: fetch_json(url, _Snapshot, {}, ROUTER_TIMEOUT_S))
     try:
-        server = Server.of(url)
-        told = fetch_json(server, "/debug/snapshot", timeout_s=ROUTER_TIMEOUT_S)
-    except (FetchError, UrlError) as error:
+        return {"endpoints": fetched.get().endpoints}
+    except ListingError as error:
         return {"problem": f"--router-admin: {error}"}
-    if not isinstance(told, dict) or not isinstance(told.get("endpoints"), list):
-        return {"problem": f"--router-admin: {url} has no snapshot"}
-    return {"endpoints": told["endpoints"]}

@@ -1,40 +1,52 @@
-"""What one of locust's processes does for a test: it sends its share and keeps the records."""
+"""One of locust's processes in a test: it sends its share and keeps the records."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import logging
+import sys
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import gevent
 
 from extproc.loadtest.locust.closedloop import ClosedLoop
 from extproc.loadtest.locust.collecting import News
-from extproc.loadtest.locust.openloop import OpenLoop
 from extproc.loadtest.locust.plan import Plan
-from extproc.loadtest.locust.sending import Sender
 from extproc.loadtest.locust.stats import Rows
+from extproc.loadtest.locust.threads import in_thread
+from extproc.loadtest.replay import open_sender, send_when_due
 from extproc.workload.exchange import RequestRecord
+from extproc.workload.requests import Arrival
 
 if TYPE_CHECKING:
     from locust.env import Environment
 
+_SWITCH_S = 0.0005
+"""So long the thread that sends waits for the one that fills locust's table; Python's own 5 ms
+would be most of a first token's time."""
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
 
 class Sending:
-    """Sends one share of a test, from now on.
+    """Sends one share of a test, from now on, in a thread of its own.
 
     Args:
         plan: The test.
-        place: Which of its shares.
+        place: The share's number.
         environment: Locust's.
-        hand_over: Called when there are records to take, and a last time when `is_final`.
+        hand_over: Called regularly for `take_news`, and a last time when `is_final`.
         started_s: The clock's time at which the workload begins.
         clock: Monotonic seconds.
-        report_s: How often records are handed over.
+        report_s: Seconds between two calls of `hand_over`.
 
     Attributes:
-        plan: The same.
+        plan: The test.
         is_final: Nothing more is sent, and everything that was sent has its record.
     """
 
@@ -52,64 +64,100 @@ class Sending:
         self.plan = plan
         self.is_final = False
         self._is_stopping = False
+        self._place = place
+        self._environment = environment
         self._hand_over = hand_over
+        self._started_s = started_s
+        self._clock = clock
         self._report_s = report_s
+        self._workload = plan.make_workload()
+        self._rows = Rows(environment, plan.form.path, plan.by, self._workload)
+        # Filled by the thread, emptied by greenlets: each operation of a deque is atomic.
+        self._ended: deque[RequestRecord] = deque()
+        self._sent_s: deque[float] = deque()
+        self._firsts_s: deque[float] = deque()
         self._records: list[RequestRecord] = []
-        workload = plan.make_workload()
-        self._rows = Rows(environment, plan.form.path, plan.by, workload)
-        self._sender = Sender(
-            plan.server,
-            plan.form,
-            timeout_s=plan.timeout_s,
-            patience_s=plan.patience_s or None,
-            started_s=started_s,
-            clock=clock,
-        )
-        share = plan.share(workload, place)
-        self._loop: OpenLoop | ClosedLoop
-        if plan.mode == "open":
-            self._loop = OpenLoop(self._sender, share, self._sink)
-        else:
-            rng = Random(f"think/{plan.seed}/{place}")
-            self._loop = ClosedLoop(self._sender, share, self._sink, think_s=plan.think_s, rng=rng)
+        self._cancel: Callable[[], object] = lambda: None
+        sys.setswitchinterval(_SWITCH_S)
         # What is there now stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
-        if isinstance(self._loop, OpenLoop):
-            self._loop.start()
+        self._thread = in_thread(self._send_all)
         gevent.spawn(self._report)
 
-    def ask(self) -> bool:
-        """Be a user of a closed loop for one question; False if the loop is open."""
-        if isinstance(self._loop, ClosedLoop):
-            self._loop.ask()
-            return True
-        return False
-
     def stop(self) -> None:
-        """Send nothing more, cut what is under way, and hand over the last records."""
+        """Send nothing more, cut requests in flight, and hand over the last records."""
         if self._is_stopping:
             return
         self._is_stopping = True
-        self._loop.stop()
-        self._sender.close()
+        with suppress(RuntimeError):  # the thread's loop has ended by itself
+            self._cancel()
+        try:
+            self._thread.get()
+        except Exception:  # whatever it is: the records so far count
+            _log.exception("sending failed")
+        self._log_records()
         self.is_final = True
         self._hand_over()
 
     def take_news(self) -> News:
-        """What nobody has taken yet."""
+        """Return what has happened since the last call."""
         records, self._records = self._records, []
-        begun_s, firsts_s = self._sender.take_begun(), self._sender.take_firsts()
-        return News(records, begun_s, firsts_s, self.is_final)
-
-    def _sink(self, record: RequestRecord) -> None:
-        self._rows.log(record)
-        self._records.append(record)
+        return News(records, _emptied(self._sent_s), _emptied(self._firsts_s), self.is_final)
 
     def _report(self) -> None:
         while not self._is_stopping:
-            if self._loop.is_over:
+            if self._thread.ready():
                 self.stop()
                 return
+            self._log_records()
             self._hand_over()
             gevent.sleep(self._report_s)
+
+    def _log_records(self) -> None:
+        """Add requests that ended to locust's table: only greenlets may call locust."""
+        for record in _emptied(self._ended):
+            self._rows.log(record)
+            self._records.append(record)
+
+    # --- in the thread ------------------------------------------------------------------------
+
+    async def _send_all(self) -> None:
+        loop, work = asyncio.get_running_loop(), asyncio.ensure_future(self._send_share())
+        self._cancel = lambda: loop.call_soon_threadsafe(work.cancel)
+        if self._is_stopping:
+            work.cancel()
+        await asyncio.wait([work])
+        if not work.cancelled():
+            work.result()
+
+    async def _send_share(self) -> None:
+        plan, share = self.plan, self.plan.share(self._workload, self._place)
+        async with open_sender(plan.settings, self._clock, self._started_s) as sender:
+            sender.on_sent = self._sent_s.append
+            sender.on_first_token = self._firsts_s.append
+            if plan.mode == "closed":
+                rng = Random(f"think/{plan.seed}/{self._place}")
+                await ClosedLoop(
+                    sender,
+                    share,
+                    self._ended.append,
+                    num_users=self._num_users,
+                    think_s=plan.think_s,
+                    rng=rng,
+                ).run()
+                return
+
+            async def send(index: int, arrival: Arrival) -> None:
+                self._ended.append(await sender.send(arrival, index, at_s=arrival.at_s))
+
+            await send_when_due(share, send, sender.now)
+
+    def _num_users(self) -> int:
+        runner = self._environment.runner
+        return runner.user_count if runner else 0
+
+
+def _emptied(queue: deque[_T]) -> list[_T]:
+    """The contents of a queue to which a thread may be adding."""
+    return [queue.popleft() for _ in range(len(queue))]

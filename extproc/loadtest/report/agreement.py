@@ -14,7 +14,7 @@ from itertools import combinations
 from statistics import fmean, median
 
 from extproc.loadtest.figures import Figure
-from extproc.loadtest.results import RunResult
+from extproc.loadtest.results import RunResult, policy_of
 from extproc.workload.intervals import paired_difference
 
 TIE_RATIO = 0.02
@@ -53,7 +53,7 @@ def agreement(runs: Sequence[RunResult], figure: Figure) -> Agreement:
         if _is_surely_larger(virtual[larger], virtual[other])
     ]
     wrong = [
-        (larger.removeprefix("rule:"), other.removeprefix("rule:"))
+        (policy_of(larger), policy_of(other))
         for larger, other in predicted
         if fmean(real[larger].values()) <= fmean(real[other].values())
     ]

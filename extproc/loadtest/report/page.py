@@ -11,7 +11,7 @@ from extproc.loadtest.measures import NOBODY
 from extproc.loadtest.report.agreement import agreement, distance
 from extproc.loadtest.report.plots import colours_of, rate_charts, wait_chart
 from extproc.loadtest.report.words import delay_words, error_words
-from extproc.loadtest.results import LoadResult, RunResult, load
+from extproc.loadtest.results import LoadResult, RunResult, load, policy_of
 from extproc.sim.engine.profiles import PROFILES
 from extproc.sim.trials.pages import check_libraries, describe, rendered
 
@@ -36,7 +36,7 @@ def render(result: LoadResult, *, link: str = "") -> str:
         raise ValueError(f"{result.name}: a load test without real runs")
     check_libraries()
     profile = PROFILES.get(result.suite.profile) if result.suite else None
-    rules = [target.removeprefix("rule:") for target in result.targets if "rule:" in target]
+    policies = [policy_of(target) for target in result.targets if "policy:" in target]
     return rendered(
         Path(__file__).with_name("page.html"),
         result=result,
@@ -49,7 +49,7 @@ def render(result: LoadResult, *, link: str = "") -> str:
         distances=_distances(result),
         **_orders(result),
         scenarios=[_scenario(result, name) for name in dict.fromkeys(r.scenario for r in real)],
-        rules=[(rule, describe(rule)) for rule in rules],
+        policies=[(policy, describe(policy)) for policy in policies],
         provenance=profile.provenance if profile else "",
         link=link,
         error_words=error_words,
@@ -125,7 +125,7 @@ def _rate(rate_rps: float, runs: Sequence[RunResult], ordered: Sequence[str]) ->
     ]
     return {
         "rate_rps": rate_rps,
-        "targets": [target.removeprefix("rule:") for target in targets],
+        "targets": [policy_of(target) for target in targets],
         "has_twins": any(run.kind == "virtual" for run in runs),
         "rows": [row for row in rows if any(value for value, _ in row["cells"])],
         "first_runs": [real[target][0] for target in targets],

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from extproc.loadtest.measures import NUM_QUANTILES
-from extproc.loadtest.results import LoadResult, RunResult
+from extproc.loadtest.results import LoadResult, RunResult, policy_of
 from extproc.sim.trials.charts import COLOURS, Axis, Series, curve, line_chart
 from extproc.sim.trials.suites import SloSpec
 
@@ -59,7 +59,7 @@ def wait_chart(runs: Sequence[RunResult], colours: Colours) -> str:
         ]
         has_twin = any(other.kind == "virtual" and other.target == run.target for other in runs)
         is_line = run.kind == "virtual" or not has_twin
-        name, form = (run.rule, "-") if is_line else ("", "o")
+        name, form = (run.policy, "-") if is_line else ("", "o")
         shown = points if is_line else points[::QUANTILES_PER_DOT]
         series.append(Series(name, shown, colours[run.target], form))
     waits = [point[0] for each in series for point in each.points]
@@ -84,7 +84,7 @@ def rate_curves(runs: Sequence[RunResult], key: str, colours: Colours) -> list[S
             for run in own:
                 if run.kind == kind and run.seed in seeds:
                     values[run.rate_rps].append(getattr(run.metrics, key))
-            name = "" if form == "o" else target.removeprefix("rule:")
+            name = "" if form == "o" else policy_of(target)
             if values:
                 series.append(curve(name, values, colours[target], form))
     return series

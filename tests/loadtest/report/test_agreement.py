@@ -15,7 +15,7 @@ from extproc.loadtest.results import Kind, RunResult
 from tests.loadtest.loads import run
 
 TTFT, LOADS = FIGURES["ttft_mean_s"], FIGURES["loads_per_1000"]
-BASE = run("rule:a")
+BASE = run("policy:a")
 
 
 def made(target: str, kind: Kind, value: float, *, seed: int = 1) -> RunResult:
@@ -32,7 +32,8 @@ def both(real: dict[str, float], virtual: dict[str, float]) -> list[RunResult]:
 
 def test_the_same_order_agrees() -> None:
     runs = both(
-        {"rule:a": 1.1, "rule:b": 2.9, "rule:c": 5}, {"rule:a": 1, "rule:b": 2, "rule:c": 9}
+        {"policy:a": 1.1, "policy:b": 2.9, "policy:c": 5},
+        {"policy:a": 1, "policy:b": 2, "policy:c": 9},
     )
 
     assert agreement(runs, TTFT) == Agreement(3)
@@ -40,14 +41,14 @@ def test_the_same_order_agrees() -> None:
 
 
 def test_another_order_says_which_pair() -> None:
-    runs = both({"rule:a": 3, "rule:b": 2.9}, {"rule:a": 1, "rule:b": 2})
+    runs = both({"policy:a": 3, "policy:b": 2.9}, {"policy:a": 1, "policy:b": 2})
 
     assert agreement(runs, TTFT) == Agreement(1, (("b", "a"),))
     assert agreement(runs, TTFT).words == "no: b is not above a"
 
 
 def test_what_differs_by_less_than_a_tie_is_no_prediction() -> None:
-    runs = both({"rule:a": 3, "rule:b": 2}, {"rule:a": 1, "rule:b": 1.015})
+    runs = both({"policy:a": 3, "policy:b": 2}, {"policy:a": 1, "policy:b": 1.015})
 
     assert agreement(runs, TTFT).words == "no difference predicted"
 
@@ -56,18 +57,18 @@ def test_what_differs_by_less_than_a_tie_is_no_prediction() -> None:
 def test_a_difference_that_seeds_do_not_bear_out_is_no_prediction(
     others: tuple[float, ...], num_pairs: int
 ) -> None:
-    runs = both({"rule:a": 1, "rule:b": 2}, {})
+    runs = both({"policy:a": 1, "policy:b": 2}, {})
     for seed, value in enumerate(others):
         runs += [
-            made("rule:a", "virtual", 1, seed=seed),
-            made("rule:b", "virtual", value, seed=seed),
+            made("policy:a", "virtual", 1, seed=seed),
+            made("policy:b", "virtual", value, seed=seed),
         ]
 
     assert agreement(runs, TTFT).num_pairs == num_pairs
 
 
 def test_targets_without_a_twin_are_not_predicted() -> None:
-    runs = both({"rule:a": 1, "envoy:round_robin": 2}, {"rule:a": 1})
+    runs = both({"policy:a": 1, "envoy:round_robin": 2}, {"policy:a": 1})
 
     assert agreement(runs, TTFT) == Agreement(0)
 
@@ -81,11 +82,11 @@ def test_a_run_agrees_with_itself(values: dict[str, float]) -> None:
 
 
 def test_the_distance_is_from_the_same_requests() -> None:
-    runs = [*both({"rule:a": 1.1, "rule:b": 3}, {"rule:a": 1, "rule:b": 2})]
-    runs.append(made("rule:a", "virtual", 50, seed=2))
+    runs = [*both({"policy:a": 1.1, "policy:b": 3}, {"policy:a": 1, "policy:b": 2})]
+    runs.append(made("policy:a", "virtual", 50, seed=2))
 
     assert distance(runs, TTFT) == pytest.approx(0.3)
-    assert distance(both({"rule:a": 1}, {}), TTFT) is None
+    assert distance(both({"policy:a": 1}, {}), TTFT) is None
 
 
 def test_what_is_not_known_of_pods_is_not_nought() -> None:

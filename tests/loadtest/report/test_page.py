@@ -21,7 +21,7 @@ from tests.browser import Page, running_browser
 from tests.loadtest.loads import SLO, records, result, run, suite
 from tests.sim.trials.test_report import Checker
 
-TARGETS = ("rule:round_robin", "rule:least_pending", "rule:founding", "envoy:round_robin")
+TARGETS = ("policy:round_robin", "policy:least_pending", "policy:founding", "envoy:round_robin")
 NUM_CHARTS = 4
 
 
@@ -76,7 +76,7 @@ def test_the_table_has_both_and_whether_the_order_agrees(page: str) -> None:
         assert name in table
     assert "S-LoRA satisfaction" in table
     assert "adapter loads per 1,000" in table
-    # Real ones are made up here: the rule that should be best is third.
+    # Real ones are made up here: the policy that should be best is third.
     assert re.search(r'class="wrong">no: [^<]*founding', table)
 
 
@@ -121,7 +121,7 @@ def test_popular_and_rare_adapters_are_shown_with_a_gap_between(page: str) -> No
 
 
 def test_without_real_runs_there_is_no_page() -> None:
-    virtual = msgspec.structs.replace(run("rule:a"), kind="virtual")
+    virtual = msgspec.structs.replace(run("policy:a"), kind="virtual")
 
     with pytest.raises(ValueError, match="without real runs"):
         render(result(virtual))
@@ -223,7 +223,7 @@ async def overflowing(page: Page) -> Sequence[str]:
 
 
 def test_runs_are_of_one_or_several_seeds() -> None:
-    runs: list[RunResult] = [run("rule:founding", seed=seed) for seed in (1, 2)]
+    runs: list[RunResult] = [run("policy:founding", seed=seed) for seed in (1, 2)]
 
     page = render(result(*runs))
 

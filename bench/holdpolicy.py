@@ -1,4 +1,4 @@
-"""A rule that holds every request for a while: `policy: {name: "bench.holdrule:Hold"}`."""
+"""A policy that holds every request for a while: `policy: {name: "bench.holdpolicy:Hold"}`."""
 
 from __future__ import annotations
 

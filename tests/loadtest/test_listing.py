@@ -1,0 +1,67 @@
+"""Base URLs, and the models that an endpoint lists."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from extproc.loadtest.listing import ListingError, base_url, fetch_json
+from tests.loadtest.test_replay import server
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://pods", "http://pods"),
+        ("https://api.example.com/v1", "https://api.example.com"),
+        ("http://[::1]:8000/x/", "http://[::1]:8000/x"),
+    ],
+)
+def test_v1_at_the_end_of_a_base_url_may_be_left_out(text: str, url: str) -> None:
+    assert base_url(text) == url
+
+
+@pytest.mark.parametrize(
+    "text", ["", "pods:8000", "ftp://pods", "http://", "http://a:b", "http://["]
+)
+def test_anything_but_a_base_url_is_refused(text: str) -> None:
+    with pytest.raises(ListingError):
+        base_url(text)
+
+
+async def test_a_document_is_fetched() -> None:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"a": [1, 2]})
+
+    async with server(handler) as url:
+        assert await fetch_json(f"{url}/x", dict[str, list[int]], {}) == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "says"),
+    [(500, "first\nsecond", "status 500"), (200, "<html>", "malformed"), (200, "1", "Expected")],
+)
+async def test_a_missing_document_has_an_error_of_one_line(
+    status: int, text: str, says: str
+) -> None:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text=text)
+
+    async with server(handler) as url:
+        with pytest.raises(ListingError) as caught:
+            await fetch_json(f"{url}/x", dict[str, int], {})
+
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_the_wait_for_a_document_ends() -> None:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    async with server(handler) as url:
+        with pytest.raises(ListingError, match=r"no response in 0\.3 s"):
+            await fetch_json(f"{url}/x", dict[str, int], {}, timeout_s=0.3)
