@@ -39,6 +39,7 @@ from extproc.config import Config
 from extproc.config.file import ConfigParser, parse_config
 from extproc.core.address import Address
 from extproc.core.bounds import MAX_ENDPOINTS
+from extproc.core.policies import Policy
 from extproc.core.readiness import FirstLook
 from extproc.core.types import Endpoint
 from extproc.core.wire.limits import Counters
@@ -47,6 +48,7 @@ from extproc.shell.httpserver import HttpLimit
 from extproc.shell.livepage import LivePage
 from extproc.shell.poolmetrics import PoolMetrics
 from extproc.shell.telemetry import Telemetry
+from extproc.shell.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,8 @@ class App:
     def __init__(
         self,
         config: Config,
+        policy: Policy,
+        tracing: Tracing | None = None,
         *,
         path: Path | None = None,
         text: str = "",
@@ -78,12 +82,14 @@ class App:
 
         Args:
             config: Checked configuration.
-            path: Where it was read from; followed for changes.
-            text: What was read there.
-            parse: Makes a configuration of what is read there later.
+            policy: The configured policy, see `make_policy`.
+            tracing: As configured, see `make_tracing`; closed at the end of `run`.
+            path: The configuration file, followed for changes.
+            text: The content of that file.
+            parse: Parses the file's later contents.
 
         Raises:
-            ConfigError: The rule, a certificate or a key file cannot be used.
+            ConfigError: A certificate or a key file cannot be used.
         """
         self._config = config
         self._stop = asyncio.Event()
@@ -96,13 +102,14 @@ class App:
         self.address = ""
         self.admin_address = ""
         world = World(time.monotonic, time.time, random.Random(secrets.randbits(64)))
-        self._routing = Routing(config, router_id=self._router_id, world=world)
+        self._routing = Routing(config, policy, router_id=self._router_id, world=world)
         self._registry = CollectorRegistry()
         self._telemetry = self._make_telemetry()
         self._services = Services(
             config,
             self._routing,
             self._telemetry,
+            tracing=tracing,
             router_id=self._router_id,
             world=world,
             is_open=lambda: not first_look.why_not_over(now=time.monotonic()),

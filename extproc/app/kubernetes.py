@@ -7,9 +7,7 @@ from random import Random
 
 from extproc.app.apiserver import Kubernetes, OnEndpoints
 from extproc.app.inferencepool import PoolPresence
-from extproc.config.file import ConfigError
-from extproc.config.kubernetes import KubernetesConfig
-from extproc.shell.discovery.kubernetes import MissingLibraryError
+from extproc.config.discovery import KubernetesConfig
 from extproc.shell.discovery.kubewatch import WatchTimes
 from extproc.shell.telemetry import Telemetry
 
@@ -18,7 +16,7 @@ class KubernetesDiscovery:
     """The source of endpoints that `discovery.kubernetes` names; none where that is not given.
 
     Raises:
-        ConfigError: The extra `kubernetes` is not installed.
+        MissingLibraryError: The extra `kubernetes` is not installed.
     """
 
     def __init__(
@@ -37,10 +35,7 @@ class KubernetesDiscovery:
         self._pool: PoolPresence | None = None
         if config is not None:
             times = WatchTimes(config.watch_s, config.relist_s)
-            try:
-                self._kubernetes = Kubernetes(config.kubeconfig, clock=clock, rng=rng, times=times)
-            except MissingLibraryError as error:
-                raise ConfigError(str(error)) from error
+            self._kubernetes = Kubernetes(config.kubeconfig, clock=clock, rng=rng, times=times)
             if config.inference_pool is not None:
                 self._pool = PoolPresence(config.inference_pool)
 

@@ -18,7 +18,8 @@ from extproc.core.accounting import Completion
 from extproc.core.address import Address
 from extproc.core.relay import Relay, RelaySettings, count_routers
 from extproc.core.types import Endpoint
-from extproc.shell.discovery.kubernetes import MissingLibraryError
+from extproc.shell.discovery.kubernetes import KubernetesClient, MissingLibraryError
+from extproc.shell.files import check_readable, describe_failure
 from extproc.shell.peers import METHOD, PeersService
 from extproc.shell.rpc import Method
 from extproc.shell.telemetry import Telemetry
@@ -53,8 +54,7 @@ class Peering:
         relay: What is passed on, and whether a peer passes anything on to us.
 
     Raises:
-        ConfigError: Nothing says on which port the peers listen, or the extra `kubernetes` is
-            needed and not installed.
+        MissingLibraryError: The extra `kubernetes` is needed and not installed.
     """
 
     def __init__(
@@ -82,12 +82,9 @@ class Peering:
         )
         self._dialler: PeerDialler | None = None
         self.num_routers = 1
-        is_listed = self._peers is None or self._peers.static is not None
-        if not is_listed and self._port() is None:
-            raise ConfigError("peers.port: must be given where server.address has no fixed port")
         self._kubernetes: Kubernetes | None = None
-        if self._peers is not None and self._peers.service is not None:
-            self._kubernetes = self._connect(self._peers)
+        if config.peers is not None and config.peers.service is not None:
+            self._kubernetes = Kubernetes(config.peers.kubeconfig, clock=clock, rng=rng)
 
     def methods(self) -> tuple[Method, ...]:
         """The methods that peers call."""
@@ -115,7 +112,7 @@ class Peering:
             self._router_id,
             self._service.dialled,
             rng=self._rng,
-            tls=self.tls,
+            tls=lambda: _tls(self._config),
             tls_name=self._peers.tls_name,
             on_change=self._recount,
         )
@@ -160,12 +157,6 @@ class Peering:
             lambda: dict(relay.num_dropped),
         )
 
-    def _connect(self, peers: PeersConfig) -> Kubernetes:
-        try:
-            return Kubernetes(peers.kubeconfig, clock=self._clock, rng=self._rng)
-        except MissingLibraryError as error:
-            raise ConfigError(str(error)) from error
-
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
@@ -176,7 +167,7 @@ class Peering:
             await kubernetes.follow_service(
                 peers.service or "",
                 self._on_endpoints,
-                port=self._port(),
+                port=peer_port(self._config),
                 namespace=peers.namespace or "",
             )
         finally:
@@ -187,20 +178,13 @@ class Peering:
 
         await DnsDiscovery(
             name,
-            port=self._port(),
+            port=peer_port(self._config),
             on_endpoints=self._on_endpoints,
             on_failure=lambda trouble: log.error("peers: %s", trouble),
             clock=self._clock,
             interval_s=peers.interval_s,
             nameservers=peers.nameservers,
         ).run()
-
-    def _port(self) -> int | None:
-        """Of the replicas' gRPC services; None if nothing says it."""
-        assert self._peers is not None
-        own = self._config.server.address
-        own_port = 0 if own.startswith("unix:") else Address.parse(own).port
-        return self._peers.port or own_port or None
 
     def _on_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         assert self._dialler is not None
@@ -214,24 +198,59 @@ class Peering:
             log.info("routers: %d", num_routers)
             self._on_num_routers(num_routers)
 
-    def tls(self) -> ssl.SSLContext | None:
-        """For the links that we open, from the files as they are now; None without `server.tls`.
 
-        Raises:
-            OSError: A file cannot be read, or is not what it should be (`ssl.SSLError`).
-        """
-        from extproc.shell.peerdial import tls_context
+def check_peers(config: Config) -> None:
+    """Check what can be checked before peers are dialled.
 
-        peers, files = self._peers, self._config.server.tls
-        if peers is None or files is None:
-            return None
-        return tls_context(
-            ca_file=peers.ca_file or files.client_ca_file or files.cert_file,
-            cert_file=files.cert_file,
-            key_file=files.key_file,
-            verify=peers.tls_verify,
-            checks_name=peers.tls_name is not None,
-        )
+    Raises:
+        ConfigError: The peers' port is unknown, the extra `kubernetes` is needed and not installed,
+            or a TLS file cannot be used.
+    """
+    peers = config.peers
+    if peers is None:
+        return
+    if peers.static is None and peer_port(config) is None:
+        raise ConfigError("peers.port: must be given where server.address has no fixed port")
+    try:
+        if peers.service is not None:
+            KubernetesClient()
+        check_readable(None if config.server.tls is None else peers.ca_file)
+    except MissingLibraryError as error:
+        raise ConfigError(f"peers: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"peers.ca_file: {peers.ca_file}: {describe_failure(error)}") from error
+    try:
+        _tls(config)
+    except OSError as error:
+        why = describe_failure(error)
+        raise ConfigError(f"peers: ca_file and server.tls cannot be used: {why}") from error
+
+
+def peer_port(config: Config) -> int | None:
+    """Return the port of the replicas' gRPC services; None if it is not known."""
+    own = config.server.address
+    own_port = 0 if own.startswith("unix:") else Address.parse(own).port
+    return (config.peers and config.peers.port) or own_port or None
+
+
+def _tls(config: Config) -> ssl.SSLContext | None:
+    """TLS of the links that we open, from the files as they are now; None without `server.tls`.
+
+    Raises:
+        OSError: A file cannot be read, or its content cannot be used (`ssl.SSLError`).
+    """
+    from extproc.shell.peerdial import tls_context
+
+    peers, files = config.peers, config.server.tls
+    if peers is None or files is None:
+        return None
+    return tls_context(
+        ca_file=peers.ca_file or files.client_ca_file or files.cert_file,
+        cert_file=files.cert_file,
+        key_file=files.key_file,
+        verify=peers.tls_verify,
+        checks_name=peers.tls_name is not None,
+    )
 
 
 def _relay_settings(peers: PeersConfig | None) -> RelaySettings:

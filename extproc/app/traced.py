@@ -9,24 +9,25 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 
 from extproc.app.observers import Observers
+from extproc.config import Config
 from extproc.config.file import ConfigError
-from extproc.config.tracing import TracingConfig
 from extproc.core.types import Pick, Rejection, Wait
-from extproc.shell.tracing import DecisionSpan, Tracing, TracingError
+from extproc.shell.tracing import DecisionSpan, Tracing
 
 
-def make_tracing(config: TracingConfig) -> Tracing | None:
-    """What makes spans, or None where that is off.
+def make_tracing(config: Config) -> Tracing | None:
+    """Make what makes spans; None where tracing is off.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed.
+        ConfigError: OpenTelemetry is not installed, or its environment variables cannot be used.
     """
-    if not config.enabled:
+    if not config.tracing.enabled:
         return None
+    ratio = config.tracing.sample_ratio
     try:
-        return Tracing(sample_ratio=config.sample_ratio, version=version("lora-extproc"))
-    except TracingError as error:
-        raise ConfigError(str(error)) from error
+        return Tracing(sample_ratio=ratio, version=version("lora-extproc"))
+    except Exception as error:  # OpenTelemetry reads its own environment variables
+        raise ConfigError(f"tracing: {error or type(error).__name__}") from error
 
 
 class DecisionTrace:

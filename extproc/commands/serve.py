@@ -44,6 +44,7 @@ def check_config(config: ConfigOption) -> None:
     except ConfigError as error:
         raise failure(error) from error
     found = check_start(checked)
+    found.close()
     for warning in (*found.in_use, *found.warnings):
         typer.echo(f"extproc: warning: {warning}", err=True)
     if found.errors:

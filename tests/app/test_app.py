@@ -19,7 +19,8 @@ import yaml
 from grpc import aio
 
 from extproc.app.app import App
-from extproc.config.file import ConfigError, parse_config
+from extproc.app.routing import make_policy
+from extproc.config.file import parse_config
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests import clients
 
@@ -92,7 +93,8 @@ async def starting(config: dict[str, Any], path: Path | None = None) -> AsyncIte
     text = yaml.safe_dump(config)
     if path is not None:
         path.write_text(text)
-    app = App(parse_config(text), path=path, text=text)
+    parsed = parse_config(text)
+    app = App(parsed, make_policy(parsed), path=path, text=text)
     run = asyncio.ensure_future(app.run())
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -453,23 +455,6 @@ async def test_a_request_under_way_is_finished_when_draining(pods: list[RunningP
 
         assert isinstance(reply, bytes)
         assert clients.read(reply).destination
-
-
-@pytest.mark.parametrize(
-    ("section", "words"),
-    [
-        ({"policy": {"name": "nope"}}, "unknown"),
-        ({"policy": {"name": "founding", "args": {"threshold": 0}}}, "allowed: 1 or more"),
-        ({"pods": {"api_key_file": "/nonexistent/key"}}, "nonexistent"),
-    ],
-)
-async def test_what_cannot_be_used_is_a_configuration_error(
-    section: dict[str, Any], words: str
-) -> None:
-    config = parse_config(yaml.safe_dump(configuration([], **section)))
-
-    with pytest.raises(ConfigError, match=words):
-        App(config)
 
 
 async def test_the_founding_preset_is_the_default_spelled_out() -> None:
