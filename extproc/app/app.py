@@ -1,9 +1,9 @@
 """The composition root: one running service, from its configuration to its end.
 
-Start: listen, then discover; ready once every endpoint known at first has been asked once. Until
-then requests are turned away with UNAVAILABLE: the data plane asks another router, or fails open.
-Stop: not ready, long-lived streams end so that Envoy reconnects elsewhere, what is under way
-finishes within `drain_timeout_s`.
+Start: listen, then discover; ready once each endpoint of the first list has been polled once. Until
+then requests are rejected with UNAVAILABLE, so that the data plane tries another router or fails
+open. Stop: not ready, long-lived streams end so that Envoy reconnects elsewhere, and running
+requests finish within `drain_timeout_s`.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ from extproc.shell.tracing import Tracing
 log = logging.getLogger(__name__)
 
 UPKEEP_INTERVAL_S = 1.0
-"""Between two looks for picks that nobody will end."""
+"""Between two checks for picks whose end was not reported."""
 SWITCH_INTERVAL_S = 0.5e-3
-"""How long a thread that reads a large page may keep the interpreter from the event loop, each time
-that this wakes up; Python's own 5 ms would add up to tens of milliseconds a request."""
+"""How long a thread that parses a large page may delay the event loop each time it wakes up; with
+Python's default of 5 ms that adds up to tens of milliseconds per request."""
 GC_THRESHOLDS = 1_000, 5, 40
-"""Python's are 700, 10, 10. A full collection goes through all that the pool and the decisions
-hold, 50 to 200 ms with some ten thousand models; what a request leaves behind has no cycles. The
-young ones, of 1,000 and 5,000 objects, take 1 and 5 ms at most."""
+"""Python's defaults are 700, 10, 10. A full collection visits everything that the pool and the
+decisions hold: 50 to 200 ms with some ten thousand models. Requests leave no cycles behind. The
+younger generations, of 1,000 and 5,000 objects, take 1 and 5 ms at most."""
 FIRST_LOOK_S = 5.0
-"""An endpoint that does not answer keeps the service from being ready no longer than this."""
+"""The longest time for which an endpoint that does not respond delays readiness."""
 
 
 class App:
@@ -101,6 +101,7 @@ class App:
         self._router_id = secrets.token_hex(4)
         self.address = ""
         self.admin_address = ""
+        self._admin_at = Address.parse(config.admin.address)
         world = World(time.monotonic, time.time, random.Random(secrets.randbits(64)))
         self._routing = Routing(config, policy, router_id=self._router_id, world=world)
         self._registry = CollectorRegistry()
@@ -155,10 +156,9 @@ class App:
         return telemetry
 
     def _make_admin(self) -> AdminServer:
-        admin = Address.parse(self._config.admin.address)
         return AdminServer(
-            admin.host,
-            admin.port,
+            self._admin_at.host,
+            self._admin_at.port,
             registry=self._registry,
             snapshot=self._routing.snapshot,
             decisions=self._services.decisions.recent,
@@ -222,7 +222,7 @@ class App:
         log.info("endpoints: %d", len(endpoints))
 
     def _why_not_ready(self) -> list[str]:
-        """Reasons, none when ready."""
+        """Return the reasons, for people; empty when ready."""
         reasons = self._first_look.why_not_over(now=time.monotonic())
         reasons += self._discovery.why_not_ready()
         return ["draining", *reasons] if self._stop.is_set() else reasons
@@ -252,8 +252,7 @@ class App:
         self.address = transport.address
         await self._sides.start()
         await self._admin.start()
-        admin = Address.parse(self._config.admin.address)
-        self.admin_address = str(replace(admin, port=self._admin.port))
+        self.admin_address = str(replace(self._admin_at, port=self._admin.port))
         log.info("serving on %s, admin on %s", self.address, self.admin_address)
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -61,7 +61,7 @@ class Services:
         self._clock = clock = world.clock
         self.observers = Observers()
         self.decisions = DecisionsService(
-            config.admin.max_decisions, later=self._tell_later, clock=clock
+            config.admin.max_decisions, later=self._publish_later, clock=clock
         )
         self.peering = Peering(
             config,
@@ -126,10 +126,10 @@ class Services:
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
-    def _tell_later(self, seconds: float, tell: Callable[[], None]) -> None:
+    def _publish_later(self, seconds: float, publish: Callable[[], None]) -> None:
         """Send decisions to watchers after the requests that are pending now."""
         loop = asyncio.get_running_loop()
-        loop.call_later(seconds, self.observers.tell, "decisions", tell)
+        loop.call_later(seconds, self.observers.call, "decisions", publish)
 
     def _on_eds_nack(self, message: str) -> None:
         log.error("Envoy refused the endpoints: %s", message)

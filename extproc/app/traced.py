@@ -1,7 +1,4 @@
-"""Decisions as spans: what a stream asked and was answered.
-
-A part of `app`, and only there when tracing is on.
-"""
+"""Decisions as spans; used only where tracing is on. Part of `app`."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from extproc.shell.tracing import DecisionSpan, Tracing
 
 
 def make_tracing(config: Config) -> Tracing | None:
-    """Make what makes spans; None where tracing is off.
+    """Make the tracing that is configured; None where it is off.
 
     Raises:
         ConfigError: OpenTelemetry is not installed, or its environment variables cannot be used.
@@ -31,11 +28,11 @@ def make_tracing(config: Config) -> Tracing | None:
 
 
 class DecisionTrace:
-    """The trace of one stream's decision, as one span.
+    """The span of one stream's decision.
 
     Args:
-        begin: Begins the span; called once, with the first question.
-        observers: Calls what makes spans.
+        begin: Begins the span; called once.
+        observers: Calls OpenTelemetry.
     """
 
     def __init__(self, begin: Callable[[], DecisionSpan], observers: Observers) -> None:
@@ -46,16 +43,16 @@ class DecisionTrace:
         self._has_ended = False
 
     def asked(self, now: float) -> None:
-        """Begin the span, where this is the first question."""
-        self._observers.tell("tracing", self._open, now)
+        """Begin the span at the first request for a decision."""
+        self._observers.call("tracing", self._open, now)
 
     def answered(self, result: Pick | Rejection | Wait, model: str, now: float) -> None:
-        """Put a pick or a wait into the span."""
-        self._observers.tell("tracing", self._answered, result, model, now)
+        """Record a pick or a wait in the span."""
+        self._observers.call("tracing", self._answered, result, model, now)
 
     def refused(self, rejection: Rejection) -> None:
         """End the span with the error that the client gets."""
-        self._observers.tell("tracing", self._refused, rejection)
+        self._observers.call("tracing", self._refused, rejection)
 
     def _open(self, now: float) -> None:
         if self._asked_at_s is None:
@@ -65,7 +62,7 @@ class DecisionTrace:
     def _answered(self, result: Pick | Rejection | Wait, model: str, now: float) -> None:
         span = self._span
         if span is None:
-            return  # it could not be begun
+            return  # beginning it failed
         if isinstance(result, Pick):
             self._end(
                 span,

@@ -76,7 +76,7 @@ def test_failures_of_an_observer_do_not_fill_the_log(limited_log: pytest.LogCapt
         raise OverflowError("too large")
 
     for _ in range(1_000):
-        assert observers.tell("decisions", fail) is None
+        assert observers.call("decisions", fail) is None
 
     assert [record.levelno for record in limited_log.records] == [logging.ERROR] * MAX_REPEATS
     assert observers.num_errors["decisions"] == 1_000

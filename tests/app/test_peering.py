@@ -178,7 +178,7 @@ async def test_the_end_does_not_wait_for_a_peer_that_hangs(
             await near.peering.drain()
     await server.close()
 
-    assert "have not taken all" in caplog.text
+    assert "have not accepted all" in caplog.text
 
 
 async def test_a_router_without_peers_is_alone_and_offers_them_nothing() -> None:
