@@ -17,9 +17,9 @@ _PortName = Annotated[str, Field(pattern=_PORT_NAME)]
 
 
 class StaticEndpoint(Section):
-    """One pod, written down."""
+    """One pod."""
 
-    address: str = Field(description="`ip:port` as Envoy dials it; for names there is `dns`.")
+    address: str = Field(description="`ip:port` as Envoy dials it; for names use `dns`.")
     name: str = Field("", description="Shown to people; the address if empty.")
 
     @field_validator("address")
@@ -181,7 +181,7 @@ class DiscoveryConfig(Section):
         seen = set()
         for each in value or ():
             if each.address in seen:
-                raise ValueError(f"{each.address} stands twice; allowed: once")
+                raise ValueError(f"{each.address} is listed twice; allowed: once")
             seen.add(each.address)
         return value
 

@@ -347,7 +347,7 @@ async def test_a_bad_change_of_the_file_changes_nothing_and_is_counted(
 ) -> None:
     path, config = tmp_path / "extproc.yaml", configuration(pods)
     async with serving(config, path) as service:
-        path.write_text(yaml.safe_dump({**config, "policy": {"name": "no-such-rule"}}))
+        path.write_text(yaml.safe_dump({**config, "policy": {"name": "no-such-policy"}}))
 
         async def is_counted() -> bool:
             return await service.metric("extproc_config_failures") == 1

@@ -241,14 +241,14 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
         lambda f: {"server": {"address": f"unix:{f.folder}/{'x' * 100}"}},
         f"longer than {MAX_UNIX_PATH_BYTES} bytes",
     ),
-    "rule unknown": (lambda f: {"policy": {"name": "nope"}}, "policy nope: unknown"),
-    "rule's arguments": (
+    "policy unknown": (lambda f: {"policy": {"name": "nope"}}, "policy nope: unknown"),
+    "policy's arguments": (
         lambda f: {"policy": {"args": {"threshold": 0}}},
         "threshold is 0; allowed: 1 or more",
     ),
-    "rule not importable": (
-        lambda f: {"policy": {"name": "no.such:Rule"}},
-        "policy no.such:Rule: cannot be imported",
+    "policy not importable": (
+        lambda f: {"policy": {"name": "no.such:Policy"}},
+        "policy no.such:Policy: cannot be imported",
     ),
     "peers' port": (
         lambda f: {"peers": {"dns": "routers"}},
