@@ -94,7 +94,7 @@ def test_an_entry_point_that_leads_nowhere_is_reported() -> None:
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
-        ("nope", {}, "policy nope: unknown; allowed: founding, least_pending, random, round_robin"),
+        ("nope", {}, f"policy nope: unknown; allowed: {', '.join(sorted(BUILT_IN))}"),
         ("nope", {}, f"an entry point in {GROUP}, module:attribute"),
         ("founding", {"threshold": 0}, "policy founding: threshold is 0; allowed: 1 or more"),
         ("founding", {"treshold": 1}, "policy founding: .*unexpected keyword argument 'treshold'"),
