@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from extproc.app.observers import Observers
 from extproc.app.recorder import Recorder
 from extproc.app.traced import DecisionTrace
 from extproc.core.accounting import Accounting, Completion
@@ -41,19 +40,20 @@ class Dispatcher:
         """Choose an endpoint and count the request there; else return the rejection or the wait."""
         trace = self.trace
         if trace is not None:
-            trace.asked(now)
+            self.recorder.observers.call("tracing", trace.asked, now)
         started_s = self.clock()
         result = self.router.route(request, now=now)
         self.recorder.routed(result, self.clock() - started_s)
         if trace is not None:
-            trace.answered(result, request.model, now)
+            observers = self.recorder.observers
+            observers.call("tracing", trace.decided, result, request.model, now)
         return result
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Record an error response of ours."""
         self.recorder.rejected(rejection, headers)
         if self.trace is not None:
-            self.trace.refused(rejection)
+            self.recorder.observers.call("tracing", self.trace.rejected, rejection)
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         """End a pick whose end its own stream saw."""
@@ -76,20 +76,15 @@ class Dispatcher:
 
 
 def new_stream_of(
-    dispatcher: Dispatcher,
-    settings: StreamSettings,
-    tracing: Tracing | None,
-    observers: Observers,
+    dispatcher: Dispatcher, settings: StreamSettings, tracing: Tracing | None
 ) -> Callable[[Metadata], Stream]:
     """Return the factory of streams; tracing costs nothing where it is off."""
     if tracing is None:
         return lambda _metadata: Stream(dispatcher, settings)
-    router, accounting = dispatcher.router, dispatcher.accounting
-    recorder, clock = dispatcher.recorder, dispatcher.clock
 
     def new_stream(metadata: Metadata) -> Stream:
-        trace = DecisionTrace(partial(tracing.begin, metadata), observers)
-        return Stream(Dispatcher(router, accounting, recorder, clock, trace), settings)
+        trace = DecisionTrace(partial(tracing.begin, metadata))
+        return Stream(replace(dispatcher, trace=trace), settings)
 
     return new_stream
 

@@ -90,7 +90,7 @@ class Services:
         self._tracing = tracing
         stream_settings = settings.stream_settings(config)
         self.processor = ExternalProcessor(
-            new_stream_of(dispatcher, stream_settings, self._tracing, self.observers),
+            new_stream_of(dispatcher, stream_settings, self._tracing),
             _codec(config),
             clock,
             call_later=asyncio.get_running_loop().call_later,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version
 
-from extproc.app.observers import Observers
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.core.types import Pick, Rejection, Wait
@@ -28,44 +27,28 @@ def make_tracing(config: Config) -> Tracing | None:
 
 
 class DecisionTrace:
-    """The span of one stream's decision.
+    """The span of one stream's decision; `begin` begins it and is called once."""
 
-    Args:
-        begin: Begins the span; called once.
-        observers: Calls OpenTelemetry.
-    """
-
-    def __init__(self, begin: Callable[[], DecisionSpan], observers: Observers) -> None:
+    def __init__(self, begin: Callable[[], DecisionSpan]) -> None:
         self._begin = begin
-        self._observers = observers
         self._span: DecisionSpan | None = None
         self._asked_at_s: float | None = None
         self._has_ended = False
 
     def asked(self, now: float) -> None:
         """Begin the span at the first request for a decision."""
-        self._observers.call("tracing", self._open, now)
-
-    def answered(self, result: Pick | Rejection | Wait, model: str, now: float) -> None:
-        """Record a pick or a wait in the span."""
-        self._observers.call("tracing", self._answered, result, model, now)
-
-    def refused(self, rejection: Rejection) -> None:
-        """End the span with the error that the client gets."""
-        self._observers.call("tracing", self._refused, rejection)
-
-    def _open(self, now: float) -> None:
         if self._asked_at_s is None:
             self._asked_at_s = now
             self._span = self._begin()
 
-    def _answered(self, result: Pick | Rejection | Wait, model: str, now: float) -> None:
+    def decided(self, result: Pick | Rejection | Wait, model: str, now: float) -> None:
+        """Record a pick or a wait in the span."""
         span = self._span
         if span is None:
             return  # beginning it failed
         if isinstance(result, Pick):
-            self._end(
-                span,
+            self._has_ended = True
+            span.end(
                 {
                     "extproc.pick_id": result.id,
                     "extproc.endpoint": result.address,
@@ -74,29 +57,20 @@ class DecisionTrace:
                     "extproc.wait_s": now - (self._asked_at_s or now),
                     "gen_ai.request.model": model,
                     "extproc.adapter": result.request.adapter or "",
-                },
+                }
             )
         elif isinstance(result, Wait):
             span.event("held", {"extproc.reason": result.reason})
 
-    def _refused(self, rejection: Rejection) -> None:
+    def rejected(self, rejection: Rejection) -> None:
+        """End the span with the error that the client gets."""
         if self._has_ended or (self._span is None and self._asked_at_s is not None):
             return
-        self._end(
-            self._span or self._begin(),
+        self._has_ended = True
+        (self._span or self._begin()).end(
             {
                 "http.response.status_code": rejection.status,
                 "extproc.reason": rejection.reason.value,
             },
             error=rejection.message,
         )
-
-    def _end(
-        self,
-        span: DecisionSpan,
-        attributes: Mapping[str, str | int | float | bool],
-        *,
-        error: str = "",
-    ) -> None:
-        self._has_ended = True
-        span.end(attributes, error=error)

@@ -11,7 +11,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from extproc.app.dispatch import new_stream_of
-from extproc.app.observers import Observers
 from extproc.app.traced import make_tracing
 from extproc.config.file import ConfigError, parse_config
 from extproc.core import messages as m
@@ -56,7 +55,7 @@ def decide(
 ) -> Stream:
     """One request, through the stream, from headers to the answer and the end."""
     scene = Scene(num_waits=num_waits)
-    stream = new_stream_of(scene.dispatcher, StreamSettings(), tracing, Observers())(metadata)
+    stream = new_stream_of(scene.dispatcher, StreamSettings(), tracing)(metadata)
     headers = {":method": "POST", ":path": path, "content-type": "application/json"}
     list(stream.handle(m.RequestHeaders(headers, body_mode=m.BodyMode.BUFFERED), now=1.0))
     if path.startswith("/v1"):
