@@ -1,8 +1,8 @@
 """An Envoy external processor that routes OpenAI-API requests to vLLM pods by LoRA adapter.
 
-Four rooms: `core` decides (pure, synchronous), `shell` translates one outside thing per file,
-`app` wires the two together, `sim` models engines and fleets and runs the real core.
-A rule of your own needs only the names exported here.
+`core` decides (pure, synchronous), `shell` translates one outside thing per file, `app` wires the
+two together, `sim` models engines and fleets and runs the real core. A policy of your own needs
+only the names exported here.
 """
 
 from extproc.core.types import Choice, RequestInfo, Snapshot, Wait

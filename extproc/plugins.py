@@ -1,4 +1,4 @@
-"""Finds a rule by name: built in, installed as an entry point, or `module:attribute`."""
+"""Policies by name: built in, installed as an entry point, or `module:attribute`."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 from extproc.core.policies import BUILT_IN, Policy
 
 GROUP = "extproc.policies"
-"""Entry point group in which packages offer rules."""
+"""Entry point group of policies in other packages."""
 
 
 class PolicyError(Exception):
-    """The rule cannot be had; the message says why and what is allowed."""
+    """The policy cannot be loaded; the message says why and what is allowed."""
 
 
 def load_policy(name: str, args: Mapping[str, Any]) -> Policy:
-    """Make the rule called `name` with `args` as its keyword arguments.
+    """Make the policy `name` with `args` as its keyword arguments.
 
     Raises:
-        PolicyError: Unknown, not importable, its arguments refused, or not a rule.
+        PolicyError: It is unknown, cannot be imported, refuses its arguments, or is not a policy.
     """
     factory = _find(name)
     try:
         policy = factory(**args)
-    except Exception as error:  # whatever a user's rule raises about its arguments
+    except Exception as error:  # whatever a user's policy raises for its arguments
         raise PolicyError(f"policy {name}: {str(error) or type(error).__name__}") from error
     if not callable(getattr(policy, "choose", None)):
         raise PolicyError(f"policy {name}: has no method choose(snapshot, request, *, rng)")
-    return policy  # type: ignore[no-any-return] # checked to be a rule one line above
+    return policy  # type: ignore[no-any-return] # checked in the line above
 
 
 def _find(name: str) -> Any:
@@ -52,6 +52,6 @@ def _import(name: str, reference: str) -> Any:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # whatever a user's module raises when it is imported
+    except Exception as error:  # whatever a user's module raises on import
         raise PolicyError(f"policy {name}: cannot be imported: {error}") from error
     return found

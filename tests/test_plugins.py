@@ -1,4 +1,4 @@
-"""A rule is found by its name, wherever it lives, or the message says why not."""
+"""A policy is found by its name, wherever it is, or the message says why not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.builders import endpoint_view, request, snapshot
 
 
 class Last:
-    """A user's rule: the last endpoint, or the one `back` before it."""
+    """A user's policy: the last endpoint, or the one `back` before it."""
 
     def __init__(self, back: int = 0) -> None:
         if back < 0:
@@ -26,20 +26,20 @@ class Last:
 
 
 class Outer:
-    """A place for a rule."""
+    """A place for a policy."""
 
     Inner = Last
 
 
-NOT_A_RULE = dict
+NOT_A_POLICY = dict
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-def test_a_built_in_rule_is_had_by_its_name(name: str) -> None:
+def test_a_built_in_policy_is_found_by_its_name(name: str) -> None:
     assert isinstance(load_policy(name, {}), BUILT_IN[name])
 
 
-def test_arguments_are_the_rules_own() -> None:
+def test_arguments_are_those_of_the_policy() -> None:
     policy = load_policy("founding", {"threshold": 3})
 
     assert isinstance(policy, Founding)
@@ -47,7 +47,7 @@ def test_arguments_are_the_rules_own() -> None:
 
 
 @pytest.mark.parametrize("name", [f"{__name__}:Last", f"{__name__}:Outer.Inner"])
-def test_a_rule_of_ones_own_is_had_by_module_and_attribute(name: str) -> None:
+def test_a_user_s_policy_is_found_by_module_and_attribute(name: str) -> None:
     policy = load_policy(name, {"back": 1})
     views = snapshot(endpoint_view(1), endpoint_view(2))
 
@@ -59,34 +59,34 @@ def test_a_rule_of_ones_own_is_had_by_module_and_attribute(name: str) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A distribution that offers two rules, one of which cannot be imported."""
-    (tmp_path / "somebodys_rules.py").write_text(
-        "class Rule:\n"
+    """A distribution that offers two policies, one of which cannot be imported."""
+    (tmp_path / "acme_policies.py").write_text(
+        "class Custom:\n"
         "    def choose(self, snapshot, request, *, rng):\n"
         "        raise NotImplementedError\n"
     )
-    info = tmp_path / "somebodys_rules-1.0.dist-info"
+    info = tmp_path / "acme_policies-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys-rules\nVersion: 1.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-policies\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        f"[{GROUP}]\nsomebodys = somebodys_rules:Rule\nbroken = somebodys_rules:Gone\n"
-        "founding = somebodys_rules:Rule\n"
+        f"[{GROUP}]\nsomebodys = acme_policies:Custom\nbroken = acme_policies:Gone\n"
+        "founding = acme_policies:Custom\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_installed_rule_is_had_by_its_entry_point() -> None:
-    assert type(load_policy("somebodys", {})).__module__ == "somebodys_rules"
+def test_an_installed_policy_is_found_by_its_entry_point() -> None:
+    assert type(load_policy("somebodys", {})).__module__ == "acme_policies"
 
 
 @pytest.mark.usefixtures("installed")
-def test_nobody_can_take_the_name_of_a_built_in_rule() -> None:
+def test_nobody_can_take_the_name_of_a_built_in_policy() -> None:
     assert isinstance(load_policy("founding", {}), Founding)
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_entry_point_that_leads_nowhere_is_told() -> None:
+def test_an_entry_point_that_leads_nowhere_is_reported() -> None:
     with pytest.raises(PolicyError, match="policy broken: cannot be imported: .*Gone"):
         load_policy("broken", {})
 
@@ -94,21 +94,21 @@ def test_an_entry_point_that_leads_nowhere_is_told() -> None:
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
-        ("nope", {}, "policy nope: unknown; allowed: founding, least_pending, random, round_robin"),
+        ("nope", {}, f"policy nope: unknown; allowed: {', '.join(sorted(BUILT_IN))}"),
         ("nope", {}, f"an entry point in {GROUP}, module:attribute"),
         ("founding", {"threshold": 0}, "policy founding: threshold is 0; allowed: 1 or more"),
         ("founding", {"treshold": 1}, "policy founding: .*unexpected keyword argument 'treshold'"),
         ("random", {"threshold": 1}, "policy random: "),
-        ("no.such.module:Rule", {}, "cannot be imported: No module named 'no'"),
+        ("no.such.module:Custom", {}, "cannot be imported: No module named 'no'"),
         (f"{__name__}:Missing", {}, "cannot be imported: .*Missing"),
         (f"{__name__}:", {}, "cannot be imported"),
-        (":Rule", {}, "cannot be imported"),
+        (":Custom", {}, "cannot be imported"),
         (f"{__name__}:Last", {"back": -1}, "back is negative"),
-        (f"{__name__}:NOT_A_RULE", {}, r"has no method choose\(snapshot, request, \*, rng\)"),
+        (f"{__name__}:NOT_A_POLICY", {}, r"has no method choose\(snapshot, request, \*, rng\)"),
         (f"{__name__}:__doc__", {}, "not callable"),
     ],
 )
-def test_what_cannot_be_had_is_told_with_what_is_allowed(
+def test_what_cannot_be_loaded_is_reported_with_what_is_allowed(
     name: str, args: dict[str, int], message: str
 ) -> None:
     with pytest.raises(PolicyError, match=message):

@@ -1,6 +1,6 @@
-"""A Kubernetes API server, and the endpoints that are followed there. Part of `app`.
+"""The endpoints that a Kubernetes API server lists. Part of `app`.
 
-These are asked for, and must be granted by a Role in the namespace of the pods (`get` is not):
+These permissions are needed, by a Role in the namespace of the pods (`get` is not):
 
 | source | apiGroups | resources | verbs | resourceNames |
 |---|---|---|---|---|
@@ -9,10 +9,10 @@ These are asked for, and must be granted by a Role in the namespace of the pods 
 | `inference_pool` | inference.networking.k8s.io | inferencepools | list, watch | the pool's name |
 | | "" | pods | list, watch | |
 
-An InferencePool is listed by its name, which is what lets a Role name it. When it is there, its
-InferenceObjectives and InferenceModelRewrites are looked for once, to say that they are not read: a
+An InferencePool is listed by its name, so that a Role can name it. Once it exists, its
+InferenceObjectives and InferenceModelRewrites are listed once, to log that they are not read: a
 Role may grant `list` of `inferenceobjectives` and `inferencemodelrewrites` in
-inference.networking.x-k8s.io and llm-d.ai for it.
+inference.networking.x-k8s.io and llm-d.ai for that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from extproc.app.inferencepool import PoolPresence, tell_unread
+from extproc.app.inferencepool import PoolPresence, log_unread
 from extproc.core.kubernetes.endpoints import pod_endpoints, selection, slice_endpoints
 from extproc.core.kubernetes.objects import (
     EndpointSlice,
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 OnEndpoints = Callable[[Sequence[Endpoint]], None]
 
 COALESCE_S = 0.05
-"""A thousand changes in a second are read and told of as twenty: 500 pods take 1 ms to read."""
+"""Changes within this time are handed on together. Reading 500 pods takes 1 ms."""
 
 _Endpoints = tuple[Endpoint, ...]
 
@@ -52,16 +52,18 @@ T = TypeVar("T", bound=KubeObject)
 
 
 class Kubernetes:
-    """One API server, and what is followed there.
+    """One API server, and the endpoints that are followed there.
 
-    Each `follow_*` runs until it is cancelled. It hands on the whole list of endpoints when it is
-    known and at each change; while the API server cannot be asked, nothing.
+    Each `follow_*` runs until it is cancelled. It hands on the whole list of endpoints once it is
+    known and at each change; nothing while the API server cannot be reached.
 
     Args:
-        kubeconfig: As `KubernetesClient` takes it.
+        kubeconfig: As for `KubernetesClient`.
         clock: Monotonic seconds.
         rng: For jitter.
         times: Of watches and lists.
+        namespace: Of the pods; empty for our own.
+        scheme: Of the endpoints' URLs.
 
     Raises:
         MissingLibraryError: The extra `kubernetes` is not installed.
@@ -74,73 +76,53 @@ class Kubernetes:
         clock: Callable[[], float],
         rng: Random,
         times: WatchTimes | None = None,
+        namespace: str | None = None,
+        scheme: str = "http",
     ) -> None:
         self._client = KubernetesClient(kubeconfig)
         self._clock = clock
         self._rng = rng
         self._times = times
+        self._namespace = namespace or ""
+        self._scheme = scheme
         self._stats = WatchStats()
 
     async def follow_pods(
-        self,
-        selector: str,
-        ports: Sequence[int],
-        on_endpoints: OnEndpoints,
-        *,
-        namespace: str = "",
-        scheme: str = "http",
+        self, selector: str, ports: Sequence[int], on_endpoints: OnEndpoints
     ) -> None:
-        """Pods by label selector; an endpoint for each port. An empty namespace is our own."""
+        """Follow pods by label selector; each port is an endpoint."""
         with _Publisher(on_endpoints) as publisher:
-            await self._follow_pods(selector, ports, publisher, namespace, scheme)
+            await self._follow_pods(selector, ports, publisher)
 
     async def follow_service(
-        self,
-        service: str,
-        on_endpoints: OnEndpoints,
-        *,
-        port: int | str | None = None,
-        namespace: str = "",
-        scheme: str = "http",
+        self, service: str, on_endpoints: OnEndpoints, *, port: int | str | None = None
     ) -> None:
-        """All endpoints of a Service, those that are not ready too.
+        """Follow all endpoints of a Service, including those that are not ready.
 
-        Args:
-            service: Its name.
-            on_endpoints: Gets them.
-            port: A port's name in the Service or number on the pods; None if it has one only.
-            namespace: Empty for our own.
-            scheme: Of the endpoints' URLs.
+        `port` is a port's name in the Service or its number on the pods; None if it has only one.
         """
-        trouble = ""
+        last_error = ""
 
         def read(slices: Collection[EndpointSlice]) -> _Endpoints | None:
-            nonlocal trouble
+            nonlocal last_error
             try:
-                return slice_endpoints(slices, port, scheme=scheme)
+                return slice_endpoints(slices, port, scheme=self._scheme)
             except ValueError as error:
-                if str(error) != trouble:
-                    trouble = str(error)
-                    log.error("Service %s: %s", service, trouble)
+                if str(error) != last_error:
+                    last_error = str(error)
+                    log.error("Service %s: %s", service, error)
                 return None
 
         with _Publisher(on_endpoints) as publisher:
             await self._watch(
-                slices_query(service, namespace=namespace),
+                slices_query(service, namespace=self._namespace),
                 lambda slices: publisher.publish(lambda: read(slices)),
             ).run()
 
-    async def follow_pool(
-        self,
-        presence: PoolPresence,
-        on_endpoints: OnEndpoints,
-        *,
-        namespace: str = "",
-        scheme: str = "http",
-    ) -> None:
-        """The endpoints of an InferencePool: not known before it exists, none once it was deleted.
+    async def follow_pool(self, presence: PoolPresence, on_endpoints: OnEndpoints) -> None:
+        """Follow an InferencePool: unknown before it exists, no endpoints once it was deleted.
 
-        When it selects other pods, the ones it selected before stay until those are known.
+        When it selects other pods, the previous ones stay until the new ones are known.
         """
         chosen: tuple[str, tuple[int, ...]] | None = None
         following: asyncio.Task[None] | None = None
@@ -150,9 +132,10 @@ class Kubernetes:
                 def on_pools(pools: Collection[InferencePool]) -> None:
                     nonlocal chosen, following
                     pool, was_there = next(iter(pools), None), presence.was_there
-                    presence.told(pool, namespace or self._client.known_namespace)
+                    presence.record(pool, self._namespace or self._client.known_namespace)
                     if presence.was_there and not was_there:
-                        tasks.create_task(tell_unread(self._client, presence.name, namespace))
+                        unread = log_unread(self._client, presence.name, self._namespace)
+                        tasks.create_task(unread)
                     before, chosen = chosen, selection(pool)
                     if following is not None and chosen != before:
                         following.cancel()
@@ -160,20 +143,18 @@ class Kubernetes:
                     if chosen is None and presence.was_there:
                         publisher.publish(tuple)
                     elif chosen is not None and following is None:
-                        follow = self._follow_pods(*chosen, publisher, namespace, scheme)
-                        following = tasks.create_task(follow)
+                        following = tasks.create_task(self._follow_pods(*chosen, publisher))
 
-                await self._watch(pool_query(presence.name, namespace=namespace), on_pools).run()
+                query = pool_query(presence.name, namespace=self._namespace)
+                await self._watch(query, on_pools).run()
 
     async def aclose(self) -> None:
-        """Close all connections; what follows must have been cancelled."""
+        """Close all connections; each `follow_*` must have been cancelled."""
         await self._client.aclose()
-
-    # --- what metrics tell -------------------------------------------------------------------
 
     @property
     def lists(self) -> Mapping[str, int]:
-        """Complete lists taken, by resource."""
+        """Complete lists received, by resource."""
         return self._stats.lists
 
     @property
@@ -183,22 +164,15 @@ class Kubernetes:
 
     @property
     def contact_age_s(self) -> float:
-        """Seconds since the API server was heard of by the watch that it is longest for."""
+        """Seconds since the API server last sent something, of the watch with the longest gap."""
         return max((self._clock() - at_s for at_s in self._stats.contacts_s.values()), default=0.0)
 
-    # --- parts -------------------------------------------------------------------------------
-
     async def _follow_pods(
-        self,
-        selector: str,
-        ports: Sequence[int],
-        publisher: _Publisher,
-        namespace: str,
-        scheme: str,
+        self, selector: str, ports: Sequence[int], publisher: _Publisher
     ) -> None:
         await self._watch(
-            pods_query(selector, namespace=namespace),
-            lambda pods: publisher.publish(lambda: pod_endpoints(pods, ports, scheme=scheme)),
+            pods_query(selector, namespace=self._namespace),
+            lambda pods: publisher.publish(lambda: pod_endpoints(pods, ports, scheme=self._scheme)),
         ).run()
 
     def _watch(self, query: Query[T], on_change: Callable[[Collection[T]], None]) -> ListWatch[T]:
@@ -214,11 +188,11 @@ class Kubernetes:
 
 
 class _Publisher:
-    """Hands endpoints on when they have changed: the first ones at once, the others gathered."""
+    """Hands endpoints on when they have changed: the first at once, later ones coalesced."""
 
     def __init__(self, on_endpoints: OnEndpoints) -> None:
         self._on_endpoints = on_endpoints
-        self._told: _Endpoints | None = None
+        self._published: _Endpoints | None = None
         self._read: Callable[[], _Endpoints | None] = tuple
         self._timer: asyncio.TimerHandle | None = None
 
@@ -230,16 +204,16 @@ class _Publisher:
             self._timer.cancel()
 
     def publish(self, read: Callable[[], _Endpoints | None]) -> None:
-        """Have the endpoints read, now or soon: all of them, None where they cannot be told."""
+        """Have `read` called now or soon; it returns all endpoints, None if they are unknown."""
         self._read = read
-        if self._told is None:
-            self._tell()
+        if self._published is None:
+            self._publish()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(COALESCE_S, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(COALESCE_S, self._publish)
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         self._timer = None
         endpoints = self._read()
-        if endpoints is not None and endpoints != self._told:
-            self._told = endpoints
+        if endpoints is not None and endpoints != self._published:
+            self._published = endpoints
             self._on_endpoints(endpoints)

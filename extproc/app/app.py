@@ -1,9 +1,9 @@
 """The composition root: one running service, from its configuration to its end.
 
-Start: listen, then discover; ready once every endpoint known at first has been asked once. Until
-then requests are turned away with UNAVAILABLE: the data plane asks another router, or fails open.
-Stop: not ready, long-lived streams end so that Envoy reconnects elsewhere, what is under way
-finishes within `drain_timeout_s`.
+Start: listen, then discover; ready once each endpoint of the first list has been polled once. Until
+then requests are rejected with UNAVAILABLE, so that the data plane tries another router or fails
+open. Stop: not ready, long-lived streams end so that Envoy reconnects elsewhere, and running
+requests finish within `drain_timeout_s`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from extproc.config import Config
 from extproc.config.file import ConfigParser, parse_config
 from extproc.core.address import Address
 from extproc.core.bounds import MAX_ENDPOINTS
+from extproc.core.policies import Policy
 from extproc.core.readiness import Readiness
 from extproc.core.types import Endpoint
 from extproc.core.wire.limits import Counters
@@ -47,20 +48,21 @@ from extproc.shell.httpserver import HttpLimit
 from extproc.shell.livepage import LivePage
 from extproc.shell.poolmetrics import PoolMetrics
 from extproc.shell.telemetry import Telemetry
+from extproc.shell.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
 UPKEEP_INTERVAL_S = 1.0
-"""Between two looks for picks that nobody will end."""
+"""Between two checks for picks whose end was not reported."""
 SWITCH_INTERVAL_S = 0.5e-3
-"""How long a thread that reads a large page may keep the interpreter from the event loop, each time
-that this wakes up; Python's own 5 ms would add up to tens of milliseconds a request."""
+"""How long a thread that parses a large page may delay the event loop each time it wakes up; with
+Python's default of 5 ms that adds up to tens of milliseconds per request."""
 GC_THRESHOLDS = 1_000, 5, 40
-"""Python's are 700, 10, 10. A full collection goes through all that the pool and the decisions
-hold, 50 to 200 ms with some ten thousand models; what a request leaves behind has no cycles. The
-young ones, of 1,000 and 5,000 objects, take 1 and 5 ms at most."""
+"""Python's defaults are 700, 10, 10. A full collection visits everything that the pool and the
+decisions hold: 50 to 200 ms with some ten thousand models. Requests leave no cycles behind. The
+younger generations, of 1,000 and 5,000 objects, take 1 and 5 ms at most."""
 READINESS_LIMIT_S = 5.0
-"""An endpoint that does not answer keeps the service from being ready no longer than this."""
+"""The longest time for which an endpoint that does not respond delays readiness."""
 
 
 class App:
@@ -69,6 +71,8 @@ class App:
     def __init__(
         self,
         config: Config,
+        policy: Policy,
+        tracing: Tracing | None = None,
         *,
         path: Path | None = None,
         text: str = "",
@@ -78,12 +82,14 @@ class App:
 
         Args:
             config: Checked configuration.
-            path: Where it was read from; followed for changes.
-            text: What was read there.
-            parse: Makes a configuration of what is read there later.
+            policy: The configured policy, see `make_policy`.
+            tracing: As configured, see `make_tracing`; closed at the end of `run`.
+            path: The configuration file, followed for changes.
+            text: The content of that file.
+            parse: Parses the file's later contents.
 
         Raises:
-            ConfigError: The rule, a certificate or a key file cannot be used.
+            ConfigError: A certificate or a key file cannot be used.
         """
         self._config = config
         self._stop = asyncio.Event()
@@ -95,14 +101,16 @@ class App:
         self._router_id = secrets.token_hex(4)
         self.address = ""
         self.admin_address = ""
+        self._admin_at = Address.parse(config.admin.address)
         world = World(time.monotonic, time.time, random.Random(secrets.randbits(64)))
-        self._routing = Routing(config, router_id=self._router_id, world=world)
+        self._routing = Routing(config, policy, router_id=self._router_id, world=world)
         self._registry = CollectorRegistry()
         self._telemetry = self._make_telemetry()
         self._services = Services(
             config,
             self._routing,
             self._telemetry,
+            tracing=tracing,
             router_id=self._router_id,
             world=world,
             is_open=lambda: not readiness.problems(now=time.monotonic()),
@@ -148,10 +156,9 @@ class App:
         return telemetry
 
     def _make_admin(self) -> AdminServer:
-        admin = Address.parse(self._config.admin.address)
         return AdminServer(
-            admin.host,
-            admin.port,
+            self._admin_at.host,
+            self._admin_at.port,
             registry=self._registry,
             snapshot=self._routing.snapshot,
             decisions=self._services.decisions.recent,
@@ -215,7 +222,7 @@ class App:
         log.info("endpoints: %d", len(endpoints))
 
     def _why_not_ready(self) -> list[str]:
-        """Reasons, none when ready."""
+        """Return the reasons, for people; empty when ready."""
         reasons = self._readiness.problems(now=time.monotonic())
         reasons += self._discovery.why_not_ready()
         return ["draining", *reasons] if self._stop.is_set() else reasons
@@ -245,8 +252,7 @@ class App:
         self.address = transport.address
         await self._sides.start()
         await self._admin.start()
-        admin = Address.parse(self._config.admin.address)
-        self.admin_address = str(replace(admin, port=self._admin.port))
+        self.admin_address = str(replace(self._admin_at, port=self._admin.port))
         log.info("serving on %s, admin on %s", self.address, self.admin_address)
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -1,12 +1,18 @@
-"""Where endpoints come from: the one source that `discovery` names. Part of `app`."""
+"""Where endpoints come from: the one source that `discovery` names. Part of `app`.
+
+A source is a file in `shell/discovery/` that is named like its section, with a class named
+accordingly (`dns`, `DnsDiscovery`; see `Source`). It is imported only where it is configured.
+Sources that take more than one file of the shell are put together here.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
 
 from extproc.app import settings
-from extproc.app.dns import DnsEndpoints
 from extproc.app.kubernetes import KubernetesDiscovery
 from extproc.app.world import World
 from extproc.config import Config
@@ -18,16 +24,25 @@ from extproc.shell.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 
-class Discovery:
-    """Hands on the list of endpoints, at first and whenever it changes.
+class Source(Protocol):
+    """A source of endpoints.
 
-    Args:
-        config: The whole configuration.
-        on_endpoints: Gets all of them.
-        world: Clocks and randomness.
+    It is made with the fields of its section, and with `on_endpoints`, which gets the whole list at
+    first and at each change; `on_failure`, which gets a message once per new failure; `clock`
+    (monotonic seconds); and `scheme`, of the endpoints' URLs. All are keyword arguments.
+    """
+
+    num_failures: int
+
+    async def run(self) -> None:
+        """Hand endpoints on until cancelled."""
+
+
+class Discovery:
+    """Hands on the list of endpoints, at first and at each change.
 
     Raises:
-        ConfigError: An extra is needed and not installed.
+        MissingLibraryError: The source needs an extra that is not installed.
     """
 
     def __init__(
@@ -39,44 +54,69 @@ class Discovery:
     ) -> None:
         self._config = config.discovery
         self._on_endpoints = on_endpoints
-        self._scheme = scheme = settings.scheme(config)
+        self._scheme = settings.scheme(config)
         self._kubernetes = KubernetesDiscovery(
             config.discovery.kubernetes,
             on_endpoints=on_endpoints,
-            scheme=scheme,
+            scheme=self._scheme,
             clock=world.clock,
             rng=world.rng,
         )
-        self._dns = DnsEndpoints(
-            config.discovery.dns, on_endpoints=on_endpoints, scheme=scheme, clock=world.clock
-        )
+        self._source = self._load(*config.discovery.source, world)
 
     def add_metrics(self, telemetry: Telemetry) -> None:
-        """Have the sources' own counts read at each scrape of the metrics."""
+        """Register the sources' metrics."""
         self._kubernetes.add_metrics(telemetry)
-        self._dns.add_metrics(telemetry)
+        telemetry.add_counters(
+            "dns_failures",
+            "Lookups of the endpoints' name that failed, wholly or in part",
+            "name",
+            self._dns_failures,
+        )
 
     def why_not_ready(self) -> list[str]:
-        """Reasons, for people, why no endpoints have been handed on."""
+        """Return reasons, for people, why no endpoints have been handed on."""
         return self._kubernetes.why_not_ready()
 
     async def run(self) -> None:
         """Hand endpoints on until cancelled, or once where the configuration lists them."""
         config = self._config
-        if config.kubernetes is not None:
+        if self._source is not None:
+            await self._source.run()
+        elif config.kubernetes is not None:
             await self._kubernetes.run()
-        elif config.dns is not None:
-            await self._dns.run()
         elif config.file is not None:
             await FileWatch(
                 config.file,
                 interval_s=config.file_interval_s,
                 on_change=self._on_file,
-                on_failure=lambda trouble: log.error("endpoints: %s", trouble),
+                on_failure=_log_failure,
             ).run()
         else:
             entries = [each.model_dump() for each in config.static or ()]
             self._on_endpoints(make_endpoints(entries, scheme=self._scheme))
 
+    def _load(self, name: str, section: Any, world: World) -> Source | None:
+        """Return the source that is one file of the shell; None for the others."""
+        if name in ("static", "file", "kubernetes"):
+            return None
+        module = import_module(f"extproc.shell.discovery.{name}")
+        source: Source = getattr(module, f"{name.capitalize()}Discovery")(
+            **section.model_dump(),
+            on_endpoints=self._on_endpoints,
+            on_failure=_log_failure,
+            clock=world.clock,
+            scheme=self._scheme,
+        )
+        return source
+
+    def _dns_failures(self) -> Mapping[str, int]:
+        dns, source = self._config.dns, self._source
+        return {} if dns is None or source is None else {dns.name: source.num_failures}
+
     def _on_file(self, text: str) -> None:
         self._on_endpoints(parse_endpoints(text, scheme=self._scheme))
+
+
+def _log_failure(message: str) -> None:
+    log.error("endpoints: %s", message)

@@ -1,4 +1,4 @@
-"""What the parts know of themselves, as metrics. Part of `app`."""
+"""Metrics that the parts of the service count themselves. Part of `app`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def add_gauges(
     num_left_out: Callable[[], int],
     is_ready: Callable[[], bool],
 ) -> None:
-    """Have the parts' own counts read at each scrape of the metrics."""
+    """Register the parts' own counts, read at each scrape of the metrics."""
     add = telemetry.add_gauge
     processor, decisions = services.processor, services.decisions
     completions, eds, observers = services.completions, services.eds, services.observers
-    add("ready", "Takes requests: synced, and not draining", is_ready)
+    add("ready", "Accepts requests: synced, and not draining", is_ready)
     add("streams_active", "Open ext_proc streams", lambda: processor.num_open)
     add("picks_in_flight", "Picks that have not ended", lambda: pool.num_in_flight)
     telemetry.add_gauges(
@@ -49,23 +49,23 @@ def add_gauges(
     add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)
     add(
         "config_failures",
-        "Changes of the configuration file that were not taken over",
+        "Changes of the configuration file that could not be applied",
         num_config_failures,
     )
     add("endpoints_left_out", "Endpoints beyond the most that are used", num_left_out)
     add("wire_connections", "Open connections of the wire", lambda: wire.connections_open)
-    add("body_bytes", "Bytes of bodies and unsent answers in memory", lambda: budget.used_bytes)
+    add("body_bytes", "Bytes of bodies and unsent responses in memory", lambda: budget.used_bytes)
     add("body_bytes_limit", "Most bytes of them in memory", lambda: budget.max_bytes)
     add("uploads_given_up", "Uploads given up for want of memory", lambda: budget.num_given_up)
     telemetry.add_counters(
         "observer_errors",
-        "Failures of what looks on; no request is touched",
+        "Errors of telemetry, tracing and other observers; requests are not affected",
         "observer",
         lambda: observers.num_errors,
     )
     telemetry.add_counters(
         "streams_broken",
-        "Calls that ended with an error of the protocol or of ours, or in silence",
+        "Calls that ended with a protocol error, an error of ours, or a timeout",
         "cause",
         lambda: processor.num_broken,
     )

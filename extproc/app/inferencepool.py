@@ -1,7 +1,4 @@
-"""An InferencePool, told to people: whether it is there, and what beside it is not read.
-
-Part of `app`.
-"""
+"""Whether an InferencePool exists, and which resources beside it are not read. Part of `app`."""
 
 from __future__ import annotations
 
@@ -17,25 +14,24 @@ log = logging.getLogger(__name__)
 
 
 class Client(Protocol):
-    """What is asked; see `KubernetesClient`."""
+    """The part of `KubernetesClient` that is used here."""
 
     async def namespace(self) -> str:
-        """Our own."""
+        """Return our own namespace."""
 
     async def get(self, path: str, parameters: Mapping[str, str]) -> bytes:
-        """A body."""
+        """Return the body of a response."""
 
 
 class PoolPresence:
-    """Whether the pool that is followed is there.
+    """Whether the followed pool exists.
 
-    Before it was there for the first time nothing is known of its endpoints, and the service is not
-    ready: the name may be misspelled. When it goes later, its endpoints go with it, and the service
-    stays ready to say so.
+    Until it has been seen once, its endpoints are unknown and the service is not ready: the name
+    may be misspelled. If it is deleted later, its endpoints are removed, and the service stays
+    ready to answer with 503.
 
     Attributes:
-        name: Of the pool.
-        was_there: It was seen once.
+        was_there: It has been seen once.
     """
 
     def __init__(self, name: str) -> None:
@@ -44,27 +40,24 @@ class PoolPresence:
         self._is_there: bool | None = None
         self.was_there = False
 
-    def told(self, pool: InferencePool | None, namespace: str) -> None:
-        """Take what a list or a watch said of the pool, None where there is none."""
+    def record(self, pool: InferencePool | None, namespace: str) -> None:
+        """Record the pool of a list or a watch, None if there is none."""
         self._namespace = namespace
         self._is_there = pool is not None and pool.metadata.deletion_timestamp is None
         if self._is_there:
             self.was_there = True
         elif self.was_there:
-            log.warning(
-                "%s was deleted: requests are answered with 503 until it is there again",
-                self._title,
-            )
+            log.warning("%s was deleted: requests get 503 until it exists again", self._title)
         else:
-            log.warning("%s does not exist: not ready before it does", self._title)
+            log.warning("%s does not exist: not ready until it does", self._title)
 
     def why_not_ready(self) -> list[str]:
-        """A reason, for people; none before the first list, nor once the pool was there."""
+        """Return the reason, for people; empty before the first list and once the pool was seen."""
         is_missing = self._is_there is False and not self.was_there
         return [f"{self._title} does not exist"] if is_missing else []
 
     def found(self) -> Mapping[str, float]:
-        """1 or 0 by the pool's name; empty as long as it is not known."""
+        """Return 1 or 0 by the pool's name; empty while it is unknown."""
         if self._is_there is None:
             return {}
         return {f"{self._namespace}/{self.name}": float(self._is_there)}
@@ -74,15 +67,11 @@ class PoolPresence:
         return f"InferencePool {self._namespace}/{self.name}"
 
 
-async def tell_unread(client: Client, pool: str, namespace: str) -> None:
-    """Say in one line of the log what says something of the pool and is not read.
+async def log_unread(client: Client, pool: str, namespace: str) -> None:
+    """Log in one line which resources refer to the pool and are not read.
 
-    Where the API server does not know a kind, or we may not list it, nothing is said of it.
-
-    Args:
-        client: Asks the API server.
-        pool: The pool's name.
-        namespace: Where; empty for our own.
+    Kinds that the API server does not know, or that we may not list, are skipped. An empty
+    namespace is our own.
     """
     num_unread: Counter[str] = Counter()
     for query in beside_pool_queries(namespace):
@@ -91,7 +80,7 @@ async def tell_unread(client: Client, pool: str, namespace: str) -> None:
             path = query.path(await client.namespace())
             store.read_page(await client.get(path, {}), is_first=True)
         except ApiError as error:
-            log.debug("%s: not looked for: %s", query.resource, error)
+            log.debug("%s: not listed: %s", query.resource, error)
         num_unread[query.resource] += sum(each.spec.pool_ref.name == pool for each in store.objects)
     found = ", ".join(f"{number} {resource}" for resource, number in num_unread.items() if number)
     if found:

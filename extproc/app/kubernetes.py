@@ -7,18 +7,16 @@ from random import Random
 
 from extproc.app.apiserver import Kubernetes, OnEndpoints
 from extproc.app.inferencepool import PoolPresence
-from extproc.config.file import ConfigError
-from extproc.config.kubernetes import KubernetesConfig
-from extproc.shell.discovery.kubernetes import MissingLibraryError
+from extproc.config.discovery import KubernetesConfig
 from extproc.shell.discovery.kubewatch import WatchTimes
 from extproc.shell.telemetry import Telemetry
 
 
 class KubernetesDiscovery:
-    """The source of endpoints that `discovery.kubernetes` names; none where that is not given.
+    """The source of endpoints that `discovery.kubernetes` configures; without it, nothing.
 
     Raises:
-        ConfigError: The extra `kubernetes` is not installed.
+        MissingLibraryError: The extra `kubernetes` is not installed.
     """
 
     def __init__(
@@ -32,24 +30,26 @@ class KubernetesDiscovery:
     ) -> None:
         self._config = config
         self._on_endpoints = on_endpoints
-        self._scheme = scheme
         self._kubernetes: Kubernetes | None = None
         self._pool: PoolPresence | None = None
         if config is not None:
-            times = WatchTimes(config.watch_s, config.relist_s)
-            try:
-                self._kubernetes = Kubernetes(config.kubeconfig, clock=clock, rng=rng, times=times)
-            except MissingLibraryError as error:
-                raise ConfigError(str(error)) from error
+            self._kubernetes = Kubernetes(
+                config.kubeconfig,
+                clock=clock,
+                rng=rng,
+                times=WatchTimes(config.watch_s, config.relist_s),
+                namespace=config.namespace,
+                scheme=scheme,
+            )
             if config.inference_pool is not None:
                 self._pool = PoolPresence(config.inference_pool)
 
     def why_not_ready(self) -> list[str]:
-        """Reasons, for people, why no endpoints have been handed on."""
+        """Return reasons, for people, why no endpoints have been handed on."""
         return self._pool.why_not_ready() if self._pool is not None else []
 
     async def run(self) -> None:
-        """Hand endpoints on until cancelled. At once over where there is nothing to follow."""
+        """Hand endpoints on until cancelled; return at once if nothing is configured."""
         if self._config is None or self._kubernetes is None:
             return
         try:
@@ -58,22 +58,17 @@ class KubernetesDiscovery:
             await self._kubernetes.aclose()
 
     async def _follow(self, config: KubernetesConfig, kubernetes: Kubernetes) -> None:
-        where, on_endpoints = config.namespace or "", self._on_endpoints
-        port, scheme = config.port, self._scheme
+        port, on_endpoints = config.port, self._on_endpoints
         if self._pool is not None:
-            await kubernetes.follow_pool(self._pool, on_endpoints, namespace=where, scheme=scheme)
+            await kubernetes.follow_pool(self._pool, on_endpoints)
         elif config.service is not None and not isinstance(port, tuple):
-            await kubernetes.follow_service(
-                config.service, on_endpoints, port=port, namespace=where, scheme=scheme
-            )
+            await kubernetes.follow_service(config.service, on_endpoints, port=port)
         elif config.pod_selector is not None and port is not None and not isinstance(port, str):
             ports = port if isinstance(port, tuple) else (port,)
-            await kubernetes.follow_pods(
-                config.pod_selector, ports, on_endpoints, namespace=where, scheme=scheme
-            )
+            await kubernetes.follow_pods(config.pod_selector, ports, on_endpoints)
 
     def add_metrics(self, telemetry: Telemetry) -> None:
-        """Have the counts read at each scrape of the metrics."""
+        """Register the metrics."""
         found, pool = self._kubernetes, self._pool
         telemetry.add_gauges(
             "inference_pool_found",
@@ -83,7 +78,7 @@ class KubernetesDiscovery:
         )
         telemetry.add_counters(
             "kubernetes_lists",
-            "Complete lists taken from the Kubernetes API",
+            "Complete lists received from the Kubernetes API",
             "resource",
             lambda: found.lists if found is not None else {},
         )
@@ -95,6 +90,6 @@ class KubernetesDiscovery:
         )
         telemetry.add_gauge(
             "kubernetes_contact_age_seconds",
-            "Since the Kubernetes API was last heard of",
+            "Seconds since the Kubernetes API last sent something",
             lambda: found.contact_age_s if found is not None else 0.0,
         )

@@ -1,4 +1,4 @@
-"""The configuration file, followed while we run. Part of `app`."""
+"""Changes of the configuration file while the service runs. Part of `app`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from extproc.shell.filewatch import FileWatch
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-"""Between two looks at the file."""
+"""Between two checks of the file."""
 
 
 class LiveConfig:
-    """Takes over what changes in the file.
+    """Applies changes of the file.
 
     Args:
-        config: What was read first.
-        path: Where.
-        text: What was there.
-        parse: Makes a configuration of what is there later.
-        configure: Takes a configuration over; raises `ConfigError` where it cannot.
+        config: The configuration at the start.
+        path: The file.
+        text: Its content at the start.
+        parse: Parses its later contents.
+        configure: Applies a configuration; raises `ConfigError` if it cannot.
 
     Attributes:
-        num_failures: Changes that were not taken over.
+        num_failures: Changes that could not be applied.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class LiveConfig:
         ).run()
 
     def _on_change(self, text: str) -> None:
-        """Take a text over.
+        """Apply a text.
 
         Raises:
-            ConfigError: Everything stays as it is.
+            ConfigError: Nothing has changed.
         """
         fresh = self._parse(text, source=str(self._path))
         self._configure(fresh)
@@ -68,8 +68,8 @@ class LiveConfig:
         if changed:
             log.warning("configuration: needs a restart to take effect: %s", ", ".join(changed))
         policy = fresh.policy
-        log.info("configuration taken over: policy %s %s", policy.name, policy.args)
+        log.info("configuration applied: policy %s %s", policy.name, policy.args)
 
-    def _on_failure(self, trouble: str) -> None:
+    def _on_failure(self, message: str) -> None:
         self.num_failures += 1
-        log.error("configuration not taken over: %s", trouble)
+        log.error("configuration not applied: %s", message)

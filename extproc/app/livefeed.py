@@ -1,9 +1,8 @@
-"""What the live page shows, composed from the pool, the last decisions and the counts.
+"""The frames of the live page, from the pool, the last decisions and the counts. Part of `app`.
 
-A part of `app`. One frame is the whole picture, as an encoded JSON object: whoever comes late or
-has missed some needs no other, and it stays small because what it lists is bounded, most active
-first, with the number of those left out. Nothing here is kept up per decision: a frame reads what
-is there anyway.
+A frame is a complete JSON object, so that a viewer needs no earlier one. It stays small because its
+lists are bounded, most active first, with the number of entries left out. A decision costs nothing
+here: frames read what is kept anyway.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MAX_PODS = 100
 MAX_ADAPTERS = 400
 MAX_DECISIONS = 24
 RATES_OVER_S = 5.0
-"""Rates are means over as long, or over as long as somebody has been looking."""
+"""Rates are means over this time, or since the first frame if that is shorter."""
 _MAX_CHARS = 120  # of a name or a path
 _ABSENT, _UNKNOWN, _REGISTERED, _IN_CPU, _IN_GPU = b".?rcg"
 
@@ -38,16 +37,11 @@ class LiveFeed:
     """Composes frames.
 
     Attributes:
-        about: What does not change: version and the like, shown as it is.
-        snapshot: The pool now.
-        registry: Everything registered on any endpoint, by name: another object whenever it is not
-            what it was.
-        decisions: Remembers the last decisions.
-        telemetry: Has counted.
-        attainment: Has judged.
-        knows_times: Whether completions say how long answers took.
-        health: Why requests should not come here, for people; empty when they may.
-        policy: Name of the rule in force.
+        about: Constants such as the version, shown as they are.
+        registry: The models registered on any endpoint, by name; a new object after each change.
+        knows_times: Whether completions carry response times.
+        health: Reasons why the router is not ready, for people; empty when it is.
+        policy: The name of the policy in force.
         clock: Monotonic seconds.
         wall_clock: Wall seconds.
     """
@@ -69,13 +63,13 @@ class LiveFeed:
     _listed: tuple[Mapping[str, ModelCard], list[str], int] = ({}, [], 0)
 
     def compose(self) -> bytes:
-        """One frame: JSON on one line.
+        """Return one frame: JSON on one line.
 
         `{"about", "wall_ms", "policy", "health": [...], "rates": {...} or null, "num_pending",
         "num_in_flight", "slo": {...}, "pods": [...], "num_pods", "adapters": [[name, cells,
         [[pod's place, requests], ...]], ...], "num_adapters", "decisions": [...],
         "num_decisions_left_out"}`. A cell is one character per pod of `pods`: `.` not registered
-        there, `?` nobody knows, `r` registered, `c` in the CPU cache, `g` in a GPU slot.
+        there, `?` unknown, `r` registered, `c` in the CPU cache, `g` in a GPU slot.
         """
         now = self.clock()
         snapshot = self.snapshot()
@@ -103,7 +97,7 @@ class LiveFeed:
         )
 
     def _rates(self, now: float) -> dict[str, float | None] | None:
-        """Per second over the last frames; None for the first one of a viewer that is alone."""
+        """Return rates per second over the last frames; None for the first frame."""
         samples = self._samples
         samples.append((now, self.telemetry.totals(), self.decisions.num_published))
         while len(samples) > 1 and samples[0][0] < now - RATES_OVER_S:
@@ -137,7 +131,7 @@ class LiveFeed:
     def _adapters(
         self, views: Sequence[EndpointView], shown: Sequence[EndpointView]
     ) -> tuple[list[Any], int]:
-        """Rows of the most active adapters, and how many adapters there are."""
+        """Return rows for the most active adapters, and the number of all adapters."""
         active: Counter[str] = Counter()
         resident: Counter[str] = Counter()
         for view in views:
@@ -158,7 +152,7 @@ class LiveFeed:
         return rows, num_listed + sum(not self._is_adapter(name) for name in in_use)
 
     def _adapters_listed(self) -> tuple[list[str], int]:
-        """The first adapters by name, enough if some are in use, and how many there are."""
+        """Return the first adapters by name, enough to fill the rows, and the number of all."""
         registry, first, num_listed = self._listed
         if self.registry() is not registry:
             registry = self.registry()
@@ -172,7 +166,7 @@ class LiveFeed:
         return card is not None and card.parent is not None
 
     def _last_decisions(self) -> tuple[list[dict[str, Any]], int]:
-        """The last ones, newest first, and how many more there were since the last frame."""
+        """Return the last decisions, newest first, and how many newer ones are left out."""
         last = self.decisions.last(MAX_DECISIONS)
         described = {
             sequence: self._described.get(sequence) or _decision(sequence, record)
@@ -207,9 +201,9 @@ def _pod(view: EndpointView, now: float) -> dict[str, Any]:
 
 
 def _cells(names: Sequence[str], views: Sequence[EndpointView]) -> dict[str, str]:
-    """A row of cells for each adapter.
+    """Return a row of cells for each adapter.
 
-    Most pods list the same models, so the rows begin as copies of few patterns.
+    Most pods list the same models, so rows start as copies of few patterns.
     """
     lists: dict[frozenset[str] | None, list[int]] = {}
     for place, view in enumerate(views):
@@ -245,25 +239,20 @@ def _pattern(
 
 def _decision(sequence: int, record: DecisionRecord) -> dict[str, Any]:
     decision = record.decision
-    told: dict[str, Any] = {"n": sequence, "wall_ms": round(record.wall_s * 1000)}
+    shown: dict[str, Any] = {"n": sequence, "wall_ms": round(record.wall_s * 1000)}
     if isinstance(decision, Pick):
         address = decision.address
         names = (view.name for view in decision.candidates if view.address == address)
-        told |= {
+        shown |= {
             "model": decision.request.model,
             "path": decision.request.path,
             "pod": shortened(next(names, "") or address, _MAX_CHARS),
-            "reason": decision.reason,
             "us": round(record.seconds * 1e6),
         }
     else:
-        told |= {
-            "model": decision.model,
-            "path": record.path,
-            "status": decision.status,
-            "reason": decision.reason,
-        }
+        shown |= {"model": decision.model, "path": record.path, "status": decision.status}
+    shown["reason"] = decision.reason
     for key in ("model", "path", "reason"):
-        told[key] = shortened(told[key], _MAX_CHARS)
-    told["text"] = explain(decision)
-    return told
+        shown[key] = shortened(shown[key], _MAX_CHARS)
+    shown["text"] = explain(decision)
+    return shown

@@ -1,8 +1,7 @@
-"""The one place where what observes is called: it can neither fail a request nor flood the log.
+"""The calls of observers, which must not fail a request. Part of `app`.
 
-Telemetry, decisions for people, attainment, spans and the relay to peers look on; no answer needs
-them. So they are called through here: an exception is counted, logged, and gone.
-A part of `app`.
+Telemetry, published decisions, attainment, spans and the relay to peers are observers: no response
+depends on them. An exception of theirs is counted and logged, and goes no further.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 NAMES = ("telemetry", "decisions", "attainment", "tracing", "relay")
-"""Who observes; a metric's label."""
+"""The observers, as values of a metric's label."""
 
 
 class Observers:
@@ -31,10 +30,10 @@ class Observers:
         """Calls that raised, by observer."""
         return self._num_errors
 
-    def tell(
+    def call(
         self, name: str, observe: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T | None:
-        """Call the observer `name`, one of `NAMES`; answer what it answers, None if it raised."""
+        """Call the observer `name`, one of `NAMES`, and return its result; None if it raised."""
         try:
             return observe(*args, **kwargs)
         except Exception:

@@ -1,4 +1,4 @@
-"""The other replicas of this router: who they are, and what is passed on to them. Part of `app`."""
+"""The other replicas of this router, and the relay to them. Part of `app`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from extproc.core.accounting import Completion
 from extproc.core.address import Address
 from extproc.core.relay import Relay, RelaySettings, count_routers
 from extproc.core.types import Endpoint
-from extproc.shell.discovery.kubernetes import MissingLibraryError
+from extproc.shell.discovery.kubernetes import KubernetesClient, MissingLibraryError
+from extproc.shell.files import check_readable, describe_failure
 from extproc.shell.peers import METHOD, PeersService
 from extproc.shell.rpc import Method
 from extproc.shell.telemetry import Telemetry
@@ -29,32 +30,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
-"""Between two looks for links that have died and entries that nobody fetches."""
+"""Between two checks for dead links and for entries that were not delivered."""
 FLUSH_S = 1.0
-"""Longest wait, at the end, for peers to take what was still to be passed on."""
-FLUSH_LOOKS = 100
-"""During that wait."""
+"""Longest wait, when draining, for peers to accept the remaining entries."""
+FLUSH_INTERVAL_S = 0.01
+"""Between two checks during that wait."""
 
 
 class Peering:
-    """Nothing but an empty relay where no peers are configured.
+    """The links to peers; without peers, an empty relay.
 
     Args:
         config: The whole configuration.
-        router_id: Ours: the first part of our picks' ids.
+        router_id: First part of our picks' ids.
         on_entries: Called with access log entries that a peer passed on.
-        on_num_routers: Called with the number of routers, ourselves included, when it changes.
-        on_garbage: Called once per message of a peer that cannot be read.
+        on_num_routers: Called with the number of routers, including this one, when it changes.
+        on_garbage: Called for each message of a peer that cannot be parsed.
         clock: Monotonic seconds.
-        rng: For the rests between attempts.
+        rng: For the pauses between connection attempts.
         observers: Calls the relay: no request and no access log depends on peers.
-
-    Attributes:
-        relay: What is passed on, and whether a peer passes anything on to us.
-
-    Raises:
-        ConfigError: Nothing says on which port the peers listen, or the extra `kubernetes` is
-            needed and not installed.
     """
 
     def __init__(
@@ -82,32 +76,26 @@ class Peering:
         )
         self._dialler: PeerDialler | None = None
         self.num_routers = 1
-        is_listed = self._peers is None or self._peers.static is not None
-        if not is_listed and self._port() is None:
-            raise ConfigError("peers.port: must be given where server.address has no fixed port")
-        self._kubernetes: Kubernetes | None = None
-        if self._peers is not None and self._peers.service is not None:
-            self._kubernetes = self._connect(self._peers)
 
     def methods(self) -> tuple[Method, ...]:
-        """The methods that peers call."""
+        """Return the methods that peers call."""
         return () if self._peers is None else self._service.methods()
 
     def pass_on(self, completion: Completion, entry: bytes) -> None:
-        """Take a finished request that is not about a pick of ours."""
+        """Queue the access log entry of another router's pick."""
         if self._peers is not None:
             pass_on, now = self.relay.pass_on, self._clock()
-            self._observers.tell("relay", pass_on, completion.pick_id, entry, now=now)
+            self._observers.call("relay", pass_on, completion.pick_id, entry, now=now)
 
     def flush(self) -> None:
-        """Send what was taken."""
-        self._observers.tell("relay", self.relay.flush, now=self._clock())
+        """Send the queued entries."""
+        self._observers.call("relay", self.relay.flush, now=self._clock())
 
     async def run(self) -> None:
         """Follow the peers until cancelled."""
         if self._peers is None:
             return
-        # Imported where it is used: most routers are alone.
+        # Imported here because most routers have no peers.
         from extproc.shell.peerdial import PeerDialler
 
         self._dialler = PeerDialler(
@@ -115,33 +103,33 @@ class Peering:
             self._router_id,
             self._service.dialled,
             rng=self._rng,
-            tls=self.tls,
+            tls=lambda: _tls(self._config),
             tls_name=self._peers.tls_name,
             on_change=self._recount,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
-            if self._kubernetes is not None:
-                tasks.create_task(self._follow_service(self._kubernetes, self._peers))
+            if self._peers.service is not None:
+                tasks.create_task(self._follow_service(self._peers.service, self._peers))
             elif self._peers.dns is not None:
                 tasks.create_task(self._follow_dns(self._peers.dns, self._peers))
             self._dialler.set_addresses(self._peers.static or ())
 
     async def drain(self) -> None:
-        """Wait until peers have taken what they still get, but not for long."""
-        for _ in range(FLUSH_LOOKS):
+        """Wait, for `FLUSH_S` at most, until peers have accepted the queued entries."""
+        for _ in range(round(FLUSH_S / FLUSH_INTERVAL_S)):
             if not self.relay.has_work:
                 return
-            await asyncio.sleep(FLUSH_S / FLUSH_LOOKS)
-        log.warning("peers have not taken all access log entries")
+            await asyncio.sleep(FLUSH_INTERVAL_S)
+        log.warning("peers have not accepted all access log entries")
 
     async def aclose(self) -> None:
-        """End all links that we have opened."""
+        """Close the links that we opened."""
         if self._dialler is not None:
             await self._dialler.aclose()
 
     def add_metrics(self, telemetry: Telemetry) -> None:
-        """Have our own counts read at each scrape of the metrics."""
+        """Register the metrics of peers."""
         relay, service = self.relay, self._service
         telemetry.add_gauge("routers", "Routers, this one included", lambda: self.num_routers)
         telemetry.add_gauge(
@@ -155,30 +143,23 @@ class Peering:
         )
         telemetry.add_counters(
             "peer_entries_dropped",
-            "Access log entries that no other router took",
+            "Access log entries that no other router accepted",
             "reason",
             lambda: dict(relay.num_dropped),
         )
 
-    def _connect(self, peers: PeersConfig) -> Kubernetes:
-        try:
-            return Kubernetes(peers.kubeconfig, clock=self._clock, rng=self._rng)
-        except MissingLibraryError as error:
-            raise ConfigError(str(error)) from error
-
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._observers.tell("relay", self._service.tick)
+            self._observers.call("relay", self._service.tick)
 
-    async def _follow_service(self, kubernetes: Kubernetes, peers: PeersConfig) -> None:
+    async def _follow_service(self, service: str, peers: PeersConfig) -> None:
+        kubernetes = Kubernetes(
+            peers.kubeconfig, clock=self._clock, rng=self._rng, namespace=peers.namespace
+        )
         try:
-            await kubernetes.follow_service(
-                peers.service or "",
-                self._on_endpoints,
-                port=self._port(),
-                namespace=peers.namespace or "",
-            )
+            port = peer_port(self._config)
+            await kubernetes.follow_service(service, self._on_endpoints, port=port)
         finally:
             await kubernetes.aclose()
 
@@ -187,20 +168,13 @@ class Peering:
 
         await DnsDiscovery(
             name,
-            port=self._port(),
+            port=peer_port(self._config),
             on_endpoints=self._on_endpoints,
             on_failure=lambda trouble: log.error("peers: %s", trouble),
             clock=self._clock,
             interval_s=peers.interval_s,
             nameservers=peers.nameservers,
         ).run()
-
-    def _port(self) -> int | None:
-        """Of the replicas' gRPC services; None if nothing says it."""
-        assert self._peers is not None
-        own = self._config.server.address
-        own_port = 0 if own.startswith("unix:") else Address.parse(own).port
-        return self._peers.port or own_port or None
 
     def _on_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         assert self._dialler is not None
@@ -214,24 +188,59 @@ class Peering:
             log.info("routers: %d", num_routers)
             self._on_num_routers(num_routers)
 
-    def tls(self) -> ssl.SSLContext | None:
-        """For the links that we open, from the files as they are now; None without `server.tls`.
 
-        Raises:
-            OSError: A file cannot be read, or is not what it should be (`ssl.SSLError`).
-        """
-        from extproc.shell.peerdial import tls_context
+def check_peers(config: Config) -> None:
+    """Check what can be checked before peers are dialled.
 
-        peers, files = self._peers, self._config.server.tls
-        if peers is None or files is None:
-            return None
-        return tls_context(
-            ca_file=peers.ca_file or files.client_ca_file or files.cert_file,
-            cert_file=files.cert_file,
-            key_file=files.key_file,
-            verify=peers.tls_verify,
-            checks_name=peers.tls_name is not None,
-        )
+    Raises:
+        ConfigError: The peers' port is unknown, the extra `kubernetes` is needed and not installed,
+            or a TLS file cannot be used.
+    """
+    peers = config.peers
+    if peers is None:
+        return
+    if peers.static is None and peer_port(config) is None:
+        raise ConfigError("peers.port: must be given where server.address has no fixed port")
+    try:
+        if peers.service is not None:
+            KubernetesClient()
+        check_readable(None if config.server.tls is None else peers.ca_file)
+    except MissingLibraryError as error:
+        raise ConfigError(f"peers: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"peers.ca_file: {peers.ca_file}: {describe_failure(error)}") from error
+    try:
+        _tls(config)
+    except OSError as error:
+        why = describe_failure(error)
+        raise ConfigError(f"peers: ca_file and server.tls cannot be used: {why}") from error
+
+
+def peer_port(config: Config) -> int | None:
+    """Return the port of the replicas' gRPC services; None if it is not known."""
+    own = config.server.address
+    own_port = 0 if own.startswith("unix:") else Address.parse(own).port
+    return (config.peers and config.peers.port) or own_port or None
+
+
+def _tls(config: Config) -> ssl.SSLContext | None:
+    """TLS of the links that we open, from the files as they are now; None without `server.tls`.
+
+    Raises:
+        OSError: A file cannot be read, or its content cannot be used (`ssl.SSLError`).
+    """
+    from extproc.shell.peerdial import tls_context
+
+    peers, files = config.peers, config.server.tls
+    if peers is None or files is None:
+        return None
+    return tls_context(
+        ca_file=peers.ca_file or files.client_ca_file or files.cert_file,
+        cert_file=files.cert_file,
+        key_file=files.key_file,
+        verify=peers.tls_verify,
+        checks_name=peers.tls_name is not None,
+    )
 
 
 def _relay_settings(peers: PeersConfig | None) -> RelaySettings:

@@ -1,4 +1,4 @@
-"""What pods tell of themselves, brought to the pool. Part of `app`."""
+"""The pods' metrics and models, brought to the pool. Part of `app`."""
 
 from __future__ import annotations
 
@@ -22,20 +22,13 @@ log = logging.getLogger(__name__)
 
 
 class Pods:
-    """Asks pods for their load and their models.
+    """The loops that scrape the pods and poll their models.
 
     Args:
-        config: The whole configuration.
-        pool: Gets what they say.
-        readiness: Records who was asked.
-        endings: Ends the picks that a pod no longer has.
-        telemetry: Counts scrapes.
-        observers: Calls it.
-        on_asked: Called whenever a pod was asked for its models, whatever came of it.
-        world: Clocks and randomness.
+        on_asked: Called after each poll of a pod's models, successful or not.
 
     Raises:
-        ConfigError: A file for the calls to pods cannot be used.
+        ConfigError: A file for the requests to pods cannot be used.
     """
 
     def __init__(
@@ -75,24 +68,24 @@ class Pods:
         )
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
-        """Ask exactly these from now on."""
+        """Replace the endpoints that are scraped and polled."""
         endpoints = list(endpoints)
         self._scraper.set_endpoints(endpoints)
         self._models.set_endpoints(endpoints)
 
     def look(self, address: str) -> None:
-        """Ask a pod for its models soon: it may have lost one."""
+        """Poll a pod's models soon: it may have lost one."""
         self._models.look(address)
 
     async def aclose(self) -> None:
-        """End all calls."""
+        """Cancel all requests."""
         await self._scraper.aclose()
         await self._models.aclose()
 
     def _on_report(
         self, address: str, report: LoadReport, taken_at_s: float, duration_s: float
     ) -> None:
-        self._observers.tell("telemetry", self._telemetry.scraped, duration_s)
+        self._observers.call("telemetry", self._telemetry.scraped, duration_s)
         asked_at_s = taken_at_s - duration_s
         if self._pool.record_report(address, report, taken_at_s=taken_at_s, asked_at_s=asked_at_s):
             log.info("endpoint %s has restarted", address)
@@ -101,7 +94,7 @@ class Pods:
 
     def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("endpoint %s: metrics: %s", address, error)
-        self._observers.tell("telemetry", self._telemetry.scrape_failed, address)
+        self._observers.call("telemetry", self._telemetry.scrape_failed, address)
         if is_unreachable:
             self._pool.record_unreachable(address)
 

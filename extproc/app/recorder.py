@@ -1,6 +1,6 @@
-"""What became of requests, told to all that looks on: counted, published, judged. Part of `app`.
+"""The outcomes of requests, for metrics, published decisions and attainment. Part of `app`.
 
-It decides nothing, and calls everybody through `Observers`: no answer depends on any of them.
+Each is called through `Observers`: no response depends on them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,12 @@ from extproc.shell.telemetry import Telemetry
 
 @dataclass(slots=True)
 class Recorder:
-    """Records what became of requests.
+    """Records the outcomes of requests.
 
     Attributes:
-        telemetry: Counts.
-        decisions: Publishes.
-        attainment: Judges which requests were answered in time.
-        knows_times: Whether completions say how long their answers took; where not, nothing is
-            judged.
-        observers: Calls these three.
+        knows_times: Whether completions carry response times; if not, attainment is not recorded.
         clock: Monotonic seconds.
-        wall_clock: Wall seconds, for people.
+        wall_clock: Wall seconds.
     """
 
     telemetry: Telemetry
@@ -42,42 +37,42 @@ class Recorder:
     wall_clock: Callable[[], float]
 
     def routed(self, result: Pick | Rejection | Wait, seconds: float) -> None:
-        """Record what choosing gave, and how long it took."""
-        self.observers.tell("telemetry", self.telemetry.routed, result, seconds)
+        """Record a routing result and the seconds it took."""
+        self.observers.call("telemetry", self.telemetry.routed, result, seconds)
         if isinstance(result, Pick):
             self._publish(DecisionRecord(result, self.wall_clock(), seconds))
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
-        """Record an error that the client of the request with `headers` gets from us."""
-        self.observers.tell("telemetry", self.telemetry.rejected, rejection)
+        """Record an error response of ours to the request with `headers`."""
+        self.observers.call("telemetry", self.telemetry.rejected, rejection)
         path = headers.get(":path", "").partition("?")[0]
         request_id = headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS]
         wall_s, shown = self.wall_clock(), path[:MAX_PATH_CHARS]
         self._publish(DecisionRecord(rejection, wall_s, 0.0, request_id, shown))
-        self.observers.tell("attainment", self._judge_rejection, path, rejection)
+        self.observers.call("attainment", self._judge_rejection, path, rejection)
 
     def ended(self, outcome: Outcome) -> None:
-        """Record the end of a pick that its own stream saw."""
-        self.observers.tell("telemetry", self.telemetry.completed, outcome)
+        """Record the end of a pick that its own stream reported."""
+        self.observers.call("telemetry", self.telemetry.completed, outcome)
 
     def completed(self, completion: Completion, path: str) -> None:
-        """Record the end of a pick that the access log told of."""
-        tell, telemetry = self.observers.tell, self.telemetry
-        tell("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
-        tell("attainment", self._judge, completion, path)
+        """Record the end of a pick that the access log reported."""
+        call, telemetry = self.observers.call, self.telemetry
+        call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
+        call("attainment", self._judge, completion, path)
 
     def unmatched(self) -> None:
-        """Record an entry of the access log about a pick of ours that had ended."""
-        self.observers.tell("telemetry", self.telemetry.completion_unmatched)
+        """Record an access log entry for a pick of ours that had already ended."""
+        self.observers.call("telemetry", self.telemetry.completion_unmatched)
 
     def given_up(self, count: int) -> None:
-        """Record picks that were ended without a word on how they did."""
+        """Record picks that ended with an unknown outcome."""
         for _ in range(count):
             self.ended(Outcome.EXPIRED)
-        self.observers.tell("telemetry", self.telemetry.picks_expired, count)
+        self.observers.call("telemetry", self.telemetry.picks_expired, count)
 
     def _publish(self, record: DecisionRecord) -> None:
-        self.observers.tell("decisions", self.decisions.publish, record)
+        self.observers.call("decisions", self.decisions.publish, record)
 
     def _judge(self, completion: Completion, path: str) -> None:
         if self.knows_times():
@@ -98,4 +93,4 @@ class Recorder:
 
     def _judged(self, counted: tuple[str, bool] | None) -> None:
         if counted is not None:
-            self.observers.tell("telemetry", self.telemetry.slo_judged, *counted)
+            self.observers.call("telemetry", self.telemetry.slo_judged, *counted)

@@ -17,29 +17,22 @@ from extproc.plugins import PolicyError, load_policy
 
 
 class Routing:
-    """What decides.
+    """The parts of the core that choose endpoints, and their configuration.
 
     Args:
         config: Checked configuration.
-        router_id: The first part of the picks' ids.
+        policy: The configured policy; `configure` replaces it.
+        router_id: First part of the picks' ids.
         world: Clocks and randomness.
-
-    Attributes:
-        pool: The endpoints.
-        attainment: Judges which requests were answered in time.
-        router: Decides.
-
-    Raises:
-        ConfigError: The policy cannot be had.
     """
 
-    def __init__(self, config: Config, *, router_id: str, world: World) -> None:
+    def __init__(self, config: Config, policy: Policy, *, router_id: str, world: World) -> None:
         self.pool = Pool(settings.pool_settings(config), settings.outlier_settings(config))
         self.attainment = Attainment(config.admin.slo_ttft_s)
         self._config = config
         self._clock = world.clock
         self._picker = Picker(
-            _load(config),
+            policy,
             config.policy.name,
             rng=world.rng,
             next_id=pick_ids(router_id),
@@ -49,14 +42,14 @@ class Routing:
         self.router = Router(self.pool, self._picker, config.request.max_hold_s)
 
     def configure(self, config: Config) -> None:
-        """Take over what may change while we run.
+        """Apply the live fields of a changed configuration.
 
         Raises:
-            ConfigError: The policy cannot be had. Everything stays as it is.
+            ConfigError: The policy cannot be loaded. Nothing has changed.
         """
         is_same = config.policy == self._config.policy
         self._picker.configure(
-            self._picker.policy if is_same else _load(config),
+            self._picker.policy if is_same else make_policy(config),
             config.policy.name,
             settings.picker_settings(config),
             settings.admission_settings(config),
@@ -71,11 +64,16 @@ class Routing:
         return self._config.policy.name
 
     def snapshot(self) -> Snapshot:
-        """The pool now."""
+        """Return the current snapshot of the pool."""
         return self.pool.snapshot(now=self._clock())
 
 
-def _load(config: Config) -> Policy:
+def make_policy(config: Config) -> Policy:
+    """Make the configured policy.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
     try:
         return load_policy(config.policy.name, config.policy.args)
     except PolicyError as error:

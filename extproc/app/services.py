@@ -12,7 +12,6 @@ from extproc.app.observers import Observers
 from extproc.app.peering import Peering
 from extproc.app.recorder import Recorder
 from extproc.app.routing import Routing
-from extproc.app.traced import make_tracing
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.accounting import Accounting
@@ -24,35 +23,26 @@ from extproc.shell.health import HealthService
 from extproc.shell.rpc import Method
 from extproc.shell.server import ExternalProcessor
 from extproc.shell.telemetry import Telemetry
+from extproc.shell.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
 
 class Services:
-    """What Envoy, other routers and watchers call.
+    """The services that Envoy, other routers and watchers call.
 
     Args:
         config: Checked configuration.
-        routing: Decides.
+        routing: Chooses endpoints.
         telemetry: Counts.
-        router_id: Ours.
+        tracing: Makes spans; closed by `aclose`. None where tracing is off.
+        router_id: First part of the picks' ids.
         world: Clocks and randomness.
-        is_open: Whether requests are taken. Asked once for each.
+        is_open: Whether requests are accepted; called once per request.
         on_doubt: Called with the address of an endpoint that may have lost a model.
 
-    Attributes:
-        observers: Calls all that only looks on.
-        accounting: Ends picks.
-        endings: Ends picks by what the outside tells.
-        processor: Takes requests.
-        completions: Takes access logs.
-        eds: Tells Envoy the endpoints.
-        health: Tells whether we are ready.
-        decisions: Remembers decisions.
-        peering: The other routers.
-
     Raises:
-        ConfigError: The peers cannot be followed, or tracing needs what is not installed.
+        ConfigError: The peers cannot be followed.
     """
 
     def __init__(
@@ -61,6 +51,7 @@ class Services:
         routing: Routing,
         telemetry: Telemetry,
         *,
+        tracing: Tracing | None,
         router_id: str,
         world: World,
         is_open: Callable[[], bool],
@@ -70,7 +61,7 @@ class Services:
         self._clock = clock = world.clock
         self.observers = Observers()
         self.decisions = DecisionsService(
-            config.admin.max_decisions, later=self._tell_later, clock=clock
+            config.admin.max_decisions, later=self._publish_later, clock=clock
         )
         self.peering = Peering(
             config,
@@ -96,10 +87,10 @@ class Services:
         )
         self.endings = Endings(self.accounting, routing.pool.outliers, recorder, clock, on_doubt)
         dispatcher = Dispatcher(routing.router, self.accounting, recorder, clock)
-        self._tracing = make_tracing(config.tracing)
+        self._tracing = tracing
         stream_settings = settings.stream_settings(config)
         self.processor = ExternalProcessor(
-            new_stream_of(dispatcher, stream_settings, self._tracing, self.observers),
+            new_stream_of(dispatcher, stream_settings, self._tracing),
             _codec(config),
             clock,
             call_later=asyncio.get_running_loop().call_later,
@@ -119,26 +110,26 @@ class Services:
         self.health = HealthService()
 
     def methods(self) -> list[Method]:
-        """What a transport serves."""
+        """Return the methods that a transport serves."""
         services = (self.processor, self.completions, self.eds, self.health, self.decisions)
         methods = [method for service in services for method in service.methods()]
         return [*methods, *self.peering.methods()]
 
     def tick(self) -> None:
-        """Look for what nobody will end; to be called about once a second."""
+        """Expire picks and calls that nobody ends; call it about once a second."""
         self.endings.tick(now=self._clock())
         self.processor.tick()
 
     async def aclose(self) -> None:
-        """End the links to other routers, and send the spans that are left."""
+        """Close the links to other routers, and send the remaining spans."""
         await self.peering.aclose()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
-    def _tell_later(self, seconds: float, tell: Callable[[], None]) -> None:
-        """Have decisions told to watchers, behind the requests that are there now."""
+    def _publish_later(self, seconds: float, publish: Callable[[], None]) -> None:
+        """Send decisions to watchers after the requests that are pending now."""
         loop = asyncio.get_running_loop()
-        loop.call_later(seconds, self.observers.tell, "decisions", tell)
+        loop.call_later(seconds, self.observers.call, "decisions", publish)
 
     def _on_eds_nack(self, message: str) -> None:
         log.error("Envoy refused the endpoints: %s", message)
@@ -146,7 +137,7 @@ class Services:
 
 
 def _on_unusable(address: str) -> None:
-    log.error("endpoint %s cannot be told to Envoy: not ip:port", address)
+    log.error("endpoint %s left out of EDS: not ip:port", address)
 
 
 def _codec(config: Config) -> Codec:

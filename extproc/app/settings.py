@@ -1,12 +1,15 @@
-"""From the configuration file to the settings that each part takes. Part of `app`."""
+"""The settings of each part, made from the configuration. Part of `app`."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from extproc.config import Config
+from extproc.config.base import Section
 from extproc.config.file import ConfigError
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.core.accounting import AccountingSettings, Source
@@ -23,82 +26,79 @@ from extproc.shell.loops import LoopSettings
 from extproc.shell.memory import memory_limit_bytes
 from extproc.shell.tls import client_context
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Settings = TypeVar("_Settings", bound="DataclassInstance")
+
 BODY_SHARE_OF_MEMORY = 0.25
 """Of the process's memory limit, for bodies. The rest is for the program itself (about 80 MB), the
 copies of the body that is being read, and what the allocator keeps."""
 MAX_SCRAPE_REST_S, MAX_MODELS_REST_S = 1.0, 5.0
-"""Longest rests between two questions to a pod that fails."""
+"""The longest pauses between two requests to a pod that fails."""
 
 
 def scheme(config: Config) -> str:
-    """The scheme of our own requests to pods."""
+    """Return the scheme of our own requests to pods."""
     return "https" if config.pods.tls else "http"
 
 
 def pool_settings(config: Config) -> PoolSettings:
-    """The settings of the pool."""
-    return PoolSettings(config.scrape.expiry_s, config.pods.max_loras, config.pods.max_cpu_loras)
+    """Return the settings of the pool."""
+    return _settings(PoolSettings, config.pods, report_expiry_s=config.scrape.expiry_s)
 
 
 def outlier_settings(config: Config) -> OutlierSettings:
-    """The settings of the detection of outliers."""
-    return OutlierSettings(**config.outliers.model_dump())
+    """Return the settings of the detection of outliers."""
+    return _settings(OutlierSettings, config.outliers)
 
 
 def picker_settings(config: Config) -> PickerSettings:
-    """The settings of the picker."""
-    destination = config.destination
-    return PickerSettings(
-        destination.num_fallbacks, destination.num_alternates, config.request.max_sessions
-    )
+    """Return the settings of the picker."""
+    return _settings(PickerSettings, config.destination, config.request)
 
 
 def admission_settings(config: Config) -> AdmissionSettings:
-    """The settings of admission."""
-    admission = config.admission
-    return AdmissionSettings(
-        admission.max_pending_per_endpoint,
-        admission.retry_after_s,
-        admission.priorities,
-        admission.sheddable_max_waiting,
-        admission.sheddable_max_kv_usage_ratio,
-    )
+    """Return the settings of admission."""
+    max_pending = config.admission.max_pending_per_endpoint
+    return _settings(AdmissionSettings, config.admission, max_pending=max_pending)
 
 
 def accounting_settings(config: Config) -> AccountingSettings:
-    """What accounting is configured with."""
+    """Return the settings of accounting."""
     completions = config.completions
-    return AccountingSettings(
-        Source(completions.source),
-        completions.scrape_grace_s,
-        completions.lost_after_s,
-        completions.max_age_s,
-    )
+    return _settings(AccountingSettings, completions, source=Source(completions.source))
 
 
 def stream_settings(config: Config) -> StreamSettings:
-    """The settings of every stream."""
+    """Return the settings of every stream."""
     request = config.request
-    mode = request.assumed_body_mode.upper().replace("-", "_")
-    return StreamSettings(
+    return _settings(
+        StreamSettings,
+        request,
         routes=RouteTable(request.paths),
-        max_body_bytes=request.max_body_bytes,
-        early_decision_bytes=request.early_decision_bytes,
-        allow_mode_override=request.allow_mode_override,
         uses_response_phases=config.completions.source == "response_phases",
-        assumed_body_mode=BodyMode[mode],
-        session_header=request.session_header,
-        max_hold_s=request.max_hold_s,
+        assumed_body_mode=BodyMode[request.assumed_body_mode.upper().replace("-", "_")],
     )
 
 
+def _settings(kind: type[_Settings], *sections: Section, **others: Any) -> _Settings:
+    """Return settings of a kind; each is the field of that name in a section, or in `others`.
+
+    Raises:
+        KeyError: A setting is nowhere.
+    """
+    given = {name: value for section in sections for name, value in section} | others
+    return kind(**{each.name: given[each.name] for each in fields(kind)})
+
+
 def max_message_bytes(config: Config) -> int:
-    """The largest gRPC message: the largest body and what comes with it."""
+    """Return the size of the largest gRPC message: the largest body and its overhead."""
     return config.request.max_body_bytes + MESSAGE_OVERHEAD_BYTES
 
 
 def budget(config: Config) -> Budget:
-    """The budget of all bodies in memory: as configured, else a share of the process's memory."""
+    """Return the memory budget of all bodies: as configured, else a share of the memory limit."""
     largest_bytes = max_message_bytes(config)
     max_bytes = config.request.max_bytes_in_memory
     if max_bytes is None:
@@ -108,17 +108,17 @@ def budget(config: Config) -> Budget:
 
 
 def tls_files(config: Config) -> tuple[Path, Path, Path | None]:
-    """The listener's certificate, key and client CAs; `server.tls` must be set."""
+    """Return the listener's certificate files; `server.tls` must be set."""
     tls = config.server.tls
     assert tls is not None
     return tls.cert_file, tls.key_file, tls.client_ca_file
 
 
 def pod_access(config: Config) -> tuple[dict[str, str], ssl.SSLContext | None]:
-    """Headers and TLS of our own requests to pods.
+    """Return the headers and the TLS context of our own requests to pods.
 
     Raises:
-        ConfigError: A file cannot be read, or is not what it should be.
+        ConfigError: A file cannot be read or used.
     """
     pods = config.pods
     headers = {}
@@ -133,7 +133,7 @@ def pod_access(config: Config) -> tuple[dict[str, str], ssl.SSLContext | None]:
 
 
 def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:
-    """The loops that read the pods' metrics and, second, their models.
+    """Return the settings of the loops that read the pods' metrics and, second, their models.
 
     Raises:
         ConfigError: As `pod_access`.
@@ -157,24 +157,16 @@ def _read_key(path: Path) -> str:
     return key
 
 
-_LIVE = {"policy", "admission", "outliers"}
-_LIVE_FIELDS = {
-    ("scrape", "expiry_s"),
-    ("destination", "num_fallbacks"),
-    ("destination", "num_alternates"),
-    ("admin", "slo_ttft_s"),
-}
-
-
-def needs_restart(old: Config, new: Config) -> Iterable[str]:
-    """The fields, as `section.field`, that differ between two configurations and are not live."""
+def needs_restart(old: Config, new: Config) -> Iterator[str]:
+    """Yield the fields, as `section.field`, that differ and are not live."""
     for section in Config.model_fields:
         before, after = getattr(old, section), getattr(new, section)
-        if section in _LIVE or before == after:
+        if before == after:
             continue
-        fields = type(after).model_fields if hasattr(type(after), "model_fields") else {}
-        for name in fields or ("",):
-            if (section, name) in _LIVE_FIELDS:
-                continue
-            if not name or getattr(before, name) != getattr(after, name):
-                yield f"{section}.{name}".rstrip(".")
+        if not (isinstance(before, Section) and isinstance(after, Section)):
+            yield section
+            continue
+        for name, field in type(after).model_fields.items():
+            is_live = (field.description or "").endswith("Live.")
+            if not is_live and getattr(before, name) != getattr(after, name):
+                yield f"{section}.{name}"

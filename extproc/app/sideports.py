@@ -1,7 +1,7 @@
-"""Ports that carry one thing each, for those who must not reach the others. Part of `app`.
+"""Ports for health alone and for metrics alone. Part of `app`.
 
-Health without TLS for the kubelet, whose gRPC probes know no TLS; metrics for Prometheus, which
-needs nothing else of the admin port.
+Health without TLS for the kubelet, whose gRPC probes do not support TLS; metrics for Prometheus,
+which needs nothing else of the admin port.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ HEALTH_LIMITS = Limits(
     max_queued_bytes=256 * 1024,
     max_write_buffer_bytes=256 * 1024,
 )
-"""Of the health port: a question is the name of a service, and a kubelet asks one every second."""
+"""Of the health port: a request is the name of a service, and a kubelet sends one per second."""
 HEALTH_BYTES = 1024 * 1024
-"""Of questions and answers in memory."""
+"""Of requests and responses in memory."""
 
 
 class SidePorts:
-    """The ports that the configuration asks for; none by default.
+    """The configured ports; none by default.
 
     Attributes:
         health_address: `host:port` that was bound, or "".
-        metrics_address: The same of metrics.
+        metrics_address: Likewise.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SidePorts:
             raise
 
     async def aclose(self) -> None:
-        """Close what is open."""
+        """Close the open ports."""
         if self._metrics is not None:
             await self._metrics.stop()
         if self._health is not None:

@@ -1,8 +1,8 @@
 """The start, and the checks before it: the same for `serve`, `epp` and `check-config`.
 
-The configuration by itself was checked when it was read. These checks need the machine: policies
-that can be loaded, files that can be read and are what they should be, packages that are installed,
-addresses that can be listened on. Part of `app`.
+The configuration itself was checked when it was read. These checks depend on the machine: whether
+the policy can be loaded, files can be read and used, packages are installed, and addresses are
+free. Part of `app`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import random
 import socket
 import ssl
 import stat
@@ -18,25 +17,29 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 import uvloop
 
 from extproc.app import settings
 from extproc.app.app import App
-from extproc.app.observers import Observers
-from extproc.app.peering import Peering
+from extproc.app.peering import check_peers
+from extproc.app.routing import make_policy
 from extproc.app.traced import make_tracing
 from extproc.config import Config
 from extproc.config.file import ConfigError, ConfigParser, parse_config
 from extproc.core.address import Address
-from extproc.plugins import PolicyError, load_policy
+from extproc.core.policies import Policy
 from extproc.shell import logs
 from extproc.shell.certificates import Certificates
 from extproc.shell.discovery.file import parse_endpoints
 from extproc.shell.discovery.kubernetes import KubernetesClient, MissingLibraryError
 from extproc.shell.files import check_readable, describe_failure, read_text
+from extproc.shell.tracing import Tracing
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 MAX_UNIX_PATH_BYTES = 107
 """Of a Unix socket's path on Linux: `sun_path` has 108, the last of them zero (unix(7))."""
@@ -44,17 +47,26 @@ MAX_UNIX_PATH_BYTES = 107
 
 @dataclass(slots=True)
 class Findings:
-    """The findings of the checks, each one line that names the field.
+    """The results of the checks; each message is one line that names the field.
 
     Attributes:
-        errors: Nothing is served with these.
-        in_use: Addresses that somebody listens on: nothing is served while they do.
-        warnings: What serving begins with all the same, and waits for.
+        errors: Mistakes that keep the router from starting.
+        in_use: Addresses that another process listens on: the router cannot start while it does.
+        warnings: What may be missing at the start, because the router waits for it.
+        policy: The configured policy; None if it is among the errors.
+        tracing: What makes spans; None where tracing is off, or among the errors.
     """
 
     errors: list[str] = field(default_factory=list)
     in_use: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    policy: Policy | None = None
+    tracing: Tracing | None = None
+
+    def close(self) -> None:
+        """Release what was made for a service that is not started."""
+        if self.tracing is not None:
+            self.tracing.close()
 
 
 def serve(
@@ -68,10 +80,10 @@ def serve(
     """Check, then serve until a signal.
 
     Args:
-        config: What is served.
+        config: The configuration.
         path: Its file, followed for changes; None without one.
-        text: What was read there.
-        parse: Reads the file when it has changed.
+        text: The content of that file.
+        parse: Parses the file when it has changed.
         warnings: Logged at the start.
 
     Raises:
@@ -79,44 +91,38 @@ def serve(
         OSError: An address cannot be bound.
     """
     found = check_start(config)
-    if found.errors or found.in_use:
+    if found.errors or found.in_use or found.policy is None:
+        found.close()
         raise ConfigError("\n".join([*found.errors, *found.in_use]))
+    policy, tracing = found.policy, found.tracing
     logs.configure_logging(config.log.level, is_json=config.log.json_lines)
     for line in warnings:
         log.warning(line)
 
     async def run() -> None:
-        await App(config, path=path, text=text, parse=parse).run()
+        await App(config, policy, tracing, path=path, text=text, parse=parse).run()
 
     uvloop.run(run())
 
 
 def check_start(config: Config) -> Findings:
-    """Look at everything that a start needs. Nothing is listened on, nobody is asked."""
+    """Check everything that a start needs, without listening or connecting."""
     found = Findings()
-    checks: tuple[Callable[[Config], object], ...] = (
-        _check_policy,
-        _check_packages,
-        _check_server_tls,
-        settings.pod_access,
-        _check_peers,
-        _check_tracing,
-    )
-    for check in checks:
+
+    def check(part: Callable[[Config], _T]) -> _T | None:
         try:
-            check(config)
+            return part(config)
         except ConfigError as error:
             found.errors.append(_one_line(error))
+            return None
+
+    found.policy = check(make_policy)
+    for part in (_check_packages, _check_server_tls, settings.pod_access, check_peers):
+        check(part)
+    found.tracing = check(make_tracing)
     found.warnings += [_one_line(warning) for warning in _missing_sources(config)]
     _check_addresses(config, found)
     return found
-
-
-def _check_policy(config: Config) -> None:
-    try:
-        load_policy(config.policy.name, config.policy.args)
-    except PolicyError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _check_packages(config: Config) -> None:
@@ -139,7 +145,7 @@ def _check_server_tls(config: Config) -> None:
         Certificates(tls.cert_file, tls.key_file)
     except ssl.SSLError as error:
         raise ConfigError(
-            f"server.tls: {tls.cert_file} and {tls.key_file} are no certificate and its private "
+            f"server.tls: {tls.cert_file} and {tls.key_file} are not a certificate and its private "
             f"key: {describe_failure(error)}"
         ) from error
     try:
@@ -147,41 +153,6 @@ def _check_server_tls(config: Config) -> None:
     except ssl.SSLError as error:
         why = describe_failure(error)
         raise ConfigError(f"server.tls.client_ca_file: {tls.client_ca_file}: {why}") from error
-
-
-def _check_peers(config: Config) -> None:
-    peers = config.peers
-    if peers is None:
-        return
-    peering = Peering(
-        config,
-        router_id="",
-        on_entries=lambda _entries: None,
-        on_num_routers=lambda _count: None,
-        on_garbage=lambda: None,
-        clock=lambda: 0.0,
-        rng=random.Random(0),
-        observers=Observers(),
-    )
-    if config.server.tls is not None:
-        _check_file("peers.ca_file", peers.ca_file)
-        try:
-            peering.tls()
-        except OSError as error:
-            raise ConfigError(
-                f"peers: ca_file and server.tls cannot be used: {describe_failure(error)}"
-            ) from error
-
-
-def _check_tracing(config: Config) -> None:
-    try:
-        tracing = make_tracing(config.tracing)
-    except ConfigError as error:
-        raise ConfigError(f"tracing: {error}") from error
-    except Exception as error:  # OpenTelemetry reads its own environment variables
-        raise ConfigError(f"tracing: {error or type(error).__name__}") from error
-    if tracing is not None:
-        tracing.close()
 
 
 def _check_file(name: str, path: Path | None) -> None:
@@ -192,7 +163,7 @@ def _check_file(name: str, path: Path | None) -> None:
 
 
 def _missing_sources(config: Config) -> Iterator[str]:
-    """Files that may come later: a sidecar writes them, say."""
+    """Yield a line for each file that is missing but may be written later, by a sidecar say."""
     discovery = config.discovery
     if discovery.file is not None:
         try:
@@ -228,14 +199,14 @@ def _check_addresses(config: Config, found: Findings) -> None:
                 _check_unix_path(address.removeprefix("unix:"))
             else:
                 _try_to_bind(name, address, taken)
-        except (OSError, UnicodeError) as error:  # UnicodeError: no name has such a part
+        except (OSError, UnicodeError) as error:  # UnicodeError: not a host name
             line = _one_line(f"{name}: {address}: {describe_failure(error)}")
             is_in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
             (found.in_use if is_in_use else found.errors).append(line)
 
 
 def _check_unix_path(text: str) -> None:
-    """Refuse a path where no Unix socket can be made; a socket that is there is replaced."""
+    """Refuse a path where no Unix socket can be made; an existing socket will be replaced."""
     path = Path(text)
     if len(os.fsencode(text)) > MAX_UNIX_PATH_BYTES:
         raise OSError(errno.ENAMETOOLONG, f"longer than {MAX_UNIX_PATH_BYTES} bytes")
@@ -244,11 +215,11 @@ def _check_unix_path(text: str) -> None:
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     if path.exists() and not path.is_socket():
-        raise OSError(errno.EEXIST, "there is something that is no socket")
+        raise OSError(errno.EEXIST, "exists and is not a socket")
 
 
 def _try_to_bind(name: str, address: str, taken: dict[tuple[int, str, int], str]) -> None:
-    """Bind as a listener does, without listening: nobody connects to a check.
+    """Bind as a listener does, without listening, so that nobody can connect.
 
     Raises:
         OSError: It cannot be bound, or another listener of ours has it.
@@ -271,7 +242,7 @@ def _claim(name: str, place: tuple[int, str, int], taken: dict[tuple[int, str, i
     for (other_family, other_host, other_port), other in taken.items():
         is_same_host = host == other_host or {host, other_host} & {"0.0.0.0", "::"}
         if (family, port) == (other_family, other_port) and is_same_host and other != name:
-            raise OSError(errno.EINVAL, f"{other} has this address, too")
+            raise OSError(errno.EINVAL, f"already used by {other}")
     taken[place] = name
 
 

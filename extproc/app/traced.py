@@ -1,73 +1,54 @@
-"""Decisions as spans: what a stream asked and was answered.
-
-A part of `app`, and only there when tracing is on.
-"""
+"""Decisions as spans; used only where tracing is on. Part of `app`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version
 
-from extproc.app.observers import Observers
+from extproc.config import Config
 from extproc.config.file import ConfigError
-from extproc.config.tracing import TracingConfig
 from extproc.core.types import Pick, Rejection, Wait
-from extproc.shell.tracing import DecisionSpan, Tracing, TracingError
+from extproc.shell.tracing import DecisionSpan, Tracing
 
 
-def make_tracing(config: TracingConfig) -> Tracing | None:
-    """What makes spans, or None where that is off.
+def make_tracing(config: Config) -> Tracing | None:
+    """Make the tracing that is configured; None where it is off.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed.
+        ConfigError: OpenTelemetry is not installed, or its environment variables cannot be used.
     """
-    if not config.enabled:
+    if not config.tracing.enabled:
         return None
+    ratio = config.tracing.sample_ratio
     try:
-        return Tracing(sample_ratio=config.sample_ratio, version=version("lora-extproc"))
-    except TracingError as error:
-        raise ConfigError(str(error)) from error
+        return Tracing(sample_ratio=ratio, version=version("lora-extproc"))
+    except Exception as error:  # OpenTelemetry reads its own environment variables
+        raise ConfigError(f"tracing: {error or type(error).__name__}") from error
 
 
 class DecisionTrace:
-    """The trace of one stream's decision, as one span.
+    """The span of one stream's decision; `begin` begins it and is called once."""
 
-    Args:
-        begin: Begins the span; called once, with the first question.
-        observers: Calls what makes spans.
-    """
-
-    def __init__(self, begin: Callable[[], DecisionSpan], observers: Observers) -> None:
+    def __init__(self, begin: Callable[[], DecisionSpan]) -> None:
         self._begin = begin
-        self._observers = observers
         self._span: DecisionSpan | None = None
         self._asked_at_s: float | None = None
         self._has_ended = False
 
     def asked(self, now: float) -> None:
-        """Begin the span, where this is the first question."""
-        self._observers.tell("tracing", self._open, now)
-
-    def answered(self, result: Pick | Rejection | Wait, model: str, now: float) -> None:
-        """Put a pick or a wait into the span."""
-        self._observers.tell("tracing", self._answered, result, model, now)
-
-    def refused(self, rejection: Rejection) -> None:
-        """End the span with the error that the client gets."""
-        self._observers.tell("tracing", self._refused, rejection)
-
-    def _open(self, now: float) -> None:
+        """Begin the span at the first request for a decision."""
         if self._asked_at_s is None:
             self._asked_at_s = now
             self._span = self._begin()
 
-    def _answered(self, result: Pick | Rejection | Wait, model: str, now: float) -> None:
+    def decided(self, result: Pick | Rejection | Wait, model: str, now: float) -> None:
+        """Record a pick or a wait in the span."""
         span = self._span
         if span is None:
-            return  # it could not be begun
+            return  # beginning it failed
         if isinstance(result, Pick):
-            self._end(
-                span,
+            self._has_ended = True
+            span.end(
                 {
                     "extproc.pick_id": result.id,
                     "extproc.endpoint": result.address,
@@ -76,29 +57,20 @@ class DecisionTrace:
                     "extproc.wait_s": now - (self._asked_at_s or now),
                     "gen_ai.request.model": model,
                     "extproc.adapter": result.request.adapter or "",
-                },
+                }
             )
         elif isinstance(result, Wait):
             span.event("held", {"extproc.reason": result.reason})
 
-    def _refused(self, rejection: Rejection) -> None:
+    def rejected(self, rejection: Rejection) -> None:
+        """End the span with the error that the client gets."""
         if self._has_ended or (self._span is None and self._asked_at_s is not None):
             return
-        self._end(
-            self._span or self._begin(),
+        self._has_ended = True
+        (self._span or self._begin()).end(
             {
                 "http.response.status_code": rejection.status,
                 "extproc.reason": rejection.reason.value,
             },
             error=rejection.message,
         )
-
-    def _end(
-        self,
-        span: DecisionSpan,
-        attributes: Mapping[str, str | int | float | bool],
-        *,
-        error: str = "",
-    ) -> None:
-        self._has_ended = True
-        span.end(attributes, error=error)

@@ -1,4 +1,4 @@
-"""The two ways to carry the gRPC services, chosen by `server.transport`. Part of `app`."""
+"""The transports of the gRPC services, chosen by `server.transport`. Part of `app`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Transport(Protocol):
         """`host:port` with the port that was bound, or `unix:PATH`."""
 
     async def drain(self, timeout_s: float) -> None:
-        """Take nothing new, send peers elsewhere, let what runs end; then cut off the rest."""
+        """Accept nothing new, redirect clients, let running calls end; then cancel the rest."""
 
 
 async def listen(
     config: Config, methods: Iterable[Method], counters: Counters, budget: Budget
 ) -> Transport:
-    """Start the configured transport; our own counts in `counters`, bodies within `budget`.
+    """Start the configured transport; ours counts in `counters` and keeps bodies within `budget`.
 
     Raises:
-        OSError: The address cannot be bound, or a certificate file not be read.
+        OSError: The address cannot be bound, or a certificate file cannot be read.
     """
     if config.server.transport == "grpcio":
         return await _listen_grpcio(config, methods, budget)
@@ -53,7 +53,7 @@ class _Grpcio:
 
 
 async def _listen_grpcio(config: Config, methods: Iterable[Method], budget: Budget) -> _Grpcio:
-    # Imported where it is used: grpc takes 9 MB that the other transport does not need.
+    # Imported here: grpc takes 9 MB that the other transport does not need.
     from extproc.shell.grpcio import GrpcioServer
     from extproc.shell.tls import server_credentials
 

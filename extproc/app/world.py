@@ -1,4 +1,4 @@
-"""What the parts of `app` are handed of the world; only `app.app` has it from the system."""
+"""Clocks and randomness for the parts of `app`; only `app.app` takes them from the system."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class World:
     """Clocks and randomness.
 
     Attributes:
-        clock: Monotonic seconds, of the finest kind there is.
+        clock: Monotonic seconds, at the highest resolution.
         wall_clock: Wall seconds.
-        rng: Seeded anew in every process.
+        rng: Seeded differently in every process.
     """
 
     clock: Callable[[], float]

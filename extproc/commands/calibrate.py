@@ -47,11 +47,9 @@ class CalibrationSettings:
     Attributes:
         max_requests: The largest batch.
         window_s: Length of one sample, seconds.
-        num_windows: Samples of each phase.
-        max_cpu_loras: Places in the server's CPU cache, which it does not tell; None for as many
+        num_windows: Samples in each phase.
+        max_cpu_loras: Size of the server's CPU cache, which it does not report; None for as many
             as slots, vLLM's default.
-        api_key: Sent with every request; None for none.
-        seed: For prompts and lengths.
     """
 
     max_requests: int = 32
@@ -67,12 +65,10 @@ class Calibration:
     """The result of the measurements.
 
     Attributes:
-        profile: The costs, over the profile that was given.
+        profile: The given profile with the measured costs.
         fit: How well the costs explain the samples.
-        samples: The measurements, each with the phase that it was taken in.
-        loads: Adapter loads.
-        around_s: Time that a first token takes beside its step: HTTP, tokenizer, processes.
-        max_loras: Adapter slots; None without any.
+        around_s: Time of a first token outside its step: HTTP, tokenizer, processes.
+        max_loras: Adapter slots; None without adapters.
     """
 
     profile: EngineProfile
@@ -92,20 +88,20 @@ async def calibrate(
     on_phase: Callable[[Phase, int, int], None] = lambda phase, number, count: None,
     clock: Callable[[], float] = perf_counter,
 ) -> Calibration:
-    """Measure the server at `url`, which nobody else may use meanwhile.
+    """Measure the server at `url`, which must have no other load.
 
     Args:
         url: Base URL.
-        adapters: To ask for; none leaves out what adapters cost.
+        adapters: Models to request; none leaves out the costs of adapters.
         profile: For everything that cannot be measured.
-        settings: How.
-        on_phase: Called before each phase with its number and how many there are.
-        clock: Seconds; the engine's own where it does not get a machine for itself.
+        settings: Length and load.
+        on_phase: Called before each phase with its number and the number of phases.
+        clock: Seconds; the engine's own where it shares the machine with others.
 
     Raises:
         CalibrationError: The server cannot be measured, or numpy is not installed.
-        ValueError: The samples do not tell the costs.
-        aiohttp.ClientError: It does not answer.
+        ValueError: The samples do not determine the costs.
+        aiohttp.ClientError: The server does not respond.
     """
     if find_spec("numpy") is None:
         raise CalibrationError("fitting needs `pip install 'lora-extproc[loadtest]'`")
@@ -140,7 +136,7 @@ async def _measure(
         max_model_len=server.max_model_len,
         max_requests=settings.max_requests,
     )
-    # What disturbs the machine for a while should not fall on loads of one kind.
+    # A temporary disturbance should not affect only one kind of load.
     Random(settings.seed).shuffle(plan)
     samples: list[tuple[Phase, Sample]] = []
     for number, phase in enumerate(plan):
@@ -164,30 +160,30 @@ async def _measure(
 
 
 def _with_loads(profile: EngineProfile, loads: LoadTimes) -> EngineProfile:
-    """Loads as measured, at whatever rank the adapters have."""
+    """Return the profile with the measured load times, for any rank."""
     if loads.disk_load_s is not None:
         profile = replace(profile, disk_load_s=loads.disk_load_s, disk_load_per_rank_s=0.0)
     if loads.disk_load_s is not None or loads.gpu_load_s is not None:
-        # Where only the sum could be told it is in the other part.
+        # If only the sum could be measured, it is in the other part.
         profile = replace(profile, gpu_load_s=loads.gpu_load_s or 0.0, gpu_load_per_rank_s=0.0)
     return profile
 
 
 def as_yaml(calibration: Calibration, *, url: str) -> str:
-    """A `profile:` for a scenario of a suite, with where it is from in a comment."""
+    """Return a `profile:` for a scenario of a suite, with its source in a comment."""
     costs = {name: float(f"{getattr(calibration.profile, name):.6g}") for name in _COSTS}
     head = (
         f"# extproc lab calibrate {url}\n"
         f"# {calibration.profile.provenance}\n"
-        f"# A first token takes {calibration.around_s * 1000:.1f} ms beside its step.\n"
+        f"# A first token takes {calibration.around_s * 1000:.1f} ms more than its step.\n"
     )
     return head + yaml.safe_dump({"profile": costs}, sort_keys=False)
 
 
 def show(calibration: Calibration, console: Console) -> None:
-    """Print costs, and how far they are from each phase's samples."""
+    """Print the costs and their errors for each phase."""
     table = Table(title="steps, ms", box=None, padding=(0, 1))
-    for head in ("requests", "adapters", "prompt", "answer", "measured", "fitted", "error"):
+    for head in ("requests", "adapters", "prompt", "response", "measured", "fitted", "error"):
         table.add_column(head, justify="right")
     for phase, sample in calibration.samples:
         (error,) = errors_of(calibration.profile, [sample])
@@ -234,7 +230,7 @@ def calibrate_command(
     names = [name for name in adapters.split(",") if name]
     settings = CalibrationSettings(max_requests, window_s, windows, max_cpu_loras, api_key or None)
 
-    def tell(phase: Phase, number: int, count: int) -> None:
+    def print_phase(phase: Phase, number: int, count: int) -> None:
         console.print(
             f"{number + 1} of {count}: {phase.num_requests} requests, {len(phase.adapters)} "
             f"adapters, {phase.prompt_tokens} + {phase.output_tokens} tokens",
@@ -244,15 +240,19 @@ def calibrate_command(
     try:
         result = asyncio.run(
             calibrate(
-                url, adapters=names, profile=PROFILES[profile], settings=settings, on_phase=tell
+                url,
+                adapters=names,
+                profile=PROFILES[profile],
+                settings=settings,
+                on_phase=print_phase,
             )
         )
         show(result, console)
         if out is not None:
             out.write_text(as_yaml(result, url=url), encoding="utf-8")
-            console.print(f"{out}: for `profile:` of a scenario", markup=False)
+            console.print(f"{out}: the `profile:` of a scenario", markup=False)
     except KeyError as error:
         known = ", ".join(PROFILES)
-        raise failure(f"no profile is called {profile}: there are {known}", FAILED) from error
+        raise failure(f"unknown profile {profile}; known: {known}", FAILED) from error
     except (CalibrationError, ValueError, OSError, aiohttp.ClientError, TimeoutError) as error:
         raise failure(str(error) or type(error).__name__, FAILED) from error

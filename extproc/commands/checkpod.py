@@ -13,9 +13,11 @@ from extproc.commands.failure import failure
 
 def check_pod(
     url: Annotated[str, typer.Argument(help="Base URL of the model server.")],
-    engine: Annotated[str, typer.Option(help="Engine that it runs: vllm or sglang.")] = "vllm",
+    engine: Annotated[
+        str, typer.Option(help="Engine of the server, as in `pods.engine`.")
+    ] = "vllm",
     adapter: Annotated[
-        str, typer.Option(help="Adapter to try; by default the first one that the server lists.")
+        str, typer.Option(help="Adapter to test; by default the first one listed.")
     ] = "",
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the API key that the server requires.")
@@ -24,7 +26,7 @@ def check_pod(
         Path | None, typer.Option(help="PEM file with the CAs of the server's certificate.")
     ] = None,
 ) -> None:
-    """Check whether a model server has what the router needs (docs/model-server.md)."""
+    """Check that a model server provides what the router needs (docs/model-server.md)."""
     from extproc.core.engines import PROFILES
     from extproc.shell import podcheck
     from extproc.shell.files import read_text

@@ -22,7 +22,7 @@ def envoy(
     ] = "original-dst",
     preset: Annotated[
         str,
-        typer.Option(help="`founding`: for the router's preset of that name."),
+        typer.Option(help="`founding`: matches the router's preset of that name."),
     ] = "",
     body: Annotated[
         str,
@@ -32,7 +32,7 @@ def envoy(
         ),
     ] = "",
     listen: Annotated[
-        str, typer.Option(help="host:port on which Envoy takes requests.")
+        str, typer.Option(help="host:port on which Envoy accepts requests.")
     ] = "127.0.0.1:8080",
     admin: Annotated[
         str, typer.Option(help="host:port of Envoy's admin interface; it has no password.")
@@ -50,30 +50,32 @@ def envoy(
     ] = None,
     path: Annotated[
         list[str] | None,
-        typer.Option(help="Inference path to let through; may be repeated."),
+        typer.Option(help="Inference path to accept; may be repeated."),
     ] = None,
     max_body_bytes: Annotated[int, typer.Option(help="Bytes of the largest request body.")] = 16
     * 1024
     * 1024,
     max_heap_bytes: Annotated[
-        int, typer.Option(help="Bytes of Envoy's memory; near it, requests are refused.")
+        int, typer.Option(help="Bytes of Envoy's memory; near this limit, requests are refused.")
     ] = 1024 * 1024 * 1024,
     max_connections: Annotated[
         int, typer.Option(help="Largest number of connections from clients.")
     ] = 50_000,
     request_timeout_s: Annotated[
         float,
-        typer.Option(help="Seconds for a whole request to arrive; responses may take longer."),
+        typer.Option(
+            help="Seconds in which a whole request must arrive; responses may take longer."
+        ),
     ] = 60.0,
     router_ping_s: Annotated[
         float,
-        typer.Option(help="Seconds between two pings of a router, and for it to answer one."),
+        typer.Option(help="Seconds between two pings of a router, and for its reply."),
     ] = 5.0,
     message_timeout_s: Annotated[
-        float, typer.Option(help="Seconds for the router to answer a message.")
+        float, typer.Option(help="Seconds for the router to reply to a message.")
     ] = 10.0,
     max_message_timeout_s: Annotated[
-        float, typer.Option(help="Seconds for which the router may at most hold a request.")
+        float, typer.Option(help="Longest time in seconds for which the router may hold a request.")
     ] = 120.0,
     flush_interval_s: Annotated[
         float, typer.Option(help="Seconds by which an access log entry may be delayed.")
@@ -82,7 +84,7 @@ def envoy(
         bool | None, typer.Option(help="Send response headers and trailers to the router, too.")
     ] = None,
     access_log: Annotated[
-        bool, typer.Option(help="Tell the router of finished requests by gRPC access log.")
+        bool, typer.Option(help="Report finished requests to the router by gRPC access log.")
     ] = True,
     shared_access_log: Annotated[
         bool,
@@ -92,10 +94,10 @@ def envoy(
         ),
     ] = False,
     fail_open: Annotated[
-        bool | None, typer.Option(help="Let requests pass while no router can be reached.")
+        bool | None, typer.Option(help="Let requests through while no router can be reached.")
     ] = None,
     allow_mode_override: Annotated[
-        bool, typer.Option(help="Let the router ask for bodies.")
+        bool, typer.Option(help="Allow the router to request bodies.")
     ] = False,
     tls_ca: Annotated[
         str, typer.Option(help="PEM file with the CAs of the router's certificate; turns TLS on.")
@@ -154,10 +156,10 @@ def envoy(
 
 
 def _one_of(kind: type[_Enum], option: str, value: str) -> _Enum:
-    """The value as an enum.
+    """Return the value as an enum.
 
     Raises:
-        ValueError: It is none of them.
+        ValueError: It is not a member.
     """
     if value not in list(kind):
         raise ValueError(f"{option} {value}: allowed: {', '.join(kind)}")

@@ -1,7 +1,4 @@
-"""The command `extproc epp`: the router as a gateway's endpoint picker.
-
-It is started as gateways' charts start one, with flags as Go programs take them.
-"""
+"""The command `extproc epp`: the router as a gateway's endpoint picker, with Go-style flags."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ HELP = ("-h", "--help")
 
 
 def epp(context: typer.Context) -> None:
-    """Route a gateway's requests as its endpoint picker, with charts' flags (docs/epp.md)."""
+    """Serve a gateway as its endpoint picker, with the flags of its charts (docs/epp.md)."""
     from extproc.commands.goflags import FlagError
     from extproc.config.file import ConfigError
 

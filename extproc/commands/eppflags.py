@@ -1,38 +1,25 @@
 """The flags of `extproc epp`, under the names that inference gateways' charts pass.
 
-Some mean nothing here, and are accepted because a chart may pass them. The names are those of the
-endpoint picker of the Gateway API Inference Extension and of its successor llm-d-router.
+The names are those of the endpoint picker of the Gateway API Inference Extension and of its
+successor, llm-d-router. Flags without a meaning here are accepted because a chart may pass them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from extproc.commands.goflags import Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """A flag that is understood.
-
-    Attributes:
-        kind: What its value is.
-        help: Its meaning here.
-    """
+class Flag(NamedTuple):
+    """A supported flag, and its meaning here."""
 
     kind: Kind
     help: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """A flag that charts pass and that changes nothing here.
-
-    Attributes:
-        kind: What its value is.
-        why: Said in the warning.
-        fits: The values that ask for nothing but what is done anyway; they are not worth a warning.
-    """
+class Ignored(NamedTuple):
+    """A flag without effect, and why. The values in `fits` ask for what is done anyway."""
 
     kind: Kind
     why: str
@@ -50,7 +37,7 @@ FLAGS = {
     "grpc-port": Flag(Kind.NUMBER, "port of ext_proc (default 9002)"),
     "grpc-health-port": Flag(Kind.NUMBER, "port of gRPC health, without TLS (default 9003)"),
     "metrics-port": Flag(Kind.NUMBER, "port of /metrics (default 9090)"),
-    "grpc-max-recv-msg-size": Flag(Kind.SIZE, "raises request.max_body_bytes to as much"),
+    "grpc-max-recv-msg-size": Flag(Kind.SIZE, "raises request.max_body_bytes to this size"),
     "drain-timeout": Flag(Kind.DURATION, "server.drain_timeout_s (default 120s)"),
     "secure-serving": Flag(Kind.SWITCH, "TLS on the ext_proc port (default true)"),
     "cert-path": Flag(Kind.TEXT, "folder with tls.crt and tls.key; self-signed by default"),
@@ -102,25 +89,16 @@ IGNORED = {
     "model-server-metrics-https-insecure-skip-verify": Ignored(Kind.SWITCH, _PODS),
 }
 
-KINDS = {name: flag.kind for name, flag in FLAGS.items()} | {
-    name: flag.kind for name, flag in IGNORED.items()
-}
+KINDS = {name: flag.kind for name, flag in FLAGS.items()}
+KINDS |= {name: flag.kind for name, flag in IGNORED.items()}
 
 
 def help_text() -> str:
-    """Every flag with its meaning here."""
+    """Return the text of `--help`."""
     rows = [f"  --{name:<32} {flag.help}" for name, flag in FLAGS.items()]
     ignored = [f"  --{name:<32} {flag.why}" for name, flag in IGNORED.items()]
-    return "\n".join(
-        (
-            "Usage: extproc epp FLAGS",
-            "",
-            "Route a gateway's requests as its endpoint picker (docs/epp.md), with the flags that",
-            "gateways' charts pass.",
-            "",
-            *rows,
-            "",
-            "Accepted and without effect:",
-            *ignored,
-        )
+    head = (
+        "Usage: extproc epp FLAGS\n\n"
+        "Serve a gateway as its endpoint picker, with the flags of its charts (docs/epp.md).\n"
     )
+    return "\n".join((head, *rows, "", "Accepted and without effect:", *ignored))

@@ -1,4 +1,4 @@
-"""The configuration of `extproc epp`: gateways' expectations, under our file, under the flags."""
+"""The configuration of `extproc epp`: flags override our file, which overrides `DEFAULTS`."""
 
 from __future__ import annotations
 
@@ -24,27 +24,42 @@ from extproc.core.address import MAX_PORT, Address
 
 POOL_GROUP = "inference.networking.k8s.io"
 FOREIGN_KIND = "EndpointPickerConfig"
-"""Kind of what charts put into `--config-file` by default: another picker's configuration."""
+"""Kind of the document that charts put into `--config-file` by default: not our configuration."""
 DEBUG_VERBOSITY = 4
-"""From this `-v` on the Go pickers log at debug, and so do we."""
+"""The Go pickers log at debug from this `-v` on."""
 
 _Sections = dict[str, Any]
 
 DEFAULTS: _Sections = {
-    # Responses run through us, so what is cut at the end is cut for clients: just below the 130 s
-    # that charts give a pod to end.
+    # Responses pass through us and are cut when we stop, so the limit is just below the 130 s that
+    # charts give a pod to terminate.
     "server": {
         "address": "0.0.0.0:9002",
         "health_address": "0.0.0.0:9003",
         "drain_timeout_s": 120.0,
     },
-    # Not the default 9090: that is where charts want /metrics, on all addresses.
+    # Not the default 9090: charts expect /metrics there, on all addresses.
     "admin": {"address": "127.0.0.1:9091", "metrics_address": "0.0.0.0:9090"},
-    # Gateways send the response's phases and no access log; those that do not say how they send
-    # bodies can do no other than full duplex: the protocol demands it.
+    # Gateways send the response's phases and no access log. Those that do not say how they send
+    # bodies use full duplex: the protocol requires it.
     "completions": {"source": "response_phases"},
     "request": {"assumed_body_mode": "full-duplex-streamed"},
 }
+
+
+_FIELDS: dict[str, tuple[str, str, Callable[[str, str], Any]]] = {
+    "drain-timeout": ("server", "drain_timeout_s", to_seconds),
+    "refresh-metrics-interval": ("scrape", "interval_s", to_seconds),
+    "metrics-staleness-threshold": ("scrape", "expiry_s", to_seconds),
+    "disable-endpoint-subset-filter": (
+        "request",
+        "use_subset_hint",
+        lambda name, value: not to_bool(name, value),
+    ),
+    "emit-endpoint-scores": ("destination", "emit_scores", to_bool),
+    "tracing": ("tracing", "enabled", to_bool),
+}
+"""The section and the field that a flag sets, and how its value is parsed."""
 
 
 def plan(
@@ -53,17 +68,17 @@ def plan(
     environment: Mapping[str, str],
     make_certificate: Callable[[], tuple[Path, Path]],
 ) -> Plan:
-    """Read a command line; files are read, nothing is started.
+    """Parse a command line and the configuration file that it names.
 
     Args:
         arguments: Without the program's name.
-        environment: Of the process; `NAMESPACE` is where the pool is unless a flag says.
-        make_certificate: Gives paths of a certificate and its key, for TLS without files.
+        environment: Of the process; `NAMESPACE` is the pool's default namespace.
+        make_certificate: Returns the paths of a new certificate and its key, for TLS without files.
 
     Raises:
         FlagError: The command line cannot be used.
-        ConfigError: The configuration file cannot be read, or what flags and file make together is
-            not a configuration.
+        ConfigError: The file cannot be read, or flags and file together are not a valid
+            configuration.
     """
     given = parse_flags(arguments, KINDS)
     for name, value in given.items():
@@ -80,15 +95,13 @@ def plan(
 
 @dataclass(slots=True)
 class Plan:
-    """The configuration that a command line asks for.
+    """The configuration of a command line.
 
     Attributes:
         given: Values by flag, as text.
-        environment: Of the process.
-        make_certificate: As for `plan`.
         path: Our configuration file, followed for changes; None without one.
-        text: What it says.
-        config: All of it together.
+        text: Its content.
+        config: The result of flags and file.
     """
 
     given: Mapping[str, str]
@@ -100,10 +113,10 @@ class Plan:
     _certificate: tuple[Path, Path] | None = None
 
     def parse(self, text: str, *, source: str) -> Config:
-        """The configuration that a file's text makes together with the flags.
+        """Return the configuration of a file's text together with the flags.
 
         Raises:
-            ConfigError: The text is not a configuration, or not one with these flags.
+            ConfigError: The text is not a valid configuration, or not with these flags.
         """
         file = read_sections(text, source=source) if text.strip() else {}
         if file.get("kind") == FOREIGN_KIND:
@@ -123,7 +136,7 @@ class Plan:
         return check_sections(sections, source=source)
 
     def warnings(self) -> list[str]:
-        """A line for each thing asked for that is not done."""
+        """Return a line for each flag or file without effect."""
         lines = [
             f"--{name}={value}: accepted without effect: {IGNORED[name].why}"
             for name, value in self.given.items()
@@ -133,8 +146,6 @@ class Plan:
             where = self.path or "--config-text"
             lines.append(f"{where}: an {FOREIGN_KIND} of another picker: ignored")
         return lines
-
-    # --- parts -------------------------------------------------------------------------------
 
     def _set_ports(self, sections: _Sections) -> None:
         ports = (
@@ -172,8 +183,10 @@ class Plan:
         sections["discovery"] = merged["discovery"]
 
     def _set_size(self, sections: _Sections) -> None:
-        """A gateway's message is a part of a body or a whole one: a smaller limit than ours would
-        refuse bodies that it sends in parts, so it is only ever raised."""
+        """Raise the largest body to the flag's size; never lower it.
+
+        A gateway's message may be a part of a body, so a lower limit would refuse larger bodies.
+        """
         name = "grpc-max-recv-msg-size"
         if name not in self.given:
             return
@@ -196,25 +209,11 @@ class Plan:
 
 
 def _from_flags(given: Mapping[str, str]) -> _Sections:
-    """The sections that follow from flags which set one field each."""
-    found: _Sections = {"server": {}, "scrape": {}, "request": {}, "destination": {}}
-    if "drain-timeout" in given:
-        found["server"]["drain_timeout_s"] = to_seconds("drain-timeout", given["drain-timeout"])
-    for name, key in (
-        ("refresh-metrics-interval", "interval_s"),
-        ("metrics-staleness-threshold", "expiry_s"),
-    ):
+    """Return the sections of the flags that set one field each."""
+    found: _Sections = {"log": _log(given)}
+    for name, (section, field_name, read) in _FIELDS.items():
         if name in given:
-            found["scrape"][key] = to_seconds(name, given[name])
-    if "disable-endpoint-subset-filter" in given:
-        name = "disable-endpoint-subset-filter"
-        found["request"]["use_subset_hint"] = not to_bool(name, given[name])
-    if "emit-endpoint-scores" in given:
-        name = "emit-endpoint-scores"
-        found["destination"]["emit_scores"] = to_bool(name, given[name])
-    if "tracing" in given:
-        found["tracing"] = {"enabled": to_bool("tracing", given["tracing"])}
-    found["log"] = _log(given)
+            found.setdefault(section, {})[field_name] = read(name, given[name])
     return found
 
 
@@ -224,12 +223,8 @@ def _log(given: Mapping[str, str]) -> _Sections:
         found["level"] = _level(to_int("v", given["v"]))
     if "zap-log-level" in given:
         written = given["zap-log-level"]
-        is_number = written.isdecimal()
-        found["level"] = (
-            _level(to_int("zap-log-level", written))
-            if is_number
-            else {"warn": "warning", "panic": "error"}.get(written, written)
-        )
+        named = {"warn": "warning", "panic": "error"}.get(written, written)
+        found["level"] = _level(to_int("zap-log-level", written)) if written.isdecimal() else named
     if "zap-devel" in given:
         found["json_lines"] = not to_bool("zap-devel", given["zap-devel"])
     if "zap-encoder" in given:
@@ -263,7 +258,7 @@ def _files(certificate: Path, key: Path) -> _Sections:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> _Sections:
-    """Both mappings; where both have a value, that of `above`, and mappings are merged again."""
+    """Return both mappings merged recursively; `above` overrides `below`."""
     merged = dict(below)
     for key, value in above.items():
         before = merged.get(key)
@@ -271,5 +266,5 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> _Sections:
             merged[key] = _merged(before, value)
         else:
             merged[key] = value
-    # Copies, so that nobody writes into what was merged.
+    # Copies, so that nobody writes into the arguments.
     return {key: dict(value) if isinstance(value, dict) else value for key, value in merged.items()}

@@ -1,6 +1,6 @@
-"""Command lines as Go programs take them: `--name value`, `--name=value`, `-v 4`, bare switches.
+"""Go-style command lines: `--name value`, `--name=value`, `-v 4`, bare switches.
 
-Names match in any of the styles that are in use: `--pool-name`, `-poolName`, `--pool_name`.
+Names match in every common style: `--pool-name`, `-poolName`, `--pool_name`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _SIZE_UNITS: dict[str | None, int] = {
 
 
 def parse_flags(arguments: Sequence[str], kinds: Mapping[str, Kind]) -> dict[str, str]:
-    """Split a command line into values by flag, still as text; of a repeated flag the last counts.
+    """Split a command line into values by flag, as text; the last value of a repeated flag counts.
 
     Raises:
-        FlagError: An unknown flag, one without its value, or an argument that belongs to none.
+        FlagError: An unknown flag, a missing value, or a stray argument.
     """
     found: dict[str, str] = {}
     rest = list(arguments)
@@ -67,7 +67,7 @@ def parse_flags(arguments: Sequence[str], kinds: Mapping[str, Kind]) -> dict[str
 
 
 def _name(written: str) -> str | None:
-    """`pool-name` of `--pool-name`, `-poolName` and `--pool_name`; None of what is no flag."""
+    """Return `pool-name` for `--pool-name`, `-poolName` and `--pool_name`; None for non-flags."""
     bare = written.removeprefix("-").removeprefix("-")
     if bare == written or not bare or bare.startswith("-"):
         return None
@@ -75,7 +75,7 @@ def _name(written: str) -> str | None:
 
 
 def to_bool(name: str, value: str) -> bool:
-    """Read a switch as Go's `strconv.ParseBool` does.
+    """Parse a switch as Go's `strconv.ParseBool` does.
 
     Raises:
         FlagError: Anything else.
@@ -88,7 +88,7 @@ def to_bool(name: str, value: str) -> bool:
 
 
 def to_int(name: str, value: str) -> int:
-    """Read a whole number in decimal digits.
+    """Parse a whole number in decimal digits.
 
     Raises:
         FlagError: Anything else.
@@ -99,10 +99,10 @@ def to_int(name: str, value: str) -> int:
 
 
 def to_seconds(name: str, value: str) -> float:
-    """Read a duration as Go writes it.
+    """Parse a Go duration.
 
     Raises:
-        FlagError: Anything else, a number without a unit included.
+        FlagError: Anything else, including a number without a unit.
     """
     parts = _DURATION.findall(value)
     if value == "0":
@@ -113,7 +113,7 @@ def to_seconds(name: str, value: str) -> float:
 
 
 def to_bytes(name: str, value: str) -> int:
-    """Read a Kubernetes quantity; an added `B` is tolerated.
+    """Parse a Kubernetes quantity, with or without a final `B`.
 
     Raises:
         FlagError: Anything else.

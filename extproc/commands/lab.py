@@ -28,7 +28,7 @@ from extproc.sim.trials.trials import Trial
 
 lab_app = typer.Typer(
     name="lab",
-    help="Judge policies in virtual time (docs/lab.md).",
+    help="Compare policies in virtual time (docs/lab.md).",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -50,7 +50,7 @@ def run_command(
     ] = "",
     jobs: JobsOption = 0,
     fresh: Annotated[
-        bool, typer.Option(help="Ignore results that an earlier run of the same code has kept.")
+        bool, typer.Option(help="Ignore the kept results of earlier runs of the same code.")
     ] = False,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
@@ -68,7 +68,7 @@ def run_command(
     except (SuiteError, PolicyError, OSError) as error:
         raise failure(error, FAILED) from error
     _print(result, console)
-    console.print(f"[bold]{out / (result['suite'].name + '.json')}[/]: now `extproc lab report`")
+    console.print(f"[bold]{out / (result['suite'].name + '.json')}[/]: next, `extproc lab report`")
 
 
 @lab_app.command("report")
@@ -92,7 +92,7 @@ def table_command(
     result: ResultArgument = None,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
-    """Print the capacities that a run has found as a Markdown table."""
+    """Print a run's capacities as a Markdown table."""
     try:
         content = read_result(result or newest(out))
     except (OSError, msgspec.DecodeError, ValueError) as error:
@@ -105,15 +105,15 @@ def tune_command(
     suite: Annotated[
         str, typer.Argument(help="Suite to tune on; never the evaluation suite.")
     ] = "development",
-    rule: Annotated[
+    policy: Annotated[
         list[str] | None, typer.Option(help="Tune this policy only; may be repeated.")
     ] = None,
     jobs: JobsOption = 0,
 ) -> None:
-    """Search the parameters of every opponent on the same budget, and print the best ones."""
+    """Search the parameters of every opponent with the same budget, and print the best ones."""
     console = Console()
     try:
-        best = tune(suite, rules=rule or list(TUNABLE), jobs=jobs, watching=_progress(console))
+        best = tune(suite, policies=policy or list(TUNABLE), jobs=jobs, watching=_progress(console))
     except (SuiteError, OSError, KeyError) as error:
         raise failure(error, FAILED) from error
     for label, capacity_rps in best.values():
@@ -121,13 +121,13 @@ def tune_command(
 
 
 def report(result: Path | None = None, *, out: Path = DEFAULT_OUT) -> Path:
-    """Write the HTML page of a result's JSON beside it, and return its path.
+    """Write the HTML page of a result beside its JSON file, and return its path.
 
-    The result may be a load test's, too.
+    The result may also be that of a load test.
 
     Raises:
         OSError: A file cannot be read or written.
-        ValueError: There is no run, or the file is not one.
+        ValueError: There is no result, or the file is not one.
     """
     result = result or newest(out)
     page = result.with_suffix(".html")
@@ -139,7 +139,7 @@ def report(result: Path | None = None, *, out: Path = DEFAULT_OUT) -> Path:
 
 
 def _progress(console: Console) -> Watching:
-    """A bar that says which trial has been run last."""
+    """Return a progress bar that names the last trial."""
     columns = (
         TextColumn("{task.description:<44}"),
         BarColumn(),
@@ -165,7 +165,7 @@ def _print(result: dict[str, Any], console: Console) -> None:
     for name, summary in result["summary"].items():
         title = f"{name}: SLO capacity; the last three at {summary['main_rate_rps']:g} req/s"
         table = Table(title=title, padding=(0, 0, 0, 1), box=SIMPLE_HEAD)
-        table.add_column("rule", no_wrap=True, min_width=24)
+        table.add_column("policy", no_wrap=True, min_width=24)
         for head in ("req/s", "95 %", "ratio", "of B3", "ok", "p99 s", "loads"):
             table.add_column(head, justify="right", no_wrap=True)
         for row in summary["rows"]:

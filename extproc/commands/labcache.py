@@ -1,7 +1,7 @@
-"""Results of trials that were run before, so that an interrupted run goes on where it was.
+"""Results of earlier trials, so that an interrupted run continues.
 
-A result is found again only by the very same trial and the very same code of `core` and `sim`: the
-trial would give it again. Results of a policy from outside the package are never kept.
+A result is reused only for the same trial and the same code of `core`, `workload` and `sim`, which
+would produce it again. Results of policies from outside the package are not kept.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ class _Entry(msgspec.Struct):
 
 
 class TrialCache:
-    """A file of results, one trial a line.
-
-    Args:
-        path: The file; made with its folder by the first result.
-    """
+    """A file of results, one trial per line; created with its folder by the first result."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -36,15 +32,15 @@ class TrialCache:
         text = path.read_bytes() if path.exists() else b""
         for line in text.splitlines():
             self._read(line)
-        # A run may have been interrupted within a line, which must not swallow the next.
+        # An interrupted run may have left an incomplete line; the next one must not join it.
         self._separator = b"" if text.endswith(b"\n") or not text else b"\n"
 
     def get(self, trial: Trial) -> list[TrialResult] | None:
-        """The results of a trial, or None if they are not known."""
+        """Return the results of a trial, or None if they are not known."""
         return self._known.get(self._key(trial))
 
     def add(self, trial: Trial, results: list[TrialResult]) -> None:
-        """Keep the results of a trial.
+        """Append the results of a trial.
 
         Raises:
             OSError: The file cannot be written.
@@ -65,7 +61,7 @@ class TrialCache:
         self._known[entry.key] = entry.results
 
     def _key(self, trial: Trial) -> str:
-        # What a suite lists does not change what one of its trials gives.
+        # The lists of a suite do not affect the result of a single trial.
         knobs: dict[str, Any] = {"rules": [], "bounds": [], "scenarios": [], "sweeps": []}
         suite = msgspec.structs.replace(trial.suite, **knobs)
         content = msgspec.json.encode((self._code, suite, msgspec.structs.asdict(trial.scenario)))

@@ -1,7 +1,6 @@
-"""The run of a suite: which trials, in which processes, and what is kept of their results.
+"""The run of a suite: its trials, the processes that run them, and their results.
 
-Here is what the laboratory itself must not know: files, processes, the real clock, and policies
-found by name.
+The laboratory itself has no files, processes, real clock or policies by name; they are here.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ DEFAULT_OUT = Path("loadtest/out")
 
 OnTrial = Callable[[Trial], None]
 Watching = Callable[[int, int], AbstractContextManager[OnTrial]]
-"""Gets how many trials there are and how many are known already; gives what to call after each."""
+"""Takes the number of trials and of known results; the context is called after each trial."""
 
 
 def unwatched(_num_trials: int, _num_known: int) -> AbstractContextManager[OnTrial]:
-    """Shows nothing."""
+    """Show nothing."""
     return nullcontext(lambda _trial: None)
 
 
@@ -49,27 +48,27 @@ def run(
     out: Path = DEFAULT_OUT,
     watching: Watching = unwatched,
 ) -> dict[str, Any]:
-    """Run the suite called `name`, with a policy of the user's own if there is one.
+    """Run the suite `name`, with an additional policy if one is given.
 
     Args:
         name: A suite in `loadtest/scenarios/`, or a path.
-        policy: As in the configuration file's `policy.name`.
+        policy: As `policy.name` in the configuration file.
         jobs: Processes; 0 for one per core. The result does not depend on it.
-        fresh: Do not take results of an earlier run of this very code.
+        fresh: Ignore the kept results of earlier runs of the same code.
         out: Where `<suite>.json` is written, and `<suite>.trials.jsonl` while it runs.
         watching: Shows progress.
 
     Returns:
-        What was written.
+        The content of `<suite>.json`.
 
     Raises:
         SuiteError: The suite cannot be used.
-        PolicyError: The policy cannot be had.
+        PolicyError: The policy cannot be loaded.
         OSError: A file cannot be read or written.
     """
     suite = read_suite(name)
     if policy is not None:
-        sys.path.insert(0, os.getcwd())  # a policy of one's own lies beside one
+        sys.path.insert(0, os.getcwd())  # where a user's policy is
         load_policy(policy, {})
         suite = msgspec.structs.replace(suite, rules=[policy, *suite.rules])
     kept = out / f"{suite.name}.trials.jsonl"
@@ -83,28 +82,28 @@ def run(
 
 
 def tune(
-    name: str, *, rules: Sequence[str], jobs: int = 0, watching: Watching = unwatched
+    name: str, *, policies: Sequence[str], jobs: int = 0, watching: Watching = unwatched
 ) -> dict[str, tuple[str, float]]:
-    """The best settings of each rule on a suite, and their mean capacity, requests per second.
+    """Return the best settings of each policy on a suite, and their mean capacity (requests/s).
 
     Raises:
-        SuiteError: The suite cannot be used, or it is the one that nothing may be tuned on.
-        KeyError: A rule has nothing to tune.
+        SuiteError: The suite cannot be used, or is the evaluation suite.
+        KeyError: A policy has nothing to tune.
     """
     suite = read_suite(name)
     if suite.name == "evaluation":
         raise SuiteError("the evaluation suite is not for tuning")
-    labels = [label for rule in rules for label in settings_of(rule)]
+    labels = [label for policy in policies for label in settings_of(policy)]
     suite = msgspec.structs.replace(suite, rules=labels, bounds=[], sweeps=[])
     return best_settings(_run_all(plan(suite), jobs, watching))
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read the results that `run` has written.
+    """Read the results that `run` wrote.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is something else.
+        ValueError: It is not such a file.
     """
     content = msgspec.json.decode(path.read_bytes())
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -113,19 +112,19 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def newest(out: Path) -> Path:
-    """The last file that a run has written there.
+    """Return the newest result in a folder.
 
     Raises:
         ValueError: There is none.
     """
     found = sorted(out.glob("*.json"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise ValueError(f"no results in {out}: first `extproc lab run quick`")
+        raise ValueError(f"no results in {out}; run `extproc lab run quick` first")
     return found[-1]
 
 
 def plan(suite: Suite) -> list[Trial]:
-    """Every trial of a suite, in a fixed order: bounds first, they take longest."""
+    """Return every trial of a suite in a fixed order: bounds first, because they take longest."""
     trials = [
         Trial(
             suite,
@@ -157,7 +156,7 @@ def plan(suite: Suite) -> list[Trial]:
 
 
 def make_policy(name: str) -> Callable[[], Policy]:
-    """The maker of the policy called `name`, called once for each router."""
+    """Return the factory of the policy `name`, called once for each router."""
     return opponent(name) or (lambda: load_policy(name, {}))
 
 
@@ -168,7 +167,7 @@ def _run_one(trial: Trial) -> list[TrialResult]:
 def _run_all(
     trials: list[Trial], jobs: int, watching: Watching, cache: TrialCache | None = None
 ) -> list[TrialResult]:
-    """Results in the order of the trials; those that the cache has are not run."""
+    """Return results in the order of the trials; those in the cache are not run."""
     done = {n: known for n, trial in enumerate(trials) if cache and (known := cache.get(trial))}
     rest = [n for n in range(len(trials)) if n not in done]
     with watching(len(trials), len(done)) as on_trial:
@@ -186,7 +185,7 @@ def _as_completed(
     if jobs == 1:
         yield from ((number, _run_one(trials[number])) for number in numbers)
         return
-    # Spawned, not forked: a progress bar has threads.
+    # Spawned, not forked: the progress bar has threads.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         waiting: dict[Future[list[TrialResult]], int] = {
             pool.submit(_run_one, trials[number]): number for number in numbers

@@ -1,7 +1,7 @@
-"""The command `extproc`: its commands, each from a file of its own.
+"""The command `extproc` and its subcommands, each from a file of its own.
 
-Those files import what they need when they run: what serves loads nothing of the laboratory, and
-`--help` loads next to nothing.
+Those files import what they need when they run, so that the router loads nothing of the laboratory
+and `--help` loads little.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PASSED_ON = {
     "ignore_unknown_options": True,
     "help_option_names": [],
 }
-"""Of a command that reads its own arguments, `--help` among them."""
+"""For commands that parse their own arguments, including `--help`."""
 
 
 def main() -> None:

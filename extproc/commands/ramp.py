@@ -46,7 +46,8 @@ def ramp_command(
     resolution: Annotated[
         float,
         typer.Option(
-            min=1.01, help="Ratio of the lowest failed to the highest passed rate at the end."
+            min=1.01,
+            help="Stop when the lowest missed rate is within this ratio of the highest passed one.",
         ),
     ] = 1.1,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
@@ -56,7 +57,7 @@ def ramp_command(
     tpot_s: TpotOption = None,
     api_key: KeyOption = "",
 ) -> None:
-    """Find the highest rate that a target serves well, by itself."""
+    """Search for the highest rate at which a target meets its objectives."""
     with refusing():
         spec = parse_target(target)
         found = find_load(load, Overrides(fleet or (), profile, (ttft_s, tpot_s, part)))
@@ -93,10 +94,10 @@ def ramp_command(
 
 
 def step_words(step: Step) -> str:
-    """A step in one line."""
+    """Return a step as one line."""
     sign = "ok    " if step.has_passed else "missed"
     if step.run is None or step.run.result is None:
-        return f"{sign} {step.rate_rps:8.2f}/s  at most {step.attainment:.1%}: given up"
+        return f"{sign} {step.rate_rps:8.2f}/s  at most {step.attainment:.1%}: aborted"
     summary = step.run.result.summary
     return (
         f"{sign} {step.rate_rps:8.2f}/s  {step.attainment:.1%} of {summary.num_requests} requests, "
@@ -106,7 +107,7 @@ def step_words(step: Step) -> str:
 
 
 def conclusion(ramp: Ramp) -> str:
-    """The result of a search, or of a part of it."""
+    """Return the result of a search, or of a part of it, as one line."""
     low, high = ramp.bracket
     if not ramp.points:
         return "SLO capacity: nothing was measured"

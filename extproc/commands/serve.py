@@ -1,4 +1,4 @@
-"""The commands `extproc serve` and `extproc check-config`: the same checks, with and without it."""
+"""The commands `extproc serve` and `extproc check-config`, with the same checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from extproc.commands.failure import failure
 
-# Not `readable`: reading it says more of why it cannot be read.
+# Not `readable`: reading the file gives a better error message.
 ConfigOption = Annotated[
     Path,
     typer.Option(
@@ -31,10 +31,10 @@ def serve(config: ConfigOption) -> None:
 
 
 def check_config(config: ConfigOption) -> None:
-    """Check a configuration file on this machine as `serve` does, without serving.
+    """Check a configuration file as `serve` does at its start, without serving.
 
-    What `serve` refuses is refused here. An address that is in use is only a warning: it may be
-    used by the very router whose configuration this is.
+    An address in use is an error for `serve` but only a warning here: it may be used by a running
+    router with this configuration.
     """
     from extproc.app.startup import check_start
     from extproc.config.file import ConfigError, load_config
@@ -44,6 +44,7 @@ def check_config(config: ConfigOption) -> None:
     except ConfigError as error:
         raise failure(error) from error
     found = check_start(checked)
+    found.close()
     for warning in (*found.in_use, *found.warnings):
         typer.echo(f"extproc: warning: {warning}", err=True)
     if found.errors:

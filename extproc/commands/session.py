@@ -1,4 +1,4 @@
-"""The common part of the commands of `extproc loadtest`: options, exit statuses, and their end."""
+"""The shared options, exit statuses and error handling of `extproc loadtest`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KeyOption = Annotated[
 
 
 def key_headers(api_key: str) -> Mapping[str, str]:
-    """The headers that carry an API key."""
+    """Return the headers that carry an API key."""
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
@@ -52,10 +52,10 @@ def measured(
     num_repeats: int = 0,
     max_added_s: float = inf,
 ) -> list[Round]:
-    """All rounds; if a signal ends it, those so far are shown first.
+    """Run and return all rounds; if a signal ends the run, print those so far.
 
     Raises:
-        typer.Exit: A signal ended it, or a target cannot be used.
+        typer.Exit: A signal ended the run, or a target cannot be used.
     """
     rounds: list[Round] = []
 
@@ -84,11 +84,11 @@ def measured(
 
 
 def run_until_signalled(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run it to its end or to a signal.
+    """Run a coroutine to its end or until a signal.
 
     Raises:
         SignalledError: There was a signal.
-        typer.Exit: A target did not come up, or is gone.
+        typer.Exit: A target did not start, or has died.
     """
     try:
         return uvloop.run(until_signalled(work))
@@ -97,7 +97,7 @@ def run_until_signalled(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def status_of(rounds: Sequence[Round]) -> int:
-    """The exit status after these."""
+    """Return the exit status after these rounds."""
     if any(run.is_gone for round_ in rounds for run in round_):
         return FAILED
     return 0 if counted(rounds) else NOT_MEASURED
@@ -105,10 +105,10 @@ def status_of(rounds: Sequence[Round]) -> int:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Say in one line why what was asked for cannot be done.
+    """Turn errors in the arguments into an exit with a one-line message.
 
     Raises:
-        typer.Exit: Something is.
+        typer.Exit: There was such an error.
     """
     try:
         yield

@@ -14,7 +14,7 @@ from extproc.workload.flights import FleetResult, Flight, FlightState
 from extproc.workload.judge import measure
 
 PREFIX = "policy:"
-"""The beginning of a target that has a twin; other gateways in front of pods are not simulated."""
+"""Prefix of the targets that have a twin; other gateways are not simulated."""
 
 
 def virtual_run(
@@ -26,19 +26,13 @@ def virtual_run(
     seed: int,
     num_requests: int | None = None,
 ) -> RunResult:
-    """Run a policy in virtual time.
+    """Run a scenario of a suite with a policy in virtual time.
 
-    Args:
-        suite: Where settings come from.
-        scenario: One of its scenarios.
-        rule: The policy, without `policy:`.
-        rate_rps: Offered rate.
-        seed: Of workload and fleet.
-        num_requests: Instead of the suite's.
+    `num_requests` replaces the suite's number.
 
     Raises:
         SuiteError: The scenario cannot be run.
-        PolicyError: The rule cannot be had.
+        PolicyError: The policy cannot be loaded.
     """
     settings, workload, events = make_trial_parts(
         suite, scenario, rate_rps=rate_rps, seed=seed, num=num_requests
@@ -60,18 +54,19 @@ def virtual_run(
 
 
 def twins_of(suite: Suite, runs: Sequence[RunResult], *, more_rates: int = 0) -> list[RunResult]:
-    """Virtual twins of real runs, with all of the suite's seeds, and of the rates between theirs.
+    """Return the virtual twins of real runs, with all of the suite's seeds.
 
-    What the laboratory predicts is what its seeds agree on, however few of them were run for real.
+    The prediction is the mean of all seeds, even if few of them were run for real. Runs of targets
+    that the laboratory does not simulate have no twin.
 
     Args:
-        suite: What the real runs ran.
-        runs: Any; those of targets that are not rules of this suite's laboratory have no twin.
-        more_rates: So many rates between two of the real ones, for lines.
+        suite: The suite of the real runs.
+        runs: Runs of any kind.
+        more_rates: Number of rates to add between two of the real ones, for lines.
 
     Raises:
         SuiteError: A scenario cannot be run.
-        PolicyError: A rule cannot be had.
+        PolicyError: A policy cannot be loaded.
     """
     scenarios = {scenario.name: scenario for scenario in suite.scenarios}
     wanted: dict[tuple[str, str, float, int], None] = {}
@@ -89,7 +84,7 @@ def twins_of(suite: Suite, runs: Sequence[RunResult], *, more_rates: int = 0) ->
 
 
 def _filled(rate_rps: float, rates: Sequence[float], num: int) -> list[float]:
-    """A rate, and `num` between it and the next one."""
+    """Return a rate, and `num` more up to the next one."""
     above = next((rate for rate in rates if rate > rate_rps), rate_rps)
     if above == rate_rps:
         return [rate_rps]
@@ -97,9 +92,9 @@ def _filled(rate_rps: float, rates: Sequence[float], num: int) -> list[float]:
 
 
 def records_of(result: FleetResult) -> list[RequestRecord]:
-    """A run in virtual time as records, so that it is told in the same words as a real one.
+    """Return a virtual run as records, so that it is summarized like a real one.
 
-    Times between tokens are not in it, and its generator is never late.
+    There are no times between tokens, and requests are never sent late.
     """
     return [_record(index, flight) for index, flight in enumerate(result.flights)]
 

@@ -25,7 +25,9 @@ def watch(
     tls: Annotated[bool, typer.Option(help="Connect with TLS.")] = False,
     tls_ca: Annotated[
         str | None,
-        typer.Option(help="PEM file with the CAs of the router's certificate, not the system's."),
+        typer.Option(
+            help="PEM file with the CAs of the router's certificate; the system's by default."
+        ),
     ] = None,
     tls_cert: Annotated[
         str | None, typer.Option(help="PEM file with a client certificate, for mutual TLS.")

@@ -1,14 +1,14 @@
 """The configuration: one YAML file, checked before anything starts.
 
-A section is a file here. Every field has a unit in its name or description, a default, a range and
-a sentence that says what it is for; `docs/configuration.md` is generated from them. Fields marked
-*live* take effect while the service runs, as soon as the file changes and is valid; the others need
-a restart.
+Each section has a file of its own. Every field has a unit in its name or description, a default, a
+range and a sentence that describes it; `docs/configuration.md` is generated from them. Fields whose
+description ends with "Live." take effect as soon as the file has changed and is valid; changes of
+the others need a restart.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -31,6 +31,11 @@ from extproc.config.tracing import TracingConfig
 __all__ = ["Config"]
 
 
+def _section(kind: type[Section]) -> Any:
+    """A field for a section that may be left out, described by the section's own docstring."""
+    return Field(default_factory=kind, description=kind.__doc__)
+
+
 class Config(Section):
     """The whole file."""
 
@@ -39,39 +44,20 @@ class Config(Section):
         description="`founding`: the founding policy, one destination, buffered bodies; goes with "
         "`extproc envoy --preset founding`.",
     )
-    server: ServerConfig = Field(
-        default_factory=ServerConfig, description="The gRPC services that Envoy calls."
-    )
-    admin: AdminConfig = Field(default_factory=AdminConfig, description="HTTP for people.")
-    discovery: DiscoveryConfig = Field(description="Where the list of pods comes from.")
-    pods: PodsConfig = Field(
-        default_factory=PodsConfig, description="Properties that all pods share."
-    )
-    scrape: ScrapeConfig = Field(
-        default_factory=ScrapeConfig, description="How often pods are asked for their state."
-    )
-    policy: PolicyConfig = Field(
-        default_factory=PolicyConfig, description="The policy that chooses. Live."
-    )
-    admission: AdmissionConfig = Field(
-        default_factory=AdmissionConfig, description="When requests are refused. Live."
-    )
-    outliers: OutliersConfig = Field(
-        default_factory=OutliersConfig, description="Pods that fail where others do not. Live."
-    )
-    request: RequestConfig = Field(
-        default_factory=RequestConfig, description="How requests are read."
-    )
-    destination: DestinationConfig = Field(
-        default_factory=DestinationConfig, description="How Envoy is told of the choice."
-    )
-    completions: CompletionsConfig = Field(
-        default_factory=CompletionsConfig,
-        description="How the router learns that a request has ended.",
-    )
-    peers: PeersConfig | None = Field(None, description="The other replicas of this router.")
-    tracing: TracingConfig = Field(default_factory=TracingConfig, description="Spans.")
-    log: LogConfig = Field(default_factory=LogConfig, description="The log on standard error.")
+    server: ServerConfig = _section(ServerConfig)
+    admin: AdminConfig = _section(AdminConfig)
+    discovery: DiscoveryConfig = Field(description=DiscoveryConfig.__doc__)
+    pods: PodsConfig = _section(PodsConfig)
+    scrape: ScrapeConfig = _section(ScrapeConfig)
+    policy: PolicyConfig = _section(PolicyConfig)
+    admission: AdmissionConfig = _section(AdmissionConfig)
+    outliers: OutliersConfig = _section(OutliersConfig)
+    request: RequestConfig = _section(RequestConfig)
+    destination: DestinationConfig = _section(DestinationConfig)
+    completions: CompletionsConfig = _section(CompletionsConfig)
+    peers: PeersConfig | None = Field(None, description=PeersConfig.__doc__)
+    tracing: TracingConfig = _section(TracingConfig)
+    log: LogConfig = _section(LogConfig)
 
     @model_validator(mode="after")
     def _preset_holds(self) -> Config:

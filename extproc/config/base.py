@@ -1,8 +1,8 @@
-"""The base of the configuration's sections, and addresses in them."""
+"""The base class of sections, and addresses in them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -13,7 +13,7 @@ def check_host_port(text: str) -> str:
     """Return the text if it is an address.
 
     Raises:
-        ValueError: It is not; the message says what is allowed.
+        ValueError: It is not an address; the message says what is allowed.
     """
     try:
         Address.parse(text)
@@ -29,6 +29,14 @@ HostPort = Annotated[str, AfterValidator(check_host_port)]
 
 
 class Section(BaseModel):
-    """A mapping in the file: unknown keys are refused, and nothing changes once it is read."""
+    """A mapping in the file: unknown keys are errors, and instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def section_in(annotation: Any) -> type[Section] | None:
+    """Return the section in an annotation, also inside unions and tuples."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    parts = getattr(annotation, "__args__", ())
+    return next((found for part in parts if (found := section_in(part))), None)

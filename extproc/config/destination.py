@@ -8,7 +8,7 @@ from extproc.config.base import Section
 
 
 class DestinationConfig(Section):
-    """How Envoy is told of the choice."""
+    """How the choice is sent to Envoy."""
 
     num_fallbacks: int = Field(
         0,
@@ -21,9 +21,8 @@ class DestinationConfig(Section):
         2,
         ge=0,
         le=2,
-        description="Addresses sent beside the destination where there are no fallbacks, in the "
-        "metadata `extproc.alternates`. In original-dst mode Envoy dials them where the first "
-        "refuses. Live.",
+        description="Addresses sent in the metadata `extproc.alternates` when there are no "
+        "fallbacks. In original-dst mode Envoy dials them if the first one refuses. Live.",
     )
     eds_cluster: str = Field(
         "pods", description="Resource name under which endpoint discovery (EDS) lists the pods."

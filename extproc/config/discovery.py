@@ -3,26 +3,149 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from extproc.config.base import Section
-from extproc.config.dns import DnsConfig
-from extproc.config.kubernetes import KubernetesConfig
-from extproc.core.address import check_endpoint_address
+from extproc.config.base import HostPort, Section
+from extproc.core.address import MAX_PORT, check_endpoint_address
+
+_KUBERNETES_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+_PORT_NAME = r"^[a-z0-9-]{1,63}$"
+_Port = Annotated[int, Field(ge=1, le=MAX_PORT)]
+_PortName = Annotated[str, Field(pattern=_PORT_NAME)]
 
 
 class StaticEndpoint(Section):
-    """One pod, written down."""
+    """One pod."""
 
-    address: str = Field(description="`ip:port` as Envoy dials it; for names there is `dns`.")
+    address: str = Field(description="`ip:port` as Envoy dials it; for names use `dns`.")
     name: str = Field("", description="Shown to people; the address if empty.")
 
     @field_validator("address")
     @classmethod
     def _can_be_dialled(cls, value: str) -> str:
         return check_endpoint_address(value)
+
+
+class KubernetesConfig(Section):
+    """Pods by the Kubernetes API: exactly one of `pod_selector`, `service`, `inference_pool`."""
+
+    namespace: str | None = Field(
+        None,
+        pattern=_KUBERNETES_NAME,
+        description="Namespace of the pods; none means the service account's own, or that of the "
+        "kubeconfig's context.",
+    )
+    pod_selector: str | None = Field(
+        None,
+        min_length=1,
+        description="Label selector of the pods, e.g. `app=vllm,tier in (a,b)`; needs `port`.",
+    )
+    service: str | None = Field(
+        None, pattern=_KUBERNETES_NAME, description="Service whose endpoints are the pods."
+    )
+    inference_pool: str | None = Field(
+        None,
+        pattern=_KUBERNETES_NAME,
+        description="InferencePool (inference.networking.k8s.io/v1) of the pods; each of its "
+        "target ports on each pod is an endpoint of its own.",
+    )
+    port: _Port | _PortName | tuple[_Port, ...] | None = Field(
+        None,
+        description="With `pod_selector`: the pods' port, or a list of ports, each an endpoint of "
+        "its own. With `service`: the port's name, or its number on the pods; not needed where the "
+        "Service has only one port.",
+    )
+    kubeconfig: Path | None = Field(
+        None,
+        description="Kubeconfig file; none means the pod's service account, and outside a cluster "
+        "`$KUBECONFIG`, then `~/.kube/config`.",
+    )
+    watch_s: float = Field(
+        60.0,
+        ge=1,
+        le=3600,
+        description="Seconds after which a watch is renewed: how long a connection that has died "
+        "silently can go unnoticed.",
+    )
+    relist_s: float = Field(
+        600.0, ge=1, le=86_400, description="Approximate seconds between two complete lists."
+    )
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _written_as_text(cls, value: Any) -> Any:
+        return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> KubernetesConfig:
+        kinds = {
+            "pod_selector": self.pod_selector,
+            "service": self.service,
+            "inference_pool": self.inference_pool,
+        }
+        if sum(kind is not None for kind in kinds.values()) != 1:
+            raise ValueError(f"give exactly one of: {', '.join(kinds)}")
+        is_number = isinstance(self.port, int) or (isinstance(self.port, tuple) and self.port)
+        if self.pod_selector is not None and not is_number:
+            raise ValueError("pod_selector needs port: a number, or a list of numbers")
+        if self.service is not None and isinstance(self.port, tuple):
+            raise ValueError("service takes one port: its name or number, or none")
+        if self.inference_pool is not None and self.port is not None:
+            raise ValueError("inference_pool takes no port: the pool has targetPorts")
+        return self
+
+
+class DnsConfig(Section):
+    """Pods behind one name: docker-compose services, headless Services, Consul and the like."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_.-]{1,253}$",
+        description="Name to look up, with the system's search list; for `srv` with service and "
+        "protocol, as `_http._tcp.vllm`. `/etc/hosts` is not read. Each answer must list all pods: "
+        "with servers that return a random few of them, pods would come and go.",
+    )
+    type: Literal["a", "srv"] = Field(
+        "a",
+        exclude=True,  # the source can tell by `port`
+        description="`a`: A and AAAA records, with `port`; `srv`: SRV records, which have a port.",
+    )
+    port: int | None = Field(
+        None, ge=1, le=MAX_PORT, description="Port of every pod; with `type: a` only."
+    )
+    family: Literal["auto", "ipv4", "ipv6", "both"] = Field(
+        "auto",
+        description="`auto`: IPv4, or IPv6 where there is none, so that a pod with one address of "
+        "each family counts once. `both`: every address is a pod.",
+    )
+    interval_s: float = Field(
+        5.0,
+        ge=0.1,
+        le=3600,
+        description="Seconds between two lookups. The records' TTL is ignored: Docker's is 600.",
+    )
+    timeout_s: float = Field(
+        3.0, gt=0, le=60, description="Seconds that a lookup may take, retries included."
+    )
+    empty_after_s: float = Field(
+        30.0,
+        ge=0,
+        le=86_400,
+        description="Seconds for which the last known pods are kept when the name has no addresses "
+        "or does not exist. While no server answers at all, they are kept without limit.",
+    )
+    nameservers: tuple[HostPort, ...] = Field(
+        (),
+        description="`ip:port` of the DNS servers; none means those in /etc/resolv.conf. With "
+        "servers listed here, the search list is not used.",
+    )
+
+    @model_validator(mode="after")
+    def _port_with_a_alone(self) -> DnsConfig:
+        if (self.type == "a") == (self.port is None):
+            raise ValueError("type a needs a port, type srv takes none: SRV records have one")
+        return self
 
 
 class DiscoveryConfig(Section):
@@ -58,18 +181,25 @@ class DiscoveryConfig(Section):
         seen = set()
         for each in value or ():
             if each.address in seen:
-                raise ValueError(f"{each.address} stands twice; allowed: once")
+                raise ValueError(f"{each.address} is listed twice; allowed: once")
             seen.add(each.address)
         return value
 
     @model_validator(mode="after")
     def _one_source(self) -> DiscoveryConfig:
-        sources = {
-            "static": self.static,
-            "file": self.file,
-            "kubernetes": self.kubernetes,
-            "dns": self.dns,
-        }
-        if sum(source is not None for source in sources.values()) != 1:
-            raise ValueError(f"give exactly one of: {', '.join(sources)}")
+        if len(self._given()) != 1:
+            raise ValueError(f"give exactly one of: {', '.join(self._sources())}")
         return self
+
+    @property
+    def source(self) -> tuple[str, Any]:
+        """The name of the given source, and its value."""
+        return self._given()[0]
+
+    @classmethod
+    def _sources(cls) -> list[str]:
+        return [name for name in cls.model_fields if name != "file_interval_s"]
+
+    def _given(self) -> list[tuple[str, Any]]:
+        values = [(name, getattr(self, name)) for name in self._sources()]
+        return [(name, value) for name, value in values if value is not None]

@@ -1,4 +1,4 @@
-"""Reads the configuration file, and says in words what is wrong with it."""
+"""Reads the configuration file and describes its mistakes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from extproc.config import Config
+from extproc.config.base import section_in
 from extproc.shell.files import describe_failure, read_text
 from extproc.shell.yamltext import YamlError, load_yaml
 
 MAX_MISTAKES = 50
-"""Told at once; of the others only how many there are."""
+"""Reported in full; further ones are only counted."""
 _MAX_SHOWN_CHARS = 200
-"""Of a wrong value, in a message."""
+"""Of a wrong value in a message."""
 
 
 class ConfigError(Exception):
@@ -23,14 +24,14 @@ class ConfigError(Exception):
 
 
 class ConfigParser(Protocol):
-    """A reader of a file's text, such as `parse_config`."""
+    """A function such as `parse_config`."""
 
     def __call__(self, text: str, *, source: str) -> Config:
-        """Raise `ConfigError` if it cannot."""
+        """Return the configuration, or raise `ConfigError`."""
 
 
 def parse_config(text: str, *, source: str = "configuration") -> Config:
-    """Read a configuration.
+    """Parse and check a configuration.
 
     Raises:
         ConfigError: A line for each mistake: path, value and what is allowed.
@@ -39,7 +40,7 @@ def parse_config(text: str, *, source: str = "configuration") -> Config:
 
 
 def read_sections(text: str, *, source: str = "configuration") -> dict[str, Any]:
-    """Read the file's sections, unchecked.
+    """Parse the sections of a configuration without checking them.
 
     Raises:
         ConfigError: It is not a mapping in YAML.
@@ -70,16 +71,16 @@ def check_sections(data: Mapping[str, Any], *, source: str = "configuration") ->
 
 
 def load_config(path: Path) -> Config:
-    """Read a configuration file.
+    """Read, parse and check a configuration file.
 
     Raises:
-        ConfigError: It cannot be read, or as `parse_config`.
+        ConfigError: It cannot be read, or as for `parse_config`.
     """
     return parse_config(read_config(path), source=str(path))
 
 
 def read_config(path: Path) -> str:
-    """The text of a configuration file.
+    """Return the text of a configuration file.
 
     Raises:
         ConfigError: It cannot be read.
@@ -101,23 +102,15 @@ def _describe(item: Any) -> str:
 
 
 def _name(part: int | str) -> str:
-    """A part of a path, in one line whatever the file calls it."""
+    """Return a part of a path on one line, whatever it contains."""
     text = str(part)
     return (text if text.isprintable() else ascii(text))[:_MAX_SHOWN_CHARS]
 
 
 def _allowed_beside(location: tuple[int | str, ...]) -> list[str]:
-    """The names that may stand where an unknown one does."""
+    """Return the names that are allowed in place of an unknown one."""
     section: Any = Config
     for part in location[:-1]:
         if isinstance(part, str):
-            section = _section_in(section.model_fields[part].annotation)
+            section = section_in(section.model_fields[part].annotation)
     return list(section.model_fields)
-
-
-def _section_in(annotation: Any) -> Any:
-    """The section that an annotation names, inside of unions and tuples, too."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    parts = getattr(annotation, "__args__", ())
-    return next((found for part in parts if (found := _section_in(part))), None)

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from extproc.config.base import Section
+from extproc.core.policies import BUILT_IN
 
 
 class PolicyConfig(Section):
@@ -14,8 +15,9 @@ class PolicyConfig(Section):
 
     name: str = Field(
         "founding",
-        description="`founding`, `least_pending`, `round_robin`, `random`, the name of an entry "
-        "point in the group `extproc.policies`, or `module:attribute`. Live.",
+        description=", ".join(f"`{name}`" for name in BUILT_IN)
+        + ", the name of an entry point in the group `extproc.policies`, or `module:attribute`. "
+        "Live.",
     )
     args: dict[str, Any] = Field(
         default_factory=dict,

@@ -1,9 +1,8 @@
-"""The reference of the configuration file, written from `extproc.config` itself."""
+"""The reference of the configuration file, generated from `extproc.config`."""
 
 from __future__ import annotations
 
-import types
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel
@@ -11,6 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from extproc.config import Config
+from extproc.config.base import section_in
 
 _HEAD = """# Configuration
 
@@ -31,23 +31,19 @@ policy: {name: founding, args: {threshold: 16}}
 
 
 def render() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     parts = [_HEAD, "## (top level)\n", *_table(Config)]
     for name, field in Config.model_fields.items():
-        section = _section(field)
-        if section is not None:
-            parts += [f"\n## {name}\n", f"{section.__doc__}\n", *_table(section)]
-            parts += _nested(name, section)
+        section = section_in(field.annotation)
+        if section is None:
+            continue
+        parts += [f"\n## {name}\n", f"{section.__doc__}\n", *_table(section)]
+        for inner_name, inner_field in section.model_fields.items():
+            inner = section_in(inner_field.annotation)
+            if inner is not None:
+                title = f"\n### {name}.{inner_name}\n"
+                parts += [title, f"{inner.__doc__}\n", *_table(inner)]
     return "\n".join(parts) + "\n"
-
-
-def _nested(name: str, section: type[BaseModel]) -> list[str]:
-    parts: list[str] = []
-    for field_name, field in section.model_fields.items():
-        inner = _section(field)
-        if inner is not None:
-            parts += [f"\n### {name}.{field_name}\n", f"{inner.__doc__}\n", *_table(inner)]
-    return parts
 
 
 def _table(section: type[BaseModel]) -> list[str]:
@@ -62,7 +58,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     if field.default_factory is not None:
-        return "see below" if _section(field) else "`{}`"
+        return "see below" if section_in(field.annotation) else "`{}`"
     value = field.default
     if value is None or value is PydanticUndefined:
         return "none"
@@ -96,22 +92,7 @@ def _bound(constraint: Any) -> str:
 
 
 def _literals(annotation: Any) -> tuple[Any, ...]:
+    """Return the values of the first Literal in an annotation, also inside unions."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
-    for part in _parts(annotation):
-        if get_origin(part) is Literal:
-            return get_args(part)
-    return ()
-
-
-def _section(field: FieldInfo) -> type[BaseModel] | None:
-    for part in (field.annotation, *_parts(field.annotation)):
-        if isinstance(part, type) and issubclass(part, BaseModel):
-            return part
-    return None
-
-
-def _parts(annotation: Any) -> tuple[Any, ...]:
-    if get_origin(annotation) in (Union, types.UnionType):
-        return get_args(annotation)
-    return ()
+    return next((found for part in get_args(annotation) if (found := _literals(part))), ())

@@ -1,10 +1,7 @@
-"""Print a complete Envoy bootstrap for given options.
+"""Complete Envoy bootstraps for given options.
 
-The three files in `envoy/` are the source: each runs as it stands. Options change values in them
-and nothing else, so what is tested is what is printed. With no option set, the file is printed
-with its comments.
-
-It knows Envoy's configuration and no other part of this package.
+They are made from the three files in `envoy/`, each of which runs as it is. Options only change
+values in them; without options, the file is printed with its comments.
 """
 
 from __future__ import annotations
@@ -59,47 +56,42 @@ class RequestBody(StrEnum):
 
     BUFFERED = "buffered"
     BUFFERED_PARTIAL = "buffered-partial"
-    STREAMED = "streamed"  # before the answer to the headers
-    STREAMED_STRICT = "streamed-strict"  # only after it: routes late bodies by mode override alone
+    STREAMED = "streamed"  # without waiting for the reply to the headers
+    STREAMED_STRICT = "streamed-strict"  # after it: late bodies are routed by mode override only
     FULL_DUPLEX = "full-duplex"
     HEADERS_ONLY = "headers-only"  # Envoy reads `model` itself, the body is not sent
 
 
 @dataclass(frozen=True, slots=True)
 class BootstrapOptions:
-    """What a bootstrap can be asked for. None keeps what the mode's file says.
+    """The options of a bootstrap. None keeps the value in the mode's file.
 
     Attributes:
-        mode: Which file to start from.
-        request_body: How bodies are sent to the router.
         response_phases: Whether the response's headers and trailers (and, in full duplex, its
-            body) are sent to the router. A router that dies then cuts running responses, unless
+            body) are sent to the router. If that router dies, running responses are cut, unless
             `failure_mode_allow`.
         listen: `host:port` for clients.
         admin: `host:port` of Envoy's admin interface. It has no password: keep it on loopback.
-        routers: `host:port` or `unix:PATH` of each router. Names are resolved by DNS. Name each of
-            several routers, so that all of them hear of finished requests (but see
-            `shared_access_log`).
+        routers: `host:port` or `unix:PATH` of each router; names are resolved by DNS. List each of
+            several routers, so that all of them receive access logs (see `shared_access_log`).
         router_tls: TLS to the router; None for plain text.
         pod_tls: TLS to the pods; None for plain text.
         static_pods: `ip:port` of each pod, instead of endpoint discovery; `override-host` only.
-        inference_paths: The paths that go on to the pods, beside those that the router answers
-            itself; None for the file's. The router's `request.paths`.
-        max_body_bytes: Largest request body; more is a 413. The router's `max_body_bytes`.
-        max_heap_bytes: Envoy's memory. From 60 % on it turns uploads away, at 95 % every request.
-        max_connections: Clients' connections; one more is closed at once.
-        request_timeout_s: Time for a whole request to arrive, else a 408; not for its answer.
-        router_ping_s: Pause between pings to a router, and time for the answer to one. In full
-            duplex nothing else ends a request to a router that hangs: after six of them, as it is
-            tried three times.
-        message_timeout_s: Time for one answer of the router.
-        max_message_timeout_s: Longest time for which the router may ask to hold a request.
-        access_log: Whether finished requests are told to the router.
+        inference_paths: The paths that are sent to the pods: the router's `request.paths`.
+        max_body_bytes: Larger request bodies get 413; the router's `request.max_body_bytes`.
+        max_heap_bytes: Envoy's memory. It refuses uploads from 60 % on, all requests from 95 % on.
+        max_connections: Clients' connections; further ones are closed at once.
+        request_timeout_s: Time for a whole request to arrive, else 408; responses may take longer.
+        router_ping_s: Interval and timeout of pings to a router. In full duplex only they end a
+            request to a router that hangs: after six intervals, because Envoy tries three times.
+        message_timeout_s: Time for one reply of the router.
+        max_message_timeout_s: Longest time for which the router may hold a request.
+        access_log: Whether finished requests are reported to the router.
         shared_access_log: Whether several routers share one access log, because they pass its
-            entries on to each other (their section `peers`); else each gets a log of its own.
-        access_log_flush_interval_s: Longest delay of that.
-        failure_mode_allow: Whether requests go on without the router.
-        allow_mode_override: Whether the router may ask for the body.
+            entries on to each other (their section `peers`); else each gets its own.
+        access_log_flush_interval_s: Longest delay of an entry.
+        failure_mode_allow: Whether requests pass without the router.
+        allow_mode_override: Whether the router may request the body.
     """
 
     mode: Mode = Mode.ORIGINAL_DST
@@ -127,11 +119,10 @@ class BootstrapOptions:
 
 
 def render(options: BootstrapOptions) -> str:
-    """Give the bootstrap as YAML.
+    """Return the bootstrap as YAML.
 
     Raises:
-        ValueError: An address is not as described, or `static_pods` is given for a mode in which
-            Envoy does not know the pods.
+        ValueError: An address is malformed, or `static_pods` does not fit the mode.
     """
     text = (_folder() / f"{options.mode}.yaml").read_text(encoding="utf-8")
     document = yaml.safe_load(text)
@@ -143,13 +134,13 @@ def render(options: BootstrapOptions) -> str:
 
 
 def _folder() -> Traversable:
-    """The configurations: package data in a wheel, the repository's folder beside the sources."""
+    """Return the folder of the configurations: package data in a wheel, else the repository's."""
     packaged = resources.files("extproc") / "data" / "envoy"
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "envoy"
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Writes shared parts out instead of referring to them."""
+    """Writes shared parts in full instead of as aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -163,7 +154,7 @@ def _patch(document: dict[str, Any], options: BootstrapOptions) -> None:
 
     set_address(document["admin"]["address"], options.admin)
     set_address(listener["address"], options.listen)
-    # Envoy takes the larger of this and the route's limit for the largest body.
+    # Envoy's body limit is the larger of this and the route's.
     listener["per_connection_buffer_limit_bytes"] = min(
         listener["per_connection_buffer_limit_bytes"], options.max_body_bytes
     )
@@ -250,7 +241,7 @@ def _model_to_metadata() -> dict[str, Any]:
         "on_missing": missing,
         "on_error": missing,
     }
-    # By default Envoy reads `application/json` alone, not `application/json; charset=utf-8`.
+    # By default Envoy reads only `application/json`, not `application/json; charset=utf-8`.
     types = {"regex": r"(?i)application/json\s*(;.*)?"}
     return {
         "name": "envoy.filters.http.json_to_metadata",
@@ -275,10 +266,10 @@ def _set_routers(cluster: dict[str, Any], options: BootstrapOptions) -> None:
 def _set_access_log(
     manager: dict[str, Any], router: dict[str, Any], options: BootstrapOptions
 ) -> list[dict[str, Any]]:
-    """Set the access logs; gives the clusters that they need beside the router's.
+    """Set the access logs; return the clusters that they need in addition to the router's.
 
-    Envoy sends one log stream to one endpoint of a cluster, whichever router chose. So each of
-    several routers gets a log, and a cluster, of its own, unless they pass entries on themselves.
+    Envoy sends a log to one endpoint of its cluster, whichever router made the choice. So each of
+    several routers gets its own log and cluster, unless they pass entries on to each other.
     """
     log = manager.pop("access_log")[0]
     if not options.access_log:

@@ -17,10 +17,10 @@ class TlsFiles:
     """TLS from Envoy to the router or to the pods. Paths are Envoy's.
 
     Attributes:
-        ca: Certificates that the server's must be signed by; "" takes any.
+        ca: CAs that must have signed the server's certificate; "" accepts any.
         cert: Client certificate chain for mutual TLS; "" for none.
         key: Private key of `cert`.
-        server_name: Name expected in the server's certificate; "" accepts any that `ca` signed.
+        server_name: Name that the server's certificate must have; "" accepts any.
     """
 
     ca: str = ""
@@ -30,7 +30,7 @@ class TlsFiles:
 
 
 def set_address(place: dict[str, Any], address: str) -> None:
-    """Put `host:port` where Envoy wants an address.
+    """Set an address of the configuration to `host:port`.
 
     Raises:
         ValueError: It is not `host:port`.
@@ -40,7 +40,7 @@ def set_address(place: dict[str, Any], address: str) -> None:
 
 
 def is_name(address: str) -> bool:
-    """Whether the host of `host:port` has to be looked up."""
+    """Return whether the host of `host:port` is a name."""
     if address.startswith("unix:"):
         return False
     try:
@@ -51,7 +51,7 @@ def is_name(address: str) -> bool:
 
 
 def endpoints(name: str, addresses: tuple[str, ...]) -> dict[str, Any]:
-    """The load assignment of a cluster: `host:port` or `unix:PATH` each."""
+    """Return a cluster's load assignment; addresses are `host:port` or `unix:PATH`."""
     places: list[dict[str, Any]] = []
     for address in addresses:
         place: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def endpoints(name: str, addresses: tuple[str, ...]) -> dict[str, Any]:
 
 
 def tls_socket(files: TlsFiles, protocol: str) -> dict[str, Any]:
-    """The transport socket for TLS to a server that speaks this protocol (ALPN)."""
+    """Return the transport socket for TLS to a server with this protocol (ALPN)."""
     common: dict[str, Any] = {"alpn_protocols": [protocol]}
     context: dict[str, Any] = {
         "@type": TYPE_PREFIX + "extensions.transport_sockets.tls.v3.UpstreamTlsContext",

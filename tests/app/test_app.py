@@ -2,123 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import socket
-import sys
-import textwrap
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import grpc
 import pytest
-import yaml
 from grpc import aio
 
-from extproc.app.app import App
-from extproc.config.file import ConfigError, parse_config
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.sim.fakepod.pod import RunningPod
 from tests import clients
+from tests.app.serving import Service, configuration, eventually, serving, starting
 
-PATIENCE_S = 60.0
-
-
-async def eventually(check: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until `check` holds; fail after a time that no healthy machine needs."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not await check():
-            await asyncio.sleep(0.02)
-
-
-class Service:
-    """A running App and the ways to it."""
-
-    def __init__(self, app: App, channel: clients.Channel, session: aiohttp.ClientSession) -> None:
-        self.app = app
-        self.channel = channel
-        self._session = session
-
-    async def admin(self, path: str) -> Any:
-        async with self._session.get(f"http://{self.app.admin_address}{path}") as response:
-            return await response.json(content_type=None)
-
-    async def metric(self, name: str) -> float:
-        async with self._session.get(f"http://{self.app.admin_address}/metrics") as response:
-            text = await response.text()
-        return sum(
-            float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)
-        )
-
-    async def is_ready(self) -> bool:
-        return bool((await self.admin("/healthz"))["status"] == "ok")
-
-    async def in_flight(self) -> int:
-        return int(await self.metric("extproc_picks_in_flight"))
-
-
-transport = "wire"
-
-
-@pytest.fixture(autouse=True, params=["wire", "grpcio"])
-def _on_each_transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "transport", request.param)
-
-
-def configuration(running: list[RunningPod], **sections: Any) -> dict[str, Any]:
-    return {
-        "server": {"address": "127.0.0.1:0", "drain_timeout_s": 5, "transport": transport},
-        "admin": {"address": "127.0.0.1:0"},
-        "discovery": {"static": [{"address": pod.address, "name": pod.name} for pod in running]},
-        # The pods share this process with the test: a busy machine may keep them from answering.
-        "scrape": {"expiry_s": 600, **sections.pop("scrape", {})},
-        **sections,
-    }
-
-
-@asynccontextmanager
-async def serving(config: dict[str, Any], path: Path | None = None) -> AsyncIterator[Service]:
-    """A service that is ready."""
-    async with starting(config, path) as service:
-        await eventually(service.is_ready)
-        yield service
-
-
-@asynccontextmanager
-async def starting(config: dict[str, Any], path: Path | None = None) -> AsyncIterator[Service]:
-    """A service that listens."""
-    text = yaml.safe_dump(config)
-    if path is not None:
-        path.write_text(text)
-    app = App(parse_config(text), path=path, text=text)
-    run = asyncio.ensure_future(app.run())
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not app.admin_address and not run.done():
-                await asyncio.sleep(0.01)
-        if run.done():
-            run.result()
-        async with (
-            aio.insecure_channel(app.address) as channel,
-            aiohttp.ClientSession() as session,
-        ):
-            yield Service(app, channel, session)
-    finally:
-        app.stop()
-        await run
-
-
-@pytest.fixture
-async def pods() -> AsyncIterator[list[RunningPod]]:
-    running = [
-        await start_pod(PodConfig(name=f"pod-{index}", adapters=["a", "b", "c"], max_loras=2))
-        for index in range(2)
-    ]
-    yield running
-    for pod in running:
-        await pod.stop()
+pytestmark = pytest.mark.usefixtures("on_each_transport")
 
 
 async def test_a_request_is_routed_to_a_pod_and_stays_with_its_adapter(
@@ -321,69 +216,6 @@ async def test_models_are_listed_from_the_whole_pool(pods: list[RunningPod]) -> 
         assert (none.status, none.body["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_the_policy_changes_with_the_file_and_without_a_restart(
-    pods: list[RunningPod], tmp_path: Path
-) -> None:
-    path, config = tmp_path / "extproc.yaml", configuration(pods)
-    async with serving(config, path) as service:
-        before = [(await clients.route(service.channel, "a")).destination for _ in range(4)]
-        path.write_text(yaml.safe_dump({**config, "policy": {"name": "round_robin"}}))
-
-        async def is_taken_over() -> bool:
-            await clients.route(service.channel, "a")
-            (decision,) = (await service.admin("/debug/decisions?n=1"))["decisions"]
-            return bool(decision["pick"]["policy"] == "round_robin")
-
-        await eventually(is_taken_over)
-        after = [(await clients.route(service.channel, "a")).destination for _ in range(4)]
-        assert len(set(before)) == 1
-        assert len(set(after)) == 2
-
-
-async def test_a_bad_change_of_the_file_changes_nothing_and_is_counted(
-    pods: list[RunningPod], tmp_path: Path
-) -> None:
-    path, config = tmp_path / "extproc.yaml", configuration(pods)
-    async with serving(config, path) as service:
-        path.write_text(yaml.safe_dump({**config, "policy": {"name": "no-such-rule"}}))
-
-        async def is_counted() -> bool:
-            return await service.metric("extproc_config_failures") == 1
-
-        await eventually(is_counted)
-        await clients.route(service.channel, "a")
-        (decision,) = (await service.admin("/debug/decisions?n=1"))["decisions"]
-        assert decision["pick"]["policy"] == "founding"
-
-
-async def test_pods_come_and_go_with_the_endpoints_file(
-    pods: list[RunningPod], tmp_path: Path
-) -> None:
-    endpoints = tmp_path / "pods.yaml"
-    endpoints.write_text(f"- {pods[0].address}\n")
-    config = configuration(pods, discovery={"file": str(endpoints), "file_interval_s": 0.05})
-
-    async def knows(service: Service, count: int) -> bool:
-        return len((await service.admin("/debug/snapshot"))["endpoints"]) == count
-
-    async with serving(config) as service:
-        assert (await clients.route(service.channel, "a")).destination == pods[0].address
-        endpoints.write_text(f"- {pods[0].address}\n- {pods[1].address}\n")
-        await eventually(lambda: knows(service, 2))
-        for wrong in ("not: a list\n", "", "# nothing\n", "- localhost:8000\n"):
-            endpoints.write_text(wrong)
-            await asyncio.sleep(0.2)
-            assert await knows(service, 2)
-        endpoints.unlink()
-        os.mkfifo(endpoints)
-        await asyncio.sleep(0.2)
-        assert (await clients.route(service.channel, "a")).destination == pods[0].address
-        endpoints.unlink()
-        endpoints.write_text("[]")
-        await eventually(lambda: knows(service, 0))
-        assert (await clients.route(service.channel, "a")).status == 503
-
-
 async def test_a_dead_pods_models_stay_known_but_an_unknown_model_is_404(
     pods: list[RunningPod],
 ) -> None:
@@ -423,73 +255,3 @@ async def test_orca_is_asked_for_and_read_where_it_is_on(pods: list[RunningPod])
 
         await eventually(is_read)
         await log.close()
-
-
-async def test_an_open_log_stream_is_sent_elsewhere_when_draining(
-    pods: list[RunningPod],
-) -> None:
-    async with serving(configuration(pods)) as service:
-        call = service.channel.stream_unary(clients.LOGS)()
-        await call.wait_for_connection()
-
-        async def is_open() -> bool:
-            return await service.metric("extproc_access_log_streams") == 1
-
-        await eventually(is_open)
-        service.app.stop()
-
-        assert await call.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_a_request_under_way_is_finished_when_draining(pods: list[RunningPod]) -> None:
-    async with serving(configuration(pods)) as service:
-        call = service.channel.stream_stream(clients.PROCESS)()
-        await call.write(clients.request_headers())
-        assert isinstance(await call.read(), bytes)
-        service.app.stop()
-        await asyncio.sleep(0.1)
-        await call.write(clients.request_body("a"))
-        reply = await call.read()
-
-        assert isinstance(reply, bytes)
-        assert clients.read(reply).destination
-
-
-@pytest.mark.parametrize(
-    ("section", "words"),
-    [
-        ({"policy": {"name": "nope"}}, "unknown"),
-        ({"policy": {"name": "founding", "args": {"threshold": 0}}}, "allowed: 1 or more"),
-        ({"pods": {"api_key_file": "/nonexistent/key"}}, "nonexistent"),
-    ],
-)
-async def test_what_cannot_be_used_is_a_configuration_error(
-    section: dict[str, Any], words: str
-) -> None:
-    config = parse_config(yaml.safe_dump(configuration([], **section)))
-
-    with pytest.raises(ConfigError, match=words):
-        App(config)
-
-
-async def test_the_founding_preset_is_the_default_spelled_out() -> None:
-    text = textwrap.dedent("""
-        preset: founding
-        discovery: {static: ["10.0.0.1:8000"]}
-    """)
-    config = parse_config(text)
-
-    assert (config.policy.name, config.destination.num_fallbacks) == ("founding", 0)
-
-
-async def test_endpoints_beyond_the_limit_are_left_out_the_last_by_address(
-    pods: list[RunningPod], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("extproc.app.app.MAX_ENDPOINTS", 1)
-    async with serving(configuration(pods[::-1])) as service:
-        shown = (await service.admin("/debug/snapshot"))["endpoints"]
-        num_left_out = await service.metric("extproc_endpoints_left_out ")
-
-    assert [each["address"] for each in shown] == [min(pod.address for pod in pods)]
-    assert num_left_out == 1
-    assert "1 endpoints beyond the first 1 left out" in caplog.text

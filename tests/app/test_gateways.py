@@ -14,7 +14,7 @@ from grpc import aio
 from extproc.commands.eppplan import DEFAULTS
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests import clients
-from tests.app.test_app import Service, configuration, eventually, serving
+from tests.app.serving import Service, configuration, eventually, serving
 from tests.builders import body
 from tests.shell.gateways import GATEWAYS, OBJECTIVE, Gateway, Metadata
 
@@ -27,9 +27,7 @@ each_that_tells_of_responses = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True, params=["wire", "grpcio"])
-def _on_each_transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.app.test_app.transport", request.param)
+pytestmark = pytest.mark.usefixtures("on_each_transport")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ GOING = InferencePool(Metadata(name="pool", namespace="llm", deletion_timestamp=
 def presence(*told: InferencePool | None) -> PoolPresence:
     made = PoolPresence("pool")
     for each in told:
-        made.told(each, "llm")
+        made.record(each, "llm")
     return made
 
 
@@ -45,7 +45,6 @@ def test_the_log_names_a_pool_that_is_missing(caplog: pytest.LogCaptureFixture) 
         presence(None, POOL, None)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "InferencePool llm/pool does not exist: not ready before it does",
-        "InferencePool llm/pool was deleted: "
-        "requests are answered with 503 until it is there again",
+        "InferencePool llm/pool does not exist: not ready until it does",
+        "InferencePool llm/pool was deleted: requests get 503 until it exists again",
     ]

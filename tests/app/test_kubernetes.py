@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from pathlib import Path
 
 import aiohttp
-import pytest
 import yaml
 
 from extproc.app.app import App
-from extproc.config.file import ConfigError, parse_config
+from extproc.app.routing import make_policy
+from extproc.config.file import parse_config
 from tests.e2e.harness import eventually
 
 
@@ -34,14 +33,15 @@ async def test_it_is_not_ready_before_the_first_list(tmp_path: Path) -> None:
         path = tmp_path / "kubeconfig"
         cluster = {"server": f"http://127.0.0.1:{closed.getsockname()[1]}"}
         context = {"cluster": "it", "user": "it"}
-        config = {
+        kubeconfig = {
             "clusters": [{"name": "it", "cluster": cluster}],
             "users": [{"name": "it", "user": {"token": "x"}}],
             "contexts": [{"name": "it", "context": context}],
             "current-context": "it",
         }
-        path.write_text(yaml.safe_dump(config))
-        app = App(parse_config(configuration(path)))
+        path.write_text(yaml.safe_dump(kubeconfig))
+        config = parse_config(configuration(path))
+        app = App(config, make_policy(config))
         run = asyncio.ensure_future(app.run())
 
         async def says() -> bool:
@@ -61,13 +61,3 @@ async def test_it_is_not_ready_before_the_first_list(tmp_path: Path) -> None:
         finally:
             app.stop()
             await run
-
-
-async def test_without_the_library_it_does_not_start_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
-    monkeypatch.setitem(sys.modules, "kubernetes_asyncio.config", None)
-
-    with pytest.raises(ConfigError, match="pip install"):
-        App(parse_config(configuration(tmp_path / "none")))

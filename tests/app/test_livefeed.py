@@ -227,7 +227,7 @@ def test_each_route_has_its_share_and_where_times_are_not_told_it_says_so() -> N
     assert scene.frame()["slo"]["known"] is False
 
 
-def test_readiness_version_and_rule_are_told() -> None:
+def test_readiness_version_and_policy_are_shown() -> None:
     scene = Scene()
     scene.reasons = ["draining"]
     frame = scene.frame()

@@ -76,15 +76,15 @@ def test_failures_of_an_observer_do_not_fill_the_log(limited_log: pytest.LogCapt
         raise OverflowError("too large")
 
     for _ in range(1_000):
-        assert observers.tell("decisions", fail) is None
+        assert observers.call("decisions", fail) is None
 
     assert [record.levelno for record in limited_log.records] == [logging.ERROR] * MAX_REPEATS
     assert observers.num_errors["decisions"] == 1_000
 
 
-def decide(tracing: Any, observers: Observers, *, num_waits: int = 0) -> Scene:
+def decide(tracing: Any, *, num_waits: int = 0) -> Scene:
     scene = Scene(num_waits=num_waits)
-    stream = new_stream_of(scene.dispatcher, StreamSettings(), tracing, observers)({})
+    stream = new_stream_of(scene.dispatcher, StreamSettings(), tracing)({})
     stream.handle(request_headers(body_mode=m.BodyMode.BUFFERED), now=1.0)
     commands = stream.handle(m.RequestBody(body(), True), now=1.0)
     for _ in range(num_waits):
@@ -96,17 +96,15 @@ def decide(tracing: Any, observers: Observers, *, num_waits: int = 0) -> Scene:
 
 @pytest.mark.parametrize("num_waits", [0, 2])
 def test_a_request_is_routed_though_its_span_cannot_be_begun(num_waits: int) -> None:
-    observers = Observers()
-
     class CannotBegin:
         def begin(self, _metadata: object) -> Any:
             raise RuntimeError("no span")
 
-    scene = decide(CannotBegin(), observers, num_waits=num_waits)
+    scene = decide(CannotBegin(), num_waits=num_waits)
 
     assert scene.waiting is not None
     assert scene.waiting.num_asked == 1 + num_waits
-    assert observers.num_errors["tracing"] == 1
+    assert scene.observers.num_errors["tracing"] == 1
 
 
 def test_an_exporter_that_blocks_holds_no_request_up_and_spans_are_dropped(
@@ -127,14 +125,12 @@ def test_an_exporter_that_blocks_holds_no_request_up_and_spans_are_dropped(
 
     exporter = Stuck()
     tracing = Tracing(sample_ratio=1.0, version="1", exporter=exporter)
-    observers = Observers()
-    for _ in range(1_000):
-        decide(tracing, observers)
+    scenes = [decide(tracing) for _ in range(1_000)]
     may_go_on.set()
     tracing.close()
 
     assert 0 < exporter.num_spans <= 16 + 8
-    assert observers.num_errors["tracing"] == 0
+    assert not any(scene.observers.num_errors["tracing"] for scene in scenes)
 
 
 def test_clients_cannot_fill_the_places_of_paths_that_are_counted() -> None:

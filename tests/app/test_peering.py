@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from extproc.app.observers import Observers
-from extproc.app.peering import Peering
+from extproc.app.peering import Peering, check_peers, peer_port
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.core.accounting import Completion
@@ -41,6 +41,11 @@ def completion(pick_id: str) -> Completion:
     )
 
 
+def configured(peers: dict[str, Any] | None, server: dict[str, Any] | None = None) -> Config:
+    sections: dict[str, Any] = {"discovery": {"static": []}, "peers": peers, "server": server or {}}
+    return Config.model_validate(sections)
+
+
 class Replica:
     """A router as far as its peers go. `peers`: the section of its configuration."""
 
@@ -49,14 +54,9 @@ class Replica:
     ) -> None:
         self.taken: list[bytes] = []
         self.counts: list[int] = []
-        config: dict[str, Any] = {
-            "discovery": {"static": []},
-            "peers": peers,
-            "server": server or {},
-        }
         self.observers = Observers()
         self.peering = Peering(
-            Config.model_validate(config),
+            configured(peers, server),
             router_id=router_id,
             on_entries=self.taken.extend,
             on_num_routers=self.counts.append,
@@ -178,7 +178,7 @@ async def test_the_end_does_not_wait_for_a_peer_that_hangs(
             await near.peering.drain()
     await server.close()
 
-    assert "have not taken all" in caplog.text
+    assert "have not accepted all" in caplog.text
 
 
 async def test_a_router_without_peers_is_alone_and_offers_them_nothing() -> None:
@@ -216,9 +216,9 @@ async def test_routers_are_counted_as_the_name_system_lists_them() -> None:
 
 def test_by_name_the_port_must_be_known() -> None:
     with pytest.raises(ConfigError, match=r"peers\.port"):
-        Replica("aa", {"dns": "routers"}, {"address": "unix:/tmp/router"})
+        check_peers(configured({"dns": "routers"}, {"address": "unix:/tmp/router"}))
 
 
 def test_by_name_the_port_is_our_own_if_none_is_given() -> None:
-    assert Replica("aa", {"dns": "routers"}, {"address": "[::]:9002"}).peering._port() == 9002
-    assert Replica("aa", {"dns": "routers", "port": 7}).peering._port() == 7
+    assert peer_port(configured({"dns": "routers"}, {"address": "[::]:9002"})) == 9002
+    assert peer_port(configured({"dns": "routers", "port": 7})) == 7

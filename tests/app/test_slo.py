@@ -13,7 +13,7 @@ import yaml
 
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests import clients
-from tests.app.test_app import Service, configuration, eventually, serving
+from tests.app.serving import Service, configuration, eventually, serving
 
 PATH = "/v1/completions"
 

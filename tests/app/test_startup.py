@@ -136,15 +136,15 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
     ),
     "certificate garbage": (
         lambda f: {"server": tls(f, cert_file=f.garbage)},
-        "are no certificate and its private key",
+        "are not a certificate and its private key",
     ),
     "key garbage": (
         lambda f: {"server": tls(f, key_file=f.garbage)},
-        "are no certificate and its private key",
+        "are not a certificate and its private key",
     ),
     "another's key": (
         lambda f: {"server": tls(f, key_file=f.other_key)},
-        "are no certificate and its private key: KEY_VALUES_MISMATCH",
+        "are not a certificate and its private key: KEY_VALUES_MISMATCH",
     ),
     "encrypted key": (
         lambda f: {"server": tls(f, key_file=f.encrypt_key())},
@@ -160,7 +160,7 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
     ),
     "certificates with grpcio": (
         lambda f: {"server": {**tls(f, key_file=f.other_key), "transport": "grpcio"}},
-        "are no certificate and its private key",
+        "are not a certificate and its private key",
     ),
     "pods' CA missing": (
         lambda f: {"pods": {"tls": True, "ca_file": str(MISSING)}},
@@ -223,7 +223,7 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
             "server": {"address": f"127.0.0.1:{f.free}"},
             "admin": {"address": f"0.0.0.0:{f.free}"},
         },
-        "server.address has this address, too",
+        "already used by server.address",
     ),
     "socket in no folder": (
         lambda f: {"server": {"address": "unix:/nonexistent/socket"}},
@@ -235,20 +235,20 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
     ),
     "socket where a file is": (
         lambda f: {"server": {"address": f"unix:{f.garbage}"}},
-        "there is something that is no socket",
+        "exists and is not a socket",
     ),
     "socket with a long path": (
         lambda f: {"server": {"address": f"unix:{f.folder}/{'x' * 100}"}},
         f"longer than {MAX_UNIX_PATH_BYTES} bytes",
     ),
-    "rule unknown": (lambda f: {"policy": {"name": "nope"}}, "policy nope: unknown"),
-    "rule's arguments": (
+    "policy unknown": (lambda f: {"policy": {"name": "nope"}}, "policy nope: unknown"),
+    "policy's arguments": (
         lambda f: {"policy": {"args": {"threshold": 0}}},
         "threshold is 0; allowed: 1 or more",
     ),
-    "rule not importable": (
-        lambda f: {"policy": {"name": "no.such:Rule"}},
-        "policy no.such:Rule: cannot be imported",
+    "policy not importable": (
+        lambda f: {"policy": {"name": "no.such:Policy"}},
+        "policy no.such:Policy: cannot be imported",
     ),
     "peers' port": (
         lambda f: {"peers": {"dns": "routers"}},

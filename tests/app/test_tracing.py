@@ -11,10 +11,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from extproc.app.dispatch import new_stream_of
-from extproc.app.observers import Observers
 from extproc.app.traced import make_tracing
-from extproc.config.file import ConfigError
-from extproc.config.tracing import TracingConfig
+from extproc.config.file import ConfigError, parse_config
 from extproc.core import messages as m
 from extproc.core.ports import StreamSettings
 from extproc.core.stream import Stream
@@ -57,7 +55,7 @@ def decide(
 ) -> Stream:
     """One request, through the stream, from headers to the answer and the end."""
     scene = Scene(num_waits=num_waits)
-    stream = new_stream_of(scene.dispatcher, StreamSettings(), tracing, Observers())(metadata)
+    stream = new_stream_of(scene.dispatcher, StreamSettings(), tracing)(metadata)
     headers = {":method": "POST", ":path": path, "content-type": "application/json"}
     list(stream.handle(m.RequestHeaders(headers, body_mode=m.BodyMode.BUFFERED), now=1.0))
     if path.startswith("/v1"):
@@ -124,7 +122,7 @@ def test_without_a_trace_the_ratio_decides(ratio: float, count: int) -> None:
 
 
 def test_nothing_is_traced_unless_asked_for() -> None:
-    assert make_tracing(TracingConfig()) is None
+    assert make_tracing(parse_config("discovery: {static: []}")) is None
     assert decide(None, TRACED).pick is not None
 
 
@@ -134,7 +132,7 @@ def test_without_opentelemetry_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
 
     with pytest.raises(ConfigError, match=r"lora-extproc\[otel\]"):
-        make_tracing(TracingConfig(enabled=True))
+        make_tracing(parse_config("{discovery: {static: []}, tracing: {enabled: true}}"))
 
 
 def test_the_service_name_is_opentelemetrys_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:

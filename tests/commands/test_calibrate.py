@@ -88,7 +88,7 @@ async def test_a_server_that_is_not_there_is_refused() -> None:
     ("arguments", "message"),
     [
         (["http://127.0.0.1:1"], "Cannot connect"),
-        (["http://127.0.0.1:1", "--profile", "nothing"], "no profile is called nothing"),
+        (["http://127.0.0.1:1", "--profile", "nothing"], "unknown profile nothing"),
     ],
 )
 def test_the_command_says_what_is_wrong(arguments: list[str], message: str) -> None:

@@ -38,7 +38,7 @@ def demos() -> Iterator[list[Command]]:
 
 @pytest.mark.e2e
 @slow
-def test_it_compares_two_rules_explains_a_request_and_leaves_nothing(
+def test_it_compares_two_policies_explains_a_request_and_leaves_nothing(
     tmp_path: Path, demos: list[Command]
 ) -> None:
     demo = Command(tmp_path, "demo", "--seconds", "4", "--rate", "16")
@@ -46,14 +46,14 @@ def test_it_compares_two_rules_explains_a_request_and_leaves_nothing(
 
     status = demo.process.wait()
 
-    loads = _row(demo.output, "adapters brought into a GPU slot")
+    loads = _row(demo.output, "adapters loaded into a GPU slot")
     assert status == 0, demo.output
     assert _row(demo.output, "failed") == ["0", "0"]
     assert len(set(_row(demo.output, "requests"))) == 1
     assert int(loads[0]) > int(loads[1])
     assert all(cell.endswith(" ms") for cell in _row(demo.output, "TTFT p99"))
     assert "not measured" in demo.output
-    assert "5. Envoy's access log told the router" in demo.output
+    assert "5. Envoy's access log reported" in demo.output
     demo.wait_until_gone()
     assert list(tmp_path.glob("extproc-*")) == []
 
@@ -127,7 +127,7 @@ def test_a_demo_without_requests_is_refused() -> None:
     result = CliRunner().invoke(app, ["demo", "--seconds", "0"])
 
     assert result.exit_code == 2
-    assert "more --seconds" in result.stdout
+    assert "raise --seconds" in result.stdout
 
 
 def test_both_runs_get_the_same_requests() -> None:

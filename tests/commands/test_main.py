@@ -156,7 +156,7 @@ def test_serve_says_which_address_is_taken(config: Path, transport: str) -> None
 # --- check-config ----------------------------------------------------------------------------
 
 
-def test_check_config_names_the_rule_of_a_good_file(config: Path) -> None:
+def test_check_config_names_the_policy_of_a_good_file(config: Path) -> None:
     result = invoke("check-config", "--config", str(config))
 
     assert (result.exit_code, result.stdout) == (0, f"{config}: ok (policy founding)\n")

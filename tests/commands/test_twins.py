@@ -53,7 +53,7 @@ def test_a_virtual_run_sends_what_the_suite_says() -> None:
     assert one == virtual_run(small, small.scenarios[0], "founding", rate_rps=20.0, seed=1)
 
 
-def test_every_real_run_of_a_rule_has_a_twin_and_lines_have_more_points() -> None:
+def test_every_real_run_of_a_policy_has_a_twin_and_lines_have_more_points() -> None:
     real = [
         run("policy:founding", rate_rps=rate, seed=seed) for rate in (20, 40) for seed in (1, 3)
     ]

@@ -54,7 +54,7 @@ def test_values_are_taken_where_they_are_given() -> None:
         PODS
         + """
 server: {address: "unix:/run/x", tls: {cert_file: c, key_file: k, client_ca_file: ca}}
-policy: {name: "mine:Rule", args: {deep: [1, 2]}}
+policy: {name: "mine:Policy", args: {deep: [1, 2]}}
 pods: {engine: sglang, max_loras: 4}
 log: {level: debug}
 """
@@ -63,7 +63,7 @@ log: {level: debug}
     assert config.server.address == "unix:/run/x"
     assert config.server.tls is not None
     assert config.server.tls.client_ca_file == Path("ca")
-    assert (config.policy.name, config.policy.args) == ("mine:Rule", {"deep": [1, 2]})
+    assert (config.policy.name, config.policy.args) == ("mine:Policy", {"deep": [1, 2]})
     assert (config.pods.engine, config.pods.max_loras, config.log.level) == ("sglang", 4, "debug")
 
 

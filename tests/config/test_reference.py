@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from extproc.config import Config
 from extproc.config import reference as configdocs
+from extproc.config.base import section_in
 from extproc.config.file import parse_config
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,7 @@ def sections(
     """Every section with the title it has on the page."""
     yield name, model
     for field_name, field in model.model_fields.items():
-        inner = configdocs._section(field)
+        inner = section_in(field.annotation)
         if inner is not None:
             title = field_name if model is Config else f"{name}.{field_name}"
             yield from sections(inner, title)
@@ -86,7 +87,7 @@ def test_each_field_is_described(title: str, name: str, field: FieldInfo) -> Non
     [
         ("scrape", "interval_s", "`0.05`", "at least 0.01 and at most 60"),
         ("scrape", "timeout_s", "`1.0`", "more than 0 and at most 60"),
-        ("pods", "engine", "`vllm`", "`vllm`, `sglang`"),
+        ("server", "transport", "`wire`", "`wire`, `grpcio`"),
         ("pods", "tls", "`False`", ""),
         ("pods", "max_loras", "none", "at least 1 and at most 100000"),
         ("policy", "args", "`{}`", ""),

@@ -630,7 +630,7 @@ async def test_a_file_that_changes_is_taken_over_under_the_flags(
         client = Client(envoy.url, http)
         before = await client.chat("shared")
         router.change_config(admission={"max_pending_per_endpoint": 1}, policy={"name": "random"})
-        await eventually(lambda: logs(router, "configuration taken over: policy random"))
+        await eventually(lambda: logs(router, "configuration applied: policy random"))
         after = await client.chat("shared")
         log = router.log
 

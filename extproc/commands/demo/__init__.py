@@ -1,6 +1,6 @@
-"""`extproc demo`: the main job on a real Envoy, in a minute.
+"""`extproc demo`: routing by adapter on a real Envoy, in a minute.
 
-Two runs over the same requests: `round_robin` and the founding policy, each on four fresh fake pods
+Two runs with the same requests: `round_robin`, then the founding policy, each on four new fake pods
 behind Envoy and the router, all of them real processes on free ports of the loopback interface.
 """
 
@@ -16,15 +16,15 @@ from extproc.commands.failure import failure
 
 def demo(
     keep: Annotated[
-        bool, typer.Option(help="Keep it running afterwards, and print a curl command to try.")
+        bool, typer.Option(help="Keep it running afterwards, and print commands to try.")
     ] = False,
     seconds: Annotated[float, typer.Option(help="Length of each of the two runs.")] = 10.0,
     rate: Annotated[float, typer.Option("--rate", help="Requests per second.")] = 24.0,
     slots: Annotated[int, typer.Option(min=1, help="Adapter slots on the GPU of each pod.")] = 3,
 ) -> None:
-    """See it work: a real Envoy, four fake pods, a dozen adapters, compared with round robin.
+    """Compare adapter-aware routing with round robin: a real Envoy, four fake pods, 12 adapters.
 
-    It exits with 0 if no request failed, and with 128 and its number if a signal ended it.
+    Exit status: 0 if no request failed, 128 plus its number if a signal ended the demo.
     """
     if importlib.util.find_spec("openai") is None:
         raise failure("the demo needs more packages: pip install 'lora-extproc[demo]'")

@@ -1,4 +1,4 @@
-"""What the demo runs: four fake pods, the router and a real Envoy, on free ports."""
+"""The demo's processes: four fake pods, the router and a real Envoy, on free ports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def start(stack: Stack, policy: str, slots: int) -> None:
     """Start everything, and wait until requests are routed.
 
     Raises:
-        StackError: A program is missing or does not come up.
+        StackError: A program is missing or does not start.
     """
     names = [f"pod-{index}" for index in range(1, NUM_PODS + 1)]
     await stack.start_pods({name: _pod(name, slots) for name in names})
@@ -26,7 +26,7 @@ async def start(stack: Stack, policy: str, slots: int) -> None:
 
 
 def cpu_places(slots: int) -> int:
-    """Adapters that a pod keeps in memory: those in its slots and one more."""
+    """Return the number of adapters in a pod's CPU cache: one more than it has slots."""
     return slots + 1
 
 

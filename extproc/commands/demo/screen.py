@@ -1,4 +1,4 @@
-"""What the demo prints."""
+"""The demo's output."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from extproc.commands.demo.traffic import Results
 
 
 def introduction(slots: int, rate: float, seconds: float) -> Panel:
-    """Say what is about to happen."""
+    """Return the introduction."""
     return Panel(
         f"{len(ADAPTERS)} adapters of one base model are registered on each of {NUM_PODS} fake "
-        f"vLLM pods. A pod has {slots} GPU slots for adapters and keeps {cpu_places(slots)} in "
-        "memory; to bring in another one, its whole batch waits. A real Envoy asks the router "
-        f"where each request should go.\n{rate:g} requests a second for {seconds:g} s, streamed "
-        "with the openai client: first by round_robin, then the same ones by the founding rule.",
+        f"vLLM pods. A pod has {slots} GPU slots for adapters and caches {cpu_places(slots)} in "
+        "memory; its whole batch waits while another one is loaded. A real Envoy asks the router "
+        f"where to send each request.\n{rate:g} requests per second for {seconds:g} s, streamed "
+        "by the openai client: first routed by round_robin, then by the founding policy.",
         title="extproc demo",
     )
 
@@ -33,7 +33,7 @@ def pods_table(
     results: Results,
     num_requests: int,
 ) -> Group:
-    """The pods as the router sees them now."""
+    """Return the current state of the pods as the router sees them."""
     reasons: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for pick in _picks(decisions):
         reasons[pick["endpoints"][0]][pick["reason"]] += 1
@@ -81,14 +81,14 @@ def column(
     pods: dict[str, dict[str, Any]],
     decisions: list[dict[str, Any]],
 ) -> dict[str, str]:
-    """One rule's column of the summary."""
+    """Return one policy's column of the summary."""
     per_pod = Counter(pick["endpoints"][0] for pick in _picks(decisions))
     spread = max(per_pod.values(), default=0) * len(pods) / max(1, per_pod.total())
     return {
         "": policy,
         "requests": str(results.num_done),
         "failed": str(results.errors.total()),
-        "adapters brought into a GPU slot": str(_total(pods, "num_gpu_loads")),
+        "adapters loaded into a GPU slot": str(_total(pods, "num_gpu_loads")),
         "  of these from disk": str(_total(pods, "num_disk_loads")),
         "TTFT p50": _milliseconds(results, 50),
         "TTFT p99": _milliseconds(results, 99),
@@ -98,8 +98,8 @@ def column(
 
 
 def summary(columns: list[dict[str, str]]) -> Table:
-    """Both rules side by side."""
-    table = Table(title="The same requests, two rules", title_justify="left")
+    """Return both policies side by side."""
+    table = Table(title="The same requests, two policies", title_justify="left")
     for index, policy in enumerate(["", *(column[""] for column in columns)]):
         table.add_column(policy, justify="right" if index else "left")
     labels = dict.fromkeys(label for column in columns for label in column if label)
@@ -113,7 +113,7 @@ def _total(pods: dict[str, dict[str, Any]], key: str) -> int:
 
 
 def _milliseconds(results: Results, percent: int) -> str:
-    """A percentile of the time to first token."""
+    """Return a percentile of the time to first token."""
     if len(results.ttft_s) < 2:
         return "-"
     cuts = statistics.quantiles(results.ttft_s, n=100, method="inclusive")
@@ -121,10 +121,10 @@ def _milliseconds(results: Results, percent: int) -> str:
 
 
 def remarks(slots: int) -> str:
-    """What the figures are, and are not."""
+    """Return the limits of the figures."""
     return (
-        f"Envoy, the router and the clients are real; the pods' engine is a model (profile "
-        f"{PROFILE}: put together from published figures, not measured), and all of it shares "
+        f"Envoy, the router and the clients are real. The pods' engine is a model (profile "
+        f"{PROFILE}: assembled from published figures, not measured), and everything shares "
         "this machine.\n" + _fit(slots)
     )
 
@@ -132,37 +132,37 @@ def remarks(slots: int) -> str:
 def _fit(slots: int) -> str:
     if slots >= len(ADAPTERS):
         return (
-            f"All {len(ADAPTERS)} adapters fit on each pod here, so there is nothing to gain by "
-            "choosing by adapter: a rule that only spreads the load does as well."
+            f"All {len(ADAPTERS)} adapters fit on each pod here, so choosing by adapter gains "
+            "nothing: a policy that only balances the load does as well."
         )
     return (
-        f"{NUM_PODS} pods have {NUM_PODS * slots} slots together, one pod has {slots}, and there "
-        f"are {len(ADAPTERS)} adapters: where each adapter stays on few pods they need not be "
-        "moved. The price is a less even load. Where all adapters fit on each pod there is "
-        f"nothing to gain: see `extproc demo --slots {len(ADAPTERS)}`."
+        f"One pod has {slots} slots, all {NUM_PODS} pods together have {NUM_PODS * slots}, and "
+        f"there are {len(ADAPTERS)} adapters. If each adapter stays on few pods, it is seldom "
+        "loaded; the price is a less even load. Where all adapters fit on each pod, there is "
+        f"nothing to gain: try `extproc demo --slots {len(ADAPTERS)}`."
     )
 
 
 def explanation(decisions: list[dict[str, Any]]) -> list[RenderableType]:
-    """One request, step by step: the one that had most of its adapter's requests to follow."""
+    """Explain one request step by step: the one with the most requests of its adapter there."""
     picked = [decision for decision in decisions if "pick" in decision]
     if not picked:
         return []
-    told = max(picked, key=lambda decision: _num_to_follow(decision["pick"]))
-    pick = told["pick"]
+    chosen = max(picked, key=lambda decision: _num_to_follow(decision["pick"]))
+    pick = chosen["pick"]
     address = pick["endpoints"][0]
     return [
         f"\n[bold]One request, step by step[/bold]\n"
         f"1. A client sent POST {pick['path']}. Envoy held it and sent its headers and its body, "
         f"{pick['body_bytes']} bytes, to the router (ext_proc).\n"
         f"2. The router read `model` in the body: {pick['model']}. It is registered on "
-        f"{len(pick['candidates'])} pods that are ready. This is what it knew of them:",
+        f"{len(pick['candidates'])} pods that are ready. Their state at that time:",
         _candidates(pick, address),
-        f"3. {pick['policy']} chose, reason {pick['reason']}: {told['explanation']}\n"
-        f"4. {1e6 * told['decision_seconds']:.0f} us after it was asked, the rule had answered. "
-        f"Envoy got x-gateway-destination-endpoint: {address}, as header and as metadata, and "
-        "streamed the answer back from there.\n"
-        "5. Envoy's access log told the router that the request had ended: one in flight less.",
+        f"3. {pick['policy']} chose, reason {pick['reason']}: {chosen['explanation']}\n"
+        f"4. The policy took {1e6 * chosen['decision_seconds']:.0f} us. Envoy received "
+        f"x-gateway-destination-endpoint: {address}, as a header and as metadata, and streamed the "
+        "response from there.\n"
+        "5. Envoy's access log reported the end of the request: one fewer in flight.",
     ]
 
 
@@ -196,9 +196,9 @@ def _where(candidate: dict[str, Any]) -> str:
 
 
 def invitation(url: str, admin_url: str, grpc: str, adapter: str) -> str:
-    """What to try while it stays up."""
+    """Return commands to try while the demo keeps running."""
     return f"""
-It stays up until Ctrl-C. Try:
+The demo runs until Ctrl-C. Try:
 
   curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model": "{adapter}", "messages": [{{"role": "user", "content": "hi"}}], "stream": true}}'
@@ -206,5 +206,5 @@ It stays up until Ctrl-C. Try:
   extproc watch {grpc}
 
   {admin_url}/
-    live in a browser: pods x adapters, every pod's load, each decision with its reason, the SLO
+    live in a browser: pods x adapters, each pod's load, each decision with its reason, the SLO
 """

@@ -1,4 +1,4 @@
-"""The demo's course: two runs over the same requests, then what they show."""
+"""The course of the demo: two runs with the same requests, then the results."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ _MAX_DECISIONS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One rule's run.
+    """One policy's run.
 
     Attributes:
-        policy: The rule.
-        results: What the clients saw.
-        pods: What each pod says of its engine, by name.
-        decisions: The last decisions, newest first, as the admin port tells them.
+        pods: The state of each pod's engine, by name.
+        decisions: The last decisions, newest first, as on the admin port.
     """
 
     policy: str
@@ -42,11 +40,11 @@ class Run:
 
 
 def run(*, keep: bool, seconds: float, rate: float, slots: int) -> int:
-    """Run the demo; the exit status of the command."""
+    """Run the demo and return the exit status."""
     console = Console(highlight=False)
     workload = make_workload(seconds, rate, SEED)
     if not workload.arrivals:
-        console.print("[red]no request falls into this time: more --seconds or --rate[/red]")
+        console.print("[red]no requests in this time: raise --seconds or --rate[/red]")
         return 2
     console.print(screen.introduction(slots, rate, seconds))
     try:
@@ -69,7 +67,7 @@ class _Demo:
     async def run(self, *, keep: bool) -> int:
         runs: list[Run] = []
         for policy in POLICIES:
-            self._console.print(f"\n[bold]{policy}[/bold] on {NUM_PODS} fresh pods")
+            self._console.print(f"\n[bold]{policy}[/bold] on {NUM_PODS} new pods")
             stack = Stack()
             try:
                 await start(stack, policy, self._slots)
@@ -101,7 +99,7 @@ class _Demo:
         traffic: asyncio.Task[None],
         results: Results,
     ) -> None:
-        """Show the pods until the traffic has ended: in place on a terminal, else now and then."""
+        """Show the pods until the traffic has ended: in place on a terminal, else periodically."""
         is_live = self._console.is_terminal
         interval_s = SCREEN_INTERVAL_S if is_live else PIPE_INTERVAL_S
         with Live(console=self._console, auto_refresh=False, transient=not is_live) as live:
@@ -128,13 +126,13 @@ class _Demo:
             self._console.print(part)
 
     async def _stay(self, stack: Stack) -> None:
-        # Without a wrap: the lines are there to be copied.
+        # Not wrapped: the lines are meant to be copied.
         (router,) = stack.routers
         text = screen.invitation(stack.url, router.admin_url, router.address, ADAPTERS[0])
         self._console.print(text, soft_wrap=True, markup=False)
         try:
             await asyncio.Event().wait()
-        except asyncio.CancelledError:  # Ctrl-C is how it ends: nothing went wrong
+        except asyncio.CancelledError:  # Ctrl-C is the expected end
             self._console.print("stopping")
 
 

@@ -1,4 +1,4 @@
-"""The demo's clients: the official `openai` client, streaming, open loop."""
+"""The demo's clients: the official `openai` client, streaming, in an open loop."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PROMPT = "tell me more " * 20
 MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS = 12, 36
 ZIPF_EXPONENT = 0.7
 TIMEOUT_S = 120.0
-"""Of each step of a request. The client's own is 5 s to connect, too little on a busy machine."""
+"""Of each step of a request. The client's default, 5 s to connect, is too short if it is busy."""
 
 
 @dataclass(slots=True)
 class Results:
-    """What the clients saw.
+    """The results as the clients saw them.
 
     Attributes:
-        ttft_s: Time to the first streamed token of each request that got one, seconds.
-        errors: Requests that failed, by the kind of failure.
-        num_done: Requests that ended, failed ones included.
+        ttft_s: Seconds to the first streamed token of each request that got one.
+        errors: Failed requests, by the kind of failure.
+        num_done: Requests that ended, including failed ones.
     """
 
     ttft_s: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Results:
 
 
 def make_workload(seconds: float, rate: float, seed: int) -> Workload:
-    """Poisson arrivals; the adapters' shares fall off like Zipf's."""
+    """Return Poisson arrivals; the adapters' shares follow a Zipf distribution."""
     return independent(
         "demo",
         shares=dict(zip(ADAPTERS, zipf_shares(len(ADAPTERS), ZIPF_EXPONENT), strict=True)),
@@ -50,7 +50,7 @@ def make_workload(seconds: float, rate: float, seed: int) -> Workload:
 
 
 async def send_all(url: str, workload: Workload, results: Results) -> None:
-    """Send each request at its time, whether or not earlier ones have ended."""
+    """Send each request when it is due, whether or not earlier ones have ended."""
     async with AsyncOpenAI(
         base_url=f"{url}/v1", api_key="demo", max_retries=0, timeout=TIMEOUT_S
     ) as client:
@@ -63,17 +63,17 @@ async def send_all(url: str, workload: Workload, results: Results) -> None:
 
 async def _send(client: AsyncOpenAI, arrival: Arrival, results: Results) -> None:
     try:
-        trouble = await _stream(client, arrival, results)
-    # Any: in mid-stream the client lets the errors of its HTTP library through, and that differs.
+        failure = await _stream(client, arrival, results)
+    # Any: in mid-stream the client raises errors of its HTTP library, which may change.
     except Exception as error:
-        trouble = type(error).__name__
-    if trouble:
-        results.errors[trouble] += 1
+        failure = type(error).__name__
+    if failure:
+        results.errors[failure] += 1
     results.num_done += 1
 
 
 async def _stream(client: AsyncOpenAI, arrival: Arrival, results: Results) -> str:
-    """Read one answer to its end; what is wrong with it, or ""."""
+    """Read one response to its end; return the kind of failure, or ""."""
     began_s, num_tokens, model = time.perf_counter(), 0, str(arrival.adapter)
     stream = await client.chat.completions.create(
         model=model,
@@ -89,4 +89,4 @@ async def _stream(client: AsyncOpenAI, arrival: Arrival, results: Results) -> st
                 if not num_tokens:
                     results.ttft_s.append(time.perf_counter() - began_s)
                 num_tokens += 1
-    return "" if num_tokens == arrival.output_tokens else "IncompleteAnswer"
+    return "" if num_tokens == arrival.output_tokens else "IncompleteResponse"

@@ -375,8 +375,8 @@ def test_the_best_settings_have_the_highest_mean_over_scenarios_and_seeds() -> N
 def test_tuning_tries_the_settings_and_refuses_the_evaluation_suite(tmp_path: Any) -> None:
     path = tmp_path / "tiny.yaml"
     path.write_text(suite_text(seeds=[1], rates_rps=[8], num_requests=30))
-    best = tune(str(path), rules=["least_request_p2c"], jobs=1)
+    best = tune(str(path), policies=["least_request_p2c"], jobs=1)
 
     assert best["least_request_p2c"][0] in settings_of("least_request_p2c")
     with pytest.raises(SuiteError, match="not for tuning"):
-        tune("evaluation", rules=["founding"])
+        tune("evaluation", policies=["founding"])

@@ -1,0 +1,26 @@
+"""Fixtures of tests of the whole service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+
+
+@pytest.fixture(params=["wire", "grpcio"])
+def on_each_transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configurations of `serving` name the transport."""
+    monkeypatch.setattr("tests.app.serving.transport", request.param)
+
+
+@pytest.fixture
+async def pods() -> AsyncIterator[list[RunningPod]]:
+    running = [
+        await start_pod(PodConfig(name=f"pod-{index}", adapters=["a", "b", "c"], max_loras=2))
+        for index in range(2)
+    ]
+    yield running
+    for pod in running:
+        await pod.stop()

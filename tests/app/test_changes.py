@@ -1,0 +1,123 @@
+"""The whole service while its file, its pods or its own life change."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import grpc
+import pytest
+import yaml
+
+from extproc.sim.fakepod.pod import RunningPod
+from tests import clients
+from tests.app.serving import Service, configuration, eventually, serving
+
+pytestmark = pytest.mark.usefixtures("on_each_transport")
+
+
+async def test_the_policy_changes_with_the_file_and_without_a_restart(
+    pods: list[RunningPod], tmp_path: Path
+) -> None:
+    path, config = tmp_path / "extproc.yaml", configuration(pods)
+    async with serving(config, path) as service:
+        before = [(await clients.route(service.channel, "a")).destination for _ in range(4)]
+        path.write_text(yaml.safe_dump({**config, "policy": {"name": "round_robin"}}))
+
+        async def is_taken_over() -> bool:
+            await clients.route(service.channel, "a")
+            (decision,) = (await service.admin("/debug/decisions?n=1"))["decisions"]
+            return bool(decision["pick"]["policy"] == "round_robin")
+
+        await eventually(is_taken_over)
+        after = [(await clients.route(service.channel, "a")).destination for _ in range(4)]
+        assert len(set(before)) == 1
+        assert len(set(after)) == 2
+
+
+async def test_a_bad_change_of_the_file_changes_nothing_and_is_counted(
+    pods: list[RunningPod], tmp_path: Path
+) -> None:
+    path, config = tmp_path / "extproc.yaml", configuration(pods)
+    async with serving(config, path) as service:
+        path.write_text(yaml.safe_dump({**config, "policy": {"name": "no-such-policy"}}))
+
+        async def is_counted() -> bool:
+            return await service.metric("extproc_config_failures") == 1
+
+        await eventually(is_counted)
+        await clients.route(service.channel, "a")
+        (decision,) = (await service.admin("/debug/decisions?n=1"))["decisions"]
+        assert decision["pick"]["policy"] == "founding"
+
+
+async def test_pods_come_and_go_with_the_endpoints_file(
+    pods: list[RunningPod], tmp_path: Path
+) -> None:
+    endpoints = tmp_path / "pods.yaml"
+    endpoints.write_text(f"- {pods[0].address}\n")
+    config = configuration(pods, discovery={"file": str(endpoints), "file_interval_s": 0.05})
+
+    async def knows(service: Service, count: int) -> bool:
+        return len((await service.admin("/debug/snapshot"))["endpoints"]) == count
+
+    async with serving(config) as service:
+        assert (await clients.route(service.channel, "a")).destination == pods[0].address
+        endpoints.write_text(f"- {pods[0].address}\n- {pods[1].address}\n")
+        await eventually(lambda: knows(service, 2))
+        for wrong in ("not: a list\n", "", "# nothing\n", "- localhost:8000\n"):
+            endpoints.write_text(wrong)
+            await asyncio.sleep(0.2)
+            assert await knows(service, 2)
+        endpoints.unlink()
+        os.mkfifo(endpoints)
+        await asyncio.sleep(0.2)
+        assert (await clients.route(service.channel, "a")).destination == pods[0].address
+        endpoints.unlink()
+        endpoints.write_text("[]")
+        await eventually(lambda: knows(service, 0))
+        assert (await clients.route(service.channel, "a")).status == 503
+
+
+async def test_an_open_log_stream_is_sent_elsewhere_when_draining(
+    pods: list[RunningPod],
+) -> None:
+    async with serving(configuration(pods)) as service:
+        call = service.channel.stream_unary(clients.LOGS)()
+        await call.wait_for_connection()
+
+        async def is_open() -> bool:
+            return await service.metric("extproc_access_log_streams") == 1
+
+        await eventually(is_open)
+        service.app.stop()
+
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_request_under_way_is_finished_when_draining(pods: list[RunningPod]) -> None:
+    async with serving(configuration(pods)) as service:
+        call = service.channel.stream_stream(clients.PROCESS)()
+        await call.write(clients.request_headers())
+        assert isinstance(await call.read(), bytes)
+        service.app.stop()
+        await asyncio.sleep(0.1)
+        await call.write(clients.request_body("a"))
+        reply = await call.read()
+
+        assert isinstance(reply, bytes)
+        assert clients.read(reply).destination
+
+
+async def test_endpoints_beyond_the_limit_are_left_out_the_last_by_address(
+    pods: list[RunningPod], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("extproc.app.app.MAX_ENDPOINTS", 1)
+    async with serving(configuration(pods[::-1])) as service:
+        shown = (await service.admin("/debug/snapshot"))["endpoints"]
+        num_left_out = await service.metric("extproc_endpoints_left_out ")
+
+    assert [each["address"] for each in shown] == [min(pod.address for pod in pods)]
+    assert num_left_out == 1
+    assert "1 endpoints beyond the first 1 left out" in caplog.text
