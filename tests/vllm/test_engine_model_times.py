@@ -140,6 +140,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Calibrated:
+    """A server, its record, and the engine model calibrated on it."""
+
     server: VllmServer
     trace: Path
     profile: EngineProfile
