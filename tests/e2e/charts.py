@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import yaml
 from google.protobuf import struct_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.e2e.harness import RouterProcess, free_port
 
@@ -28,6 +29,12 @@ SUBSET_TEXT_HEADER = "x-test-subset-text"
 TOLD_HEADER = "x-test-told"
 SCORES_HEADER = "x-test-scores"
 """Response headers with what the router put into the metadata."""
+
+HEALTH_NAMES = (
+    *("", "liveness", "readiness", "inference-extension"),
+    "envoy.service.ext_proc.v3.ExternalProcessor",
+)
+SERVING, NOT_SERVING = 1, 2
 
 _TYPE = "type.googleapis.com/envoy.extensions."
 
@@ -276,11 +283,6 @@ class EppProcess(RouterProcess):
         changed.write_text(yaml.safe_dump({**document, **sections}))
         changed.replace(self._config_path)
 
-    async def in_flight(self) -> dict[str, int]:
-        """Requests that it counts on each endpoint, by address."""
-        snapshot = await self.admin("/debug/snapshot")
-        return {view["address"]: view["num_in_flight"] for view in snapshot["endpoints"]}
-
     async def metrics(self) -> str:
         """The page on its metrics port."""
         async with (
@@ -288,3 +290,10 @@ class EppProcess(RouterProcess):
             http.get(f"{self.metrics_url}/metrics") as response,
         ):
             return await response.text()
+
+
+async def health(channel: Any, name: str) -> int:
+    """Return the status that a health check of `name` reports."""
+    request = health_pb2.HealthCheckRequest(service=name)
+    reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=60)
+    return int(reply.status)

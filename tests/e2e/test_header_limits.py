@@ -1,4 +1,4 @@
-"""Requests with nearly as many header lines as Envoy takes: ours come on top of them."""
+"""Requests with nearly as many header lines as Envoy accepts: the router adds its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = (
 
 
 def request(num_lines: int) -> bytes:
-    """One with so many header lines."""
+    """A request with `num_lines` header lines."""
     more = "".join(
         f"x-more-{number}: 1\r\n" for number in range(num_lines - HEAD.count("\r\n") + 1)
     )
@@ -26,7 +26,7 @@ def request(num_lines: int) -> bytes:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-async def test_a_request_with_any_number_of_header_lines_is_served_or_told_that_it_has_too_many(
+async def test_a_request_with_any_number_of_header_lines_is_served_or_refused_with_431(
     mode: Mode, router: RouterProcess
 ) -> None:
     async with running_envoy(mode, router) as envoy:

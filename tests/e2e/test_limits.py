@@ -30,7 +30,7 @@ def body_of(size_bytes: int, *, is_model_last: bool = False) -> bytes:
 
 
 async def chunked(body: bytes) -> AsyncIterator[bytes]:
-    """Without a content-length: nobody knows the size before the end."""
+    """The body without a content-length, so that its size is unknown before the end."""
     for start in range(0, len(body), 60_000):
         yield body[start : start + 60_000]
 
@@ -95,7 +95,7 @@ async def test_a_partial_body_with_the_model_behind_the_limit_is_too_large(
 async def test_a_body_far_over_the_limit_is_refused_before_it_is_sent(
     router: RouterProcess, http: aiohttp.ClientSession
 ) -> None:
-    """Envoy's own limit answers where the router's is larger, in the same shape."""
+    """By Envoy where its limit is below the router's, in the same shape."""
     async with running_envoy(Mode.ORIGINAL_DST, router, max_body_bytes=1000) as envoy:
         answer = await Client(envoy.url, http).request("POST", PATH, body_of(100_000))
 

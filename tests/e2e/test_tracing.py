@@ -16,7 +16,15 @@ from aiohttp import web
 from extproc.envoyconfig import BootstrapOptions, Mode, render
 from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import router_config
-from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, eventually, free_port
+from tests.e2e.harness import (
+    Client,
+    EnvoyProcess,
+    RouterProcess,
+    chat,
+    connection_manager,
+    eventually,
+    free_port,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -70,9 +78,7 @@ def with_tracing(config: str) -> str:
             },
         }
     )
-    listener = bootstrap["static_resources"]["listeners"][0]
-    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
-    manager["tracing"] = {
+    connection_manager(bootstrap)["tracing"] = {
         "provider": {
             "name": "envoy.tracers.opentelemetry",
             "typed_config": {
