@@ -1,4 +1,4 @@
-"""The Dockerfile: no Docker engine here, so what can be told from the file is."""
+"""The Dockerfile, read without an engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def arguments(stage: list[tuple[str, str]], instruction: str) -> list[str]:
 
 
 def copied() -> list[str]:
-    """What is taken from the repository."""
+    """The paths that are copied from the repository."""
     return [
         source
         for rest in arguments(BUILD, "COPY")
@@ -40,12 +40,12 @@ def project() -> dict[str, Any]:
 
 
 def installed_extras() -> set[str]:
-    """Where a build does not say otherwise."""
+    """The extras that are installed by default."""
     (names,) = (rest for rest in arguments(BUILD, "ARG") if rest.startswith("EXTRAS="))
     return set(names.removeprefix("EXTRAS=").split(","))
 
 
-def test_all_stages_stand_on_one_base_of_one_version() -> None:
+def test_all_stages_have_one_base_of_one_version() -> None:
     """Else the virtual environment's links lead nowhere."""
     (base,) = (rest for word, rest in dockerfile()[: STAGES[0]] if word == "ARG")
 
@@ -83,7 +83,7 @@ def test_the_extras_exist() -> None:
     assert installed_extras() <= project()["project"]["optional-dependencies"].keys()
 
 
-def test_everything_that_is_installed_has_a_version_that_suits() -> None:
+def test_every_installed_package_is_pinned_to_a_version_that_fits() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
     versions = {canonicalize_name(name): version for name, version in pins.items()}
@@ -100,12 +100,12 @@ def test_everything_that_is_installed_has_a_version_that_suits() -> None:
         )
 
 
-def test_it_runs_as_a_number_that_is_not_root() -> None:
+def test_it_runs_as_a_numeric_user_that_is_not_root() -> None:
     """Kubernetes cannot tell whether a name is root."""
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", arguments(FINAL, "USER")[-1])
 
 
-def test_load_tests_have_a_stage_with_a_locust_that_suits_and_without_root() -> None:
+def test_the_stage_for_load_tests_has_a_fitting_locust_and_is_not_root() -> None:
     service = services()["locust"]
     (install,), (user,) = arguments(LOADTEST, "RUN"), arguments(LOADTEST, "USER")
     extras = project()["project"]["optional-dependencies"]["loadtest"]

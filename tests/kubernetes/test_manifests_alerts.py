@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
+from tests.compose.promql import series_in
 from tests.e2e.harness import RouterProcess
 from tests.kubernetes.manifests import MANIFESTS
 
@@ -78,16 +77,10 @@ def test_each_alert_says_what_it_means_and_how_bad_it_is() -> None:
 async def test_expressions_name_series_that_a_router_serves() -> None:
     async with RouterProcess({"discovery": {"static": []}}) as router:
         page = await router.admin("/metrics")
-    served = {name for family in text_string_to_metric_families(page) for name in series(family)}
+    served = series_in(page)
 
     for rule in rules():
         assert set(re.findall(r"\bextproc_\w+", rule["expr"])) <= served, rule["expr"]
-
-
-def series(family: Metric) -> set[str]:
-    """The names of the series of a family, also of one that has none yet."""
-    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
-    return {family.name + suffix for suffix in suffixes.get(family.type, ("",))}
 
 
 def test_expressions_group_by_labels_that_exist() -> None:
