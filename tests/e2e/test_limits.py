@@ -1,4 +1,4 @@
-"""The largest body: one setting in Envoy and in the router, exact to the byte."""
+"""The largest body, exact to the byte and the same in Envoy and the router; the most headers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ import pytest
 
 from extproc.envoyconfig import Mode, RequestBody
 from tests.e2e.conftest import MAX_BODY_BYTES, running_envoy
-from tests.e2e.harness import Answer, Client, RouterProcess, chat, h2_request
+from tests.e2e.harness import (
+    Answer,
+    Client,
+    RouterProcess,
+    chat,
+    eventually,
+    h2_request,
+    raw_request,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 PATH = "/v1/chat/completions"
-EDGE = [
-    pytest.param(-1, 200, id="limit-1"),
-    pytest.param(0, 200, id="limit"),
-    pytest.param(1, 413, id="limit+1"),
-]
+EDGE = {-1: 200, 0: 200, 1: 413}
+"""Statuses by the bytes over the limit."""
 
 
 def body_of(size_bytes: int, *, is_model_last: bool = False) -> bytes:
@@ -43,36 +48,28 @@ def check(answer: Answer, status: int) -> None:
         assert answer.error_code == "body_too_large"
 
 
-@pytest.mark.parametrize(("over_bytes", "status"), EDGE)
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_the_limit_is_exact_over_http1_and_http2(
-    mode: Mode,
-    over_bytes: int,
-    status: int,
-    router: RouterProcess,
-    http: aiohttp.ClientSession,
+    mode: Mode, router: RouterProcess, http: aiohttp.ClientSession
 ) -> None:
     async with running_envoy(mode, router) as envoy:
-        body = body_of(MAX_BODY_BYTES + over_bytes)
-        check(await Client(envoy.url, http).request("POST", PATH, body), status)
-        check(await h2_request(envoy.port, body), status)
+        for over_bytes, status in EDGE.items():
+            body = body_of(MAX_BODY_BYTES + over_bytes)
+            check(await Client(envoy.url, http).request("POST", PATH, body), status)
+            check(await h2_request(envoy.port, body), status)
 
 
-@pytest.mark.parametrize(("over_bytes", "status"), EDGE)
 @pytest.mark.parametrize(
     "body", [RequestBody.BUFFERED, RequestBody.STREAMED, RequestBody.FULL_DUPLEX]
 )
 async def test_without_a_content_length_the_limit_is_exact_where_the_whole_body_is_read(
-    body: RequestBody,
-    over_bytes: int,
-    status: int,
-    router: RouterProcess,
-    http: aiohttp.ClientSession,
+    body: RequestBody, router: RouterProcess, http: aiohttp.ClientSession
 ) -> None:
     """With the model at the end, so that no prefix decides."""
     async with running_envoy(Mode.ORIGINAL_DST, router, request_body=body) as envoy:
-        content = chunked(body_of(MAX_BODY_BYTES + over_bytes, is_model_last=True))
-        check(await Client(envoy.url, http).request("POST", PATH, content), status)
+        for over_bytes, status in EDGE.items():
+            content = chunked(body_of(MAX_BODY_BYTES + over_bytes, is_model_last=True))
+            check(await Client(envoy.url, http).request("POST", PATH, content), status)
 
 
 async def test_a_partial_body_with_the_model_behind_the_limit_is_too_large(
@@ -100,3 +97,27 @@ async def test_a_body_far_over_the_limit_is_refused_before_it_is_sent(
         answer = await Client(envoy.url, http).request("POST", PATH, body_of(100_000))
 
     check(answer, 413)
+
+
+def request_of(num_lines: int) -> bytes:
+    """A request with `num_lines` header lines; Envoy and the router add theirs."""
+    body = chat("base")
+    own = {"host": "x", "content-type": "application/json", "connection": "close"}
+    own["content-length"] = str(len(body))
+    more = {f"x-more-{number}": "1" for number in range(num_lines - len(own))}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (own | more).items())
+    return f"POST {PATH} HTTP/1.1\r\n{lines}\r\n".encode() + body
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_a_request_with_any_number_of_header_lines_is_served_or_refused_with_431(
+    mode: Mode, router: RouterProcess
+) -> None:
+    async with running_envoy(mode, router) as envoy:
+        answers = [await raw_request(envoy.port, request_of(count)) for count in range(88, 104)]
+    statuses = [answer.status for answer in answers]
+
+    assert set(statuses) == {200, 431}
+    assert statuses == sorted(statuses)
+    assert {each.error_code for each in answers if each.status == 431} == {"headers_too_large"}
+    await eventually(router.has_none_in_flight)

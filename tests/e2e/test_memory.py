@@ -113,6 +113,11 @@ async def small_requests(client: Client) -> list[int]:
     return statuses
 
 
+async def has_begun(envoy: EnvoyProcess, num_requests: int) -> bool:
+    name = "http.openai.downstream_rq_total"
+    return (await envoy.stats(name))[name] >= num_requests
+
+
 @pytest.mark.parametrize("body", MODES)
 async def test_stalled_and_whole_uploads_at_once_neither_end_the_router_nor_harm_others(
     body: RequestBody, pods: list[RunningPod], http: aiohttp.ClientSession
@@ -122,7 +127,7 @@ async def test_stalled_and_whole_uploads_at_once_neither_end_the_router_nor_harm
             asyncio.create_task(upload(envoy, len(LARGE) - 1_000_000)) for _ in range(NUM_STALLED)
         ]
         small = asyncio.create_task(small_requests(Client(envoy.url, http)))
-        await asyncio.sleep(1.0)
+        await eventually(lambda: has_begun(envoy, NUM_STALLED))
         whole = [asyncio.create_task(upload(envoy)) for _ in range(NUM_WHOLE)]
         answers = await asyncio.wait_for(asyncio.gather(*whole), 120)
 
@@ -136,8 +141,8 @@ async def test_stalled_and_whole_uploads_at_once_neither_end_the_router_nor_harm
             task.cancel()
         await asyncio.gather(*stalled, return_exceptions=True)
 
-        async def has_let_go() -> bool:
+        async def is_freed() -> bool:
             return await router.counter("extproc_body_bytes") == 0
 
-        await eventually(has_let_go)
+        await eventually(is_freed)
         assert (await upload(envoy))[0] == 200
