@@ -59,13 +59,13 @@ def test_every_service_has_a_health_check(service: dict[str, Any]) -> None:
     assert check.keys() >= {"interval", "timeout", "retries"}
 
 
-def test_only_gateway_grafana_and_locust_have_a_port_on_the_host_and_that_on_loopback() -> None:
+def test_only_gateway_grafana_and_locust_have_a_port_on_the_host_on_loopback() -> None:
     published = {name: each["ports"] for name, each in services().items() if each.get("ports")}
 
     assert published == {name: [f"127.0.0.1:{port}:{port}"] for name, port in ON_THE_HOST.items()}
 
 
-def test_each_port_on_the_host_can_be_chosen_and_the_page_says_how() -> None:
+def test_each_port_on_the_host_has_a_variable() -> None:
     text = COMPOSE.read_text(encoding="utf-8")
     chosen = {name: int(port) for name, port in re.findall(r"\$\{(\w+_PORT):-(\d+)\}", text)}
 
@@ -124,7 +124,7 @@ def test_the_router_is_configured_for_its_pods_cpu_cache() -> None:
         assert router_config().pods.max_cpu_loras == places
 
 
-def test_pods_drain_for_longer_than_their_reports_last_and_for_running_requests() -> None:
+def test_pods_drain_for_longer_than_their_reports_last() -> None:
     pods = services()["pods"]
     words = shlex.split(pods["command"][0].replace("$", ""))
     drain_s = float(words[words.index("--drain-s") + 1])
@@ -177,7 +177,7 @@ def test_grafana_is_provisioned_with_what_is_mounted() -> None:
     assert source["jsonData"]["timeInterval"] == scraped
 
 
-def test_a_real_vllm_starts_without_adapters_on_a_fresh_clone() -> None:
+def test_a_real_vllm_starts_without_adapters_by_default() -> None:
     service = services()["vllm"]
 
     assert not service["environment"]["LORA_MODULES"]
@@ -185,7 +185,7 @@ def test_a_real_vllm_starts_without_adapters_on_a_fresh_clone() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "manifests/compose/README.md"])
-def test_the_variables_that_a_page_names_are_those_of_the_file(page: str) -> None:
+def test_a_page_names_the_variables_of_the_file(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `([A-Z_]+)` \|", text, re.M))
     named |= set(re.findall(r"^([A-Z_]+)=\S+ (?:[A-Z_]+=\S+ )*docker compose", text, re.M))

@@ -144,7 +144,7 @@ async def test_every_pick_ends_with_its_request(gateway: Gateway) -> None:
     assert await router.counter(name) == before
 
 
-async def test_a_body_that_ends_half_a_second_later_is_routed(gateway: Gateway) -> None:
+async def test_a_body_that_comes_in_two_parts_is_routed(gateway: Gateway) -> None:
     async def slow_body() -> AsyncIterator[bytes]:
         body = chat("only-2", is_model_last=True)
         yield body[:-20]

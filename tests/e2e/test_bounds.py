@@ -178,7 +178,7 @@ async def _has_connections(envoy: EnvoyProcess, num: int) -> bool:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-async def test_a_slow_body_ends_and_a_slow_answer_does_not(
+async def test_a_slow_body_times_out_and_a_slow_response_does_not(
     mode: Mode, http: aiohttp.ClientSession
 ) -> None:
     config = pod_config(1, profile=replace(INSTANT, step_s=0.1))

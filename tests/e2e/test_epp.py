@@ -302,7 +302,7 @@ async def test_the_destination_is_set_as_header_and_as_metadata_alike(
 
 @pytest.mark.parametrize("chart", [Chart.SUBSET_OR_NONE, Chart.SUBSET_OR_ANY], ids=str)
 @pytest.mark.parametrize("flags", [[], ["--emit-endpoint-scores"]], ids=["plain", "scores"])
-async def test_a_subset_load_balancer_finds_the_chosen_pod_every_time(
+async def test_a_subset_load_balancer_always_finds_the_chosen_pod(
     pods: list[RunningPod], http: aiohttp.ClientSession, chart: Chart, flags: list[str]
 ) -> None:
     """To it every key of `envoy.lb` is a criterion."""
@@ -322,7 +322,7 @@ async def test_a_subset_load_balancer_finds_the_chosen_pod_every_time(
     assert all((SCORES_HEADER in answer.headers) == bool(flags) for answer in answers)
 
 
-async def test_fallbacks_follow_in_order_and_none_is_named_twice(
+async def test_fallbacks_follow_in_order_and_none_twice(
     epp_with_fallbacks: EppProcess, pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     async with running(Chart.OVERRIDE_HOST, epp_with_fallbacks, pods) as envoy:
@@ -420,7 +420,7 @@ async def test_a_sheddable_request_is_429_while_the_pods_are_loaded(
 # --- who served ------------------------------------------------------------------------------
 
 
-async def test_the_endpoint_that_served_is_the_one_counted_as_busy(
+async def test_the_endpoint_that_served_is_counted_as_busy(
     http: aiohttp.ClientSession,
 ) -> None:
     """The first of the list was stopped; Envoy dials the second and says so."""
@@ -482,7 +482,7 @@ async def test_every_health_name_is_served_on_a_plain_port(epp: EppProcess) -> N
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_not_ready_before_the_pool_is_known_and_alive_all_the_same(tmp_path: Path) -> None:
+async def test_it_is_alive_and_not_ready_before_the_pool_is_known(tmp_path: Path) -> None:
     config = {"discovery": {"file": str(tmp_path / "not-there-yet.yaml")}}
     router = EppProcess(config)
     try:
@@ -537,7 +537,7 @@ async def test_while_it_drains_it_is_alive_and_not_ready_and_responses_go_on(
     assert status == 0
 
 
-async def test_tls_is_on_with_a_certificate_that_was_made_at_the_start(gateway: Gateway) -> None:
+async def test_tls_is_on_with_a_certificate_made_at_the_start(gateway: Gateway) -> None:
     await gateway.client.chat("only-1")
 
     stats = await gateway.envoy.stats("cluster.router.ssl")

@@ -1,4 +1,4 @@
-"""What clients see when something breaks: a clear status or their answer, and never a hang."""
+"""When something breaks, clients get their response or a clear error, and never a hang."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def test_envoy_comes_up_before_the_router(
     assert answer.served_by == "pod-1"
 
 
-async def test_a_running_answer_does_not_need_the_router(http: aiohttp.ClientSession) -> None:
+async def test_a_running_response_does_not_need_the_router(http: aiohttp.ClientSession) -> None:
     async with (
         own_pods(profile=SLOW) as pods,
         RouterProcess(router_config(pods)) as router,
@@ -253,7 +253,7 @@ async def envoy_with_causes(mode: Mode, router: RouterProcess) -> AsyncIterator[
 
 
 @KNOW_OTHERS
-async def test_a_killed_pod_costs_at_most_what_it_was_running(
+async def test_a_killed_pod_costs_at_most_its_running_requests(
     mode: Mode, http: aiohttp.ClientSession
 ) -> None:
     """No client sees a refused connection, not even while the router still chooses the pod."""
@@ -306,7 +306,7 @@ async def test_a_fallback_is_dialled_where_the_first_address_refuses(
     assert (completed, unmatched) == (40, 0)
 
 
-async def test_where_there_is_no_other_pod_the_same_is_dialled_again(
+async def test_without_another_pod_the_same_one_is_dialled_again(
     http: aiohttp.ClientSession,
 ) -> None:
     async with (
@@ -324,7 +324,7 @@ async def test_where_there_is_no_other_pod_the_same_is_dialled_again(
 
 
 @pytest.mark.parametrize("body", list(RequestBody), ids=str)
-async def test_the_whole_body_goes_to_an_alternate_however_it_came(
+async def test_the_whole_body_goes_to_a_fallback_in_every_body_mode(
     body: RequestBody, http: aiohttp.ClientSession
 ) -> None:
     asks_for_body = body is RequestBody.STREAMED_STRICT
@@ -392,7 +392,7 @@ async def _are_served_at_once(envoy: EnvoyProcess, load: Load) -> bool:
     return after == before and all(answer.status == 200 for answer in answers)
 
 
-async def test_a_pod_that_the_router_names_is_dialled_though_envoy_has_ejected_it(
+async def test_a_chosen_pod_is_dialled_even_if_envoy_has_ejected_it(
     http: aiohttp.ClientSession,
 ) -> None:
     """Ejections are for Envoy's own choice; each dial costs a retry and nothing else."""

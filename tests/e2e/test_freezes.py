@@ -74,9 +74,7 @@ async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
         yield running
 
 
-async def test_freezes_of_a_moment_cost_no_request(
-    service: Service, http: aiohttp.ClientSession
-) -> None:
+async def test_short_freezes_cost_no_request(service: Service, http: aiohttp.ClientSession) -> None:
     """Shorter than any time limit, in random order: requests wait, and the counts add up."""
     rng = random.Random(7)
     async with service.load(http).running() as load:
@@ -93,7 +91,7 @@ async def test_freezes_of_a_moment_cost_no_request(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_router_frozen_for_longer_than_envoy_waits_costs_what_envoy_says(
+async def test_a_router_frozen_for_longer_than_envoy_waits_costs_clear_errors(
     mode: Mode, http: aiohttp.ClientSession
 ) -> None:
     async with running_service(mode, message_timeout_s=1.0) as service:

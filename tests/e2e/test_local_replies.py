@@ -74,7 +74,7 @@ async def test_a_pods_bytes_that_are_not_http_are_a_502_in_openai_shape(words: b
     assert (answer.status, answer.error_code) == (502, "bad_endpoint_answer")
 
 
-async def test_a_pods_own_502_passes_as_it_is() -> None:
+async def test_a_502_of_a_pod_passes_unchanged() -> None:
     answer = await answer_from(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 4\r\n\r\nours")
 
     assert (answer.status, answer.body) == (502, b"ours")

@@ -28,7 +28,7 @@ def with_prefix(config: str) -> str:
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
-async def test_a_path_that_is_rewritten_behind_the_router_is_listed_as_it_comes(
+async def test_a_path_that_is_rewritten_behind_the_router_is_listed_with_its_prefix(
     pods: list[RunningPod], http: aiohttp.ClientSession, is_listed: bool
 ) -> None:
     paths = [*DEFAULT_INFERENCE_PATHS, *([PATH] if is_listed else [])]

@@ -202,7 +202,7 @@ async def test_log_entries_are_passed_on_over_mutual_tls(
 
 
 @pytest.mark.parametrize("drain_delay_s", [0.0, 1.5])
-async def test_no_request_fails_while_one_router_after_the_other_is_restarted(
+async def test_no_request_fails_during_a_rolling_restart_of_the_routers(
     drain_delay_s: float, http: aiohttp.ClientSession
 ) -> None:
     server = {"drain_delay_s": drain_delay_s}
@@ -224,7 +224,7 @@ async def test_no_request_fails_while_one_router_after_the_other_is_restarted(
     assert known == [2, 2]
 
 
-async def test_a_killed_router_costs_at_most_what_it_was_deciding_and_balance_stays(
+async def test_a_killed_router_costs_at_most_its_undecided_requests(
     http: aiohttp.ClientSession,
 ) -> None:
     async with fleet(http, completions=WITH_REPAIR, policy=LEAST_PENDING) as routers:

@@ -256,7 +256,7 @@ async def test_a_client_cannot_shorten_the_timeout_or_ask_for_retries(gateway: G
     assert answer.status == 200
 
 
-async def test_request_ids_are_ours(gateway: Gateway) -> None:
+async def test_a_client_cannot_set_the_request_id(gateway: Gateway) -> None:
     """A client that repeats an id could end another's request in the router's counts."""
     answer = await gateway.client.chat("only-1", headers={"x-request-id": "mine"})
 

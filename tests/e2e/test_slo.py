@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-async def test_a_streamed_answer_is_judged_by_its_first_token(mode: Mode) -> None:
+async def test_a_streamed_response_is_judged_by_its_first_token(mode: Mode) -> None:
     """The pod sends the headers at once in each case."""
     slow = replace(INSTANT, step_s=LONG_S)
     async with running_pods(pod_config(0), pod_config(1, profile=slow)) as pods:

@@ -96,7 +96,7 @@ async def address_of(cluster: Cluster, service: str) -> str:
 
 
 async def put_pods(cluster: Cluster) -> None:
-    """What kubelet and the controllers of Kubernetes write of the pods."""
+    """Write the pods as kubelet and the controllers of Kubernetes do."""
     for number, ip in enumerate(PODS):
         await cluster.create_pod(f"vllm-{number}", {"app": "vllm"})
         await cluster.set_pod(f"vllm-{number}", ip=ip, is_ready=True)
@@ -105,7 +105,7 @@ async def put_pods(cluster: Cluster) -> None:
 
 
 async def put_routers(cluster: Cluster, ips: Sequence[str]) -> None:
-    """The same of the routers, behind both of their Services."""
+    """Write the routers in the same way, behind both of their Services."""
     grpc = {"name": "grpc", "port": 9002, "appProtocol": "kubernetes.io/h2c"}
     ports = [grpc, {"name": "metrics", "port": 9090}]
     endpoints = [{"addresses": [ip], "conditions": {"ready": True}} for ip in ips]

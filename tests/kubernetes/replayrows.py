@@ -103,7 +103,7 @@ REFUSALS = [
 
 IN_BOTH, IN_VALUE = Spelling(("raw_value", "value")), Spelling(("value",))
 IN_GO_S_CASE = Spelling(("value",), is_canonical=True)
-NO_REQUEST_LINE = Asks("only-1", mode=None, spelling=Spelling(("value",), tells_line=False))
+NO_REQUEST_LINE = Asks("only-1", mode=None, spelling=Spelling(("value",), has_request_line=False))
 SPELLINGS = [
     Row("headers-in-both-fields", Asks("only-1", spelling=IN_BOTH), (1,)),
     Row("headers-in-value-alone", Asks("only-1", spelling=IN_VALUE), (1,)),

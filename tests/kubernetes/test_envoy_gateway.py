@@ -182,7 +182,7 @@ async def test_a_prompt_of_15_mb_passes_and_one_of_17_does_not(installed: Instal
     assert (refused.status, refused.error_code) == (413, "body_too_large")
 
 
-async def test_an_answer_is_streamed_to_its_end(installed: Installed) -> None:
+async def test_a_response_is_streamed_to_its_end(installed: Installed) -> None:
     answer = await installed.client.chat("only-1", stream=True, max_tokens=50)
     assert (answer.status, answer.served_by) == (200, "pod-1")
     assert answer.body.strip().endswith(b"data: [DONE]")
@@ -205,7 +205,7 @@ async def test_a_client_does_not_steer(installed: Installed) -> None:
 @pytest.mark.parametrize(
     ("path", "status"), [("/v1/load_lora_adapter", 404), ("/v1%2Fload_lora_adapter", 400)]
 )
-async def test_errors_of_envoy_s_own_for_paths_have_no_shape(
+async def test_envoy_s_own_errors_for_paths_are_not_in_openai_shape(
     installed: Installed, path: str, status: int
 ) -> None:
     """As manifests/README.md says: these are answered before any route's policy."""

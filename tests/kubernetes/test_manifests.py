@@ -205,7 +205,7 @@ def what_is_granted(text: str) -> Iterator[tuple[str, str, str, str]]:
 
 
 def address(applied: Applied, number: int) -> str:
-    """Of a pod: nobody answers there. An EndpointSlice takes no loopback address."""
+    """The address of a pod that does not exist; an EndpointSlice refuses loopback."""
     return f"192.0.2.{number}:8000" if by_service(applied) else f"127.0.9.{number}:8000"
 
 
@@ -283,8 +283,10 @@ def test_the_router_s_ports_are_those_of_its_container_and_network_policy(overla
 
 
 @pytest.mark.parametrize("overlay", [each for each in OVERLAYS if each.startswith("envoy-gateway")])
-def test_only_proxies_of_this_namespace_s_gateway_are_let_in(overlay: str, tmp_path: Path) -> None:
-    """Not those of a Gateway with the same name elsewhere, whose proxies run beside ours."""
+def test_only_proxies_of_the_gateway_of_this_namespace_are_let_in(
+    overlay: str, tmp_path: Path
+) -> None:
+    """Not those of a Gateway with the same name in another namespace."""
     text = build(copied(tmp_path, "elsewhere") / "overlays" / overlay)
     let_in = [
         peer["podSelector"]["matchLabels"]
@@ -362,7 +364,7 @@ def test_the_routed_paths_are_those_that_the_router_serves() -> None:
 
 
 @pytest.mark.parametrize("overlay", [each for each in OVERLAYS if each.startswith("envoy-gateway")])
-def test_the_proxies_are_bounded_as_our_own_envoy_is(overlay: str) -> None:
+def test_the_proxies_have_the_bounds_of_our_own_envoy(overlay: str) -> None:
     """And their containers hold half as much again as the heap's limit."""
     ours = yaml.safe_load(render(BootstrapOptions()))["overload_manager"]
     proxy = only(build(MANIFESTS / "overlays" / overlay), "EnvoyProxy")["spec"]

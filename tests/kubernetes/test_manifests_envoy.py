@@ -82,7 +82,7 @@ async def running(overlay: str, folder: Path, **sections: Any) -> AsyncIterator[
 
 
 def outside_kubernetes(config: dict[str, Any], pods: list[RunningPod]) -> dict[str, Any]:
-    """The overlay's configuration for a process beside these pods."""
+    """The overlay's configuration for a process outside Kubernetes, over these pods."""
     kept = {key: config[key] for key in config.keys() - {"discovery", "peers", "admin", "server"}}
     static = [{"address": pod.address, "name": pod.name} for pod in pods]
     return {**kept, "discovery": {"static": static}}
@@ -195,7 +195,7 @@ async def test_without_the_router_nobody_is_dialled(tmp_path: Path, header: str)
 
 
 @pytest.mark.parametrize("overlay", [OVERRIDE, ORIGINAL])
-async def test_while_no_router_is_ready_envoy_gateway_says_so(overlay: str) -> None:
+async def test_without_a_ready_router_envoy_gateway_reports_it(overlay: str) -> None:
     """A headless Service without endpoints: what manifests/README.md warns of."""
     text = build(MANIFESTS / "overlays" / overlay)
     nobody = f"127.0.0.1:{free_port()}"

@@ -128,7 +128,7 @@ def truth_of(writers: list[Writer]) -> Truth:
 
 
 @pytest.mark.timeout(600)
-async def test_the_pool_is_the_truth_after_changes_seen_through_faults(
+async def test_the_pool_becomes_the_truth_after_changes_through_faults(
     cluster: Cluster, proxy: FaultyProxy, kubeconfig: Path
 ) -> None:
     """500 pods created, made ready, moved, relabelled, ended and deleted at random.

@@ -27,8 +27,8 @@ from tests.kubernetes.replay import (
     MAX_CHUNK_BYTES,
     Asks,
     Exchange,
+    Replies,
     Spelling,
-    Told,
 )
 from tests.kubernetes.replayrows import (
     DRAINING,
@@ -115,7 +115,7 @@ def parameters() -> list[Any]:
 
 
 @pytest.mark.parametrize("row", parameters())
-async def test_a_request_is_answered_as_the_protocol_says(
+async def test_a_request_is_routed_or_refused_as_the_protocol_says(
     row: Row, fleet: Fleet, exchange: Exchange
 ) -> None:
     told = await exchange.ask(row.asks, fleet.pods)
@@ -127,7 +127,7 @@ async def test_a_request_is_answered_as_the_protocol_says(
     assert await exchange.end() == 0
 
 
-def is_routed(told: Told, asks: Asks, allowed: set[str]) -> None:
+def is_routed(told: Replies, asks: Asks, allowed: set[str]) -> None:
     """Headers, then the whole body, then the trailers; one destination or several, each once."""
     assert told.destinations[0] in allowed
     assert len(set(told.destinations)) == len(told.destinations) == min(3, len(allowed))
@@ -143,8 +143,8 @@ def is_routed(told: Told, asks: Asks, allowed: set[str]) -> None:
     assert told.ends == [False] * (len(told.chunks) - 1) + [not asks.has_trailers]
 
 
-def is_refused(told: Told, status: int, code: str) -> None:
-    """One answer ends it, before anything was let through."""
+def is_refused(told: Replies, status: int, code: str) -> None:
+    """One reply ends it, before anything was let through."""
     assert told.phases == ["immediate_response"]
     assert (told.status, told.code) == (status, code)
     assert told.headers["content-type"] == "application/json"
@@ -167,7 +167,7 @@ async def test_a_request_is_429_where_every_pod_that_could_serve_it_is_full(flee
     await eventually(fleet.router.has_none_in_flight)
 
 
-async def test_an_adapter_stays_where_it_is_under_way(fleet: Fleet) -> None:
+async def test_an_adapter_stays_where_it_is_in_flight(fleet: Fleet) -> None:
     async with Exchange(fleet.channel) as held, Exchange(fleet.channel) as other:
         await held.ask(Asks("shared", subset=(2,)), fleet.pods)
         told = await other.ask(Asks("shared"), fleet.pods)
@@ -202,7 +202,7 @@ OWN = [f"only-{number}" for number in READY]
         pytest.param(get("/v1/responses/r"), 400, id="a-stored-response-without-a-session"),
     ],
 )
-async def test_a_get_is_answered_by_the_router(
+async def test_a_get_is_served_by_the_router(
     asks: Asks, names: object, fleet: Fleet, exchange: Exchange
 ) -> None:
     told = await exchange.ask(asks, fleet.pods)
@@ -269,10 +269,10 @@ async def test_a_response_passes_as_it_comes(
     chunks: tuple[bytes, ...], has_trailers: bool, has_request: bool, fleet: Fleet,
     exchange: Exchange,
 ) -> None:  # fmt: skip
-    """Also one whose request the router was not asked about: another filter's answer."""
+    """Also one whose request the router did not see: another filter's response."""
     if has_request:
         await exchange.ask(Asks("shared"), fleet.pods)
-    told = await exchange.tell(*answered(*chunks, has_trailers=has_trailers))
+    told = await exchange.respond(*answered(*chunks, has_trailers=has_trailers))
 
     assert told.phases == [
         "response_headers",
@@ -289,8 +289,8 @@ async def test_a_long_chunk_of_a_response_is_echoed_in_parts(
 ) -> None:
     data = b"x" * 100_000
     await exchange.ask(Asks("shared"), fleet.pods)
-    await exchange.tell(*answered())
-    told = await exchange.tell(ext_proc.response_body(data, end_of_stream=True))
+    await exchange.respond(*answered())
+    told = await exchange.respond(ext_proc.response_body(data, end_of_stream=True))
     await exchange.next()
 
     assert b"".join(told.chunks) == data
@@ -305,10 +305,10 @@ async def test_a_long_chunk_of_a_response_is_echoed_in_parts(
         pytest.param(IN_VALUE, id="value"),
     ],
 )
-async def test_who_served_is_who_is_busy_and_a_status_ends_it(
+async def test_the_pod_that_served_is_counted_as_busy_until_the_status_comes(
     spelling: Spelling, fleet: Fleet
 ) -> None:
-    """The first of the list was not the one: the data plane went on and says so."""
+    """The data plane went on to the second of the list, and reports it."""
     completed = "extproc_completions_total"
     before = await outcomes(fleet, completed)
     async with Exchange(fleet.channel) as exchange:
@@ -317,7 +317,7 @@ async def test_who_served_is_who_is_busy_and_a_status_ends_it(
         served = {"envoy.lb": {"x-gateway-destination-endpoint-served": second}}
         message = ext_proc.response_headers({":status": "200"}, end_of_stream=True, metadata=served)
         then = await fleet.router.in_flight()
-        await exchange.tell(spelling.respelled(message))
+        await exchange.respond(spelling.respelled(message))
         now = await fleet.router.in_flight()
         await exchange.end()
 

@@ -113,7 +113,7 @@ class Service:
 
 
 @pytest.mark.parametrize("port", ["http", 8000])
-async def test_the_pool_is_all_slices_of_the_service_taken_together(
+async def test_the_pool_is_the_union_of_the_services_slices(
     cluster: Cluster, proxy: FaultyProxy, kubeconfig: Path, port: str | int
 ) -> None:
     """Both families, every condition, and one endpoint for a pod that has two addresses."""

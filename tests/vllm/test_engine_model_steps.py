@@ -198,7 +198,7 @@ def _apply(
 
 
 @pytest.mark.parametrize("name", LOADS)
-async def test_every_step_is_the_real_one(
+async def test_every_step_equals_the_real_one(
     recorded: Recorded, client: VllmClient, name: str
 ) -> None:
     """Tokens computed, adapters loaded and evicted in their order, requests preempted and finished,

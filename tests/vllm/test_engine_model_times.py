@@ -106,7 +106,7 @@ LOADS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run was like, in the model or in reality.
+    """The measurements of a run, of the model or of the real engine.
 
     Attributes:
         throughput_rps: Requests finished over the time from the first arrival to the last end.
@@ -125,7 +125,7 @@ class Seen:
     deferred: float
 
     def row(self) -> dict[str, float]:
-        """What is compared."""
+        """The figures that are compared."""
         return {
             "requests/s": self.throughput_rps,
             "TTFT p50 s": _quantile(self.ttft_s, 0.5),
@@ -299,7 +299,9 @@ async def send(server: VllmServer, arrivals: Sequence[Arrival], rng: Random) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # the first one waits for the calibration
 @pytest.mark.parametrize("name", LOADS)
-async def test_what_was_not_calibrated_is_predicted(calibrated: Calibrated, name: str) -> None:
+async def test_loads_that_were_not_calibrated_are_predicted(
+    calibrated: Calibrated, name: str
+) -> None:
     """Throughput, times to the first and between tokens, requests running, waiting, deferred."""
     errors: list[dict[str, float]] = []
     for attempt in range(NUM_TRIES):

@@ -174,7 +174,9 @@ async def test_two_hundred_requests_at_once_are_all_served(
 
 
 @pytest.mark.parametrize("seed", range(300, 324))
-async def test_the_routers_view_of_residency_is_the_engines(gateway: Gateway, seed: int) -> None:
+async def test_the_routers_view_of_residency_is_that_of_the_engines(
+    gateway: Gateway, seed: int
+) -> None:
     """Random sequences of base and adapter requests, one at a time and at once."""
     rng = random.Random(seed)
 
@@ -199,7 +201,7 @@ async def assert_served_by(gateway: Gateway, number: int, adapter: str, text: st
     assert (await gateway.served_since(before, len(answers)))[number] == len(answers)
 
 
-async def test_an_adapter_is_asked_for_only_where_it_is_registered(
+async def test_requests_for_an_adapter_go_only_where_it_is_registered(
     gateway: Gateway, texts: dict[str, str]
 ) -> None:
     """Unloaded on one server, loaded again there and unloaded on the other, unloaded on both."""
