@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean, stdev
 
@@ -14,7 +14,7 @@ from extproc.loadtest.fleetfiles import pod_configs
 from extproc.loadtest.measures import Percentiles
 from extproc.loadtest.replay import ReplaySettings, replay
 from extproc.sim.engine.profiles import H100_8B
-from extproc.sim.fakepod.pod import RunningPod, start_pod
+from extproc.sim.fakepod.pod import RunningPod
 from extproc.sim.fleet.fleet import BASE_MODEL, Fleet
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.exchange import RequestRecord, as_fleet_result
@@ -22,7 +22,7 @@ from extproc.workload.flights import FleetResult, PodTotals
 from extproc.workload.judge import Slo, measure, percentile
 from extproc.workload.requests import Workload
 from extproc.workload.synthetic import zipf
-from tests.e2e.conftest import router_config, running_envoy
+from tests.e2e.conftest import router_config, running_envoy, running_pods
 from tests.e2e.harness import RouterProcess
 
 POLICIES: Mapping[str, Callable[[], Policy]] = {
@@ -105,9 +105,7 @@ async def run_real(workload: Workload, policy: str, settings: FleetSettings = SE
     records: list[RequestRecord] = []
     async with AsyncExitStack() as stack:
         configs = pod_configs(settings, workload.adapters, BASE_MODEL)
-        pods = [await start_pod(config) for config in configs]
-        for pod in pods:
-            stack.push_async_callback(pod.stop)
+        pods = await stack.enter_async_context(running_pods(*configs))
         router = RouterProcess(_router_config(pods, policy, settings))
         await stack.enter_async_context(router)
         flush_s = settings.completion_flush_s
@@ -116,13 +114,13 @@ async def run_real(workload: Workload, policy: str, settings: FleetSettings = SE
         )
         await replay(workload, ReplaySettings(envoy.url), records.append)
     assert not any(record.error for record in records)
-    times = _total([_PodTimes.of(pod) for pod in pods])
-    added_s = fmean(record.ttft_s or 0.0 for record in records) - times.ttft_s / times.num
+    num, queue_s, ttft_s = map(sum, zip(*map(_sums, pods), strict=True))
+    added_s = fmean(record.ttft_s or 0.0 for record in records) - ttft_s / num
     result = as_fleet_result(
         workload.arrivals, records, overhead_s=added_s, pods=[_totals(pod) for pod in pods]
     )
     sent = replace(workload, arrivals=tuple(flight.arrival for flight in result.flights))
-    return RealRun(sent, result, records, times.queue_s / times.num, added_s)
+    return RealRun(sent, result, records, queue_s / num, added_s)
 
 
 async def run_undisturbed(workload: Workload, policy: str) -> RealRun:
@@ -149,25 +147,12 @@ def _router_config(
     }
 
 
-@dataclass(frozen=True)
-class _PodTimes:
-    """Sums over a pod's requests so far, by its metrics."""
-
-    num: float
-    queue_s: float
-    ttft_s: float
-
-    @classmethod
-    def of(cls, pod: RunningPod) -> _PodTimes:
-        labels = {"model_name": BASE_MODEL, "engine": "0"}
-        queue, ttft = "vllm:request_queue_time_seconds", "vllm:time_to_first_token_seconds"
-        get = pod.pod.page.registry.get_sample_value
-        num, queue_s, ttft_s = f"{queue}_count", f"{queue}_sum", f"{ttft}_sum"
-        return cls(*(get(name, labels) or 0.0 for name in (num, queue_s, ttft_s)))
-
-
-def _total(pods: Sequence[_PodTimes]) -> _PodTimes:
-    return _PodTimes(*(sum(column) for column in zip(*map(astuple, pods), strict=True)))
+def _sums(pod: RunningPod) -> tuple[float, ...]:
+    """Return a pod's number of requests, and their seconds in its queue and to the first token."""
+    labels = {"model_name": BASE_MODEL, "engine": "0"}
+    queue, ttft = "vllm:request_queue_time_seconds", "vllm:time_to_first_token_seconds"
+    get = pod.pod.page.registry.get_sample_value
+    return tuple(get(n, labels) or 0.0 for n in (f"{queue}_count", f"{queue}_sum", f"{ttft}_sum"))
 
 
 def _totals(pod: RunningPod) -> PodTotals:

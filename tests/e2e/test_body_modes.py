@@ -22,7 +22,6 @@ from tests.e2e.harness import (
     chat,
     eventually,
     h2_request,
-    raw_request,
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -155,19 +154,6 @@ async def test_a_body_that_comes_in_two_parts_is_routed(gateway: Gateway) -> Non
 
     assert answer.status == 200, answer.body
     assert answer.served_by == "pod-2"
-
-
-async def test_trailers_of_http1_are_dropped_and_the_request_is_routed(gateway: Gateway) -> None:
-    body = chat("only-1")
-    answer = await raw_request(
-        gateway.envoy.port,
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
-        b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
-        b"%x\r\n%s\r\n0\r\nx-checksum: 1\r\n\r\n" % (len(body), body),
-    )
-
-    assert answer.status == 200, answer.body
-    assert answer.served_by == "pod-1"
 
 
 async def test_a_request_with_trailers_is_routed(gateway: Gateway) -> None:

@@ -461,14 +461,6 @@ async def test_control_headers_do_not_reach_a_pod(gateway: Gateway, pods: list[R
     assert seen["x-other"] == "kept"
 
 
-@pytest.mark.parametrize("name", ["x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms"])
-async def test_a_control_header_that_cannot_be_read_is_400(gateway: Gateway, name: str) -> None:
-    answer = await gateway.client.chat("only-1", headers={name: "soon"}, padding_bytes=200_000)
-
-    assert refused(answer) == (400, "invalid_header")
-    assert answer.json["error"]["param"] == name
-
-
 # --- health, TLS, ports ----------------------------------------------------------------------
 
 
@@ -585,12 +577,6 @@ async def test_a_changed_file_is_applied_under_the_flags(
 
 async def logs(router: EppProcess, words: str) -> bool:
     return words in router.log
-
-
-async def test_metrics_have_a_port_of_their_own(gateway: Gateway) -> None:
-    await gateway.client.chat("only-1")
-
-    assert "extproc_picks_total" in await gateway.router.metrics()
 
 
 async def test_two_routers_are_both_ready(

@@ -88,16 +88,3 @@ async def test_a_client_that_leaves_during_a_hold_is_forgotten_at_once(
         await eventually(lambda: holds(router, 0))
         assert (await router.admin("/debug/decisions?n=1"))["decisions"] == []
         assert await has_no_errors(envoy)
-
-
-async def test_a_hold_beyond_the_limit_is_shed_with_429(
-    pods: list[RunningPod], http: aiohttp.ClientSession
-) -> None:
-    config = hold_config(pods, "wire", hold_s=50.0)
-    config["request"] = {"max_hold_s": 1.0}
-    router = RouterProcess(config)
-    async with router, running_envoy(Mode.ORIGINAL_DST, router) as envoy:
-        answer = await Client(envoy.url, http).chat("shared")
-
-        assert (answer.status, answer.error_code) == (429, "saturated")
-        assert "retry-after" in answer.headers

@@ -1,17 +1,21 @@
-"""The largest body, exact to the byte and the same in Envoy and the router; the most headers."""
+"""The largest body, to the byte, the most headers, and many requests at once."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
 
 from extproc.envoyconfig import Mode, RequestBody
-from tests.e2e.conftest import MAX_BODY_BYTES, running_envoy
+from extproc.sim.fakepod.pod import RunningPod
+from tests.e2e.conftest import MAX_BODY_BYTES, router_config, running_envoy
 from tests.e2e.harness import (
     Answer,
     Client,
+    EnvoyProcess,
     RouterProcess,
     chat,
     eventually,
@@ -121,3 +125,37 @@ async def test_a_request_with_any_number_of_header_lines_is_served_or_refused_wi
     assert statuses == sorted(statuses)
     assert {each.error_code for each in answers if each.status == 431} == {"headers_too_large"}
     await eventually(router.has_none_in_flight)
+
+
+async def test_more_than_1024_requests_can_be_under_decision_at_once(
+    pods: list[RunningPod],
+) -> None:
+    """Envoy's default limit of streams to the router turns the rest into errors."""
+    num_requests, body = 1500, chat("only-1")
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    ).encode()
+    async with (
+        RouterProcess(router_config(pods)) as router,
+        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
+    ):
+        connections = [
+            await asyncio.open_connection("127.0.0.1", envoy.port) for _ in range(num_requests)
+        ]
+        for _, writer in connections:
+            writer.write(head + body[:10])
+        await eventually(lambda: _has_open(envoy, num_requests), within_s=60)
+        for _, writer in connections:
+            writer.write(body[10:])
+        lines = await asyncio.gather(*(reader.readline() for reader, _ in connections))
+        for _, writer in connections:
+            writer.close()
+        await eventually(router.has_none_in_flight)
+
+    assert Counter(lines) == {b"HTTP/1.1 200 OK\r\n": num_requests}
+
+
+async def _has_open(envoy: EnvoyProcess, num_streams: int) -> bool:
+    name = "cluster.router.upstream_rq_active"
+    return (await envoy.stats(f"{name}$"))[name] >= num_streams

@@ -12,7 +12,6 @@ import aiohttp
 import pytest
 import pytest_asyncio
 import yaml
-from openai import AsyncOpenAI, NotFoundError
 
 from extproc.envoyconfig import Mode
 from extproc.sim.fakepod.pod import RunningPod
@@ -36,7 +35,7 @@ pytestmark = [
 
 
 def litellm_config(entries: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    """That of docs/ecosystem.md.
+    """The configuration in docs/ecosystem.md.
 
     Args:
         entries: By the name that clients use, the name behind it and the Envoy's URL.
@@ -175,22 +174,12 @@ async def test_a_stream_comes_from_where_the_adapter_is(
 
 
 async def test_an_unknown_adapter_is_404_in_openai_s_shape(client: Client) -> None:
-    """Our words stay; the code that LiteLLM gives is the status, as text."""
+    """With our message; LiteLLM's code is the status as text."""
     answer = await client.chat("lora/nobody")
 
     assert answer.status == 404
     assert answer.error_code == "404"
     assert "The model `nobody` does not exist" in answer.json["error"]["message"]
-
-
-async def test_openai_s_client_sees_an_unknown_adapter_as_not_found(
-    litellm: LiteLlmProcess,
-) -> None:
-    async with AsyncOpenAI(base_url=f"{litellm.url}/v1", api_key=KEY, max_retries=0) as client:
-        with pytest.raises(NotFoundError):
-            await client.chat.completions.create(
-                model="lora/nobody", messages=[{"role": "user", "content": "hi"}]
-            )
 
 
 async def test_unknown_adapters_do_not_close_the_wildcard_for_the_others(client: Client) -> None:
@@ -215,7 +204,7 @@ async def test_a_request_that_fails_is_sent_once(
 async def test_a_client_s_headers_do_not_reach_the_pods(
     client: Client, pods: list[RunningPod]
 ) -> None:
-    """So that a session or an objective has to be set where LiteLLM is configured."""
+    """A session or an objective has to be set in LiteLLM's configuration."""
     answer = await client.chat("only-0", headers={"x-session": "s"})
     request = json.dumps(pods[0].pod.last_requests[-1])
 

@@ -31,15 +31,7 @@ class InstalledRouter(RouterProcess):
         super().__init__(at_address(router_config(text), ip), address=f"{ip}:9002")
         self.admin_url = f"http://{ip}:9901"
         token = server.token(namespace, "extproc")
-        self._kubeconfig = server.kubeconfig_for(token, namespace=namespace)
-
-    def spawn(
-        self,
-        command: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-    ) -> None:
-        super().spawn(command, {**(env or {}), "KUBECONFIG": str(self._kubeconfig)}, cwd)
+        self.env = {"KUBECONFIG": str(server.kubeconfig_for(token, namespace=namespace))}
 
 
 def at_address(config: dict[str, Any], ip: str) -> dict[str, Any]:

@@ -201,7 +201,7 @@ class Exchange:
 
     def __init__(self, channel: Any) -> None:
         self._call = channel.stream_stream(PROCESS)()
-        self.told = Replies()
+        self.replies = Replies()
 
     async def ask(self, asks: Asks, pods: Sequence[str]) -> Replies:
         """Send a whole request, and read the replies to all of it."""
@@ -209,21 +209,21 @@ class Exchange:
             await self._call.write(message)
         while not self._is_answered(asks):
             await self.next()
-        return self.told
+        return self.replies
 
     async def respond(self, *messages: bytes) -> Replies:
         """Send messages of the response's phases, and read as many replies."""
-        self.told = Replies()
+        self.replies = Replies()
         for message in messages:
             await self._call.write(message)
             await self.next()
-        return self.told
+        return self.replies
 
     async def next(self) -> None:
         """Read a reply."""
         answer = await asyncio.wait_for(self._call.read(), PATIENCE_S)
         assert answer is not _EOF, f"the router ended the call: {await self._call.details()}"
-        self.told.add(answer)
+        self.replies.add(answer)
 
     async def end(self) -> int:
         """Close our side, expect no more replies, and return the call's status."""
@@ -233,14 +233,14 @@ class Exchange:
         return int((await self._call.code()).value[0])
 
     def _is_answered(self, asks: Asks) -> bool:
-        told = self.told
-        if told.status:
+        replies = self.replies
+        if replies.status:
             return True
         if asks.has_trailers:
-            return "request_trailers" in told.phases
+            return "request_trailers" in replies.phases
         if asks.mode == ext_proc.BUFFERED or not asks.has_body:
-            return told.destinations != []
-        return told.ends[-1:] == [True]
+            return replies.destinations != []
+        return replies.ends[-1:] == [True]
 
     async def __aenter__(self) -> Self:
         return self

@@ -118,39 +118,39 @@ def parameters() -> list[Any]:
 async def test_a_request_is_routed_or_refused_as_the_protocol_says(
     row: Row, fleet: Fleet, exchange: Exchange
 ) -> None:
-    told = await exchange.ask(row.asks, fleet.pods)
+    replies = await exchange.ask(row.asks, fleet.pods)
 
     if row.pods:
-        is_routed(told, row.asks, {fleet.pods[number] for number in row.pods})
+        is_routed(replies, row.asks, {fleet.pods[number] for number in row.pods})
     else:
-        is_refused(told, *row.error)
+        is_refused(replies, *row.error)
     assert await exchange.end() == 0
 
 
-def is_routed(told: Replies, asks: Asks, allowed: set[str]) -> None:
+def is_routed(replies: Replies, asks: Asks, allowed: set[str]) -> None:
     """Headers, then the whole body, then the trailers; one destination or several, each once."""
-    assert told.destinations[0] in allowed
-    assert len(set(told.destinations)) == len(told.destinations) == min(3, len(allowed))
-    assert set(told.destinations) <= allowed
+    assert replies.destinations[0] in allowed
+    assert len(set(replies.destinations)) == len(replies.destinations) == min(3, len(allowed))
+    assert set(replies.destinations) <= allowed
     num_trailers = int(asks.has_trailers)
     if asks.mode == ext_proc.BUFFERED:
-        assert told.phases == ["request_headers", "request_body"]
+        assert replies.phases == ["request_headers", "request_body"]
         return
-    bodies = ["request_body"] * len(told.chunks)
-    assert told.phases == ["request_headers", *bodies, *["request_trailers"] * num_trailers]
-    assert b"".join(told.chunks) == b"".join(asks.body)
-    assert max(map(len, told.chunks)) <= MAX_CHUNK_BYTES
-    assert told.ends == [False] * (len(told.chunks) - 1) + [not asks.has_trailers]
+    bodies = ["request_body"] * len(replies.chunks)
+    assert replies.phases == ["request_headers", *bodies, *["request_trailers"] * num_trailers]
+    assert b"".join(replies.chunks) == b"".join(asks.body)
+    assert max(map(len, replies.chunks)) <= MAX_CHUNK_BYTES
+    assert replies.ends == [False] * (len(replies.chunks) - 1) + [not asks.has_trailers]
 
 
-def is_refused(told: Replies, status: int, code: str) -> None:
+def is_refused(replies: Replies, status: int, code: str) -> None:
     """One reply ends it, before anything was let through."""
-    assert told.phases == ["immediate_response"]
-    assert (told.status, told.code) == (status, code)
-    assert told.headers["content-type"] == "application/json"
+    assert replies.phases == ["immediate_response"]
+    assert (replies.status, replies.code) == (status, code)
+    assert replies.headers["content-type"] == "application/json"
     is_to_be_tried_again = status in (429, 503)
-    assert (told.headers.get("retry-after") == "1") is is_to_be_tried_again
-    assert (DROPPED_REASON in told.headers) is is_to_be_tried_again
+    assert (replies.headers.get("retry-after") == "1") is is_to_be_tried_again
+    assert (DROPPED_REASON in replies.headers) is is_to_be_tried_again
 
 
 async def test_a_request_is_429_where_every_pod_that_could_serve_it_is_full(fleet: Fleet) -> None:
@@ -160,19 +160,19 @@ async def test_a_request_is_429_where_every_pod_that_could_serve_it_is_full(flee
             is_routed(await held.ask(Asks("only-1"), fleet.pods), Asks("only-1"), {fleet.pods[1]})
         last = await stack.enter_async_context(Exchange(fleet.channel))
 
-        told = await last.ask(Asks("only-1"), fleet.pods)
+        replies = await last.ask(Asks("only-1"), fleet.pods)
 
-    is_refused(told, 429, "saturated")
-    assert told.headers[DROPPED_REASON] == "rejected-saturated"
+    is_refused(replies, 429, "saturated")
+    assert replies.headers[DROPPED_REASON] == "rejected-saturated"
     await eventually(fleet.router.has_none_in_flight)
 
 
 async def test_an_adapter_stays_where_it_is_in_flight(fleet: Fleet) -> None:
     async with Exchange(fleet.channel) as held, Exchange(fleet.channel) as other:
         await held.ask(Asks("shared", subset=(2,)), fleet.pods)
-        told = await other.ask(Asks("shared"), fleet.pods)
+        replies = await other.ask(Asks("shared"), fleet.pods)
 
-    assert told.destinations[0] == fleet.pods[2]
+    assert replies.destinations[0] == fleet.pods[2]
     await eventually(fleet.router.has_none_in_flight)
 
 
@@ -205,15 +205,15 @@ OWN = [f"only-{number}" for number in READY]
 async def test_a_get_is_served_by_the_router(
     asks: Asks, names: object, fleet: Fleet, exchange: Exchange
 ) -> None:
-    told = await exchange.ask(asks, fleet.pods)
+    replies = await exchange.ask(asks, fleet.pods)
 
-    assert told.phases == ["immediate_response"]
+    assert replies.phases == ["immediate_response"]
     if isinstance(names, int):
-        assert told.status == names
+        assert replies.status == names
     else:
-        assert told.status == 200
-        listed = told.body.get("data")
-        found = told.body["id"] if listed is None else [card["id"] for card in listed]
+        assert replies.status == 200
+        listed = replies.body.get("data")
+        found = replies.body["id"] if listed is None else [card["id"] for card in listed]
         assert found == names or found[1:] == names, "the base model comes first"
     assert await exchange.end() == 0
 
@@ -229,8 +229,8 @@ async def test_a_get_goes_where_its_session_is_as_long_as_the_hint_allows(fleet:
         get("/v1/responses/r", (), **session),
     ):
         async with Exchange(fleet.channel) as exchange:
-            told = await exchange.ask(asks, fleet.pods)
-            results.append(told.destinations[:1] or told.status)
+            replies = await exchange.ask(asks, fleet.pods)
+            results.append(replies.destinations[:1] or replies.status)
 
     assert results == [[fleet.pods[1]], [fleet.pods[1]], 400, 503]
 
@@ -272,15 +272,15 @@ async def test_a_response_passes_as_it_comes(
     """Also one whose request the router did not see: another filter's response."""
     if has_request:
         await exchange.ask(Asks("shared"), fleet.pods)
-    told = await exchange.respond(*answered(*chunks, has_trailers=has_trailers))
+    replies = await exchange.respond(*answered(*chunks, has_trailers=has_trailers))
 
-    assert told.phases == [
+    assert replies.phases == [
         "response_headers",
         *["response_body"] * len(chunks),
         *["response_trailers"] * has_trailers,
     ]
-    assert told.chunks == list(chunks)
-    assert told.ends == [False] * (len(chunks) - 1) + [not has_trailers] * bool(chunks)
+    assert replies.chunks == list(chunks)
+    assert replies.ends == [False] * (len(chunks) - 1) + [not has_trailers] * bool(chunks)
     assert await exchange.end() == 0
 
 
@@ -290,12 +290,12 @@ async def test_a_long_chunk_of_a_response_is_echoed_in_parts(
     data = b"x" * 100_000
     await exchange.ask(Asks("shared"), fleet.pods)
     await exchange.respond(*answered())
-    told = await exchange.respond(ext_proc.response_body(data, end_of_stream=True))
+    replies = await exchange.respond(ext_proc.response_body(data, end_of_stream=True))
     await exchange.next()
 
-    assert b"".join(told.chunks) == data
-    assert max(map(len, told.chunks)) <= MAX_CHUNK_BYTES
-    assert told.ends == [False, True]
+    assert b"".join(replies.chunks) == data
+    assert max(map(len, replies.chunks)) <= MAX_CHUNK_BYTES
+    assert replies.ends == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -312,8 +312,8 @@ async def test_the_pod_that_served_is_counted_as_busy_until_the_status_comes(
     completed = "extproc_completions_total"
     before = await outcomes(fleet, completed)
     async with Exchange(fleet.channel) as exchange:
-        told = await exchange.ask(Asks("shared"), fleet.pods)
-        first, second = told.destinations[:2]
+        replies = await exchange.ask(Asks("shared"), fleet.pods)
+        first, second = replies.destinations[:2]
         served = {"envoy.lb": {"x-gateway-destination-endpoint-served": second}}
         message = ext_proc.response_headers({":status": "200"}, end_of_stream=True, metadata=served)
         then = await fleet.router.in_flight()
