@@ -6,8 +6,8 @@
         await page.screenshot(tmp_path / "page.png")
         assert page.problems == []
 
-It resolves no names but loopback's, so that nothing can leave this machine, and what a page tries
-to fetch from elsewhere is told in `Page.problems`.
+It resolves no names but loopback's, so that nothing can leave this machine; requests of a page to
+other hosts are listed in `Page.problems`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Page:
     """One tab.
 
     Attributes:
-        problems: What went wrong, in words: errors on the console, exceptions, requests that
+        problems: Errors on the console, exceptions, requests that
             failed or were answered with an error, requests to anything but loopback.
     """
 
@@ -107,7 +107,7 @@ class Page:
         page.on("response", self._on_response)
 
     async def go(self, url: str) -> None:
-        """Fetch another page."""
+        """Open another page."""
         await self._page.goto(url)
 
     async def set_size(self, width: int, height: int) -> None:
@@ -115,14 +115,14 @@ class Page:
         await self._page.set_viewport_size({"width": width, "height": height})
 
     async def evaluate(self, script: str) -> Any:
-        """The value of an expression, or of the promise that it gives; plain values only."""
+        """Return the plain value of an expression, or of its promise."""
         return await self._page.evaluate(script)
 
     async def wait_for(self, condition: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait until an expression holds.
 
         Raises:
-            AssertionError: It did not within `timeout_s`; tells what the page shows instead.
+            AssertionError: It did not within `timeout_s`; with the text of the page.
         """
         try:
             # A function: an expression would be evaluated again each time, and a page's policy may
@@ -135,7 +135,7 @@ class Page:
             raise AssertionError(f"{error}\nproblems: {self.problems}\n{text[:3000]}") from None
 
     async def screenshot(self, path: Path) -> None:
-        """Write what the whole page looks like, as PNG."""
+        """Write a picture of the whole page, as PNG."""
         await self._page.screenshot(path=path, full_page=True)
 
     def _on_console(self, message: async_api.ConsoleMessage) -> None:
@@ -148,7 +148,7 @@ class Page:
             self.problems.append(f"left this machine: {request.url}")
 
     def _on_failure(self, request: async_api.Request) -> None:
-        if request.failure != "net::ERR_ABORTED":  # the page itself gave it up
+        if request.failure != "net::ERR_ABORTED":  # cancelled by the page
             self.problems.append(f"failed: {request.url}: {request.failure}")
 
     def _on_response(self, response: async_api.Response) -> None:

@@ -68,7 +68,7 @@ def adapter_card(name: str = "a", **fields: Any) -> ModelCard:
 
 
 def cards(*adapters: str) -> list[ModelCard]:
-    """What an endpoint lists that serves the base model and `adapters`."""
+    """The model cards of an endpoint that serves the base model and `adapters`."""
     return [base_card(), *(adapter_card(name) for name in adapters)]
 
 

@@ -21,7 +21,7 @@ BUFFERED = 2
 
 @dataclass(frozen=True)
 class Routed:
-    """What the router said: a destination with the pick's id, or an error."""
+    """The router's decision: a destination with the pick's id, or an error."""
 
     destination: str = ""
     pick_id: str = ""
@@ -51,7 +51,7 @@ def request_body(model: str) -> bytes:
 
 
 def read(reply: bytes) -> Routed:
-    """What an answer says."""
+    """Return the decision in a reply."""
     message = pb.ProcessingResponse.FromString(reply)
     if message.HasField("immediate_response"):
         immediate = message.immediate_response
@@ -103,7 +103,7 @@ class AccessLog:
         first_byte_ms: int = 1,
         **headers: str,
     ) -> None:
-        """Tell of a finished request."""
+        """Send the entry of a finished request."""
         message = als_pb2.StreamAccessLogsMessage()
         entry = message.http_logs.log_entry.add()
         common = entry.common_properties
@@ -120,6 +120,6 @@ class AccessLog:
         await self._call.write(message.SerializeToString())
 
     async def close(self) -> None:
-        """Half-close, as an Envoy that goes away in order."""
+        """Half-close, as an Envoy does that shuts down in order."""
         await self._call.done_writing()
         await self._call

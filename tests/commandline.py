@@ -17,7 +17,7 @@ GONE_WITHIN_S = 60.0
 
 
 class Command:
-    """A running command; it and what it started can be told by a variable that they inherit."""
+    """A running command. It and what it started are found by a variable that they inherit."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._mark = f"{MARK}={uuid.uuid4()}"
@@ -34,11 +34,11 @@ class Command:
 
     @property
     def output(self) -> str:
-        """What it has printed so far."""
+        """The output so far."""
         return self._path.read_text(encoding="utf-8")
 
     def processes(self) -> list[int]:
-        """The command and what it started, as far as it runs."""
+        """Return the processes of the command and of what it started that still run."""
         return [
             int(folder.name)
             for folder in Path("/proc").iterdir()
@@ -52,13 +52,13 @@ class Command:
         self.wait_until(lambda: text in self.output)
 
     def wait_until(self, check: Callable[[], bool]) -> None:
-        """As long as it runs."""
+        """Wait for `check` as long as the command runs."""
         while not check():
             assert self.process.poll() is None, self.output
             time.sleep(0.05)
 
     def wait_until_gone(self) -> None:
-        """Processes that were killed need a moment."""
+        """Wait until no process is left: killed ones need a moment."""
         deadline_s = time.monotonic() + GONE_WITHIN_S
         while self.processes():
             assert time.monotonic() < deadline_s, f"left behind: {self.processes()}"
@@ -72,7 +72,7 @@ class Command:
 
 @contextmanager
 def commands() -> Iterator[list[Command]]:
-    """Those that are put into the list are ended with it."""
+    """A list whose commands are ended with the block."""
     started: list[Command] = []
     try:
         yield started

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and hooks of all tests."""
 
 import math
 import os
@@ -13,16 +13,16 @@ from hypothesis import settings
 from extproc.shell.logs import RepeatLimit
 
 FEW, MANY = 25, 100
-"""Examples of a property: while one works, and where nobody waits."""
+"""Examples of a property: in a quick run, and in continuous integration."""
 
-# A shared or slow machine is no failure: what a property costs is for the benchmarks to say.
+# No deadline: a slow machine is no failure, and benchmarks measure time.
 settings.register_profile("few", deadline=None, max_examples=FEW)
 settings.register_profile("many", deadline=None, max_examples=MANY)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What starts a real Envoy or API server is slow, unless it is marked as a smoke test."""
+    """Mark tests with a real Envoy or API server as slow, unless they are smoke tests."""
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         if marks & {"e2e", "kubernetes"} and "smoke" not in marks:
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _put_the_longest_first(items: list[pytest.Item], default_s: float) -> None:
-    """Files by the time that their tests are given: what begins last keeps one worker waiting."""
+    """Sort files by their timeouts: a long file that begins last keeps one worker busy alone."""
     by_file: dict[Path, list[float]] = defaultdict(list)
     for item in items:
         timeout = item.get_closest_marker("timeout")
@@ -42,7 +42,7 @@ def _put_the_longest_first(items: list[pytest.Item], default_s: float) -> None:
 
 @pytest.fixture
 def limited_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """The log as it is written: of lines that repeat, so many at most, however long it takes."""
+    """The log with the limit on repeated lines, over the whole test."""
     limit = RepeatLimit(window_s=math.inf)
     caplog.handler.addFilter(limit)
     yield caplog
@@ -51,7 +51,7 @@ def limited_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureF
 
 @pytest.fixture
 def unreadable() -> Iterator[Path]:
-    """A file that we may not read. Root may read everything, so it steps down."""
+    """A file that we may not read. Root may read everything, so it becomes nobody."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         path = Path(folder) / "file"

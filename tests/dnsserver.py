@@ -1,10 +1,9 @@
-"""A DNS server on loopback, UDP and TCP on one port: says what a test wants it to."""
+"""A DNS server on loopback, UDP and TCP on one port, with the records of a test."""
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from types import TracebackType
 from typing import Self, cast
 
 import dns.flags
@@ -18,14 +17,14 @@ _MAX_UDP_BYTES = 512  # RFC 1035, 4.2.1
 
 
 class DnsServer:
-    """Answers from `records`; a name without any is NXDOMAIN, a type that it lacks is empty.
+    """Answers from `records`; an unknown name is NXDOMAIN, an unknown type of it an empty answer.
 
     Attributes:
         records: By absolute name and type, as in a zone file: `{("pods.", "A"): ["10.0.0.1"]}`.
         additional: By absolute name and type; sent along with every answer.
         failing: Types, or `NAME TYPE`, that get SERVFAIL.
-        is_silent: Whether it answers nothing at all.
-        num_to_lose: So many of the next datagrams are lost.
+        is_silent: Whether it leaves every question unanswered.
+        num_to_lose: How many of the next questions are lost.
         questions: `NAME TYPE` of each question, and `tcp` where it came so, in order.
     """
 
@@ -46,12 +45,7 @@ class DnsServer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def start(self, port: int = 0) -> None:
@@ -71,7 +65,7 @@ class DnsServer:
             await self._tcp.wait_closed()
 
     def answer(self, wire: bytes, *, is_tcp: bool) -> bytes | None:
-        """The answer to one message; None for none."""
+        """Return the answer to one message; None for none."""
         query = dns.message.from_wire(wire)
         (question,) = query.question
         name, kind = question.name.to_text(), question.rdtype.name

@@ -163,7 +163,7 @@ def response_events() -> st.SearchStrategy[list[m.Event]]:
 
 @st.composite
 def event_sequences(draw: st.DrawFn) -> list[m.Event]:
-    """What data planes send, and sometimes anything in any order."""
+    """Events as data planes send them, and sometimes any events in any order."""
     is_plain = draw(st.sampled_from((True, True, False)))
     events: list[m.Event] = [draw(header_events(is_plain))]
     if is_plain or draw(st.booleans()):

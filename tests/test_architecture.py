@@ -39,7 +39,7 @@ ARROWS = {
     ),
     "__main__": ("commands",),
 }
-"""What each room may import beside itself. Rules of users import the package: `__init__`."""
+"""The rooms that each may import. Policies of users import the package: `__init__`."""
 
 ARROWS_IN_SIM = {
     "engine": (),
@@ -51,7 +51,7 @@ ARROWS_IN_SIM = {
 }
 
 SHELL_SHARED = ("files", "gen", "httpserver", "loops", "podhttp", "rpc", "turns", "yamltext")
-"""What several shell files share: bounded reading of files and of YAML, messages, the HTTP
+"""Modules that several shell files share: bounded reading of files and of YAML, messages, the HTTP
 listener, the loops over endpoints and HTTP to them, the transport's contract, work in turns."""
 SHELL_PAIRS = {
     ("server", "codec"),
@@ -59,7 +59,7 @@ SHELL_PAIRS = {
     ("podcheck", "podprobes"),
     ("wire", "tlsbytes"),
 }
-"""One thing of the outside, in two files."""
+"""Pairs of files for one outside thing."""
 
 
 def name_of(path: Path) -> str:
@@ -69,7 +69,7 @@ def name_of(path: Path) -> str:
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    """Every module that is written by hand, by name."""
+    """Return every module written by hand, by name."""
     return {
         name_of(path): ast.parse(path.read_text(encoding="utf-8"))
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -78,7 +78,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 def imports(tree: ast.AST) -> set[str]:
-    """Modules that are imported anywhere; of ours also the ones behind `from package import`."""
+    """Return all imported modules; of ours also those behind `from package import`."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -100,7 +100,7 @@ def ours(*names: str) -> tuple[str, ...]:
 
 
 def wrong(room: str, is_allowed: Callable[[str, str], bool]) -> Iterator[str]:
-    """Imports of a room's modules that are not allowed, as `importer -> imported`."""
+    """Yield the room's imports that are not allowed, as `importer -> imported`."""
     for module, tree in trees().items():
         if is_in(module, room):
             for imported in sorted(imports(tree)):
@@ -109,7 +109,7 @@ def wrong(room: str, is_allowed: Callable[[str, str], bool]) -> Iterator[str]:
 
 
 def outside(room: str, *allowed: str) -> list[str]:
-    """Imports of ours that leave the room for one that is not allowed."""
+    """Return imports of our modules that leave the room for one that is not allowed."""
     places = ours(room, *allowed)
     return list(
         wrong(f"extproc.{room}", lambda _, it: not is_in(it, "extproc") or is_in(it, *places))
@@ -123,18 +123,18 @@ def test_every_module_is_in_a_room() -> None:
 
 
 @pytest.mark.parametrize("room", ARROWS)
-def test_a_room_imports_what_is_behind_it(room: str) -> None:
+def test_a_room_imports_only_along_its_arrows(room: str) -> None:
     assert outside(room, *ARROWS[room]) == []
 
 
 @pytest.mark.parametrize("room", ARROWS_IN_SIM)
-def test_a_room_of_the_simulator_imports_what_is_behind_it(room: str) -> None:
+def test_a_room_of_the_simulator_imports_only_along_its_arrows(room: str) -> None:
     others = (f"sim.{each}" for each in ARROWS_IN_SIM[room])
 
     assert outside(f"sim.{room}", "core", "workload", *others) == []
 
 
-def test_modules_do_not_import_each_other_in_a_circle() -> None:
+def test_imports_have_no_circle() -> None:
     """Imports for type checkers and inside functions included."""
     graph = {module: imports(tree) & set(trees()) for module, tree in trees().items()}
 
@@ -144,7 +144,7 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_core_imports_itself_and_a_short_list() -> None:
+def test_core_imports_only_itself_and_a_short_list() -> None:
     def is_allowed(module: str, imported: str) -> bool:
         if imported == "hpack":
             return is_in(module, "extproc.core.wire")
@@ -164,12 +164,12 @@ def test_core_does_not_wait() -> None:
     assert found == []
 
 
-def test_what_chooses_sees_snapshots_and_never_the_pool() -> None:
+def test_policies_see_snapshots_and_never_the_pool() -> None:
     for room in ours("core.picker", "core.admission", "core.policies"):
         assert list(wrong(room, lambda _, imported: imported != "extproc.core.pool")) == []
 
 
-def test_shell_files_do_not_know_each_other() -> None:
+def test_shell_files_do_not_import_each_other() -> None:
     shared = ours(*(f"shell.{name}" for name in SHELL_SHARED))
     pairs = {ours(f"shell.{one}", f"shell.{other}") for one, other in SHELL_PAIRS}
 
@@ -181,7 +181,7 @@ def test_shell_files_do_not_know_each_other() -> None:
     assert list(wrong("extproc.shell", is_allowed)) == []
 
 
-def test_only_the_codec_and_the_services_know_protobuf_messages() -> None:
+def test_only_the_codec_and_the_services_import_protobuf_messages() -> None:
     """Transports carry bytes."""
 
     def is_allowed(_: str, imported: str) -> bool:

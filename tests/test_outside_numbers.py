@@ -1,4 +1,4 @@
-"""Whatever a pod's pages say: bounded numbers for every reader behind them, and no exception."""
+"""Any page of a pod leads to bounded numbers for every reader, and to no exception."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ MODELS = b'{"data": [{"id": "base"}, {"id": "a", "parent": "base"}]}'
 
 @st.composite
 def pages(draw: st.DrawFn) -> bytes:
-    """The lines of a real page that are read, some repeated for another engine, with any values."""
+    """The parsed lines of a real page, some repeated for another engine, with any values."""
     lines = ["# TYPE vllm:lora_adapter_loaded gauge"]
     for line in WANTED:
         for engine in range(draw(st.integers(0, 2))):
@@ -87,7 +87,7 @@ def pages(draw: st.DrawFn) -> bytes:
 
 
 def is_sound(value: Any) -> bool:
-    """Finite and no larger than what is counted, all the way down."""
+    """Return whether every number in it is finite and within the bound."""
     if isinstance(value, dict):
         return all(map(is_sound, value.values()))
     if isinstance(value, list | tuple):
@@ -98,7 +98,7 @@ def is_sound(value: Any) -> bool:
 
 
 class Service:
-    """A router with all that looks at it, over two pods."""
+    """A router with all its observers, over two pods."""
 
     def __init__(self, policy: str) -> None:
         self.pool, self.now = Pool(), 10.0
@@ -135,8 +135,8 @@ class Service:
     def snapshot(self) -> Any:
         return self.pool.snapshot(now=self.now)
 
-    def take(self, number: int, page: bytes, models: bytes, orca: str) -> None:
-        """What the app does with a pod's pages."""
+    def record(self, number: int, page: bytes, models: bytes, orca: str) -> None:
+        """Record a pod's pages as the app does."""
         self.now += 0.1
         self.pool.record_models(address(number), decode_models(models), now=self.now)
         report = parse_report(page, VLLM)
@@ -146,8 +146,8 @@ class Service:
         if load is not None:
             self.pool.record_orca(address(number), load)
 
-    def look(self) -> None:
-        """Everybody looks."""
+    def check(self) -> None:
+        """Check the numbers that every observer gets."""
         snapshot = describe_snapshot(self.snapshot())
         assert is_sound(snapshot)
         for view in snapshot["endpoints"]:
@@ -179,7 +179,7 @@ class Service:
     "founding",
     "low",
 )
-def test_any_page_gives_finite_bounded_numbers_and_every_request_an_answer(
+def test_any_page_gives_bounded_numbers_and_every_request_a_decision(
     metrics: list[bytes], number: str, policy: str, objective: str
 ) -> None:
     service = Service(policy)
@@ -187,8 +187,8 @@ def test_any_page_gives_finite_bounded_numbers_and_every_request_an_answer(
     models = MODELS.replace(b'"base"}', f'"base", "created": {created}}}'.encode(), 1)
     orca = f"TEXT kv_cache_usage_perc=0.5, num_requests_waiting={number}"
     for place, page in enumerate(metrics):
-        service.take(1 + place % 2, page, models, orca)
-        service.look()
+        service.record(1 + place % 2, page, models, orca)
+        service.check()
         for model in ("a", BASE, "nobody"):
             asked = request(None, model=model, hints=Hints(objective))
             result = service.dispatcher.route(asked, now=service.now)
@@ -196,16 +196,16 @@ def test_any_page_gives_finite_bounded_numbers_and_every_request_an_answer(
                 service.dispatcher.finish(result, Outcome.COMPLETED, now=service.now)
             elif isinstance(result, Rejection):
                 service.dispatcher.rejected(result, {":path": "/v1/completions"})
-        service.look()
+        service.check()
 
     assert service.observers.num_errors == dict.fromkeys(NAMES, 0)
     assert len(service.watcher.sent) == service.decisions.num_published == 3 * len(metrics)
 
 
 @given(st.binary(max_size=200) | st.integers(0, len(PAGE)).map(lambda at: PAGE[:at].encode()))
-def test_a_page_that_is_none_is_refused_and_nothing_else(page: bytes) -> None:
+def test_bytes_that_are_no_page_are_refused(page: bytes) -> None:
     service = Service("founding")
     for metrics, models in ((page, MODELS), (PAGE.encode(), page)):
         with suppress(ExpositionError, ModelsError):
-            service.take(1, metrics, models, "TEXT")
-        service.look()
+            service.record(1, metrics, models, "TEXT")
+        service.check()

@@ -1,4 +1,4 @@
-"""What must hold for the repository as a whole."""
+"""Links, targets and paths of the repository as a whole."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.sim.fakepod.pod import PodConfig, start_pod
+from tests.e2e.conftest import own_pods
 from tests.e2e.harness import RouterProcess
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +36,7 @@ FORBIDDEN = re.compile(
 
 @cache
 def tracked() -> tuple[Path, ...]:
-    """Files of the repository, as git knows them, those about to be added included."""
+    """The repository's files, including those that are not added yet."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     paths = (ROOT / line for line in listed.stdout.splitlines())
@@ -53,12 +52,12 @@ def relative(path: Path) -> str:
 
 
 def outside_code(page: Path) -> str:
-    """A page's text without its blocks of code."""
+    """Return a page's text without its blocks of code."""
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Return the anchors that GitHub makes of headings."""
     headings = re.findall(r"^#+ (.+)$", outside_code(page), flags=re.M)
     kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
     return {heading.strip().replace(" ", "-") for heading in kept}
@@ -98,15 +97,15 @@ def test_every_make_target_that_is_named_exists(page: Path) -> None:
     assert named <= targets
 
 
-def test_the_makefile_tells_of_each_of_its_targets() -> None:
+def test_make_help_lists_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, flags=re.M)
-    told = set(re.findall(r"@echo 'make ([a-z-]+)", makefile))
+    listed = set(re.findall(r"@echo 'make ([a-z-]+)", makefile))
 
-    assert told == set(phony.split()) - {"help"}
+    assert listed == set(phony.split()) - {"help"}
 
 
-def test_no_tracked_file_names_a_machine_s_paths_or_a_registry() -> None:
+def test_no_tracked_file_has_a_machine_s_paths_or_a_registry() -> None:
     found = [
         f"{relative(path)}: {match[0]}"
         for path in tracked()
@@ -134,16 +133,15 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert (ROOT / "extproc" / "py.typed").exists()
 
 
-async def test_the_table_of_metrics_is_that_of_the_metrics() -> None:
+async def test_the_table_of_metrics_lists_those_that_are_served() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(extproc_\w+)` \| (.*?) \|", page, flags=re.M)
-    told = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
-    pod = await start_pod(PodConfig())
-    try:
-        async with RouterProcess({"discovery": {"static": [pod.address]}}) as router:
-            text = await router.admin("/metrics")
-    finally:
-        await pod.stop()
+    listed = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
+    async with (
+        own_pods(1) as [pod],
+        RouterProcess({"discovery": {"static": [pod.address]}}) as router,
+    ):
+        text = await router.admin("/metrics")
 
     served = {
         "extproc_build_info" if family.name == "extproc_build" else family.name: {
@@ -152,19 +150,15 @@ async def test_the_table_of_metrics_is_that_of_the_metrics() -> None:
         for family in text_string_to_metric_families(text)
         if family.name.startswith("extproc_")
     }
-    assert served.keys() == told.keys()
-    assert {name: labels for name, labels in served.items() if not labels <= told[name]} == {}
+    assert served.keys() == listed.keys()
+    assert {name: labels for name, labels in served.items() if not labels <= listed[name]} == {}
 
 
-async def test_the_admin_port_has_what_its_page_names() -> None:
+async def test_the_admin_port_serves_the_paths_that_its_page_names() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     section = page.split("## The admin port")[1].split("\n## ")[0]
     paths = re.findall(r"`(/[^`]+)`", section)
-    async with (
-        RouterProcess({"discovery": {"static": []}}) as router,
-        aiohttp.ClientSession() as http,
-    ):
-        for path in paths:
-            async with http.get(router.admin_url + path) as response:
-                assert response.status == 200, path
-    assert len(paths) == 4
+    async with RouterProcess({"discovery": {"static": []}}) as router:
+        statuses = [await router.admin_status(path) for path in paths]
+
+    assert statuses == [200] * 4

@@ -1,7 +1,7 @@
-"""Tests in virtual time: nobody waits, everything happens when it should, and a second costs none.
+"""Tests in virtual time: timers fire in order and on time, without real waiting.
 
 The loop's clock stands still while there is something to do, and then jumps to the next timer.
-Files and Unix sockets work, because what is sent has arrived at once; TCP may be late.
+Files and Unix sockets work, because they deliver at once; TCP may be late.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ P = ParamSpec("P")
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Lets time pass instead of waiting."""
+    """Advances the clock instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class _Jumping(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop of which a second takes no time."""
+    """An event loop with a virtual clock."""
 
     def __init__(self) -> None:
         self._clock = _Jumping()

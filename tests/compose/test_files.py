@@ -1,4 +1,4 @@
-"""docker-compose.yml and the files that it hands to its services."""
+"""docker-compose.yml and the files that it mounts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def service(request: pytest.FixtureRequest) -> dict[str, Any]:
     return services()[request.param]
 
 
-def test_docker_compose_takes_the_file() -> None:
+def test_docker_compose_accepts_the_file() -> None:
     compose = needs("docker-compose", "docker-compose")
     profiles = [word for profile in PROFILES for word in ("--profile", profile)]
 
@@ -52,20 +52,20 @@ def test_docker_compose_takes_the_file() -> None:
     assert taken["services"]["pods"]["deploy"]["replicas"] == 4
 
 
-def test_every_service_has_a_check_of_its_health(service: dict[str, Any]) -> None:
+def test_every_service_has_a_health_check(service: dict[str, Any]) -> None:
     check = service["healthcheck"]
 
     assert check["test"][0] == "CMD"
     assert check.keys() >= {"interval", "timeout", "retries"}
 
 
-def test_only_gateway_grafana_and_locust_have_a_port_on_the_host_and_that_on_loopback() -> None:
+def test_only_gateway_grafana_and_locust_have_a_port_on_the_host_on_loopback() -> None:
     published = {name: each["ports"] for name, each in services().items() if each.get("ports")}
 
     assert published == {name: [f"127.0.0.1:{port}:{port}"] for name, port in ON_THE_HOST.items()}
 
 
-def test_each_port_on_the_host_can_be_chosen_and_the_page_says_how() -> None:
+def test_each_port_on_the_host_has_a_variable() -> None:
     text = COMPOSE.read_text(encoding="utf-8")
     chosen = {name: int(port) for name, port in re.findall(r"\$\{(\w+_PORT):-(\d+)\}", text)}
 
@@ -79,7 +79,7 @@ def test_images_are_of_one_version(service: dict[str, Any]) -> None:
     assert image in ours or re.search(r":v?\d+\.\d+\.\d+$", image), image
 
 
-def test_nothing_may_become_more_than_it_is(service: dict[str, Any]) -> None:
+def test_no_service_can_gain_privileges(service: dict[str, Any]) -> None:
     if "vllm/" not in service["image"]:  # root in its image, and not tried without its rights
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
@@ -91,20 +91,20 @@ def test_root_file_systems_are_read_only_where_nothing_is_written(name: str) -> 
     assert services()[name]["read_only"] is True
 
 
-def test_what_is_mounted_is_in_the_repository_and_read_only(service: dict[str, Any]) -> None:
-    """What does not exist the engine would make, as root's."""
+def test_every_mount_is_in_the_repository_and_read_only(service: dict[str, Any]) -> None:
+    """The engine would create a missing one, as root."""
     for inside, outside in mounts(service).items():
         assert outside.exists()
         assert f":{inside}:ro" in " ".join(service["volumes"])
 
 
-def test_what_starts_first_exists_and_has_no_profile(service: dict[str, Any]) -> None:
+def test_every_dependency_has_no_profile(service: dict[str, Any]) -> None:
     for other, how in service.get("depends_on", {}).items():
         assert how == {"condition": "service_healthy"}
         assert "profiles" not in services()[other]
 
 
-def test_real_pods_answer_to_the_name_of_the_fake_ones() -> None:
+def test_real_pods_have_the_network_name_of_the_fake_ones() -> None:
     """So that DNS discovery and Prometheus find either."""
     name = router_config().discovery.dns
 
@@ -117,14 +117,14 @@ def router_config() -> Config:
     return load_config(FILES / "router.yaml")
 
 
-def test_the_router_is_told_of_the_cache_that_its_pods_have() -> None:
+def test_the_router_is_configured_for_its_pods_cpu_cache() -> None:
     for name in ("pods", "vllm"):
         words = shlex.split(services()[name]["command"][0].replace("$", ""))
         places = int(words[words.index("--max-cpu-loras") + 1])
         assert router_config().pods.max_cpu_loras == places
 
 
-def test_pods_that_leave_are_avoided_before_they_end_and_have_time_for_what_runs() -> None:
+def test_pods_drain_for_longer_than_their_reports_last() -> None:
     pods = services()["pods"]
     words = shlex.split(pods["command"][0].replace("$", ""))
     drain_s = float(words[words.index("--drain-s") + 1])
@@ -133,14 +133,14 @@ def test_pods_that_leave_are_avoided_before_they_end_and_have_time_for_what_runs
     assert float(pods["stop_grace_period"].removesuffix("s")) > 2 * drain_s
 
 
-def test_the_router_is_given_the_time_that_it_takes_to_drain() -> None:
+def test_the_router_has_time_to_drain() -> None:
     server = router_config().server
     grace_s = float(services()["router"]["stop_grace_period"].removesuffix("s"))
 
     assert grace_s > server.drain_timeout_s + server.drain_delay_s
 
 
-def test_what_debugs_the_router_stays_in_its_container() -> None:
+def test_debug_pages_stay_in_the_router_s_container() -> None:
     assert router_config().admin.address.startswith("127.0.0.1:")
 
 
@@ -153,7 +153,7 @@ def test_the_gateway_s_configuration_is_what_the_command_prints() -> None:
     assert printed == (FILES / "envoy.yaml").read_text(encoding="utf-8")
 
 
-def test_prometheus_takes_its_configuration() -> None:
+def test_prometheus_accepts_its_configuration() -> None:
     run(needs("promtool", "prometheus"), "check", "config", str(FILES / "prometheus.yml"))
 
 
@@ -171,12 +171,13 @@ def test_grafana_is_provisioned_with_what_is_mounted() -> None:
     assert inside["/etc/grafana/provisioning/datasources"] == folder / "datasources"
     assert (inside[provider["options"]["path"]] / home.name).is_file()
     assert str(home.parent) == provider["options"]["path"]
+    assert (source["type"], source["isDefault"]) == ("prometheus", True)
     assert source["url"] == "http://prometheus:9090"
     scraped = yaml.safe_load((FILES / "prometheus.yml").read_text())["global"]["scrape_interval"]
     assert source["jsonData"]["timeInterval"] == scraped
 
 
-def test_a_real_vllm_starts_without_adapters_on_a_fresh_clone() -> None:
+def test_a_real_vllm_starts_without_adapters_by_default() -> None:
     service = services()["vllm"]
 
     assert not service["environment"]["LORA_MODULES"]
@@ -184,7 +185,7 @@ def test_a_real_vllm_starts_without_adapters_on_a_fresh_clone() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "manifests/compose/README.md"])
-def test_the_variables_that_a_page_names_are_those_of_the_file(page: str) -> None:
+def test_a_page_names_the_variables_of_the_file(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `([A-Z_]+)` \|", text, re.M))
     named |= set(re.findall(r"^([A-Z_]+)=\S+ (?:[A-Z_]+=\S+ )*docker compose", text, re.M))

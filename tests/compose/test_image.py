@@ -1,4 +1,4 @@
-"""The Dockerfile: no Docker engine here, so what can be told from the file is."""
+"""The Dockerfile, read without an engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def arguments(stage: list[tuple[str, str]], instruction: str) -> list[str]:
 
 
 def copied() -> list[str]:
-    """What is taken from the repository."""
+    """The paths that are copied from the repository."""
     return [
         source
         for rest in arguments(BUILD, "COPY")
@@ -40,12 +40,12 @@ def project() -> dict[str, Any]:
 
 
 def installed_extras() -> set[str]:
-    """Where a build does not say otherwise."""
+    """The extras that are installed by default."""
     (names,) = (rest for rest in arguments(BUILD, "ARG") if rest.startswith("EXTRAS="))
     return set(names.removeprefix("EXTRAS=").split(","))
 
 
-def test_all_stages_stand_on_one_base_of_one_version() -> None:
+def test_all_stages_have_one_base_of_one_version() -> None:
     """Else the virtual environment's links lead nowhere."""
     (base,) = (rest for word, rest in dockerfile()[: STAGES[0]] if word == "ARG")
 
@@ -55,7 +55,7 @@ def test_all_stages_stand_on_one_base_of_one_version() -> None:
     assert arguments(FINAL, "COPY") == ["--from=build /venv /venv"]
 
 
-def test_what_is_copied_exists_and_docker_is_not_told_to_ignore_it() -> None:
+def test_every_copied_path_exists_and_is_not_ignored() -> None:
     rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").split("\n")
     kept = [rule[1:] for rule in rules if rule.startswith("!")]
 
@@ -64,7 +64,7 @@ def test_what_is_copied_exists_and_docker_is_not_told_to_ignore_it() -> None:
     assert [source for source in copied() if not (ROOT / source).exists()] == []
 
 
-def test_everything_that_the_package_is_built_from_is_copied() -> None:
+def test_every_source_of_the_package_is_copied() -> None:
     """What pyproject.toml names: sources, the data that the wheel carries, readme, licence."""
     found = project()
     wheel = found["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -83,7 +83,7 @@ def test_the_extras_exist() -> None:
     assert installed_extras() <= project()["project"]["optional-dependencies"].keys()
 
 
-def test_everything_that_is_installed_has_a_version_that_suits() -> None:
+def test_every_installed_package_is_pinned_to_a_version_that_fits() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
     versions = {canonicalize_name(name): version for name, version in pins.items()}
@@ -100,12 +100,12 @@ def test_everything_that_is_installed_has_a_version_that_suits() -> None:
         )
 
 
-def test_it_runs_as_a_number_that_is_not_root() -> None:
+def test_it_runs_as_a_numeric_user_that_is_not_root() -> None:
     """Kubernetes cannot tell whether a name is root."""
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", arguments(FINAL, "USER")[-1])
 
 
-def test_load_tests_have_a_stage_with_a_locust_that_suits_and_without_root() -> None:
+def test_the_stage_for_load_tests_has_a_fitting_locust_and_is_not_root() -> None:
     service = services()["locust"]
     (install,), (user,) = arguments(LOADTEST, "RUN"), arguments(LOADTEST, "USER")
     extras = project()["project"]["optional-dependencies"]["loadtest"]
@@ -118,7 +118,7 @@ def test_load_tests_have_a_stage_with_a_locust_that_suits_and_without_root() -> 
     assert service["entrypoint"] == ["locust"]
 
 
-def test_it_starts_a_command_of_ours_with_a_configuration_that_is_mounted() -> None:
+def test_it_starts_our_command_with_the_mounted_configuration() -> None:
     (entry,), (command,) = (arguments(FINAL, word) for word in ("ENTRYPOINT", "CMD"))
     (port_check,) = arguments(FINAL, "HEALTHCHECK")
 
@@ -131,7 +131,7 @@ def test_it_starts_a_command_of_ours_with_a_configuration_that_is_mounted() -> N
     assert "GET /healthz" in port_check
 
 
-def test_the_ports_that_it_names_are_those_of_the_router() -> None:
+def test_it_exposes_the_ports_of_the_router() -> None:
     config = load_config(FILES / "router.yaml")
     used = {config.server.address, config.admin.metrics_address or ""}
 
@@ -141,7 +141,7 @@ def test_the_ports_that_it_names_are_those_of_the_router() -> None:
 @pytest.mark.parametrize(
     "label", ["title", "description", "licenses", "version", "revision", "created", "source"]
 )
-def test_it_carries_a_label_that_a_build_can_set(label: str) -> None:
+def test_it_has_labels_that_a_build_can_set(label: str) -> None:
     (labels,) = arguments(FINAL, "LABEL")
     found = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', labels))
     names = {rest.partition("=")[0] for rest in arguments(FINAL, "ARG")}
@@ -150,7 +150,7 @@ def test_it_carries_a_label_that_a_build_can_set(label: str) -> None:
     assert set(re.findall(r"\$\{(\w+)\}", found[label])) <= names
 
 
-def test_no_file_with_a_secret_s_name_can_get_in() -> None:
+def test_no_file_with_the_name_of_a_secret_is_copied() -> None:
     names = [path.name for source in copied() for path in _files(ROOT / source)]
 
     assert [

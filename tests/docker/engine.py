@@ -18,12 +18,12 @@ from tests.compose.files import ROOT
 from tests.e2e.harness import eventually, free_port
 
 START = "EXTPROC_DOCKER_START"
-"""A command that starts an engine which has, or can get, the images that the files name."""
+"""The variable with a command that starts an engine that has the images or can pull them."""
 _LONG_S = 900.0
 
 
 def run(*command: str, within_s: float = 60.0, **more: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+    """Run a command and capture its output."""
     return subprocess.run(command, capture_output=True, text=True, timeout=within_s, **more)
 
 
@@ -45,7 +45,7 @@ def _has_engine() -> bool:
 
 
 def compose_command() -> list[str]:
-    """`docker compose`, or its older form; skips where there is neither."""
+    """Return `docker compose`, or its older form; skip where there is neither."""
     for words in (["docker", "compose"], ["docker-compose"]):
         if shutil.which(words[0]) and run(*words, "version").returncode == 0:
             return words
@@ -74,7 +74,7 @@ class Project:
         }
 
     def compose(self, *words: str, **env: str) -> str:
-        """Run `docker compose` with these words; answer what it writes."""
+        """Run `docker compose` with these words; return its output."""
         done = run(
             *self._compose, *words, within_s=_LONG_S, cwd=self._folder, env={**self._env, **env}
         )
@@ -109,19 +109,19 @@ class Project:
         return run("docker", "exec", self.containers(service)[0]["Id"], *command)
 
     def logs(self, service: str = "") -> str:
-        """What the containers have written."""
+        """Return the containers' logs."""
         return self.compose("logs", "--no-color", *([service] if service else []))
 
     async def up(self, services: Sequence[str], **env: str) -> None:
-        """Have the services as the file says, without waiting for their health."""
+        """Start the services, without waiting for their health."""
         await asyncio.to_thread(self.compose, "up", "-d", "--no-build", *services, **env)
 
     def down(self) -> None:
-        """Take everything away, volumes too."""
+        """Remove everything, volumes too."""
         self.compose("down", "--volumes", "--remove-orphans")
 
     def remains(self) -> list[str]:
-        """What there still is of the project."""
+        """Return the ids of all that is left of the project."""
         label = f"label=com.docker.compose.project={self.name}"
         lists = (["ps", "--all"], ["network", "ls"], ["volume", "ls"])
         return [
@@ -132,12 +132,12 @@ class Project:
 
 
 def service_of(container: Mapping[str, Any]) -> str:
-    """Which service a container is of."""
+    """Return the service of a container."""
     name: str = container["Config"]["Labels"]["com.docker.compose.service"]
     return name
 
 
 def health_of(container: Mapping[str, Any]) -> str:
-    """What its check says: starting, healthy, unhealthy."""
+    """Return the state of a container's check: starting, healthy, unhealthy."""
     state: str = container["State"]["Health"]["Status"]
     return state

@@ -38,14 +38,14 @@ SCALED_AFTER = 8 * REQUESTS_PER_S
 
 @pytest.fixture(scope="module")
 def image() -> None:
-    """Our image, built as the file says. It stays, for the next build to take its layers."""
+    """Build our image. It stays, so that the next build reuses its layers."""
     need_engine()
     Project(ROOT, VERSION).compose("build", "router")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def project(image: None) -> AsyncIterator[Project]:
-    """The services without a profile, but for Grafana, all healthy."""
+    """The services without a profile except Grafana, all healthy."""
     made = Project(ROOT, VERSION, fake_pods=NUM_PODS)
     try:
         await made.up([*NUMBERS])
@@ -58,7 +58,7 @@ async def project(image: None) -> AsyncIterator[Project]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def client(project: Project) -> AsyncIterator[Client]:
-    """Of the gateway, once that lists every adapter."""
+    """A client of the gateway, once that lists every adapter."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:
         found = Client(f"http://127.0.0.1:{project.gateway_port}", http)
@@ -73,9 +73,7 @@ async def client(project: Project) -> AsyncIterator[Client]:
         yield found
 
 
-async def test_pods_answer_for_their_adapters_in_every_api(
-    project: Project, client: Client
-) -> None:
+async def test_pods_serve_their_adapters_in_every_api(project: Project, client: Client) -> None:
     hosts = {each["Config"]["Hostname"] for each in project.containers("pods")}
     for adapter in ADAPTERS:
         answer = await client.chat(adapter)
@@ -103,7 +101,7 @@ async def test_containers_have_the_rights_that_the_file_gives_them(project: Proj
             assert "Read-only file system" in refused.stderr
 
 
-async def test_only_the_gateway_has_a_port_on_the_host_and_that_where_it_was_wanted(
+async def test_only_the_gateway_has_a_port_on_the_host_the_one_that_was_chosen(
     project: Project,
 ) -> None:
     published = {
@@ -121,16 +119,10 @@ async def test_only_the_gateway_has_a_port_on_the_host_and_that_where_it_was_wan
 
 async def test_prometheus_finds_the_router_and_every_pod(project: Project) -> None:
     async def all_are_up() -> bool:
-        page = project.inside(
-            "prometheus", "wget", "-q", "-O", "-", "http://127.0.0.1:9090/api/v1/targets"
-        ).stdout
-        up = Counter(
-            target["labels"]["job"]
-            for target in json.loads(page or '{"data": {"activeTargets": []}}')["data"][
-                "activeTargets"
-            ]
-            if target["health"] == "up"
-        )
+        command = ("wget", "-q", "-O", "-", "http://127.0.0.1:9090/api/v1/targets")
+        page = project.inside("prometheus", *command).stdout
+        targets = json.loads(page)["data"]["activeTargets"] if page else []
+        up = Counter(each["labels"]["job"] for each in targets if each["health"] == "up")
         return up == {"extproc": 1, "vllm": NUM_PODS}
 
     await eventually(all_are_up, within_s=120, every_s=1)
@@ -151,7 +143,7 @@ async def test_without_the_router_the_gateway_serves_and_does_not_log_each_reque
     await project.healthy(NUMBERS)
 
 
-async def test_no_request_is_lost_when_six_of_eight_pods_are_taken_away_under_load(
+async def test_no_request_is_lost_when_six_of_eight_pods_are_removed_under_load(
     project: Project, client: Client
 ) -> None:
     scaled: asyncio.Task[None] | None = None
@@ -176,10 +168,10 @@ async def test_no_request_is_lost_when_six_of_eight_pods_are_taken_away_under_lo
     assert last <= {each["Config"]["Hostname"] for each in project.containers("pods")}
 
 
-async def test_a_configuration_that_the_router_may_not_read_is_told_by_name(
+async def test_a_configuration_that_the_router_cannot_read_is_logged_by_name(
     image: None, tmp_path: Path
 ) -> None:
-    """What a clone under umask 077 is: the container's user is another than the files' owner."""
+    """As in a clone under umask 077: the container's user does not own the files."""
     folder = tmp_path / "clone"
     shutil.copytree(FILES, folder / FILES.relative_to(ROOT))
     shutil.copy(COMPOSE, folder)
@@ -189,12 +181,12 @@ async def test_a_configuration_that_the_router_may_not_read_is_told_by_name(
     try:
         await clone.up(["router"])
 
-        async def says_so() -> bool:
+        async def is_logged() -> bool:
             return (
                 "/etc/extproc/extproc.yaml: cannot be read: Permission denied: its mode is 0600"
                 in (" ".join(clone.logs("router").split()))
             )
 
-        await eventually(says_so, within_s=60, every_s=0.5)
+        await eventually(is_logged, within_s=60, every_s=0.5)
     finally:
         clone.down()

@@ -1,19 +1,22 @@
 """Pods, routers and Envoys that the end-to-end tests share.
 
-Everything of a session runs in one event loop. Pods are in this process; routers and Envoys are
-processes. Tests that break something start their own.
+A session has one event loop. Pods run in this process, routers and Envoys in their own. Tests that
+break something start their own.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest_asyncio
 
 from extproc.envoyconfig import BootstrapOptions, Mode, render
+from extproc.sim.engine.profiles import INSTANT
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests.e2e.harness import EnvoyProcess, RouterProcess, eventually
 
@@ -22,9 +25,49 @@ MAX_BODY_BYTES = 2 * 1024 * 1024
 PATIENCE_S = 60.0
 
 
+SLOW = replace(INSTANT, step_s=0.05)
+"""An engine that needs 50 ms for a token."""
+
+
 def pod_config(number: int, **more: Any) -> PodConfig:
     """Pod N has an adapter of its own, `only-N`, and one that all have, `shared`."""
     return PodConfig(name=f"pod-{number}", adapters=[f"only-{number}", "shared"], **more)
+
+
+@asynccontextmanager
+async def running_pods(
+    *configs: PodConfig, hosts: Sequence[str] = (), port: int = 0
+) -> AsyncIterator[list[RunningPod]]:
+    """Fake pods in this process, on loopback or at these addresses."""
+    async with AsyncExitStack() as stack:
+        pods = []
+        for number, config in enumerate(configs):
+            host = hosts[number] if hosts else "127.0.0.1"
+            pods.append(await start_pod(config, host, port))
+            stack.push_async_callback(pods[-1].stop)
+        yield pods
+
+
+def own_pods(
+    num_pods: int = NUM_PODS, **more: Any
+) -> AbstractAsyncContextManager[list[RunningPod]]:
+    """Pods like the shared ones, for a test that breaks them or needs another engine."""
+    return running_pods(*(pod_config(number, **more) for number in range(num_pods)))
+
+
+@asynccontextmanager
+async def server_that_says(words: bytes) -> AsyncIterator[str]:
+    """The address of a server that sends these bytes to every request."""
+
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(65536):
+            writer.write(words)
+        writer.close()
+
+    server = await asyncio.start_server(on_connection, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server:
+        yield f"{host}:{port}"
 
 
 def router_config(pods: Sequence[RunningPod], **sections: Any) -> dict[str, Any]:
@@ -40,7 +83,7 @@ def router_config(pods: Sequence[RunningPod], **sections: Any) -> dict[str, Any]
 async def running_envoy(
     mode: Mode, *routers: RouterProcess | str, num_pods: int = NUM_PODS, **options: Any
 ) -> AsyncIterator[EnvoyProcess]:
-    """An Envoy that asks these routers (or addresses), and knows the pods where it has to."""
+    """An Envoy that asks these routers (or addresses); with override-host it knows the pods."""
     options.setdefault("max_body_bytes", MAX_BODY_BYTES)
     addresses = tuple(each if isinstance(each, str) else each.address for each in routers)
     config = render(BootstrapOptions(mode=mode, routers=addresses, **options))
@@ -55,7 +98,7 @@ async def running_envoy(
 
 
 async def knows_pods(envoy: EnvoyProcess, num_pods: int) -> None:
-    """Wait until endpoint discovery has told Envoy of so many pods."""
+    """Wait until Envoy has learned of `num_pods` pods by endpoint discovery."""
 
     async def check() -> bool:
         stats = await envoy.stats("cluster.pods.membership_total")
@@ -66,23 +109,21 @@ async def knows_pods(envoy: EnvoyProcess, num_pods: int) -> None:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def pods() -> AsyncIterator[list[RunningPod]]:
-    """Three pods that answer at once."""
-    running = [await start_pod(pod_config(number)) for number in range(NUM_PODS)]
-    yield running
-    for pod in running:
-        await pod.stop()
+    """Three pods that respond at once."""
+    async with own_pods() as running:
+        yield running
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def router(pods: list[RunningPod]) -> AsyncIterator[RouterProcess]:
-    """The founding preset: one destination."""
+    """A router with the founding preset: one destination."""
     async with RouterProcess(router_config(pods, preset="founding")) as running:
         yield running
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def fallback_router(pods: list[RunningPod]) -> AsyncIterator[RouterProcess]:
-    """One that names fallbacks, as override-host clusters take them."""
+    """A router that names fallbacks, which override-host clusters can use."""
     config = router_config(pods, destination={"num_fallbacks": 2})
     async with RouterProcess(config) as running:
         yield running
@@ -90,7 +131,7 @@ async def fallback_router(pods: list[RunningPod]) -> AsyncIterator[RouterProcess
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def asking_router(pods: list[RunningPod]) -> AsyncIterator[RouterProcess]:
-    """One that asks for the body where Envoy would not send it in time."""
+    """A router that asks for the body where Envoy would not send it in time."""
     config = router_config(pods, request={"allow_mode_override": True})
     async with RouterProcess(config) as running:
         yield running
@@ -98,7 +139,7 @@ async def asking_router(pods: list[RunningPod]) -> AsyncIterator[RouterProcess]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    """Connections without limit, and no timeout shorter than a test's."""
+    """A session with unlimited connections."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:

@@ -1,4 +1,4 @@
-"""Real processes for the end-to-end tests: Envoy, the router, and nothing left behind."""
+"""Envoy and router processes, and HTTP clients, for the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +27,7 @@ from extproc.stack.router import Router
 async def eventually(
     check: Callable[[], Awaitable[object]], *, within_s: float = 60.0, every_s: float = 0.02
 ) -> Any:
-    """Repeat `check` until it gives something true; return that."""
+    """Repeat `check` until its result is true; return that result."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     while True:
@@ -34,21 +35,33 @@ async def eventually(
         if result:
             return result
         if loop.time() > deadline:
-            raise AssertionError(f"{check} still gives {result!r} after {within_s} s")
+            raise AssertionError(f"{check} still returns {result!r} after {within_s} s")
         await asyncio.sleep(every_s)
 
 
+def peak_memory_bytes(process: ChildProcess) -> int:
+    """The largest resident set that a process has had so far."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def connection_manager(bootstrap: dict[str, Any]) -> Any:
+    """The HTTP connection manager of a bootstrap's first listener, to be changed."""
+    listener = bootstrap["static_resources"]["listeners"][0]
+    return listener["filter_chains"][0]["filters"][0]["typed_config"]
+
+
 class EnvoyProcess(Envoy):
-    """An Envoy whose mind can be read."""
+    """An Envoy process, with questions that tests ask it."""
 
     async def believes_in(self, *addresses: str, cluster: str = "router") -> bool:
-        """Whether it thinks that all of these are healthy."""
+        """Return whether Envoy considers all of these endpoints of a cluster healthy."""
         page = await self.admin("/clusters")
         return all(f"{cluster}::{each}::health_flags::healthy\n" in page for each in addresses)
 
 
 class RouterProcess(Router):
-    """A router whose mind can be read.
+    """A router process, with questions that tests ask it.
 
     Args:
         config: The configuration file's content; addresses are filled in.
@@ -60,7 +73,7 @@ class RouterProcess(Router):
         super().__init__({**config, "log": log}, address=address, name="router")
 
     async def start(self, *, within_s: float = 90.0) -> None:
-        """Start, also again after its end; return once it is ready.
+        """Start or restart; return once it is ready.
 
         Raises:
             AssertionError: It ended or did not become ready; with its log.
@@ -71,33 +84,33 @@ class RouterProcess(Router):
             raise AssertionError(str(error)) from error
 
     async def admin(self, path: str) -> Any:
-        """GET from its admin port: text, or what the JSON says."""
-        async with (
-            aiohttp.ClientSession() as http,
-            http.get(f"{self.admin_url}{path}") as response,
-        ):
+        """GET from the admin port: parsed where it is JSON, else text."""
+        url = f"{self.admin_url}{path}"
+        async with aiohttp.ClientSession() as http, http.get(url) as response:
             is_json = response.content_type == "application/json"
             return await (response.json() if is_json else response.text())
 
     async def counter(self, name: str) -> float:
-        """A counter of its /metrics, all labels together."""
+        """Return the sum of a counter of /metrics over all labels."""
         page: str = await self.admin("/metrics")
         lines = [line for line in page.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
         assert lines, f"no {name} in {page}"
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     async def has_none_in_flight(self) -> bool:
-        """Whether it thinks that every request that it routed is finished."""
-        snapshot = await self.admin("/debug/snapshot")
-        return not any(endpoint["num_in_flight"] for endpoint in snapshot["endpoints"])
+        """Return whether the router counts no request as in flight."""
+        return not any((await self.in_flight()).values())
 
     async def admin_status(self, path: str) -> int:
-        """HTTP status of a path of its admin port."""
-        async with (
-            aiohttp.ClientSession() as http,
-            http.get(f"{self.admin_url}{path}") as response,
-        ):
+        """Return the HTTP status of a path of the admin port."""
+        url = f"{self.admin_url}{path}"
+        async with aiohttp.ClientSession() as http, http.get(url) as response:
             return response.status
+
+    async def in_flight(self) -> dict[str, int]:
+        """Return how many requests the router counts on each endpoint, by address."""
+        snapshot = await self.admin("/debug/snapshot")
+        return {view["address"]: view["num_in_flight"] for view in snapshot["endpoints"]}
 
 
 @dataclass(frozen=True)
@@ -110,7 +123,7 @@ class Answer:
 
     @property
     def served_by(self) -> str:
-        """Name of the pod that answered; "" where Envoy or the router did."""
+        """The name of the pod that responded; "" where Envoy or the router did."""
         return self.headers.get("x-served-by", "")
 
     @property
@@ -119,7 +132,7 @@ class Answer:
 
     @property
     def error_code(self) -> object:
-        """`code` of an OpenAI-shaped error; checks the whole shape."""
+        """The `code` of an OpenAI-shaped error, whose whole shape is checked."""
         assert self.headers["content-type"].partition(";")[0] == "application/json"
         error = self.json["error"]
         assert error.keys() == {"message", "type", "param", "code"}
@@ -128,7 +141,7 @@ class Answer:
 
 
 def chat(model: str, *, padding_bytes: int = 0, is_model_last: bool = False, **more: Any) -> bytes:
-    """A chat completion request; the padding is in a field that engines ignore."""
+    """The body of a chat completion request; the padding is in a field that engines ignore."""
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **more}
     body["padding"] = "x" * padding_bytes
     body = {**body, "model": model} if is_model_last else {"model": model, **body}
@@ -136,7 +149,7 @@ def chat(model: str, *, padding_bytes: int = 0, is_model_last: bool = False, **m
 
 
 class Client:
-    """An HTTP client that sends to one base URL, paths as they are written."""
+    """An HTTP client of one base URL that sends paths unchanged."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
         self._url = url
@@ -149,11 +162,11 @@ class Client:
         body: bytes | AsyncIterator[bytes] | None = None,
         headers: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     ) -> Answer:
-        """Send a request; the content type is JSON unless said otherwise."""
+        """Send a request; the content type is JSON unless `headers` has another."""
         all_headers = CIMultiDict(headers)
         if body is not None:
             all_headers.setdefault("content-type", "application/json")
-        # aiohttp warns of large bodies that are given as bytes.
+        # aiohttp warns about large bodies passed as bytes.
         data = io.BytesIO(body) if isinstance(body, bytes) else body
         async with self._http.request(
             method, URL(self._url + path, encoded=True), data=data, headers=all_headers
@@ -163,17 +176,17 @@ class Client:
     async def chat(
         self, model: str, *, headers: Mapping[str, str] = MappingProxyType({}), **body: Any
     ) -> Answer:
-        """Ask `model` something."""
+        """Send a chat completion request for `model`."""
         return await self.request("POST", "/v1/chat/completions", chat(model, **body), headers)
 
 
 def lower(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The same headers, names in lower case."""
+    """The same headers with their names in lower case."""
     return ((name.lower(), value) for name, value in headers.items())
 
 
 async def raw_request(port: int, data: bytes, *, within_s: float = 60.0) -> Answer:
-    """Send bytes that no HTTP client would."""
+    """Send bytes as they are, also those that no HTTP client would send."""
     async with asyncio.timeout(within_s):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -191,7 +204,7 @@ async def raw_request(port: int, data: bytes, *, within_s: float = 60.0) -> Answ
 async def h2_request(
     port: int, body: bytes, *, has_trailers: bool = False, within_s: float = 60.0
 ) -> Answer:
-    """Post JSON to the chat completions path over HTTP/2, with trailers if asked for."""
+    """Post JSON to the chat completions path over HTTP/2, optionally with trailers."""
     async with asyncio.timeout(within_s):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -201,7 +214,7 @@ async def h2_request(
 
 
 class _H2Exchange:
-    """One request on a connection of its own."""
+    """One request on its own connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -1,15 +1,10 @@
-"""The virtual fleet beside fake pods behind a real Envoy, on the same requests.
-
-`python -m tests.e2e.realfleet --seconds 120` prints the comparison for longer runs than the test's.
-"""
+"""The virtual fleet compared with fake pods behind a real Envoy, on the same requests."""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean, stdev
 
@@ -19,7 +14,7 @@ from extproc.loadtest.fleetfiles import pod_configs
 from extproc.loadtest.measures import Percentiles
 from extproc.loadtest.replay import ReplaySettings, replay
 from extproc.sim.engine.profiles import H100_8B
-from extproc.sim.fakepod.pod import RunningPod, start_pod
+from extproc.sim.fakepod.pod import RunningPod
 from extproc.sim.fleet.fleet import BASE_MODEL, Fleet
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.exchange import RequestRecord, as_fleet_result
@@ -27,10 +22,10 @@ from extproc.workload.flights import FleetResult, PodTotals
 from extproc.workload.judge import Slo, measure, percentile
 from extproc.workload.requests import Workload
 from extproc.workload.synthetic import zipf
-from tests.e2e.conftest import router_config, running_envoy
+from tests.e2e.conftest import router_config, running_envoy, running_pods
 from tests.e2e.harness import RouterProcess
 
-RULES: Mapping[str, Callable[[], Policy]] = {
+POLICIES: Mapping[str, Callable[[], Policy]] = {
     "founding": Founding,
     "least_pending": LeastPending,
     "round_robin": RoundRobin,
@@ -51,7 +46,7 @@ NUM_SEEDS = 16
 NUM_TRIES = 2
 MAX_DELAY_S = 0.05
 MAX_ADDED_S = 0.03
-"""A step takes about 25 ms. What is disturbed by more than that is measured again."""
+"""A step takes about 25 ms. A run disturbed by more than that is repeated."""
 
 
 def small_workload(duration_s: float, *, rate_rps: float = 12.0, seed: int = 3) -> Workload:
@@ -77,15 +72,15 @@ def small_workload(duration_s: float, *, rate_rps: float = 12.0, seed: int = 3) 
 
 @dataclass(frozen=True)
 class RealRun:
-    """What a run in real time left behind.
+    """The results of a run in real time.
 
     Attributes:
-        workload: What was sent, with the times at which it was.
-        result: In the form of a virtual run; what was added to the pods' own times is taken off.
+        workload: The requests, with the times at which they were sent.
+        result: In the form of a virtual run, less `added_s`.
         records: One per request.
-        queue_wait_s: Mean time in the pods' queues, by their own metrics.
-        added_s: What network, Envoy, router and client added to the first token: the mean that the
-            client saw less the mean that the pods' own metrics say.
+        queue_wait_s: Mean time in the pods' queues, by their metrics.
+        added_s: The time that network, Envoy, router and client added to the first token: the
+            clients' mean less that of the pods' metrics.
     """
 
     workload: Workload
@@ -96,7 +91,7 @@ class RealRun:
 
     @property
     def disturbance(self) -> str:
-        """Why this run says nothing, "" if it does: the machine had other things to do."""
+        """Why the machine was too busy for this run to count; "" where it was not."""
         delay_s = Percentiles.of(record.delay_s for record in self.records).p99
         if delay_s > MAX_DELAY_S:
             return f"1 % of the requests were sent over {delay_s * 1e3:.0f} ms late"
@@ -105,15 +100,13 @@ class RealRun:
         return ""
 
 
-async def run_real(workload: Workload, rule: str, settings: FleetSettings = SETTINGS) -> RealRun:
-    """Fake pods, the router and Envoy, as the settings say, and the workload over HTTP."""
+async def run_real(workload: Workload, policy: str, settings: FleetSettings = SETTINGS) -> RealRun:
+    """Send the workload over HTTP to fake pods behind the router and Envoy."""
     records: list[RequestRecord] = []
     async with AsyncExitStack() as stack:
         configs = pod_configs(settings, workload.adapters, BASE_MODEL)
-        pods = [await start_pod(config) for config in configs]
-        for pod in pods:
-            stack.push_async_callback(pod.stop)
-        router = RouterProcess(_router_config(pods, rule, settings))
+        pods = await stack.enter_async_context(running_pods(*configs))
+        router = RouterProcess(_router_config(pods, policy, settings))
         await stack.enter_async_context(router)
         flush_s = settings.completion_flush_s
         envoy = await stack.enter_async_context(
@@ -121,31 +114,31 @@ async def run_real(workload: Workload, rule: str, settings: FleetSettings = SETT
         )
         await replay(workload, ReplaySettings(envoy.url), records.append)
     assert not any(record.error for record in records)
-    times = _total([_PodTimes.of(pod) for pod in pods])
-    added_s = fmean(record.ttft_s or 0.0 for record in records) - times.ttft_s / times.num
+    num, queue_s, ttft_s = map(sum, zip(*map(_sums, pods), strict=True))
+    added_s = fmean(record.ttft_s or 0.0 for record in records) - ttft_s / num
     result = as_fleet_result(
         workload.arrivals, records, overhead_s=added_s, pods=[_totals(pod) for pod in pods]
     )
     sent = replace(workload, arrivals=tuple(flight.arrival for flight in result.flights))
-    return RealRun(sent, result, records, times.queue_s / times.num, added_s)
+    return RealRun(sent, result, records, queue_s / num, added_s)
 
 
-async def run_undisturbed(workload: Workload, rule: str) -> RealRun:
-    """`run_real`, again if the machine had other things to do; the last try, whatever it is."""
+async def run_undisturbed(workload: Workload, policy: str) -> RealRun:
+    """Run it, again if the machine was too busy; return the last try in any case."""
     for _ in range(NUM_TRIES - 1):
-        run = await run_real(workload, rule)
+        run = await run_real(workload, policy)
         if not run.disturbance:
             return run
-    return await run_real(workload, rule)
+    return await run_real(workload, policy)
 
 
 def _router_config(
-    pods: Sequence[RunningPod], rule: str, settings: FleetSettings
+    pods: Sequence[RunningPod], policy: str, settings: FleetSettings
 ) -> dict[str, object]:
     return {
         **router_config(pods),
         "pods": {"max_loras": settings.max_loras, "max_cpu_loras": settings.max_cpu_loras},
-        "policy": {"name": rule},
+        "policy": {"name": policy},
         "scrape": {
             "interval_s": settings.scrape_interval_s,
             "models_interval_s": settings.models_interval_s,
@@ -154,25 +147,12 @@ def _router_config(
     }
 
 
-@dataclass(frozen=True)
-class _PodTimes:
-    """Sums over a pod's requests so far, by its metrics."""
-
-    num: float
-    queue_s: float
-    ttft_s: float
-
-    @classmethod
-    def of(cls, pod: RunningPod) -> _PodTimes:
-        labels = {"model_name": BASE_MODEL, "engine": "0"}
-        queue, ttft = "vllm:request_queue_time_seconds", "vllm:time_to_first_token_seconds"
-        get = pod.pod.page.registry.get_sample_value
-        num, queue_s, ttft_s = f"{queue}_count", f"{queue}_sum", f"{ttft}_sum"
-        return cls(*(get(name, labels) or 0.0 for name in (num, queue_s, ttft_s)))
-
-
-def _total(pods: Sequence[_PodTimes]) -> _PodTimes:
-    return _PodTimes(*(sum(column) for column in zip(*map(astuple, pods), strict=True)))
+def _sums(pod: RunningPod) -> tuple[float, ...]:
+    """Return a pod's number of requests, and their seconds in its queue and to the first token."""
+    labels = {"model_name": BASE_MODEL, "engine": "0"}
+    queue, ttft = "vllm:request_queue_time_seconds", "vllm:time_to_first_token_seconds"
+    get = pod.pod.page.registry.get_sample_value
+    return tuple(get(n, labels) or 0.0 for n in (f"{queue}_count", f"{queue}_sum", f"{ttft}_sum"))
 
 
 def _totals(pod: RunningPod) -> PodTotals:
@@ -183,40 +163,27 @@ def _totals(pod: RunningPod) -> PodTotals:
 # --- both -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Allowed:
-    """How far the two may be apart: the sum of these.
-
-    Attributes:
-        ratio: A part of the virtual value.
-        besides: So much in any case.
-        spread: A part of the time that network, Envoy, router and client add: its mean is taken
-            off, but it is not the same for every request.
-    """
-
-    ratio: float
-    besides: float
-    spread: float = 0.0
-
-
-ALLOWED: Mapping[str, Allowed] = {
-    "TTFT p50, ms": Allowed(0.05, 3, spread=0.25),
-    "TTFT p90, ms": Allowed(0.07, 5, spread=1),
-    "TTFT p99, ms": Allowed(0.12, 10, spread=2),
-    "TTFT mean, ms": Allowed(0.05, 3),
-    "TPOT mean, ms": Allowed(0.05, 0.5),
-    "served well, %": Allowed(0.0, 3),
-    "loads per 1,000": Allowed(0.05, 0),
-    "disk loads per 1,000": Allowed(0.05, 0),
-    "queue wait mean, ms": Allowed(0.10, 3),
-    "busiest pod over mean": Allowed(0.05, 0),
+ALLOWED: Mapping[str, tuple[float, float, float]] = {
+    "TTFT p50, ms": (0.05, 3, 0.25),
+    "TTFT p90, ms": (0.07, 5, 1),
+    "TTFT p99, ms": (0.12, 10, 2),
+    "TTFT mean, ms": (0.05, 3, 0),
+    "TPOT mean, ms": (0.05, 0.5, 0),
+    "served well, %": (0.0, 3, 0),
+    "loads per 1,000": (0.05, 0, 0),
+    "disk loads per 1,000": (0.05, 0, 0),
+    "queue wait mean, ms": (0.10, 3, 0),
+    "busiest pod over mean": (0.05, 0, 0),
 }
+"""How far the two may be apart: the sum of a part of the virtual value, a constant, and a part of
+the time that network, Envoy, router and client add, whose mean is taken off but which differs from
+request to request."""
 NUM_SDS = 3.0
-"""Beside that, standard deviations of the virtual runs: chance alone makes them differ."""
+"""Added to that: standard deviations of the virtual runs, which differ by chance alone."""
 
 
 def figures(result: FleetResult, queue_wait_s: float | None = None) -> dict[str, float]:
-    """What is compared, in the order of `ALLOWED`."""
+    """Return the figures that are compared, in the order of `ALLOWED`."""
     metrics = measure(result, SLO)
     ttfts_s = sorted(flight.ttft_s for flight in result.counted if flight.ttft_s is not None)
     waited_s = metrics.queue_wait_s if queue_wait_s is None else queue_wait_s
@@ -235,7 +202,7 @@ def figures(result: FleetResult, queue_wait_s: float | None = None) -> dict[str,
 
 @dataclass(frozen=True)
 class Line:
-    """One figure of both."""
+    """One figure of both runs."""
 
     name: str
     real: float
@@ -246,9 +213,8 @@ class Line:
     @property
     def limit(self) -> float:
         """Largest difference that counts as agreement."""
-        allowed = ALLOWED[self.name]
-        fixed = allowed.besides + allowed.spread * self.added_ms
-        return NUM_SDS * self.sd + allowed.ratio * self.virtual + fixed
+        ratio, constant, spread = ALLOWED[self.name]
+        return NUM_SDS * self.sd + ratio * self.virtual + constant + spread * self.added_ms
 
     @property
     def is_met(self) -> bool:
@@ -262,12 +228,12 @@ class Line:
 
 
 def compare(
-    real: RealRun, rule: str, settings: FleetSettings = SETTINGS, *, num_seeds: int = NUM_SEEDS
+    real: RealRun, policy: str, settings: FleetSettings = SETTINGS, *, num_seeds: int = NUM_SEEDS
 ) -> list[Line]:
-    """Simulate what was sent, with several seeds, and hold it against what came."""
+    """Simulate what was sent, with several seeds, and compare."""
     measured = figures(real.result, real.queue_wait_s)
     virtual = [
-        figures(Fleet(settings, real.workload, RULES[rule], seed=seed).run())
+        figures(Fleet(settings, real.workload, POLICIES[policy], seed=seed).run())
         for seed in range(num_seeds)
     ]
     columns = {name: [each[name] for each in virtual] for name in ALLOWED}
@@ -275,33 +241,16 @@ def compare(
     return [Line(n, measured[n], fmean(c), stdev(c), added_ms) for n, c in columns.items()]
 
 
-def table(real: RealRun, rule: str, lines: Sequence[Line]) -> str:
+def table(real: RealRun, policy: str, lines: Sequence[Line]) -> str:
     """The comparison, for people."""
     rate_rps, num = real.workload.rate_rps, len(real.workload.arrivals)
     delay_ms = Percentiles.of(record.delay_s for record in real.records).p50 * 1e3
     head = f"  {'':22} {'Envoy':>8} {'virtual':>8} {'sd':>8} {'apart':>8} {'allowed':>8}"
     return "\n".join(
         [
-            f"{rule}: {num} requests at {rate_rps:.1f}/s, sent {delay_ms:.1f} ms late (median); "
+            f"{policy}: {num} requests at {rate_rps:.1f}/s, sent {delay_ms:.1f} ms late (median); "
             f"network, Envoy, router and client {real.added_s * 1e3:.1f} ms (mean), taken off",
             head,
             *map(str, lines),
         ]
     )
-
-
-async def main(seconds: float, rules: Sequence[str]) -> None:
-    """Print the comparison of some rules."""
-    for rule in rules:
-        run = await run_undisturbed(small_workload(seconds), rule)
-        print(table(run, rule, compare(run, rule)))
-        if run.disturbance:
-            print(f"  not to be trusted: {run.disturbance}")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("rules", nargs="*", default=list(RULES))
-    options = parser.parse_args()
-    asyncio.run(main(options.seconds, options.rules))

@@ -1,12 +1,11 @@
-"""What clients, pods and a router that hangs can make Envoy hold, and what turned away hear."""
+"""What clients can make Envoy hold, and the errors of those that it turns away."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import aiohttp
 import h2.config
@@ -17,9 +16,17 @@ import pytest_asyncio
 
 from extproc.envoyconfig import Mode
 from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.pod import RunningPod, start_pod
-from tests.e2e.conftest import pod_config, router_config, running_envoy
-from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, eventually
+from extproc.sim.fakepod.pod import RunningPod
+from tests.e2e.conftest import pod_config, router_config, running_envoy, running_pods
+from tests.e2e.harness import (
+    Answer,
+    Client,
+    EnvoyProcess,
+    RouterProcess,
+    chat,
+    eventually,
+    peak_memory_bytes,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -36,15 +43,9 @@ HEAD = (
 CHUNK = b" " * 65536
 
 
-def rss_bytes(envoy: EnvoyProcess) -> int:
-    """The largest resident set that it has had."""
-    lines = Path(f"/proc/{envoy.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def large_router(pods: list[RunningPod]) -> AsyncIterator[RouterProcess]:
-    """One that takes bodies as large as the uploads."""
+    """A router that accepts bodies as large as the uploads."""
     request = {"max_body_bytes": 16 * MIB}
     async with RouterProcess(router_config(pods, request=request)) as running:
         yield running
@@ -54,7 +55,7 @@ async def large_router(pods: list[RunningPod]) -> AsyncIterator[RouterProcess]:
 
 
 async def upload(port: int) -> None:
-    """All but the end of a large body, and then wait for whatever Envoy does."""
+    """Send all but the end of a large body, and wait for Envoy to respond."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         with suppress(ConnectionError):
@@ -68,7 +69,7 @@ async def upload(port: int) -> None:
 
 
 async def upload_by_http2(port: int) -> None:
-    """The same on a stream of an HTTP/2 connection."""
+    """Do the same on a stream of an HTTP/2 connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     connection = h2.connection.H2Connection(h2.config.H2Configuration())
     connection.initiate_connection()
@@ -108,7 +109,7 @@ async def test_uploads_are_turned_away_before_they_fill_the_memory(
     large_router: RouterProcess,
     http: aiohttp.ClientSession,
 ) -> None:
-    """And small requests are served meanwhile where there is room, and all of them afterwards."""
+    """Small requests are served meanwhile where there is room, and all of them afterwards."""
     async with running_envoy(
         Mode.ORIGINAL_DST,
         large_router,
@@ -123,7 +124,7 @@ async def test_uploads_are_turned_away_before_they_fill_the_memory(
 
         await eventually(some_are_turned_away, within_s=60)
         meanwhile = [await client.chat("only-1") for _ in range(60)]
-        peak_bytes = rss_bytes(envoy)
+        peak_bytes = peak_memory_bytes(envoy)
         for each in uploads:
             each.cancel()
         await asyncio.wait(uploads)
@@ -131,9 +132,9 @@ async def test_uploads_are_turned_away_before_they_fill_the_memory(
         afterwards = [await client.chat("only-1") for _ in range(20)]
 
     assert peak_bytes < 1.5 * MAX_HEAP_BYTES
-    assert set(map(told, meanwhile)) <= {"served", "gateway_full"}
-    assert "served" in map(told, meanwhile)
-    assert {told(answer) for answer in afterwards} == {"served"}
+    assert set(map(outcome, meanwhile)) <= {"served", "gateway_full"}
+    assert "served" in map(outcome, meanwhile)
+    assert set(map(outcome, afterwards)) == {"served"}
 
 
 async def _has_room(envoy: EnvoyProcess) -> bool:
@@ -141,8 +142,8 @@ async def _has_room(envoy: EnvoyProcess) -> bool:
     return (await envoy.stats(name))[name] < 60
 
 
-def told(answer: Answer) -> object:
-    """`served`, or the code of an error that says when to come back."""
+def outcome(answer: Answer) -> object:
+    """`served`, or the code of an error that says when to retry."""
     if answer.status == 200:
         return "served"
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
@@ -176,22 +177,12 @@ async def _has_connections(envoy: EnvoyProcess, num: int) -> bool:
 # --- time ------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def brisk_envoy(mode: Mode, pods: list[RunningPod]) -> AsyncIterator[EnvoyProcess]:
-    """Half a second for a request to arrive."""
-    more = {"destination": {"num_fallbacks": 2}} if mode is Mode.OVERRIDE_HOST else {}
-    async with (
-        RouterProcess(router_config(pods, **more)) as router,
-        running_envoy(mode, router, num_pods=len(pods), request_timeout_s=0.5) as envoy,
-    ):
-        yield envoy
-
-
 @pytest.mark.parametrize("mode", list(Mode))
-async def test_a_slow_body_ends_and_a_slow_answer_does_not(
+async def test_a_slow_body_times_out_and_a_slow_response_does_not(
     mode: Mode, http: aiohttp.ClientSession
 ) -> None:
-    pod = await start_pod(pod_config(1, profile=replace(INSTANT, step_s=0.1)))
+    config = pod_config(1, profile=replace(INSTANT, step_s=0.1))
+    fallbacks = {"num_fallbacks": 2 if mode is Mode.OVERRIDE_HOST else 0}
     body = chat("only-1", stream=True, max_tokens=20)
     release = asyncio.Event()
 
@@ -200,14 +191,15 @@ async def test_a_slow_body_ends_and_a_slow_answer_does_not(
         await release.wait()
         yield body[20:]
 
-    try:
-        async with brisk_envoy(mode, [pod]) as envoy:
-            client = Client(envoy.url, http)
-            answer = await client.request("POST", PATH, body)
-            late = await client.request("POST", PATH, slow_body())
-    finally:
+    async with (
+        running_pods(config) as pods,
+        RouterProcess(router_config(pods, destination=fallbacks)) as router,
+        running_envoy(mode, router, num_pods=1, request_timeout_s=0.5) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        answer = await client.request("POST", PATH, body)
+        late = await client.request("POST", PATH, slow_body())
         release.set()
-        await pod.stop()
 
     assert answer.body.endswith(b"data: [DONE]\n\n")
     assert (late.status, late.error_code) == (408, "request_timeout")

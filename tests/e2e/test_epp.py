@@ -1,6 +1,6 @@
 """The endpoint picker protocol, statement by statement, through a real Envoy as charts set it up.
 
-Which statement each test holds is told in docs/epp.md.
+docs/epp.md says which test checks which statement.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,24 @@ import grpc
 import pytest
 import pytest_asyncio
 from grpc import aio
-from grpc_health.v1 import health_pb2
 
-from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.pod import RunningPod, start_pod
+from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.charts import (
     DESTINATION,
+    HEALTH_NAMES,
+    NOT_SERVING,
     PLAIN_CHARTS,
     SCORES_HEADER,
+    SERVING,
     SUBSET_TEXT_HEADER,
     TOLD_HEADER,
     Chart,
     EppProcess,
     gateway_config,
+    health,
     subset,
 )
-from tests.e2e.conftest import NUM_PODS, pod_config, router_config
+from tests.e2e.conftest import NUM_PODS, SLOW, own_pods, router_config
 from tests.e2e.harness import Answer, Client, EnvoyProcess, chat, eventually, h2_request
 from tests.shell.pki import Pki
 
@@ -47,9 +49,6 @@ pytestmark = [
 MODELS = [f"only-{number}" for number in range(NUM_PODS)]
 SERVERS = [f"pod-{number}" for number in range(NUM_PODS)]
 PATH = "/v1/chat/completions"
-SLOW = replace(INSTANT, step_s=0.05)
-"""An engine that needs 50 ms for a token."""
-SERVING, NOT_SERVING = 1, 2
 SESSION = "x-session"
 HINTS = {
     "x-llm-d-inference-objective": "batch",
@@ -78,7 +77,7 @@ class Gateway:
 async def generating(
     http: aiohttp.ClientSession, envoy: EnvoyProcess, model: str, *, max_tokens: int, **headers: str
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """An answer whose first token has come and whose last one is far away."""
+    """A response whose first token has come and whose last one is far away."""
     async with http.post(
         envoy.url + PATH,
         data=chat(model, stream=True, max_tokens=max_tokens),
@@ -110,7 +109,7 @@ async def is_healthy(envoy: EnvoyProcess) -> bool:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def epp(pods: list[RunningPod]) -> AsyncIterator[EppProcess]:
-    """A router that names no fallbacks: original-destination clusters take one address."""
+    """A router without fallbacks: original-destination clusters dial one address."""
     async with EppProcess(router_config(pods, request={"session_header": SESSION})) as process:
         yield process
 
@@ -124,55 +123,38 @@ async def epp_with_fallbacks(pods: list[RunningPod]) -> AsyncIterator[EppProcess
         yield process
 
 
-@asynccontextmanager
-async def gateway_of(
-    chart: Chart, router: EppProcess, pods: list[RunningPod], http: aiohttp.ClientSession
-) -> AsyncIterator[Gateway]:
-    async with running(chart, router, pods) as envoy:
-        yield Gateway(chart, envoy, Client(envoy.url, http), router)
+def charts(*params: Chart) -> Any:
+    """A fixture of gateways as these charts configure them."""
+
+    @pytest_asyncio.fixture(scope="module", loop_scope="session", params=params, ids=str)
+    async def gateway(
+        request: pytest.FixtureRequest,
+        pods: list[RunningPod],
+        epp: EppProcess,
+        epp_with_fallbacks: EppProcess,
+        http: aiohttp.ClientSession,
+    ) -> AsyncIterator[Gateway]:
+        router = epp_with_fallbacks if request.param is Chart.OVERRIDE_HOST else epp
+        async with running(request.param, router, pods) as envoy:
+            yield Gateway(request.param, envoy, Client(envoy.url, http), router)
+
+    return gateway
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=PLAIN_CHARTS, ids=str)
-async def gateway(
-    request: pytest.FixtureRequest,
-    pods: list[RunningPod],
-    epp: EppProcess,
-    epp_with_fallbacks: EppProcess,
-    http: aiohttp.ClientSession,
-) -> AsyncIterator[Gateway]:
-    router = epp_with_fallbacks if request.param is Chart.OVERRIDE_HOST else epp
-    async with gateway_of(request.param, router, pods, http) as made:
-        yield made
-
-
-@pytest_asyncio.fixture(
-    scope="module",
-    loop_scope="session",
-    params=[Chart.ORIGINAL_DST_METADATA, Chart.OVERRIDE_HOST],
-    ids=str,
-)
-async def hinting_gateway(
-    request: pytest.FixtureRequest,
-    pods: list[RunningPod],
-    epp: EppProcess,
-    epp_with_fallbacks: EppProcess,
-    http: aiohttp.ClientSession,
-) -> AsyncIterator[Gateway]:
-    """Gateways that send metadata to the router and take them from it."""
-    router = epp_with_fallbacks if request.param is Chart.OVERRIDE_HOST else epp
-    async with gateway_of(request.param, router, pods, http) as made:
-        yield made
+gateway = charts(*PLAIN_CHARTS)
+# These send metadata to the router and use those that it returns.
+hinting_gateway = charts(Chart.ORIGINAL_DST_METADATA, Chart.OVERRIDE_HOST)
 
 
 def seen_by(pod: RunningPod) -> dict[str, str]:
-    """Headers of the last request that a pod got."""
+    """The headers of the last request that a pod received."""
     headers = pod.pod.last_requests[-1]["headers"]
     assert isinstance(headers, list)
     return dict(headers)
 
 
 def refused(answer: Answer) -> tuple[int, object]:
-    """Status and code of an error of the router's own."""
+    """The status and code of an error that the router made."""
     assert answer.served_by == ""
     return answer.status, answer.error_code
 
@@ -191,23 +173,18 @@ async def test_full_duplex_requests_go_where_their_adapter_is(
     assert [answer.json["model"] for answer in answers] == MODELS
 
 
-async def test_tokens_pass_one_by_one_in_full_duplex(
-    pods: list[RunningPod], http: aiohttp.ClientSession
-) -> None:
-    """The first is there while the last is far away."""
-    pod = await start_pod(pod_config(0, profile=SLOW))
-    try:
-        async with (
-            EppProcess(router_config([pod])) as router,
-            running(Chart.ORIGINAL_DST, router, [pod]) as envoy,
-            generating(http, envoy, "only-0", max_tokens=40) as got,
-        ):
-            running_then = pod.pod.last_requests[-1]["path"], await router.in_flight()
-            rest = await got.content.read()
-    finally:
-        await pod.stop()
+async def test_tokens_pass_one_by_one_in_full_duplex(http: aiohttp.ClientSession) -> None:
+    """The first is there long before the last."""
+    async with (
+        own_pods(1, profile=SLOW) as [pod],
+        EppProcess(router_config([pod])) as router,
+        running(Chart.ORIGINAL_DST, router, [pod]) as envoy,
+        generating(http, envoy, "only-0", max_tokens=40) as got,
+    ):
+        in_flight = await router.in_flight()
+        rest = await got.content.read()
 
-    assert running_then == (PATH, {pod.address: 1})
+    assert in_flight == {pod.address: 1}
     assert rest.endswith(b"data: [DONE]\n\n")
 
 
@@ -274,16 +251,10 @@ async def test_a_subset_without_an_eligible_endpoint_is_503(
     assert refused(without_model) == (503, "no_endpoints")
 
 
-async def test_without_a_subset_every_pod_of_the_pool_is_eligible(gateway: Gateway) -> None:
-    answers = [await gateway.client.chat(model) for model in MODELS]
-
-    assert [answer.served_by for answer in answers] == SERVERS
-
-
 async def test_a_request_without_a_body_has_its_subset_too(
     hinting_gateway: Gateway, pods: list[RunningPod]
 ) -> None:
-    """A session's stored response: its pod has to be in the subset, or nobody is."""
+    """A session's stored response: its pod has to be in the subset."""
     client = hinting_gateway.client
     session = {SESSION: f"s-{hinting_gateway.chart}"}
     first = await client.chat("shared", headers=session | subset(pods[1].address))
@@ -331,10 +302,10 @@ async def test_the_destination_is_set_as_header_and_as_metadata_alike(
 
 @pytest.mark.parametrize("chart", [Chart.SUBSET_OR_NONE, Chart.SUBSET_OR_ANY], ids=str)
 @pytest.mark.parametrize("flags", [[], ["--emit-endpoint-scores"]], ids=["plain", "scores"])
-async def test_a_subset_load_balancer_finds_the_chosen_pod_every_time(
+async def test_a_subset_load_balancer_always_finds_the_chosen_pod(
     pods: list[RunningPod], http: aiohttp.ClientSession, chart: Chart, flags: list[str]
 ) -> None:
-    """It takes every key of `envoy.lb` for a criterion."""
+    """To it every key of `envoy.lb` is a criterion."""
     async with (
         EppProcess(router_config(pods, policy={"name": "random"}), *flags) as router,
         running(chart, router, pods) as envoy,
@@ -351,7 +322,7 @@ async def test_a_subset_load_balancer_finds_the_chosen_pod_every_time(
     assert all((SCORES_HEADER in answer.headers) == bool(flags) for answer in answers)
 
 
-async def test_fallbacks_follow_in_order_and_none_is_named_twice(
+async def test_fallbacks_follow_in_order_and_none_twice(
     epp_with_fallbacks: EppProcess, pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     async with running(Chart.OVERRIDE_HOST, epp_with_fallbacks, pods) as envoy:
@@ -363,10 +334,10 @@ async def test_fallbacks_follow_in_order_and_none_is_named_twice(
     assert pods[SERVERS.index(answer.served_by)].address == told[0]
 
 
-async def test_a_client_s_own_destination_does_not_steer(
+async def test_a_destination_that_a_client_sends_does_not_steer(
     gateway: Gateway, pods: list[RunningPod]
 ) -> None:
-    """Charts strip nothing at the door: every answer of ours overwrites or ends the request."""
+    """Charts remove no headers: every response of ours overwrites them or ends the request."""
     headers = {DESTINATION: pods[0].address}
     routed = await gateway.client.chat("only-1", headers=headers)
     others = [
@@ -379,7 +350,7 @@ async def test_a_client_s_own_destination_does_not_steer(
     assert [answer.status for answer in others] == [404, 200, 404]
 
 
-async def test_scores_are_told_by_rank_where_the_flag_says_so(
+async def test_scores_are_sent_by_rank_where_the_flag_says_so(
     epp_with_fallbacks: EppProcess,
     epp: EppProcess,
     pods: list[RunningPod],
@@ -417,31 +388,28 @@ async def test_without_a_ready_endpoint_it_is_503(
 async def test_a_sheddable_request_is_429_while_the_pods_are_loaded(
     http: aiohttp.ClientSession,
 ) -> None:
-    pod = await start_pod(pod_config(0, profile=SLOW))
     admission = {"priorities": {"batch": -1}, "sheddable_max_kv_usage_ratio": 0.0}
     sheddable = {"x-llm-d-inference-objective": "batch"}
-    try:
-        async with (
-            EppProcess(router_config([pod], admission=admission)) as router,
-            running(Chart.ORIGINAL_DST, router, [pod]) as envoy,
-        ):
-            client = Client(envoy.url, http)
-            idle = await client.chat("only-0", headers=sheddable)
-            async with generating(http, envoy, "only-0", max_tokens=2000):
+    async with (
+        own_pods(1, profile=SLOW) as pods,
+        EppProcess(router_config(pods, admission=admission)) as router,
+        running(Chart.ORIGINAL_DST, router, pods) as envoy,
+    ):
+        client = Client(envoy.url, http)
+        idle = await client.chat("only-0", headers=sheddable)
+        async with generating(http, envoy, "only-0", max_tokens=2000):
 
-                async def shed() -> Answer | None:
-                    answer = await client.chat("only-0", headers=sheddable)
-                    return answer if answer.status != 200 else None
+            async def shed() -> Answer | None:
+                answer = await client.chat("only-0", headers=sheddable)
+                return answer if answer.status != 200 else None
 
-                answer = await eventually(shed)
-                other = await client.chat("only-0")
+            answer = await eventually(shed)
+            other = await client.chat("only-0")
 
-            async def taken_again() -> bool:
-                return (await client.chat("only-0", headers=sheddable)).status == 200
+        async def is_served_again() -> bool:
+            return (await client.chat("only-0", headers=sheddable)).status == 200
 
-            await eventually(taken_again)
-    finally:
-        await pod.stop()
+        await eventually(is_served_again)
 
     assert idle.status == 200
     assert refused(answer) == (429, "saturated")
@@ -452,35 +420,30 @@ async def test_a_sheddable_request_is_429_while_the_pods_are_loaded(
 # --- who served ------------------------------------------------------------------------------
 
 
-async def test_the_endpoint_that_served_is_the_one_counted_as_busy(
+async def test_the_endpoint_that_served_is_counted_as_busy(
     http: aiohttp.ClientSession,
 ) -> None:
-    """The first of the list has died; Envoy went on to the second and says so."""
-    pods = [await start_pod(pod_config(number, profile=SLOW)) for number in range(2)]
-    config = router_config(
-        pods,
-        request={"session_header": SESSION},
-        destination={"num_fallbacks": 1},
-        # A router that has not noticed yet, and does not until the test is over.
-        scrape={"interval_s": 60, "expiry_s": 600, "models_interval_s": 600},
-    )
+    """The first of the list was stopped; Envoy dials the second and says so."""
+    stale = {"interval_s": 60, "expiry_s": 600, "models_interval_s": 600}
     session = {SESSION: "s"}
-    try:
-        async with (
-            EppProcess(config) as router,
-            running(Chart.OVERRIDE_HOST, router, pods) as envoy,
-        ):
-            first = await Client(envoy.url, http).chat("shared", headers=session)
-            dead = SERVERS.index(first.served_by)
-            other = 1 - dead
-            await pods[dead].stop()
-            async with generating(http, envoy, "shared", max_tokens=2000, **session) as got:
-                told = got.headers[TOLD_HEADER].split(",")
-                counted = await router.in_flight()
-            await eventually(router.has_none_in_flight)
-    finally:
-        for pod in pods:
-            await pod.stop()
+    async with AsyncExitStack() as stack:
+        pods = await stack.enter_async_context(own_pods(2, profile=SLOW))
+        config = router_config(
+            pods,
+            request={"session_header": SESSION},
+            destination={"num_fallbacks": 1},
+            scrape=stale,  # the router does not notice before the test is over
+        )
+        router = await stack.enter_async_context(EppProcess(config))
+        envoy = await stack.enter_async_context(running(Chart.OVERRIDE_HOST, router, pods))
+        first = await Client(envoy.url, http).chat("shared", headers=session)
+        dead = SERVERS.index(first.served_by)
+        other = 1 - dead
+        await pods[dead].stop()
+        async with generating(http, envoy, "shared", max_tokens=2000, **session) as got:
+            told = got.headers[TOLD_HEADER].split(",")
+            counted = await router.in_flight()
+        await eventually(router.has_none_in_flight)
 
     assert told == [pods[dead].address, pods[other].address]
     assert counted == {pods[dead].address: 0, pods[other].address: 1}
@@ -498,43 +461,20 @@ async def test_control_headers_do_not_reach_a_pod(gateway: Gateway, pods: list[R
     assert seen["x-other"] == "kept"
 
 
-@pytest.mark.parametrize("name", ["x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms"])
-async def test_a_control_header_that_cannot_be_read_is_400(gateway: Gateway, name: str) -> None:
-    answer = await gateway.client.chat("only-1", headers={name: "soon"}, padding_bytes=200_000)
-
-    assert refused(answer) == (400, "invalid_header")
-    assert answer.json["error"]["param"] == name
-
-
 # --- health, TLS, ports ----------------------------------------------------------------------
 
 
-async def status_of(channel: aio.Channel, name: str) -> int:
-    """What a health check of `name` says."""
-    ask = channel.unary_unary(
-        "/grpc.health.v1.Health/Check",
-        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-        response_deserializer=health_pb2.HealthCheckResponse.FromString,
-    )
-    answer = await ask(health_pb2.HealthCheckRequest(service=name), timeout=60)
-    return int(answer.status)
-
-
 async def test_every_health_name_is_served_on_a_plain_port(epp: EppProcess) -> None:
-    names = (
-        *("", "liveness", "readiness", "inference-extension"),
-        "envoy.service.ext_proc.v3.ExternalProcessor",
-    )
     async with aio.insecure_channel(epp.health_address) as channel:
-        statuses = [await status_of(channel, name) for name in names]
+        statuses = [await health(channel, name) for name in HEALTH_NAMES]
         with pytest.raises(aio.AioRpcError) as caught:
-            await status_of(channel, "nobody")
+            await health(channel, "nobody")
 
-    assert statuses == [SERVING] * len(names)
+    assert statuses == [SERVING] * len(HEALTH_NAMES)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_not_ready_before_the_pool_is_known_and_alive_all_the_same(tmp_path: Path) -> None:
+async def test_it_is_alive_and_not_ready_before_the_pool_is_known(tmp_path: Path) -> None:
     config = {"discovery": {"file": str(tmp_path / "not-there-yet.yaml")}}
     router = EppProcess(config)
     try:
@@ -544,18 +484,18 @@ async def test_not_ready_before_the_pool_is_known_and_alive_all_the_same(tmp_pat
         async def is_alive() -> bool:
             try:
                 async with aio.insecure_channel(router.health_address) as channel:
-                    return await status_of(channel, "liveness") == SERVING
+                    return await health(channel, "liveness") == SERVING
             except aio.AioRpcError:
                 return False
 
         await eventually(is_alive, within_s=60)
         async with aio.insecure_channel(router.health_address) as channel:
-            before = await status_of(channel, "readiness")
-            ext_proc = await status_of(channel, "envoy.service.ext_proc.v3.ExternalProcessor")
+            before = await health(channel, "readiness")
+            ext_proc = await health(channel, "envoy.service.ext_proc.v3.ExternalProcessor")
             (tmp_path / "not-there-yet.yaml").write_text("[]")
 
             async def is_ready() -> bool:
-                return await status_of(channel, "readiness") == SERVING
+                return await health(channel, "readiness") == SERVING
 
             await eventually(is_ready)
     finally:
@@ -564,45 +504,42 @@ async def test_not_ready_before_the_pool_is_known_and_alive_all_the_same(tmp_pat
     assert (before, ext_proc) == (NOT_SERVING, NOT_SERVING)
 
 
-async def test_while_it_drains_it_is_alive_not_ready_and_what_runs_goes_on(
+async def test_while_it_drains_it_is_alive_and_not_ready_and_responses_go_on(
     http: aiohttp.ClientSession,
 ) -> None:
-    pod = await start_pod(pod_config(0, profile=SLOW))
-    try:
-        async with (
-            EppProcess(router_config([pod])) as router,
-            running(Chart.ORIGINAL_DST, router, [pod]) as envoy,
-            generating(http, envoy, "only-0", max_tokens=60) as got,
-            aio.insecure_channel(router.health_address) as channel,
-        ):
-            router.send(signal.SIGTERM)
+    async with (
+        own_pods(1, profile=SLOW) as pods,
+        EppProcess(router_config(pods)) as router,
+        running(Chart.ORIGINAL_DST, router, pods) as envoy,
+        generating(http, envoy, "only-0", max_tokens=60) as got,
+        aio.insecure_channel(router.health_address) as channel,
+    ):
+        router.send(signal.SIGTERM)
 
-            async def is_draining() -> bool:
-                return await status_of(channel, "readiness") == NOT_SERVING
+        async def is_draining() -> bool:
+            return await health(channel, "readiness") == NOT_SERVING
 
-            await eventually(is_draining)
-            alive = await status_of(channel, "liveness")
-            rest = await got.content.read()
-            status = await router.wait()
-    finally:
-        await pod.stop()
+        await eventually(is_draining)
+        alive = await health(channel, "liveness")
+        rest = await got.content.read()
+        status = await router.wait()
 
     assert alive == SERVING
     assert rest.endswith(b"data: [DONE]\n\n")
     assert status == 0
 
 
-async def test_tls_is_on_with_a_certificate_that_was_made_at_the_start(gateway: Gateway) -> None:
+async def test_tls_is_on_with_a_certificate_made_at_the_start(gateway: Gateway) -> None:
     await gateway.client.chat("only-1")
 
     stats = await gateway.envoy.stats("cluster.router.ssl")
     assert stats["cluster.router.ssl.handshake"] > 0
     async with aio.insecure_channel(gateway.router.address) as channel:
         with pytest.raises(aio.AioRpcError):
-            await status_of(channel, "")
+            await health(channel, "")
 
 
-async def test_a_certificate_of_one_s_own_is_served_from_its_folder(
+async def test_a_certificate_of_the_user_s_is_served_from_its_folder(
     pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     pki = Pki(tmp_path)
@@ -620,7 +557,7 @@ async def test_a_certificate_of_one_s_own_is_served_from_its_folder(
     assert not any(stats.values())
 
 
-async def test_a_file_that_changes_is_taken_over_under_the_flags(
+async def test_a_changed_file_is_applied_under_the_flags(
     pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     async with (
@@ -642,16 +579,10 @@ async def logs(router: EppProcess, words: str) -> bool:
     return words in router.log
 
 
-async def test_metrics_have_a_port_of_their_own(gateway: Gateway) -> None:
-    await gateway.client.chat("only-1")
-
-    assert "extproc_picks_total" in await gateway.router.metrics()
-
-
-async def test_two_routers_are_both_ready_there_are_no_followers(
+async def test_two_routers_are_both_ready(
     pods: list[RunningPod],
 ) -> None:
-    """Leader election is asked for and not needed: every replica serves."""
+    """With the flag for leader election, too: every replica serves."""
     flag = "--ha-enable-leader-election"
     async with (
         EppProcess(router_config(pods), flag) as one,
@@ -659,7 +590,7 @@ async def test_two_routers_are_both_ready_there_are_no_followers(
         aio.insecure_channel(one.health_address) as first,
         aio.insecure_channel(two.health_address) as second,
     ):
-        statuses = [await status_of(each, "readiness") for each in (first, second)]
+        statuses = [await health(each, "readiness") for each in (first, second)]
         log = one.log
 
     assert statuses == [SERVING, SERVING]

@@ -1,4 +1,4 @@
-"""The fuzz of the whole service in its short form: each kind of attacker, and nobody else pays.
+"""The short fuzz of the whole service: each kind of attacker, and no harm to other clients.
 
 The long one, with times compared, is `make fuzz-service`.
 """

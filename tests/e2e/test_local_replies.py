@@ -1,21 +1,17 @@
-"""Envoy's own answers are in OpenAI's shape, also to what is no HTTP, from either side."""
+"""Envoy's own errors are in OpenAI's shape, also for bytes that are not HTTP, from either side."""
 
 from __future__ import annotations
-
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from extproc.envoyconfig import Mode
-from tests.e2e.conftest import running_envoy
+from tests.e2e.conftest import running_envoy, server_that_says
 from tests.e2e.harness import Answer, free_port, raw_request
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-NO_HTTP = {
+NOT_HTTP = {
     "words": (b"GARBAGE\r\n\r\n", 400, "bad_request"),
     "bytes": (b"\x00\x01\x02\xff\r\n\r\n", 400, "bad_request"),
     "tls": (bytes.fromhex("160301020001000001fc0303") + b"x" * 60, 400, "bad_request"),
@@ -36,22 +32,22 @@ NO_HTTP = {
     "large headers": (POST + b"a: " + b"x" * 80_000 + b"\r\n\r\n", 431, "headers_too_large"),
     "many headers": (POST + b"a: b\r\n" * 200 + b"\r\n", 431, "headers_too_large"),
 }
-"""What a client sends, and what it hears."""
+"""What a client sends, and the status and code of the error."""
 
-NO_ANSWER = {
+NOT_A_RESPONSE = {
     "words": b"garbage garbage\r\n\r\n",
     "header without colon": b"HTTP/1.1 200 OK\r\nnothing\r\n\r\n",
     "large headers": b"HTTP/1.1 200 OK\r\na: " + b"x" * 100_000 + b"\r\n\r\n",
     "two lengths": b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
     "cut in the headers": b"HTTP/1.1 200 OK\r\ncontent-le",
 }
-"""What a pod sends instead of an answer."""
+"""What a pod sends instead of a response."""
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-async def test_what_is_no_request_is_answered_in_openai_shape(mode: Mode) -> None:
-    """Except, in full duplex, after the router has been asked: answers pass through it there."""
-    sent = {name: each[0] for name, each in NO_HTTP.items()}
+async def test_bytes_that_are_no_request_get_an_error_in_openai_shape(mode: Mode) -> None:
+    """In full duplex only until the router is asked: after that, responses pass through it."""
+    sent = {name: each[0] for name, each in NOT_HTTP.items()}
     if mode is Mode.FULL_DUPLEX:
         del sent["chunk not a number"], sent["upgrade"]
     options = {"static_pods": ("127.0.0.1:1",)} if mode is Mode.OVERRIDE_HOST else {}
@@ -59,41 +55,26 @@ async def test_what_is_no_request_is_answered_in_openai_shape(mode: Mode) -> Non
         answers = {name: await raw_request(envoy.port, data) for name, data in sent.items()}
 
     found = {name: (answer.status, answer.error_code) for name, answer in answers.items()}
-    assert found == {name: NO_HTTP[name][1:] for name in sent}
-
-
-@asynccontextmanager
-async def pod_that_says(words: bytes) -> AsyncIterator[str]:
-    """The address of something that answers every request with these bytes."""
-
-    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if await reader.read(65536):
-            writer.write(words)
-        writer.close()
-
-    server = await asyncio.start_server(on_connection, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with server:
-        yield f"{host}:{port}"
+    assert found == {name: NOT_HTTP[name][1:] for name in sent}
 
 
 async def answer_from(words: bytes) -> Answer:
     router = f"127.0.0.1:{free_port()}"
     async with (
-        pod_that_says(words) as pod,
+        server_that_says(words) as pod,
         running_envoy(Mode.OVERRIDE_HOST, router, num_pods=1, static_pods=(pod,)) as envoy,
     ):
         return await raw_request(envoy.port, POST + b"content-length: 2\r\n\r\n{}")
 
 
-@pytest.mark.parametrize("words", NO_ANSWER.values(), ids=NO_ANSWER)
-async def test_a_pods_answer_that_is_no_http_is_a_502_in_openai_shape(words: bytes) -> None:
+@pytest.mark.parametrize("words", NOT_A_RESPONSE.values(), ids=NOT_A_RESPONSE)
+async def test_a_pods_bytes_that_are_not_http_are_a_502_in_openai_shape(words: bytes) -> None:
     answer = await answer_from(words)
 
     assert (answer.status, answer.error_code) == (502, "bad_endpoint_answer")
 
 
-async def test_a_pods_own_502_passes_as_it_is() -> None:
+async def test_a_502_of_a_pod_passes_unchanged() -> None:
     answer = await answer_from(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 4\r\n\r\nours")
 
     assert (answer.status, answer.body) == (502, b"ours")

@@ -8,7 +8,6 @@ import re
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -16,7 +15,14 @@ import pytest
 from extproc.envoyconfig import Mode, RequestBody
 from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import router_config, running_envoy
-from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, eventually
+from tests.e2e.harness import (
+    Client,
+    EnvoyProcess,
+    RouterProcess,
+    chat,
+    eventually,
+    peak_memory_bytes,
+)
 
 pytestmark = [
     pytest.mark.e2e,
@@ -34,14 +40,6 @@ MEMORY_BYTES = 512 * MIB
 NUM_STALLED, NUM_WHOLE, NUM_SMALL = 36, 80, 40
 LARGE = chat("only-1", padding_bytes=15_000_000, is_model_last=True)
 MODES = [RequestBody.BUFFERED, RequestBody.STREAMED, RequestBody.FULL_DUPLEX]
-
-
-def peak_bytes(router: RouterProcess) -> int:
-    """The most physical memory that the process has had."""
-    status = Path(f"/proc/{router.pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found
-    return int(found.group(1)) * 1024
 
 
 @asynccontextmanager
@@ -115,8 +113,13 @@ async def small_requests(client: Client) -> list[int]:
     return statuses
 
 
+async def has_begun(envoy: EnvoyProcess, num_requests: int) -> bool:
+    name = "http.openai.downstream_rq_total"
+    return (await envoy.stats(name))[name] >= num_requests
+
+
 @pytest.mark.parametrize("body", MODES)
-async def test_uploads_that_stop_and_whole_bodies_at_once_neither_end_the_router_nor_harm_others(
+async def test_stalled_and_whole_uploads_at_once_neither_end_the_router_nor_harm_others(
     body: RequestBody, pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     async with stack(pods, body) as (router, envoy):
@@ -124,12 +127,12 @@ async def test_uploads_that_stop_and_whole_bodies_at_once_neither_end_the_router
             asyncio.create_task(upload(envoy, len(LARGE) - 1_000_000)) for _ in range(NUM_STALLED)
         ]
         small = asyncio.create_task(small_requests(Client(envoy.url, http)))
-        await asyncio.sleep(1.0)
+        await eventually(lambda: has_begun(envoy, NUM_STALLED))
         whole = [asyncio.create_task(upload(envoy)) for _ in range(NUM_WHOLE)]
         answers = await asyncio.wait_for(asyncio.gather(*whole), 120)
 
         assert await small == [200] * NUM_SMALL
-        assert peak_bytes(router) < MEMORY_BYTES
+        assert peak_memory_bytes(router) < MEMORY_BYTES
         for status, answer in [*answers, *(task.result() for task in stalled if task.done())]:
             if status != 200:
                 assert (status, b'"code":"memory"' in answer) == (429, True), answer
@@ -138,8 +141,8 @@ async def test_uploads_that_stop_and_whole_bodies_at_once_neither_end_the_router
             task.cancel()
         await asyncio.gather(*stalled, return_exceptions=True)
 
-        async def has_let_go() -> bool:
+        async def is_freed() -> bool:
             return await router.counter("extproc_body_bytes") == 0
 
-        await eventually(has_let_go)
+        await eventually(is_freed)
         assert (await upload(envoy))[0] == 200

@@ -1,4 +1,4 @@
-"""What a deployment relies on: the books balance, endpoints stay current, TLS both ways."""
+"""What a deployment relies on: counts balance, endpoints stay current, mutual TLS works."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import yaml
 
 from extproc.envoyconfig import Mode, TlsFiles
 from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.pod import RunningPod, start_pod
-from tests.e2e.conftest import NUM_PODS, knows_pods, pod_config, router_config, running_envoy
+from extproc.sim.fakepod.pod import RunningPod
+from tests.e2e.conftest import knows_pods, own_pods, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, eventually
 from tests.shell.pki import Pki
 
@@ -26,7 +26,7 @@ NUM_LEAVING = 10_000
 
 
 async def test_picks_and_finishes_balance_after_10000_requests_with_clients_that_leave() -> None:
-    """They leave in the body, before the answer, within it, or not at all."""
+    """They leave in the body, before the response, within it, or not at all."""
     rng = random.Random(7)
     body = chat("shared", stream=True, max_tokens=3)
     head = (
@@ -52,9 +52,7 @@ async def test_picks_and_finishes_balance_after_10000_requests_with_clients_that
 
     async with AsyncExitStack() as stack:
         profile = replace(INSTANT, step_s=0.005)
-        pods = [await start_pod(pod_config(n, profile=profile)) for n in range(NUM_PODS)]
-        for pod in pods:
-            stack.push_async_callback(pod.stop)
+        pods = await stack.enter_async_context(own_pods(profile=profile))
         router = await stack.enter_async_context(RouterProcess(router_config(pods)))
         envoy = await stack.enter_async_context(running_envoy(Mode.ORIGINAL_DST, router))
         await asyncio.gather(*(asks(envoy, NUM_LEAVING // 50) for _ in range(50)))
@@ -107,7 +105,7 @@ async def _has_logged(router: RouterProcess, text: str) -> bool:
     return any(text in line and "ERROR" in line for line in router.log.splitlines())
 
 
-async def test_with_mutual_tls_only_an_envoy_with_a_certificate_is_answered(
+async def test_with_mutual_tls_only_an_envoy_with_a_certificate_is_served(
     pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     pki = Pki(tmp_path)

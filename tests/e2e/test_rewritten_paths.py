@@ -10,7 +10,7 @@ from extproc.core.routes import DEFAULT_INFERENCE_PATHS
 from extproc.envoyconfig import BootstrapOptions, Mode, render
 from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import router_config
-from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, connection_manager
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -21,16 +21,14 @@ PATH = f"{PREFIX}/v1/chat/completions"
 def with_prefix(config: str) -> str:
     """A bootstrap with a route as KServe makes it: by the service's prefix, which is taken off."""
     bootstrap = yaml.safe_load(config)
-    listener = bootstrap["static_resources"]["listeners"][0]
-    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
-    routes = manager["route_config"]["virtual_hosts"][0]["routes"]
+    routes = connection_manager(bootstrap)["route_config"]["virtual_hosts"][0]["routes"]
     to_pods = {**routes[0]["route"], "prefix_rewrite": "/"}
     routes.insert(0, {"match": {"prefix": f"{PREFIX}/"}, "route": to_pods})
     return yaml.safe_dump(bootstrap)
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
-async def test_a_path_that_is_rewritten_behind_the_router_is_listed_as_it_comes(
+async def test_a_path_that_is_rewritten_behind_the_router_is_listed_with_its_prefix(
     pods: list[RunningPod], http: aiohttp.ClientSession, is_listed: bool
 ) -> None:
     paths = [*DEFAULT_INFERENCE_PATHS, *([PATH] if is_listed else [])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +16,9 @@ import pytest
 
 from extproc.envoyconfig import Mode, TlsFiles
 from extproc.sim.engine.profiles import INSTANT
-from extproc.sim.fakepod.pod import start_pod
-from tests.e2e.conftest import NUM_PODS, pod_config, router_config, running_envoy
+from tests.e2e.conftest import NUM_PODS, PATIENCE_S, own_pods, router_config, running_envoy
+from tests.e2e.forwarder import Switch
 from tests.e2e.harness import (
-    Answer,
     Client,
     EnvoyProcess,
     RouterProcess,
@@ -27,6 +26,7 @@ from tests.e2e.harness import (
     eventually,
     free_port,
 )
+from tests.e2e.load import Load
 from tests.shell.pki import Pki
 
 pytestmark = [
@@ -39,23 +39,18 @@ PATH = "/v1/chat/completions"
 SLOW = replace(INSTANT, step_s=0.02)
 """An engine that needs 20 ms for a token."""
 NUM_CLIENTS = 8
-PATIENCE_S = 60.0
+MODELS = ["base", "shared"]
 
-# So that a pick ends by an entry or, within a test, not at all.
+# Within a test a pick ends by an access log entry or not at all.
 ONLY_BY_ENTRIES = {"source": "access_log", "lost_after_s": 600.0}
-# Entries that were on their way to a router when it went are lost; then the pods' counts tell.
+# Entries on their way to a router that stops are lost; then the pods' counts decide.
 WITH_REPAIR = {"source": "auto", "lost_after_s": 2.0}
 LEAST_PENDING = {"name": "least_pending"}
 
 
-def outcome(answer: Answer) -> str:
-    """`served`, or the code of an error."""
-    return "served" if answer.status == 200 else str(answer.error_code)
-
-
 @dataclass
 class Fleet:
-    """Routers that know each other, one Envoy before them, pods behind."""
+    """Routers that are each other's peers, behind one Envoy."""
 
     routers: list[RouterProcess]
     envoy: EnvoyProcess
@@ -71,14 +66,15 @@ class Fleet:
         return await self.counters("peers_connected") == [num_others] * len(self.routers)
 
     async def are_apart(self) -> bool:
+        """Whether no router has a link to another."""
         return not any(await self.counters("peers_connected"))
 
     async def are_believed_in(self) -> bool:
-        """Whether Envoy's health checks have found every router. They are up to a second behind."""
+        """Whether Envoy considers every router healthy; its checks are up to a second behind."""
         return await self.envoy.believes_in(*(router.address for router in self.routers))
 
-    def story(self) -> str:
-        """What the routers wrote last, for a test that failed."""
+    def logs(self) -> str:
+        """The ends of the routers' logs, for a test that failed."""
         return "\n".join(f"--- {each.address}\n{each.log[-2000:]}" for each in self.routers)
 
     async def have_none_in_flight(self) -> bool:
@@ -95,11 +91,9 @@ async def fleet(
     peers: dict[str, Any] | None = None,
     **sections: Any,
 ) -> AsyncIterator[Fleet]:
-    """Routers that are linked. With a `switch` they reach each other through it alone."""
+    """Routers that are linked; with a `switch`, only through it."""
     async with AsyncExitStack() as stack:
-        pods = [await start_pod(pod_config(n, profile=SLOW)) for n in range(NUM_PODS)]
-        for pod in pods:
-            stack.push_async_callback(pod.stop)
+        pods = await stack.enter_async_context(own_pods(profile=SLOW))
         addresses = [f"127.0.0.1:{free_port()}" for _ in range(num_routers)]
         ways = [await switch.to(each) for each in addresses] if switch else addresses
         sections.setdefault("completions", ONLY_BY_ENTRIES)
@@ -121,125 +115,14 @@ async def fleet(
         yield made
 
 
-class Load:
-    """Clients that ask without pause, until told to stop; what came of it is kept."""
-
-    def __init__(self, client: Client, models: Sequence[str] = ("base", "shared")) -> None:
-        self.answers: list[tuple[float, Answer]] = []
-        self._client = client
-        self._models = models
-        self._stopped = False
-
-    @property
-    def outcomes(self) -> Counter[str]:
-        """`served`, or the code of the error."""
-        return Counter(outcome(answer) for _, answer in self.answers)
-
-    @property
-    def all_served(self) -> dict[str, int]:
-        """What `outcomes` is if nothing failed."""
-        return {"served": len(self.answers)}
-
-    async def _ask(self, number: int) -> None:
-        while not self._stopped:
-            began_s = time.monotonic()
-            model = self._models[number % len(self._models)]
-            async with asyncio.timeout(60):
-                answer = await self._client.chat(model, max_tokens=3)
-            self.answers.append((began_s, answer))
-            number += 1
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[Load]:
-        async with asyncio.TaskGroup() as group:
-            for number in range(NUM_CLIENTS):
-                group.create_task(self._ask(number))
-            try:
-                yield self
-            finally:
-                self._stopped = True
-
-    async def some(self, num: int = 40) -> list[Answer]:
-        """The next `num` answers."""
-        seen = len(self.answers)
-
-        async def has_enough() -> bool:
-            return len(self.answers) >= seen + num
-
-        await eventually(has_enough, within_s=PATIENCE_S)
-        return [answer for _, answer in self.answers[seen : seen + num]]
-
-
-class Switch:
-    """TCP forwarders between routers. Off: nothing passes any more, and nobody is told."""
-
-    def __init__(self) -> None:
-        self._is_on = asyncio.Event()
-        self._is_on.set()
-        self._servers: list[asyncio.Server] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def turn(self, *, on: bool) -> None:
-        if on:
-            self._is_on.set()
-        else:
-            self._is_on.clear()
-
-    async def to(self, target: str) -> str:
-        """An address that leads to `target`."""
-
-        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.ensure_future(self._join(target, reader, writer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-        server = await asyncio.start_server(forward, "127.0.0.1", 0)
-        self._servers.append(server)
-        return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-    async def _join(
-        self, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        await self._is_on.wait()
-        host, _, port = target.rpartition(":")
-        try:
-            far_reader, far_writer = await asyncio.open_connection(host, int(port))
-        except OSError:
-            writer.close()
-            return
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._pump(reader, far_writer))
-            group.create_task(self._pump(far_reader, writer))
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65_536):
-                await self._is_on.wait()
-                writer.write(data)
-        except OSError:
-            pass
-        finally:
-            writer.close()
-
-    async def __aenter__(self) -> Switch:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for server in self._servers:
-            server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
 # --- counts ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_routers", [2, 3])
-async def test_each_router_hears_how_its_own_picks_ended_though_one_gets_the_whole_log(
+async def test_each_router_learns_how_its_picks_ended_though_one_gets_the_whole_log(
     num_routers: int, http: aiohttp.ClientSession
 ) -> None:
-    models = ["base", "shared", *(f"only-{n}" for n in range(NUM_PODS))]
+    models = [*MODELS, *(f"only-{n}" for n in range(NUM_PODS))]
     async with fleet(http, num_routers=num_routers) as routers:
         async with Load(routers.client, models).running() as load:
             await load.some(150)
@@ -260,7 +143,7 @@ async def test_each_router_hears_how_its_own_picks_ended_though_one_gets_the_who
     assert known == [num_routers] * num_routers
 
 
-async def test_each_routers_count_is_what_it_has_open_while_others_requests_end(
+async def test_each_router_counts_its_own_open_requests_while_others_end(
     http: aiohttp.ClientSession,
 ) -> None:
     """Long answers stay counted, short ones do not, and a client that leaves is noticed."""
@@ -281,7 +164,7 @@ async def test_each_routers_count_is_what_it_has_open_while_others_requests_end(
             answers.append(answer)
         own = await routers.counters("picks_total")
         counted = await routers.counters("picks_in_flight")
-        async with Load(routers.client).running() as load:
+        async with Load(routers.client, MODELS, max_tokens=3).running() as load:
             await load.some(100)
         await eventually(lambda: has_in_flight(num_open))
         counted_after_others = await routers.counters("picks_in_flight")
@@ -296,17 +179,17 @@ async def test_each_routers_count_is_what_it_has_open_while_others_requests_end(
     assert counted == counted_after_others == own
 
 
-async def test_entries_are_passed_on_over_mutual_tls(
+async def test_log_entries_are_passed_on_over_mutual_tls(
     http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
-    """With the files that the routers listen with, which they share."""
+    """With the certificate that the routers listen with, which they share."""
     pki = Pki(tmp_path)
     cert, key = (str(path) for path in pki.issue("routers"))
     envoy_cert, envoy_key = (str(path) for path in pki.issue("envoy"))
     tls = {"cert_file": cert, "key_file": key, "client_ca_file": str(pki.ca)}
     files = TlsFiles(ca=str(pki.ca), cert=envoy_cert, key=envoy_key, server_name="localhost")
     async with fleet(http, server={"tls": tls}, router_tls=files) as routers:
-        async with Load(routers.client).running() as load:
+        async with Load(routers.client, MODELS, max_tokens=3).running() as load:
             await load.some(100)
         await eventually(routers.have_none_in_flight)
         sent = await routers.counters("peer_entries_total")
@@ -315,16 +198,16 @@ async def test_entries_are_passed_on_over_mutual_tls(
     assert all(sent)
 
 
-# --- routers that go and come ----------------------------------------------------------------
+# --- routers that stop and start ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drain_delay_s", [0.0, 1.5])
-async def test_no_request_fails_while_one_router_after_the_other_is_restarted(
+async def test_no_request_fails_during_a_rolling_restart_of_the_routers(
     drain_delay_s: float, http: aiohttp.ClientSession
 ) -> None:
     server = {"drain_delay_s": drain_delay_s}
     async with fleet(http, server=server, completions=WITH_REPAIR) as routers:
-        async with Load(routers.client).running() as load:
+        async with Load(routers.client, MODELS, max_tokens=3).running() as load:
             for number in range(4):
                 router = routers.routers[number % 2]
                 await load.some()
@@ -337,18 +220,18 @@ async def test_no_request_fails_while_one_router_after_the_other_is_restarted(
         await eventually(routers.have_none_in_flight)
         known = await routers.counters("routers")
 
-    assert load.outcomes == load.all_served, routers.story()
+    assert load.outcomes == load.all_served, routers.logs()
     assert known == [2, 2]
 
 
-async def test_a_killed_router_costs_at_most_what_it_was_deciding_and_balance_stays(
+async def test_a_killed_router_costs_at_most_its_undecided_requests(
     http: aiohttp.ClientSession,
 ) -> None:
     async with fleet(http, completions=WITH_REPAIR, policy=LEAST_PENDING) as routers:
-        async with Load(routers.client).running() as load:
+        async with Load(routers.client, MODELS, max_tokens=3).running() as load:
             await load.some()
             await routers.routers[0].kill()
-            gone_s = time.monotonic()
+            killed_s = time.monotonic()
             await load.some()
             alone = await load.some(90)
             await routers.routers[0].start(within_s=PATIENCE_S)
@@ -358,12 +241,10 @@ async def test_a_killed_router_costs_at_most_what_it_was_deciding_and_balance_st
         await eventually(routers.have_none_in_flight)
         known = await routers.counters("routers")
 
-    failed = [(began_s, answer) for began_s, answer in load.answers if answer.status != 200]
-    print(f"a killed router: {load.outcomes}")
-    # A client has one request at a time: those under way at that moment, and none that came later.
-    assert len(failed) <= NUM_CLIENTS, (load.outcomes, routers.story())
-    assert all(began_s < gone_s for began_s, _ in failed), routers.story()
-    assert {outcome(answer) for _, answer in failed} <= {"router_unavailable"}
+    # A client has one request at a time: those under way at that moment, and no later one.
+    assert len(load.lost_s) <= NUM_CLIENTS, (load.outcomes, routers.logs())
+    assert max(load.lost_s, default=0.0) < killed_s, routers.logs()
+    assert set(load.outcomes) <= {"served", "router_unavailable"}
     for answers in (alone, both):
         served = Counter(answer.served_by for answer in answers)
         assert len(served) == NUM_PODS
@@ -371,18 +252,18 @@ async def test_a_killed_router_costs_at_most_what_it_was_deciding_and_balance_st
     assert known == [2, 2]
 
 
-async def test_routers_that_cannot_reach_each_other_go_on_and_catch_up_afterwards(
+async def test_routers_that_cannot_reach_each_other_serve_and_catch_up_afterwards(
     http: aiohttp.ClientSession,
 ) -> None:
-    """A network that swallows everything: nobody is told that a connection has ended."""
+    """A network that drops every packet, without ending a connection."""
     async with Switch() as switch, fleet(http, switch=switch, peers={"hold_s": 60}) as routers:
-        async with Load(routers.client).running() as load:
+        async with Load(routers.client, MODELS, max_tokens=3).running() as load:
             await load.some()
             switch.turn(on=False)
             await eventually(routers.are_apart)
             await load.some()
             known = await routers.counters("routers")
-        has_lost_sight = not await routers.have_none_in_flight()
+        had_open_counts = not await routers.have_none_in_flight()
         switch.turn(on=True)
         await eventually(routers.are_linked)
         await eventually(routers.have_none_in_flight)
@@ -390,5 +271,5 @@ async def test_routers_that_cannot_reach_each_other_go_on_and_catch_up_afterward
 
     assert load.outcomes == load.all_served
     assert known == [2, 2]
-    assert has_lost_sight
+    assert had_open_counts
     assert dropped == [0, 0]

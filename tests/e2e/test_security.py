@@ -1,6 +1,6 @@
-"""No client reaches an address or an endpoint of a pod that we did not choose.
+"""No client reaches an address, or a path of a pod, that the router did not choose.
 
-In every configuration, with the router alive, dead, and ending its RPCs unanswered.
+In every configuration, with the router alive, dead, and ending its RPCs without a message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat,
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 DESTINATION = "x-gateway-destination-endpoint"
-"""What a client might send, each naming an address that it wants to reach."""
 STEERING_HEADERS = (
     DESTINATION,
     DESTINATION.upper(),
@@ -38,6 +37,7 @@ STEERING_HEADERS = (
     "x-forwarded-host",
     "x-host",
 )
+"""Headers with which a client might name the address that it wants to reach."""
 
 FORBIDDEN_PATHS = (
     "/",
@@ -87,7 +87,7 @@ FORBIDDEN_PATHS = (
 
 @dataclass
 class Victim:
-    """An address inside the network that nobody may reach through the gateway."""
+    """An address in the network that must not be reached through the gateway."""
 
     address: str
     num_connections: int = 0
@@ -123,14 +123,14 @@ async def gateway(
     fallback_router: RouterProcess,
     http: aiohttp.ClientSession,
 ) -> AsyncIterator[Gateway]:
-    """Each configuration with a router that works."""
+    """Each configuration with a router that responds."""
     mode: Mode = request.param
     asked = fallback_router if mode is Mode.OVERRIDE_HOST else router
     async with running_envoy(mode, asked) as envoy:
         yield Gateway(mode, envoy, Client(envoy.url, http))
 
 
-LEFT_ALONE = [
+UNDECIDED = [
     pytest.param((mode, router_state, fails_open), id=f"{mode}-{router_state}-{fails_open}")
     for mode in Mode
     for router_state in ("dead", "silent")
@@ -138,11 +138,11 @@ LEFT_ALONE = [
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=LEFT_ALONE)
-async def lonely_gateway(
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=UNDECIDED)
+async def undecided_gateway(
     request: pytest.FixtureRequest, pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> AsyncIterator[Gateway]:
-    """Each configuration without a choice: nobody listens, or RPCs end with OK unanswered."""
+    """Each configuration without a choice: nobody listens, or RPCs end with OK and no message."""
     mode, state, fails_open = request.param
     server = GrpcioServer([SILENT], max_message_bytes=2**22)
     address = await server.start("127.0.0.1:0")
@@ -182,7 +182,7 @@ SILENT = Method("/envoy.service.ext_proc.v3.ExternalProcessor/Process", _open_si
 
 
 def num_requests(pods: list[RunningPod]) -> int:
-    """Requests that reached any pod, the router's own reading aside."""
+    """How many requests of clients reached any pod."""
     return sum(len(pod.pod.last_requests) for pod in pods)
 
 
@@ -194,27 +194,17 @@ def forget_requests(pods: list[RunningPod]) -> None:
 # --- headers ---------------------------------------------------------------------------------
 
 
-async def test_a_header_that_names_an_address_does_not_steer(
-    gateway: Gateway, victim: Victim
+@pytest.mark.parametrize("names", ["an-address", "another-pod"])
+async def test_a_header_that_names_a_destination_does_not_steer(
+    gateway: Gateway, pods: list[RunningPod], victim: Victim, names: str
 ) -> None:
+    target = victim.address if names == "an-address" else pods[0].address
     answers = [
-        await gateway.client.chat("only-1", headers={header: victim.address})
-        for header in STEERING_HEADERS
+        await gateway.client.chat("only-1", headers={header: target}) for header in STEERING_HEADERS
     ]
 
     assert {answer.served_by for answer in answers} == {"pod-1"}
     assert victim.num_connections == 0
-
-
-async def test_a_header_that_names_another_pod_does_not_steer(
-    gateway: Gateway, pods: list[RunningPod]
-) -> None:
-    answers = [
-        await gateway.client.chat("only-1", headers={header: pods[0].address})
-        for header in STEERING_HEADERS
-    ]
-
-    assert {answer.served_by for answer in answers} == {"pod-1"}
 
 
 async def test_a_header_sent_twice_or_in_trailers_does_not_steer(
@@ -248,7 +238,7 @@ async def test_a_pod_sees_the_chosen_destination_and_no_other(
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/responses/resp_1", "/v1/models/nobody"])
-async def test_a_request_that_we_answer_reaches_nobody(
+async def test_a_request_that_the_router_answers_reaches_nobody(
     gateway: Gateway, pods: list[RunningPod], victim: Victim, path: str
 ) -> None:
     forget_requests(pods)
@@ -258,7 +248,7 @@ async def test_a_request_that_we_answer_reaches_nobody(
     assert num_requests(pods) == 0
 
 
-async def test_a_client_can_not_shorten_the_timeout_or_ask_for_retries(gateway: Gateway) -> None:
+async def test_a_client_cannot_shorten_the_timeout_or_ask_for_retries(gateway: Gateway) -> None:
     """`x-envoy-*` headers are Envoy's own."""
     headers = {"x-envoy-upstream-rq-timeout-ms": "1", "x-envoy-max-retries": "100"}
     answer = await gateway.client.chat("only-1", headers=headers)
@@ -266,25 +256,27 @@ async def test_a_client_can_not_shorten_the_timeout_or_ask_for_retries(gateway: 
     assert answer.status == 200
 
 
-async def test_request_ids_are_ours(gateway: Gateway) -> None:
-    """A client that repeats an id could end another's request in the router's books."""
+async def test_a_client_cannot_set_the_request_id(gateway: Gateway) -> None:
+    """A client that repeats an id could end another's request in the router's counts."""
     answer = await gateway.client.chat("only-1", headers={"x-request-id": "mine"})
 
     assert answer.headers["x-request-id"] not in ("", "mine")
 
 
-async def test_without_a_choice_no_header_steers(lonely_gateway: Gateway, victim: Victim) -> None:
+async def test_without_a_choice_no_header_steers(
+    undecided_gateway: Gateway, victim: Victim
+) -> None:
     answers = [
-        await lonely_gateway.client.chat("only-1", headers={header: victim.address})
+        await undecided_gateway.client.chat("only-1", headers={header: victim.address})
         for header in STEERING_HEADERS
     ]
 
     assert victim.num_connections == 0
     for answer in answers:
-        check_left_alone(lonely_gateway, answer)
+        check_undecided(undecided_gateway, answer)
 
 
-def check_left_alone(gateway: Gateway, answer: Answer) -> None:
+def check_undecided(gateway: Gateway, answer: Answer) -> None:
     """A pod of Envoy's own choice where Envoy knows the pods, else a clear error."""
     if gateway.mode is Mode.OVERRIDE_HOST:
         assert answer.served_by.startswith("pod-")
@@ -305,9 +297,9 @@ async def test_a_path_that_is_not_listed_never_reaches_a_pod(
 
 
 async def test_without_a_choice_such_a_path_never_reaches_a_pod_either(
-    lonely_gateway: Gateway, pods: list[RunningPod]
+    undecided_gateway: Gateway, pods: list[RunningPod]
 ) -> None:
-    assert await not_refused(lonely_gateway, pods, "POST") == {}
+    assert await not_refused(undecided_gateway, pods, "POST") == {}
 
 
 async def not_refused(
@@ -344,14 +336,14 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "TRACE", "OPTIONS", 
 
 @pytest.mark.parametrize("path", SERVED)
 async def test_without_a_choice_no_other_method_reaches_a_pod(
-    lonely_gateway: Gateway, pods: list[RunningPod], path: str
+    undecided_gateway: Gateway, pods: list[RunningPod], path: str
 ) -> None:
     reached = set()
     for method in METHODS:
         forget_requests(pods)
         with suppress(asyncio.IncompleteReadError):  # an answer to HEAD has no body
             await raw_request(
-                lonely_gateway.envoy.port,
+                undecided_gateway.envoy.port,
                 f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
                 "content-length: 0\r\n\r\n".encode(),
             )
@@ -376,7 +368,7 @@ async def test_other_forms_of_a_request_line_reach_nobody(
     gateway: Gateway, pods: list[RunningPod], start_line: str
 ) -> None:
     forget_requests(pods)
-    # Envoy may close the connection without a word.
+    # Envoy may close the connection without a response.
     with suppress(asyncio.IncompleteReadError):
         answer = await raw_request(
             gateway.envoy.port,
@@ -391,7 +383,7 @@ async def test_other_forms_of_a_request_line_reach_nobody(
 
 
 @pytest.mark.parametrize("body", [RequestBody.HEADERS_ONLY, RequestBody.BUFFERED])
-async def test_metadata_namespaces_can_not_be_written_by_a_body(
+async def test_metadata_namespaces_cannot_be_written_by_a_body(
     router: RouterProcess, http: aiohttp.ClientSession, victim: Victim, body: RequestBody
 ) -> None:
     """Only the model is read from a body, whatever else it claims to be."""

@@ -1,4 +1,4 @@
-"""One trace from the client through Envoy to the decision, by a collector of the router's spans."""
+"""One trace from the client through Envoy to the router's decision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from aiohttp import web
 from extproc.envoyconfig import BootstrapOptions, Mode, render
 from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import router_config
-from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, eventually, free_port
+from tests.e2e.harness import (
+    Client,
+    EnvoyProcess,
+    RouterProcess,
+    chat,
+    connection_manager,
+    eventually,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -54,34 +61,22 @@ async def collector() -> AsyncIterator[Collector]:
     await runner.cleanup()
 
 
+TRACING = """
+provider:
+  name: envoy.tracers.opentelemetry
+  typed_config:
+    "@type": type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig
+    service_name: envoy
+    grpc_service: {envoy_grpc: {cluster_name: collector}, timeout: 2s}
+"""
+
+
 def with_tracing(config: str) -> str:
-    """An Envoy bootstrap whose connection manager traces everything, to nobody who listens."""
+    """An Envoy bootstrap that traces every request, for a collector that does not exist."""
     bootstrap = yaml.safe_load(config)
-    address = {"address": "127.0.0.1", "port_value": free_port()}
-    endpoint = {"endpoint": {"address": {"socket_address": address}}}
-    bootstrap["static_resources"]["clusters"].append(
-        {
-            "name": "collector",
-            "type": "STATIC",
-            "connect_timeout": "2s",
-            "load_assignment": {
-                "cluster_name": "collector",
-                "endpoints": [{"lb_endpoints": [endpoint]}],
-            },
-        }
-    )
-    listener = bootstrap["static_resources"]["listeners"][0]
-    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
-    manager["tracing"] = {
-        "provider": {
-            "name": "envoy.tracers.opentelemetry",
-            "typed_config": {
-                "@type": "type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig",
-                "service_name": "envoy",
-                "grpc_service": {"envoy_grpc": {"cluster_name": "collector"}, "timeout": "2s"},
-            },
-        }
-    }
+    cluster = {"name": "collector", "type": "STATIC", "connect_timeout": "2s"}
+    bootstrap["static_resources"]["clusters"].append(cluster)
+    connection_manager(bootstrap)["tracing"] = yaml.safe_load(TRACING)
     return yaml.safe_dump(bootstrap)
 
 

@@ -46,13 +46,13 @@ rules:
 
 
 def find_program(name: str) -> str | None:
-    """The path of etcd, kube-apiserver, kubectl or egctl; None where there is none."""
+    """Return the path of etcd, kube-apiserver, kubectl or egctl; None where there is none."""
     assets = os.environ.get("KUBEBUILDER_ASSETS", "")
     return (assets and shutil.which(name, path=assets)) or shutil.which(name)
 
 
 def missing_programs(*names: str) -> str:
-    """Why a test that needs these cannot run, as a sentence; empty where it can."""
+    """Return why a test that needs these cannot run; empty where it can."""
     missing = [name for name in names if find_program(name) is None]
     if not missing:
         return ""
@@ -60,7 +60,7 @@ def missing_programs(*names: str) -> str:
 
 
 def find_crds() -> Path | None:
-    """The folder with custom resource definitions: EXTPROC_CRDS, else `crds` by the programs."""
+    """Return the folder of resource definitions: EXTPROC_CRDS, else `crds` by the programs."""
     named = os.environ.get("EXTPROC_CRDS", "")
     beside = Path(os.environ.get("KUBEBUILDER_ASSETS") or os.devnull) / "crds"
     found = Path(named) if named else beside
@@ -172,10 +172,10 @@ class ApiServer:
     # --- use ---------------------------------------------------------------------------------
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:
-        """Run kubectl as the administrator and give its output.
+        """Run kubectl as the administrator and return its output.
 
         Raises:
-            AssertionError: It failed; with what it said.
+            AssertionError: It failed; with its message.
         """
         done = self._kubectl(*arguments, input=input)
         assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
@@ -185,6 +185,23 @@ class ApiServer:
         """A bearer token of a service account, good for an hour."""
         return self.kubectl("create", "token", serviceaccount, "-n", namespace).strip()
 
+    def account(self, namespace: str, name: str, *grants: str) -> str:
+        """Create a service account, and return a token of it.
+
+        Args:
+            namespace: Where it is.
+            name: What it is called.
+            grants: Resources that it may list and watch, each as arguments of `create role`.
+        """
+        where = ("-n", namespace)
+        self.kubectl("create", "serviceaccount", name, *where)
+        for number, grant in enumerate(grants):
+            role = f"{name}-{number}"
+            self.kubectl("create", "role", role, "--verb=list,watch", *grant.split(), *where)
+            bound = (f"--role={role}", f"--serviceaccount={namespace}:{name}")
+            self.kubectl("create", "rolebinding", role, *bound, *where)
+        return self.token(namespace, name)
+
     def kubeconfig_for(self, token: str, *, url: str = "", namespace: str = "default") -> Path:
         """Write a kubeconfig for a token, for this server or for a proxy before it."""
         path = self.dir / f"kubeconfig-{secrets.token_hex(4)}"
@@ -192,7 +209,7 @@ class ApiServer:
         return path
 
     def requests_of(self, namespace: str, serviceaccount: str) -> list[dict[str, Any]]:
-        """What a service account asked so far, as audit events: answered, or begun to be."""
+        """Return the requests of a service account so far, as audit events."""
         user = f"system:serviceaccount:{namespace}:{serviceaccount}"
         path = self.dir / "audit.log"
         lines = path.read_text().splitlines() if path.exists() else []

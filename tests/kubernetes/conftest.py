@@ -20,7 +20,7 @@ TIMEOUT_S = 300
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What asks for an API server is marked, and given time."""
+    """Tests that use an API server are marked and get a longer timeout."""
     for item in items:
         if "api_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.kubernetes)

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import aiohttp
-
 from extproc.stack.envoy import find_envoy
-from tests.e2e.harness import ChildProcess, eventually
+from extproc.stack.processes import get_page
+from tests.e2e.harness import ChildProcess
 from tests.kubernetes.apiserver import ApiServer, find_program, missing_programs
 
 SYSTEM = "envoy-gateway-system"
@@ -107,13 +105,13 @@ class Controller(ChildProcess):
         return items
 
     def conditions(self, namespace: str) -> dict[str, str]:
-        """All that it says of a namespace's objects: `True`, or why not."""
+        """Return the conditions of a namespace's objects: `True`, or why not."""
         command = ("get", ",".join(_KINDS), "-n", namespace, "-o", "json")
         found = json.loads(self.server.kubectl(*command))["items"]
         return dict(row for each in found for row in _conditions_of(each))
 
     def write_infrastructure(self, namespace: str, address: str) -> bool:
-        """Do as kubelet and a load balancer would; whether there was what they need."""
+        """Do as kubelet and a load balancer would; return whether their objects exist."""
         deployments = self.made_for("deployment", namespace)
         services = self.made_for("service", namespace)
         for each in deployments:
@@ -158,28 +156,11 @@ class Proxy(ChildProcess):
         self.arguments: list[str] = []
 
     async def start(self) -> None:
-        """Return once it is ready; then it has all that the controller sent."""
+        """Return once it is ready; then it has everything that the controller sent."""
         self.arguments = await asyncio.to_thread(self._arguments)
         more = ("--disable-hot-restart", "--concurrency", "1")
         self.spawn([find_envoy(), *self.arguments, *more])
-        try:
-            await eventually(self._is_ready, within_s=WITHIN_S, every_s=0.2)
-        except AssertionError as error:
-            raise AssertionError(f"Envoy did not start: {self.log[-4000:]}") from error
-
-    async def admin(self, path: str) -> str:
-        async with (
-            aiohttp.ClientSession() as http,
-            http.get(f"http://127.0.0.1:19000{path}") as response,
-        ):
-            return await response.text()
-
-    async def _is_ready(self) -> bool:
-        assert self.returncode is None, "it has ended"
-        try:
-            return (await self.admin("/ready")).strip() == "LIVE"
-        except aiohttp.ClientError:
-            return False
+        await self.wait_until(lambda: get_page("http://127.0.0.1:19000/ready"), WITHIN_S)
 
     def _arguments(self) -> list[str]:
         """With the container's files in a folder, and without the cluster's DNS."""
@@ -203,46 +184,3 @@ class Proxy(ChildProcess):
 
 def _fill(argument: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], found[0]), argument)
-
-
-class ServiceAddress:
-    """The virtual address of a Service, as kube-proxy makes it: each connection goes to some pod.
-
-    Args:
-        address: `ip:port` to listen on.
-        pods: The ready ones, `ip:port`; may be changed in place. Without one it hangs up.
-    """
-
-    def __init__(self, address: str, pods: Sequence[str]) -> None:
-        self._address = address
-        self._pods = pods
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    async def start(self) -> None:
-        host, _, port = self._address.rpartition(":")
-        self._server = await asyncio.start_server(self._serve, host, int(port))
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for writer in self._writers:
-            writer.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, IndexError):
-            host, _, port = self._pods[0].rpartition(":")
-            there, onward = await asyncio.open_connection(host, int(port))
-            self._writers.update((writer, onward))
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_pump(reader, onward))
-                group.create_task(_pump(there, writer))
-        writer.close()
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()

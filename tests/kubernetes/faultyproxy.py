@@ -1,11 +1,10 @@
-"""A proxy before the real API server that shows what a healthy one does not.
+"""A proxy before the real API server that makes the faults of a cluster.
 
-Everything that it does to a client is something that happens in a cluster: load balancers cut,
-API servers are overloaded and restarted, etcd is compacted, caches repeat themselves. An event
-may get lost only if something follows by which a correct client can tell: a connection that is cut
-before anything newer has passed, or a 410.
+Load balancers cut connections, API servers are overloaded and restarted, etcd is compacted, caches
+repeat events. An event is lost only where a correct client can notice: the connection is cut before
+anything newer has passed, or a 410 follows.
 
-It speaks plain HTTP on loopback, and passes GET only.
+It speaks plain HTTP on loopback, and forwards GET only.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ GONE_EVENT = json.dumps(
     {"type": "ERROR", "object": {**GONE, "message": "too old resource version"}}
 ).encode()
 MAX_TROUBLE_S = 0.3
-"""From the loss of an event to what tells of it."""
+"""From the loss of an event to the sign of it."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ class Faults:
         again: An event comes again that came before.
         lost: The event does not come, nor what follows; then the connection is closed.
         missed: The event does not come, what follows does; then a 410.
-        swallowed: The event does not come, and nothing tells of it. Not a fault that a watch can
-            make good for: only lists do.
+        swallowed: The event does not come, without a sign. Only a list can repair this.
         gone_status: Per request that goes on from something: the answer is 410.
         error_status: Per request: the answer is 500, 503 or 429 with Retry-After.
         refused: Per request: the connection is closed without an answer.
@@ -68,34 +66,17 @@ class Faults:
 
 
 NONE = Faults()
-ALL = Faults(
-    cut=0.005,
-    tear=0.005,
-    end=0.005,
-    gone=0.005,
-    twice=0.05,
-    again=0.05,
-    lost=0.005,
-    missed=0.005,
-    gone_status=0.05,
-    error_status=0.05,
-    refused=0.05,
-    delay_s=0.01,
-)
-HARSH = Faults(
-    cut=0.03,
-    tear=0.03,
-    end=0.03,
-    gone=0.03,
-    twice=0.1,
-    again=0.1,
-    lost=0.03,
-    missed=0.03,
-    gone_status=0.1,
-    error_status=0.1,
-    refused=0.1,
-    delay_s=0.02,
-)
+
+
+def _faults(rare: float, common: float, delay_s: float) -> Faults:
+    """All faults but `swallowed`: the rare ones end a watch."""
+    names = ("twice", "again", "gone_status", "error_status", "refused")
+    chances = dict.fromkeys(("cut", "tear", "end", "gone", "lost", "missed"), rare)
+    return Faults(**chances, **dict.fromkeys(names, common), delay_s=delay_s)
+
+
+ALL = _faults(0.005, 0.05, 0.01)
+HARSH = _faults(0.03, 0.1, 0.02)
 """For few objects."""
 
 
@@ -139,7 +120,7 @@ class FaultyProxy:
         await self._runner.cleanup()
 
     def not_made_yet(self) -> set[str]:
-        """The faults of `ALL` that chance has not brought yet."""
+        """Return the faults of `ALL` that chance has not made yet."""
         wanted = {each.name for each in fields(Faults) if getattr(ALL, each.name)} - {"delay_s"}
         return wanted - self.done.keys()
 

@@ -1,4 +1,4 @@
-"""What discovery says of a cluster, as a test sees it."""
+"""The endpoints that discovery reports of a cluster."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from tests.e2e.harness import eventually
 
 PATIENCE_S = 60.0
 TIMES = WatchTimes(watch_s=20.0, relist_s=3600.0)
-"""No relist: what is lost must be found by the signs that there are."""
+"""No relist: losses must be found by their signs."""
 
 Truth = Mapping[str, bool]
 """By address: whether it is ready."""
 
 
 class Followed:
-    """Collects what is handed on.
+    """Collects the reports.
 
     Attributes:
-        endpoints: The newest; None before the first.
-        num_told: How often.
-        least: The smallest number of endpoints since the first that were some.
+        endpoints: The newest; None before the first report.
+        num_reports: Number of reports.
+        least: The smallest number of endpoints since the first report that had any.
     """
 
     def __init__(self, kubernetes: Kubernetes) -> None:
         self.kubernetes = kubernetes
         self.endpoints: Sequence[Endpoint] | None = None
-        self.num_told = 0
+        self.num_reports = 0
         self.least = 0
 
-    def take(self, endpoints: Sequence[Endpoint]) -> None:
+    def record(self, endpoints: Sequence[Endpoint]) -> None:
         self.endpoints = endpoints
-        self.num_told += 1
+        self.num_reports += 1
         self.least = min(self.least, len(endpoints)) if self.least else len(endpoints)
 
     @property
@@ -50,10 +50,10 @@ class Followed:
         return {endpoint.address: endpoint.is_ready for endpoint in self.endpoints}
 
     async def until(self, truth: Truth, *, within_s: float = PATIENCE_S) -> float:
-        """Wait until what is seen is the truth; answers the seconds that it took.
+        """Wait until the report is the truth; return the seconds that it took.
 
         Raises:
-            AssertionError: It is not in the end; with the differences.
+            AssertionError: It does not become the truth; with the differences.
         """
         began_s = time.monotonic()
 
@@ -81,7 +81,7 @@ async def following(
     """Follow something as the owner of a kubeconfig, for as long as the block lasts."""
     kubernetes = Kubernetes(kubeconfig, clock=time.monotonic, rng=Random(1), times=times)
     followed = Followed(kubernetes)
-    task = asyncio.ensure_future(follow(kubernetes, followed.take))
+    task = asyncio.ensure_future(follow(kubernetes, followed.record))
     try:
         yield followed
         assert not task.done(), task.exception()

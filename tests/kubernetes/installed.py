@@ -31,15 +31,7 @@ class InstalledRouter(RouterProcess):
         super().__init__(at_address(router_config(text), ip), address=f"{ip}:9002")
         self.admin_url = f"http://{ip}:9901"
         token = server.token(namespace, "extproc")
-        self._kubeconfig = server.kubeconfig_for(token, namespace=namespace)
-
-    def spawn(
-        self,
-        command: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-    ) -> None:
-        super().spawn(command, {**(env or {}), "KUBECONFIG": str(self._kubeconfig)}, cwd)
+        self.env = {"KUBECONFIG": str(server.kubeconfig_for(token, namespace=namespace))}
 
 
 def at_address(config: dict[str, Any], ip: str) -> dict[str, Any]:
@@ -96,7 +88,7 @@ async def address_of(cluster: Cluster, service: str) -> str:
 
 
 async def put_pods(cluster: Cluster) -> None:
-    """What kubelet and the controllers of Kubernetes write of the pods."""
+    """Write the pods as kubelet and the controllers of Kubernetes do."""
     for number, ip in enumerate(PODS):
         await cluster.create_pod(f"vllm-{number}", {"app": "vllm"})
         await cluster.set_pod(f"vllm-{number}", ip=ip, is_ready=True)
@@ -105,7 +97,7 @@ async def put_pods(cluster: Cluster) -> None:
 
 
 async def put_routers(cluster: Cluster, ips: Sequence[str]) -> None:
-    """The same of the routers, behind both of their Services."""
+    """Write the routers in the same way, behind both of their Services."""
     grpc = {"name": "grpc", "port": 9002, "appProtocol": "kubernetes.io/h2c"}
     ports = [grpc, {"name": "metrics", "port": 9090}]
     endpoints = [{"addresses": [ip], "conditions": {"ready": True}} for ip in ips]

@@ -1,4 +1,4 @@
-"""The manifests as a user has them: copied, the namespace changed, built by kubectl."""
+"""The manifests as users apply them: copied, the namespace changed, built by kubectl."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def copied(to: Path, namespace: str) -> Path:
 
 
 def build(folder: Path) -> str:
-    """What `kubectl apply -k` would send. Without kubectl the test is skipped."""
+    """Return what `kubectl apply -k` would send. Without kubectl the test is skipped."""
     program = find_program("kubectl")
     if program is None:
         pytest.skip(missing_programs("kubectl"))

@@ -1,4 +1,4 @@
-"""A network namespace for the tests of one module: programs with fixed ports meet nobody there.
+"""A network namespace for the tests of one module: programs with fixed ports do not collide there.
 
 A namespace is a thread's: what the thread that entered it opens or starts is inside, child
 processes and new threads among it. What was open before stays where it was.

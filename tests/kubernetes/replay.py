@@ -1,4 +1,4 @@
-"""A data plane of a table: what it sends of one request, and what the router told it."""
+"""A data plane: the messages that it sends for one request, and the router's replies."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _EOF: Any = getattr(aio, "EOF")  # noqa: B009
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a data plane writes headers.
+    """The way in which a data plane writes headers.
 
     Attributes:
         fields: Which of `raw_value` and `value` it fills.
-        tells_line: It sends `:method` and `:path`.
+        has_request_line: It sends `:method` and `:path`.
         is_canonical: Names as Go writes them, `Content-Type`.
     """
 
     fields: tuple[str, ...] = ("raw_value",)
-    tells_line: bool = True
+    has_request_line: bool = True
     is_canonical: bool = False
 
     def respelled(self, message: bytes) -> bytes:
@@ -44,7 +44,7 @@ class Spelling:
         headers = {each.key: each.raw_value for each in part.headers.headers}
         del part.headers.headers[:]
         for name, value in headers.items():
-            if name in (":method", ":path") and not self.tells_line:
+            if name in (":method", ":path") and not self.has_request_line:
                 continue
             header = part.headers.headers.add()
             header.key = name.title() if self.is_canonical and name[0] != ":" else name
@@ -60,17 +60,17 @@ ENVOY = Spelling()
 
 @dataclass(frozen=True)
 class Asks:
-    """A request, as the data plane tells of it.
+    """A request, as the data plane sends it.
 
     Attributes:
         model: Of a body that is made up; "" where `chunks` are the body.
         chunks: The body as it comes; none with `model` for the body in one piece.
         method, path, headers: Of the request.
         has_body: False: the request ends with its headers.
-        is_late: The body does not come before the headers were answered.
+        is_late: The body does not come before the reply to the headers.
         has_trailers: Trailers end the request, not the last chunk.
-        mode: How bodies come, by the message's own word; None where it has none.
-        subset: What the hint allows: numbers of pods, or text; None for no hint.
+        mode: The body mode that the message states; None for none.
+        subset: The pods that the hint allows, as numbers or addresses; None for no hint.
         subset_as_text: The hint is one string with commas.
         subset_is_late: The hint comes with the body.
         spelling: Of headers.
@@ -136,15 +136,15 @@ class Asks:
 
 
 @dataclass
-class Told:
-    """What the router answered, in order.
+class Replies:
+    """The router's replies, in order.
 
     Attributes:
         phases: Kind of each answer.
         destinations: The endpoints named, primary first.
         chunks: The echoed body.
         ends: For each of those, whether it is the last.
-        status: Of the error or answer that it gave itself, else 0.
+        status: Of the response that the router made itself, else 0.
         headers, body: Of that.
     """
 
@@ -157,7 +157,7 @@ class Told:
     body: Any = None
 
     def add(self, answer: bytes) -> None:
-        """Take the next answer.
+        """Add the next reply.
 
         Raises:
             AssertionError: Header and metadata do not say the same.
@@ -201,46 +201,46 @@ class Exchange:
 
     def __init__(self, channel: Any) -> None:
         self._call = channel.stream_stream(PROCESS)()
-        self.told = Told()
+        self.replies = Replies()
 
-    async def ask(self, asks: Asks, pods: Sequence[str]) -> Told:
-        """Send all of a request, and take what answers all of it."""
+    async def ask(self, asks: Asks, pods: Sequence[str]) -> Replies:
+        """Send a whole request, and read the replies to all of it."""
         for message in asks.messages(pods):
             await self._call.write(message)
         while not self._is_answered(asks):
             await self.next()
-        return self.told
+        return self.replies
 
-    async def tell(self, *messages: bytes) -> Told:
-        """Send messages of the response's phases; as many answers are taken."""
-        self.told = Told()
+    async def respond(self, *messages: bytes) -> Replies:
+        """Send messages of the response's phases, and read as many replies."""
+        self.replies = Replies()
         for message in messages:
             await self._call.write(message)
             await self.next()
-        return self.told
+        return self.replies
 
     async def next(self) -> None:
-        """Take an answer."""
+        """Read a reply."""
         answer = await asyncio.wait_for(self._call.read(), PATIENCE_S)
         assert answer is not _EOF, f"the router ended the call: {await self._call.details()}"
-        self.told.add(answer)
+        self.replies.add(answer)
 
     async def end(self) -> int:
-        """Close our side, and take no more answers; the call's status."""
+        """Close our side, expect no more replies, and return the call's status."""
         await self._call.done_writing()
         rest = await asyncio.wait_for(self._call.read(), PATIENCE_S)
-        assert rest is _EOF, "more than what was asked for is answered"
+        assert rest is _EOF, "more replies than expected"
         return int((await self._call.code()).value[0])
 
     def _is_answered(self, asks: Asks) -> bool:
-        told = self.told
-        if told.status:
+        replies = self.replies
+        if replies.status:
             return True
         if asks.has_trailers:
-            return "request_trailers" in told.phases
+            return "request_trailers" in replies.phases
         if asks.mode == ext_proc.BUFFERED or not asks.has_body:
-            return told.destinations != []
-        return told.ends[-1:] == [True]
+            return replies.destinations != []
+        return replies.ends[-1:] == [True]
 
     async def __aenter__(self) -> Self:
         return self

@@ -16,7 +16,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.sim.fakepod.pod import RunningPod
+from tests.e2e.conftest import pod_config, running_pods
+from tests.e2e.forwarder import Switch
 from tests.e2e.harness import Client, eventually
 from tests.kubernetes.apiserver import PROGRAMS, ApiServer, find_crds, missing_programs
 from tests.kubernetes.cluster import Cluster
@@ -26,7 +28,6 @@ from tests.kubernetes.envoygateway import (
     WITHIN_S,
     Controller,
     Proxy,
-    ServiceAddress,
 )
 from tests.kubernetes.installed import (
     LISTENER_PORT,
@@ -88,11 +89,10 @@ def server() -> Iterator[ApiServer]:
         server.kubectl("apply", "--server-side", "-f", str(crds))
         server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
         server.kubectl("create", "namespace", SYSTEM)
-        metadata = {"name": "eg"}
         gateway_class = {
             "apiVersion": "gateway.networking.k8s.io/v1",
             "kind": "GatewayClass",
-            "metadata": metadata,
+            "metadata": {"name": "eg"},
             "spec": {"controllerName": CONTROLLER_NAME},
         }
         server.kubectl("create", "-f", "-", input=json.dumps(gateway_class))
@@ -112,12 +112,7 @@ async def controller(server: ApiServer) -> AsyncIterator[Controller]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pods(server: ApiServer) -> AsyncIterator[list[RunningPod]]:
     """Pod N has an adapter of its own, `only-N`, and `shared`."""
-    async with AsyncExitStack() as stack:
-        running = []
-        for number, ip in enumerate(PODS):
-            config = PodConfig(name=f"pod-{number}", adapters=[f"only-{number}", "shared"])
-            running.append(await start_pod(config, ip, 8000))
-            stack.push_async_callback(running[-1].stop)
+    async with running_pods(*map(pod_config, range(len(PODS))), hosts=PODS, port=8000) as running:
         yield running
 
 
@@ -136,10 +131,10 @@ async def installed(
         cluster = await stack.enter_async_context(Cluster(server, namespace))
         await put_pods(cluster)
         await put_routers(cluster, ROUTERS)
-        ready = [f"{ip}:9002" for ip in ROUTERS]
-        log_address = ServiceAddress(await address_of(cluster, "extproc-log"), ready)
-        stack.callback(log_address.close)
-        await log_address.start()
+        # As kube-proxy makes the address of a Service: connections go to a ready pod.
+        service = await stack.enter_async_context(Switch())
+        log_address = await address_of(cluster, "extproc-log")
+        await service.to(f"{ROUTERS[0]}:9002", listen=log_address)
         routers = [InstalledRouter(server, namespace, text, ip) for ip in ROUTERS]
         for router in routers:
             stack.push_async_callback(router.close)
@@ -164,8 +159,8 @@ async def test_the_controller_finds_nothing_wrong(installed: Installed) -> None:
     await installed.conditions_become(CONDITIONS)
 
 
-async def test_answers_that_run_outlast_a_change_of_the_listener(installed: Installed) -> None:
-    """For the longest generation: so long the Envoy of the controller drains."""
+async def test_running_responses_outlast_a_change_of_the_listener(installed: Installed) -> None:
+    """Envoy drains for as long as the longest generation takes."""
     arguments = installed.proxy.arguments
     assert arguments[arguments.index("--drain-time-s") + 1] == "600"
 
@@ -187,7 +182,7 @@ async def test_a_prompt_of_15_mb_passes_and_one_of_17_does_not(installed: Instal
     assert (refused.status, refused.error_code) == (413, "body_too_large")
 
 
-async def test_an_answer_is_streamed_to_its_end(installed: Installed) -> None:
+async def test_a_response_is_streamed_to_its_end(installed: Installed) -> None:
     answer = await installed.client.chat("only-1", stream=True, max_tokens=50)
     assert (answer.status, answer.served_by) == (200, "pod-1")
     assert answer.body.strip().endswith(b"data: [DONE]")
@@ -210,7 +205,7 @@ async def test_a_client_does_not_steer(installed: Installed) -> None:
 @pytest.mark.parametrize(
     ("path", "status"), [("/v1/load_lora_adapter", 404), ("/v1%2Fload_lora_adapter", 400)]
 )
-async def test_errors_of_envoy_s_own_for_paths_have_no_shape(
+async def test_envoy_s_own_errors_for_paths_are_not_in_openai_shape(
     installed: Installed, path: str, status: int
 ) -> None:
     """As manifests/README.md says: these are answered before any route's policy."""
@@ -219,8 +214,8 @@ async def test_errors_of_envoy_s_own_for_paths_have_no_shape(
     assert "application/json" not in answer.headers.get("content-type", "")
 
 
-async def test_the_routers_hear_of_the_end_of_each_request(installed: Installed) -> None:
-    """By the access log, over the address of a Service; the one that has it tells the other."""
+async def test_the_routers_learn_of_the_end_of_each_request(installed: Installed) -> None:
+    """By the access log, over the address of a Service; the router that gets it passes it on."""
 
     async def log_entries() -> float:
         name = "extproc_access_log_lag_seconds_count"
@@ -230,10 +225,10 @@ async def test_the_routers_hear_of_the_end_of_each_request(installed: Installed)
     for number in (0, 1, 2, 0, 1, 2):
         assert (await installed.client.chat(f"only-{number}")).status == 200
 
-    async def all_told() -> bool:
+    async def all_logged() -> bool:
         return await log_entries() >= before + 6
 
-    await eventually(all_told, within_s=60)
+    await eventually(all_logged, within_s=60)
     for router in installed.routers:
         await eventually(router.has_none_in_flight, within_s=60)
 
@@ -247,8 +242,8 @@ async def test_a_router_that_is_killed_costs_no_request(installed: Installed) ->
     assert set(statuses) == {200}
 
 
-async def test_while_no_router_is_there_the_gateway_stays_accepted(installed: Installed) -> None:
-    """On a first install as well: the address of the log's Service is there all the same."""
+async def test_without_a_router_the_gateway_stays_accepted(installed: Installed) -> None:
+    """On a first install as well, as the address of the log's Service exists."""
     reason = f"ExtProc: no ready endpoints for the related Service {installed.namespace}/extproc."
     without = {**CONDITIONS, "EnvoyExtensionPolicy Accepted": f"False: Invalid: {reason}"}
     await put_routers(installed.cluster, ())
@@ -262,7 +257,7 @@ async def test_while_no_router_is_there_the_gateway_stays_accepted(installed: In
 
 
 async def goes_on_without_routers(installed: Installed) -> bool:
-    """Whether Envoy has heard of it; then by its own choice, or with an error that says when."""
+    """Return whether Envoy serves by its own choice, or refuses with an error that says when."""
     steers = {"x-gateway-destination-endpoint": f"{PODS[0]}:8000"}
     answer = await installed.client.request("GET", "/v1/models?left-alone", headers=steers)
     if installed.namespace.endswith(ORIGINAL):
@@ -275,6 +270,6 @@ async def goes_on_without_routers(installed: Installed) -> bool:
 
 
 async def is_logged(installed: Installed, path: str) -> bool:
-    """Whether Envoy's log for people tells of a request: its listener has kept it."""
+    """Return whether Envoy's text log has a request: its listener has kept it."""
     # Not parsed: the last line may be half written.
     return any(path in line for line in installed.proxy.log.splitlines() if line.startswith("{"))

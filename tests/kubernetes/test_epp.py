@@ -11,20 +11,22 @@ import aiohttp
 import grpc
 import pytest
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from extproc.sim.fakepod.pod import RunningPod, start_pod
+from extproc.sim.fakepod.pod import RunningPod
 from tests import clients
-from tests.e2e.charts import Chart, EppProcess, gateway_config
-from tests.e2e.conftest import pod_config
+from tests.e2e.charts import (
+    HEALTH_NAMES,
+    NOT_SERVING,
+    SERVING,
+    Chart,
+    EppProcess,
+    gateway_config,
+    health,
+)
+from tests.e2e.conftest import pod_config, running_pods
 from tests.e2e.harness import Client, EnvoyProcess, eventually, free_port
 from tests.kubernetes.cluster import Cluster
 
-HEALTH_NAMES = (
-    *("", "liveness", "readiness", "inference-extension"),
-    "envoy.service.ext_proc.v3.ExternalProcessor",
-)
-SERVING, NOT_SERVING = 1, 2
 OLD_GROUP, NEW_GROUP = "inference.networking.x-k8s.io", "llm-d.ai"
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -33,18 +35,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 @pytest.fixture
 async def pods() -> AsyncIterator[list[RunningPod]]:
     """Two pods with an address each and the same port."""
-    port = free_port()
-    running = [
-        await start_pod(pod_config(number), host=f"127.0.0.{number + 2}", port=port)
-        for number in range(2)
-    ]
-    yield running
-    for pod in running:
-        await pod.stop()
+    configs, hosts = [pod_config(0), pod_config(1)], ("127.0.0.2", "127.0.0.3")
+    async with running_pods(*configs, hosts=hosts, port=free_port()) as running:
+        yield running
 
 
 async def announce(cluster: Cluster, pods: list[RunningPod]) -> int:
-    """Write the pods to the API server, ready; their port."""
+    """Write the pods to the API server, ready; return their port."""
     for pod in pods:
         ip = pod.address.rpartition(":")[0]
         await cluster.create_pod(pod.name, {"app": "vllm"})
@@ -53,19 +50,15 @@ async def announce(cluster: Cluster, pods: list[RunningPod]) -> int:
 
 
 async def healths(router: EppProcess) -> dict[str, int]:
-    """What each health name says; 0 where nobody is there yet."""
+    """Return the status of each health name."""
     async with aio.insecure_channel(router.health_address) as channel:
-        stub, told = health_pb2_grpc.HealthStub(channel), {}
-        for name in HEALTH_NAMES:
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
-            told[name] = answer.status
-    return told
+        return {name: await health(channel, name) for name in HEALTH_NAMES}
 
 
-async def beside(
+async def put_reference(
     cluster: Cluster, group: str, kind: str, name: str, pool: str, **spec: Any
 ) -> None:
-    """Write an object that says something of a pool."""
+    """Write an object that refers to a pool."""
     body = {
         "apiVersion": f"{group}/v1alpha2",
         "kind": kind,
@@ -73,6 +66,10 @@ async def beside(
         "spec": {"poolRef": {"name": pool}, **spec},
     }
     await cluster.request("POST", f"{group}/v1alpha2//{kind.lower()}s", body)
+
+
+def flags_of(cluster: Cluster, pool: str = "pool") -> tuple[str, ...]:
+    return ("--pool-name", pool, "--pool-namespace", cluster.namespace)
 
 
 @asynccontextmanager
@@ -88,7 +85,7 @@ async def serving(kubeconfig: Path, *flags: str) -> AsyncIterator[tuple[EppProce
 
 
 async def served_by(client: Client, model: str) -> str:
-    """The pod that serves `model`, once one does."""
+    """Return the name of the pod that serves `model`, once one does."""
 
     async def ask() -> str:
         return (await client.chat(model)).served_by
@@ -107,8 +104,7 @@ async def test_an_inference_pool_is_served_by_the_flags_of_a_chart(
 ) -> None:
     port = await announce(cluster, pods)
     await cluster.put_pool("pool", {"app": "vllm"}, [port])
-    flags = ("--pool-name", "pool", "--pool-namespace", cluster.namespace)
-    async with serving(kubeconfig, *flags) as (_, client):
+    async with serving(kubeconfig, *flags_of(cluster)) as (_, client):
         served = [await served_by(client, f"only-{number}") for number in range(2)]
         await cluster.delete_pool("pool")
         await eventually(lambda: is_refused(client), within_s=60)
@@ -120,11 +116,10 @@ async def test_an_inference_pool_is_served_by_the_flags_of_a_chart(
 async def test_a_pool_that_does_not_exist_is_not_served_before_it_does(
     cluster: Cluster, pods: list[RunningPod], kubeconfig: Path
 ) -> None:
-    """A gateway that fails open can do so, and the log says which pool is meant."""
+    """It is not ready, so that gateways fail open, and the log names the pool."""
     port, name = await announce(cluster, pods), f"{cluster.namespace}/pol"
     config = {"discovery": {"kubernetes": {"kubeconfig": str(kubeconfig)}}}
-    flags = ("--pool-name", "pol", "--pool-namespace", cluster.namespace)
-    router = EppProcess(config, *flags, "--secure-serving=false")
+    router = EppProcess(config, *flags_of(cluster, "pol"), "--secure-serving=false")
     try:
         with pytest.raises(AssertionError):
             await router.start(within_s=0.0)
@@ -158,11 +153,10 @@ async def test_a_pool_that_does_not_exist_is_not_served_before_it_does(
 async def test_a_pool_that_is_deleted_leaves_the_router_ready_to_say_503(
     cluster: Cluster, pods: list[RunningPod], kubeconfig: Path
 ) -> None:
-    """The log and the metric tell that it went, and it is served again when it is back."""
+    """Log and metric say that it was deleted, and it is served again once it is back."""
     port = await announce(cluster, pods)
     await cluster.put_pool("pool", {"app": "vllm"}, [port])
-    flags = ("--pool-name", "pool", "--pool-namespace", cluster.namespace)
-    async with serving(kubeconfig, *flags) as (router, client):
+    async with serving(kubeconfig, *flags_of(cluster)) as (router, client):
         await served_by(client, "only-0")
         await cluster.delete_pool("pool")
         await eventually(lambda: is_refused(client), within_s=60)
@@ -176,19 +170,18 @@ async def test_a_pool_that_is_deleted_leaves_the_router_ready_to_say_503(
 
 
 @pytest.mark.usefixtures("crds")
-async def test_what_is_beside_the_pool_and_not_read_is_told_in_one_line(
+async def test_objects_of_the_pool_that_are_not_read_are_logged_in_one_line(
     cluster: Cluster, pods: list[RunningPod], kubeconfig: Path
 ) -> None:
     port = await announce(cluster, pods)
     for number, (group, pool) in enumerate(
         [(OLD_GROUP, "pool"), (NEW_GROUP, "pool"), (NEW_GROUP, "other")]
     ):
-        await beside(cluster, group, "InferenceObjective", f"o-{number}", pool, priority=-1)
+        await put_reference(cluster, group, "InferenceObjective", f"o-{number}", pool, priority=-1)
     rule = {"targets": [{"modelRewrite": "only-0"}]}
-    await beside(cluster, NEW_GROUP, "InferenceModelRewrite", "r", "pool", rules=[rule])
+    await put_reference(cluster, NEW_GROUP, "InferenceModelRewrite", "r", "pool", rules=[rule])
     await cluster.put_pool("pool", {"app": "vllm"}, [port])
-    flags = ("--pool-name", "pool", "--pool-namespace", cluster.namespace)
-    async with serving(kubeconfig, *flags) as (router, _):
+    async with serving(kubeconfig, *flags_of(cluster)) as (router, _):
 
         async def is_told() -> bool:
             return "not read" in router.log

@@ -6,7 +6,6 @@ loopback), as their ServiceAccount. The API server's audit log says what it aske
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,11 +16,11 @@ from typing import Any
 import grpc.aio
 import pytest
 import yaml
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from extproc.envoyconfig import BootstrapOptions, render
+from tests.e2e.charts import SERVING, health
 from tests.e2e.harness import RouterProcess, eventually, free_port
 from tests.kubernetes.apiserver import ApiServer
+from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.manifests import (
     MANIFESTS,
     MODEL_SERVERS,
@@ -29,7 +28,6 @@ from tests.kubernetes.manifests import (
     build,
     container,
     copied,
-    objects,
     only,
     router_config,
 )
@@ -90,23 +88,17 @@ def test_the_router_s_pods_are_allowed_where_pod_security_is_restricted(
 class Applied:
     """An overlay in a namespace of its own."""
 
-    overlay: str
-    namespace: str
+    cluster: Cluster
     text: str
-    api_server: ApiServer
 
 
 @pytest.fixture(params=OVERLAYS)
 def applied(
-    request: pytest.FixtureRequest,
-    api_server: ApiServer,
-    crds: Path,
-    namespace: str,
-    tmp_path: Path,
+    request: pytest.FixtureRequest, cluster: Cluster, crds: Path, tmp_path: Path
 ) -> Applied:
-    folder = copied(tmp_path, namespace) / "overlays" / request.param
-    api_server.kubectl(*APPLY, str(folder))
-    return Applied(request.param, namespace, build(folder), api_server)
+    folder = copied(tmp_path, cluster.namespace) / "overlays" / request.param
+    cluster.server.kubectl(*APPLY, str(folder))
+    return Applied(cluster, build(folder))
 
 
 class InCluster(RouterProcess):
@@ -127,36 +119,28 @@ class InCluster(RouterProcess):
         arguments = container(applied.text)["args"]
         arguments = [each.replace("/etc/extproc", str(folder)) for each in arguments]
         self.command = [sys.executable, "-m", "extproc", *arguments]
-        server = applied.api_server
-        token = server.token(applied.namespace, "extproc")
-        kubeconfig = server.kubeconfig_for(token, namespace=applied.namespace)
+        server, namespace = applied.cluster.server, applied.cluster.namespace
+        token = server.token(namespace, "extproc")
+        kubeconfig = server.kubeconfig_for(token, namespace=namespace)
         self.env = {"KUBECONFIG": str(kubeconfig)}
 
-    @property
-    def port(self) -> int:
-        return int(self.address.rpartition(":")[2])
 
-    async def endpoints(self) -> set[str]:
-        snapshot = await self.admin("/debug/snapshot")
-        return {endpoint["address"] for endpoint in snapshot["endpoints"]}
-
-
-async def test_the_service_does_all_that_it_does_by_what_it_is_granted(
+async def test_the_service_needs_exactly_the_rights_that_it_is_granted(
     applied: Applied, tmp_path: Path
 ) -> None:
-    await asyncio.to_thread(add_pod, applied, 1)
+    await add_pod(applied, 1)
     router = InCluster(applied, tmp_path)
-    await asyncio.to_thread(add_routers, applied, router.port)
+    await add_routers(applied, router)
     async with router:
         await sees_endpoints(router, {address(applied, 1)})
-        await asyncio.to_thread(add_pod, applied, 2)
+        await add_pod(applied, 2)
         await sees_endpoints(router, {address(applied, 1), address(applied, 2)})
         await sees_both_routers(router)
         await probes_succeed(router, container(applied.text))
-        await debug_is_on_loopback_alone(router)
+        await debug_pages_are_on_loopback_only(router)
         assert await router.stop(within_s=WITHIN_S) == 0
 
-    asked = applied.api_server.requests_of(applied.namespace, "extproc")
+    asked = applied.cluster.server.requests_of(applied.cluster.namespace, "extproc")
     # A kind that this cluster has no definition of is 404, and granted nonetheless.
     refused = [each["requestURI"] for each in asked if each["responseStatus"]["code"] in (401, 403)]
     assert refused == []
@@ -165,13 +149,13 @@ async def test_the_service_does_all_that_it_does_by_what_it_is_granted(
 
 async def sees_endpoints(router: InCluster, expected: set[str]) -> None:
     async def check() -> bool:
-        return await router.endpoints() == expected
+        return (await router.in_flight()).keys() == expected
 
     await eventually(check, within_s=WITHIN_S)
 
 
 async def sees_both_routers(router: InCluster) -> None:
-    """By the Service's EndpointSlices: who answers there is another question."""
+    """By the Service's EndpointSlices, whether or not anything responds there."""
 
     async def check() -> bool:
         return await router.counter("extproc_routers") == 2
@@ -180,19 +164,17 @@ async def sees_both_routers(router: InCluster) -> None:
 
 
 async def probes_succeed(router: InCluster, spec: Mapping[str, Any]) -> None:
-    """The kubelet's, with its plain gRPC; each names what it asks for."""
+    """The kubelet's probes, by gRPC without TLS."""
     names = {port["containerPort"]: port["name"] for port in spec["ports"]}
     async with grpc.aio.insecure_channel(router.health_address) as channel:
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             probe = spec[kind]["grpc"]
             assert names[probe["port"]] == "health"
-            request = health_pb2.HealthCheckRequest(service=probe["service"])
-            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=WITHIN_S)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            assert await health(channel, probe["service"]) == SERVING
 
 
-async def debug_is_on_loopback_alone(router: InCluster) -> None:
-    """Other pods reach the port of metrics, and there nothing but metrics."""
+async def debug_pages_are_on_loopback_only(router: InCluster) -> None:
+    """Other pods reach the metrics port, which serves nothing but metrics."""
     admin_url, router.admin_url = router.admin_url, f"http://{router.metrics_address}"
     try:
         assert "extproc_ready" in await router.admin("/metrics")
@@ -221,7 +203,7 @@ def what_is_granted(text: str) -> Iterator[tuple[str, str, str, str]]:
 
 
 def address(applied: Applied, number: int) -> str:
-    """Of a pod: nobody answers there. An EndpointSlice takes no loopback address."""
+    """The address of a pod that does not exist; an EndpointSlice refuses loopback."""
     return f"192.0.2.{number}:8000" if by_service(applied) else f"127.0.9.{number}:8000"
 
 
@@ -230,188 +212,24 @@ def by_service(applied: Applied) -> bool:
     return "service" in kubernetes
 
 
-def add_pod(applied: Applied, number: int) -> None:
-    """A vLLM pod that is ready, by the way that the overlay looks for it."""
-    ip = address(applied, number).rpartition(":")[0]
+async def add_pod(applied: Applied, number: int) -> None:
+    """A vLLM pod that is ready, as the overlay discovers it."""
+    name, ip = f"vllm-{number}", address(applied, number).rpartition(":")[0]
     if by_service(applied):
-        add_slice(applied, f"vllm-{number}", "vllm", [{"name": "http", "port": 8000}], [ip])
+        await applied.cluster.put_slice(name, "vllm", [ready(ip)])
         return
-    metadata = {"name": f"vllm-{number}", "labels": {"app": "vllm"}}
-    spec = {"nodeName": "node-1", "containers": [{"name": "vllm", "image": "vllm"}]}
-    apply(applied, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    ready = {"type": "Ready", "status": "True"}
-    status = {
-        "status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": [ready]}
-    }
-    patch = ("patch", "pod", f"vllm-{number}", "--subresource=status", "--type=merge")
-    applied.api_server.kubectl(*patch, "-n", applied.namespace, "-p", json.dumps(status))
+    await applied.cluster.create_pod(name, {"app": "vllm"})
+    await applied.cluster.set_pod(name, ip=ip, is_ready=True)
 
 
-def add_routers(applied: Applied, port: int) -> None:
-    """Two replicas behind our own Service, on the port that ours has here instead of 9002."""
+async def add_routers(applied: Applied, router: InCluster) -> None:
+    """Two replicas behind our Service, on the router's port here, and one that is not ready."""
+    port = int(router.address.rpartition(":")[2])
     ports = [{"name": "grpc", "port": port}, {"name": "metrics", "port": 9090}]
-    add_slice(applied, "extproc-1", "extproc", ports, ["192.0.2.21", "192.0.2.22"])
+    starting = {"addresses": ["192.0.2.23"], "conditions": {"ready": False}}
+    endpoints = [ready("192.0.2.21"), ready("192.0.2.22"), starting]
+    await applied.cluster.put_slice("extproc-1", "extproc", endpoints, ports=ports)
 
 
-def add_slice(
-    applied: Applied, name: str, service: str, ports: list[dict[str, Any]], ips: list[str]
-) -> None:
-    apply(
-        applied,
-        {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {"name": name, "labels": {"kubernetes.io/service-name": service}},
-            "addressType": "IPv4",
-            "ports": [{**port, "protocol": "TCP"} for port in ports],
-            "endpoints": [{"addresses": [ip], "conditions": {"ready": True}} for ip in ips],
-        },
-    )
-
-
-def apply(applied: Applied, document: dict[str, Any]) -> None:
-    command = ("apply", "--server-side", "-n", applied.namespace, "-f", "-")
-    applied.api_server.kubectl(*command, input=json.dumps(document))
-
-
-# --- what needs no API server ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_selects_routers_selects_them(overlay: str) -> None:
-    text = build(MANIFESTS / "overlays" / overlay)
-    template = only(text, "Deployment", "extproc")["spec"]["template"]
-    labels = template["metadata"]["labels"].items()
-    selectors = [
-        only(text, "Deployment", "extproc")["spec"]["selector"]["matchLabels"],
-        *(each["spec"]["selector"] for each in objects(text) if each["kind"] == "Service"),
-        only(text, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
-        only(text, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
-        *(
-            spread["labelSelector"]["matchLabels"]
-            for spread in template["spec"]["topologySpreadConstraints"]
-        ),
-    ]
-    for selector in selectors:
-        assert selector.items() <= labels
-    monitored = only(text, "ServiceMonitor")["spec"]["selector"]["matchLabels"].items()
-    assert monitored <= only(text, "Service", "extproc")["metadata"]["labels"].items()
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_the_router_opens_is_what_the_container_and_the_policy_name(overlay: str) -> None:
-    text = build(MANIFESTS / "overlays" / overlay)
-    ports = {port["name"]: port["containerPort"] for port in container(text)["ports"]}
-    config = router_config(text)
-    opened = {
-        "grpc": config["server"].get("address", "0.0.0.0:9002"),
-        "health": config["server"].get("health_address", "0.0.0.0:9003"),
-        "metrics": config["admin"].get("metrics_address", "0.0.0.0:9090"),
-    }
-
-    assert opened == {name: f"0.0.0.0:{port}" for name, port in ports.items()}
-    assert config["admin"]["address"].startswith("127.0.0.1:")
-    allowed = {
-        port["port"]
-        for rule in only(text, "NetworkPolicy")["spec"]["ingress"]
-        for port in rule["ports"]
-    }
-    assert allowed == {ports["grpc"], ports["metrics"]}
-
-
-@pytest.mark.parametrize("overlay", [each for each in OVERLAYS if each.startswith("envoy-gateway")])
-def test_only_proxies_of_this_namespace_s_gateway_are_let_in(overlay: str, tmp_path: Path) -> None:
-    """Not those of a Gateway with the same name elsewhere, whose proxies run beside ours."""
-    text = build(copied(tmp_path, "elsewhere") / "overlays" / overlay)
-    let_in = [
-        peer["podSelector"]["matchLabels"]
-        for rule in only(text, "NetworkPolicy")["spec"]["ingress"]
-        for peer in rule["from"]
-        if "podSelector" in peer and "namespaceSelector" in peer
-    ]
-    assert let_in == [
-        {
-            "gateway.envoyproxy.io/owning-gateway-name": "llm",
-            "gateway.envoyproxy.io/owning-gateway-namespace": "elsewhere",
-        }
-    ]
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_one_slow_answer_to_a_probe_takes_no_router_out(overlay: str) -> None:
-    probe = container(build(MANIFESTS / "overlays" / overlay))["readinessProbe"]
-    assert probe["failureThreshold"] > 1
-
-
-def test_istio_is_told_to_take_the_router_s_own_certificate(tmp_path: Path) -> None:
-    """By one line that is ready to be put in; its definition is not in every cluster."""
-    folder = copied(tmp_path, "elsewhere") / "overlays" / "inference-pool"
-    kustomization = folder / "kustomization.yaml"
-    line = "- ../../components/istio"
-    assert f"# {line}" in kustomization.read_text()
-    kustomization.write_text(kustomization.read_text().replace(f"# {line}", line))
-    text = build(folder)
-
-    rule = only(text, "DestinationRule")
-    assert rule["metadata"]["namespace"] == "elsewhere"
-    assert rule["spec"]["host"] == only(text, "Service", "extproc")["metadata"]["name"]
-    assert rule["spec"]["trafficPolicy"]["tls"] == {"mode": "SIMPLE", "insecureSkipVerify": True}
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_drain_fits_into_the_time_before_the_kill(overlay: str) -> None:
-    text = build(MANIFESTS / "overlays" / overlay)
-    server = router_config(text)["server"]
-    pod = only(text, "Deployment", "extproc")["spec"]["template"]["spec"]
-    drain_s = server["drain_delay_s"] + server.get("drain_timeout_s", 30)
-
-    assert 0 < server["drain_delay_s"] < drain_s < pod["terminationGracePeriodSeconds"]
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_pod_of_the_examples_is_one_that_the_overlay_selects(overlay: str) -> None:
-    text = build(MANIFESTS / "overlays" / overlay)
-    pods = [only(build(MANIFESTS / "vllm" / way), "Deployment") for way in MODEL_SERVERS]
-    for pod in pods:
-        template = pod["spec"]["template"]
-        assert template["metadata"]["labels"] == {"app": "vllm"}
-        assert template["spec"]["containers"][0]["ports"][0]["containerPort"] == 8000
-    reached = [
-        rule
-        for rule in only(text, "NetworkPolicy")["spec"]["egress"]
-        if rule.get("to") == [{"podSelector": {"matchLabels": {"app": "vllm"}}}]
-    ]
-    assert [rule["ports"] for rule in reached] == [[{"port": 8000}]]
-
-
-def test_the_paths_that_go_on_are_those_that_the_router_serves() -> None:
-    """Of the default configuration; what it answers itself comes by expressions."""
-    from extproc.core.routes import DEFAULT_INFERENCE_PATHS
-
-    route = only(build(MANIFESTS / "route"), "HTTPRoute")
-    exact = {
-        (match["method"], match["path"]["value"])
-        for rule in route["spec"]["rules"]
-        for match in rule["matches"]
-        if match["path"]["type"] == "Exact"
-    }
-    assert exact == {("POST", path) for path in DEFAULT_INFERENCE_PATHS}
-
-
-@pytest.mark.parametrize("overlay", [each for each in OVERLAYS if each.startswith("envoy-gateway")])
-def test_the_proxies_are_bounded_as_our_own_envoy_is(overlay: str) -> None:
-    """And their containers hold half as much again as the heap's limit."""
-    ours = yaml.safe_load(render(BootstrapOptions()))["overload_manager"]
-    proxy = only(build(MANIFESTS / "overlays" / overlay), "EnvoyProxy")["spec"]
-
-    theirs = proxy["bootstrap"]["jsonPatches"][0]
-    assert (theirs["path"], theirs["value"]) == ("/overload_manager", ours)
-    container = proxy["provider"]["kubernetes"]["envoyDeployment"]["container"]
-    heap_bytes = ours["resource_monitors"][0]["typed_config"]["max_heap_size_bytes"]
-    assert container["resources"]["limits"]["memory"] == f"{3 * heap_bytes // 2 // 2**20}Mi"
-
-
-def test_every_object_is_in_the_namespace_of_its_overlay() -> None:
-    for overlay in OVERLAYS:
-        text = build(MANIFESTS / "overlays" / overlay)
-        assert {each["metadata"]["namespace"] for each in objects(text)} == {"llm"}
+def ready(ip: str) -> dict[str, Any]:
+    return {"addresses": [ip], "conditions": {"ready": True}}

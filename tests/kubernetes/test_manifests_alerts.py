@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
+from tests.compose.promql import series_in
 from tests.e2e.harness import RouterProcess
 from tests.kubernetes.manifests import MANIFESTS
 
@@ -46,7 +45,7 @@ def promtool(*arguments: str, folder: Path) -> None:
 
 
 @needs_promtool
-def test_promtool_finds_no_fault_with_the_rules(tmp_path: Path) -> None:
+def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
     promtool("check", "rules", "rules.yaml", folder=tmp_path)
 
 
@@ -56,7 +55,7 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     promtool("test", "rules", "alerts.yaml", folder=tmp_path)
 
 
-def test_each_alert_is_seen_to_fire_and_to_be_silent() -> None:
+def test_each_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
     cases = [
         case
         for test in yaml.safe_load(UNIT_TESTS.read_text())["tests"]
@@ -68,7 +67,7 @@ def test_each_alert_is_seen_to_fire_and_to_be_silent() -> None:
     assert {case["alertname"] for case in cases if not case["exp_alerts"]} == alerts
 
 
-def test_each_alert_says_what_it_means_and_how_bad_it_is() -> None:
+def test_each_alert_has_a_summary_a_description_and_a_severity() -> None:
     for rule in rules():
         if "alert" in rule:
             assert rule["labels"]["severity"] in ("warning", "critical")
@@ -78,16 +77,10 @@ def test_each_alert_says_what_it_means_and_how_bad_it_is() -> None:
 async def test_expressions_name_series_that_a_router_serves() -> None:
     async with RouterProcess({"discovery": {"static": []}}) as router:
         page = await router.admin("/metrics")
-    served = {name for family in text_string_to_metric_families(page) for name in series(family)}
+    served = series_in(page)
 
     for rule in rules():
         assert set(re.findall(r"\bextproc_\w+", rule["expr"])) <= served, rule["expr"]
-
-
-def series(family: Metric) -> set[str]:
-    """The names of the series of a family, also of one that has none yet."""
-    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
-    return {family.name + suffix for suffix in suffixes.get(family.type, ("",))}
 
 
 def test_expressions_group_by_labels_that_exist() -> None:
@@ -100,7 +93,7 @@ def test_expressions_group_by_labels_that_exist() -> None:
             assert labels <= ours | {"namespace", "job", "pod", "le"}, group
 
 
-def test_a_label_of_the_operator_s_does_not_push_ours_aside() -> None:
+def test_the_operator_s_label_does_not_replace_ours() -> None:
     """Its `endpoint` is a port's name; ours is a pod's address."""
     monitor = yaml.safe_load((RULES.parent / "servicemonitor.yaml").read_text())
     for endpoint in monitor["spec"]["endpoints"]:

@@ -1,4 +1,4 @@
-"""The whole service on pods of a real API server: what it does when that goes, and when pods do."""
+"""The whole service on pods of a real API server, while that is down, and while pods terminate."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from grpc import aio
 
-from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.sim.fakepod.pod import RunningPod, start_pod
 from tests import clients
+from tests.e2e.conftest import pod_config
 from tests.e2e.harness import RouterProcess, eventually, free_port
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
@@ -27,13 +27,12 @@ StartPod = Callable[[int], Awaitable[RunningPod]]
 
 @pytest.fixture
 async def start(cluster: Cluster) -> AsyncIterator[StartPod]:
-    """Starts pod N at 127.0.0.(N + 2), all on one port, and tells the API server of it."""
+    """A function that starts pod N at 127.0.0.(N + 2), on one port, and announces it."""
     running: list[RunningPod] = []
     port = free_port()
 
     async def start(number: int) -> RunningPod:
-        config = PodConfig(name=f"pod-{number}", adapters=[f"only-{number}", "shared"])
-        pod = await start_pod(config, f"127.0.0.{number + 2}", port)
+        pod = await start_pod(pod_config(number), f"127.0.0.{number + 2}", port)
         running.append(pod)
         await cluster.create_pod(pod.name, {"app": "vllm"})
         await cluster.set_pod(pod.name, ip=f"127.0.0.{number + 2}", is_ready=True)
@@ -48,14 +47,9 @@ async def start(cluster: Cluster) -> AsyncIterator[StartPod]:
 async def serving(
     cluster: Cluster, pod: RunningPod, **sections: Any
 ) -> AsyncIterator[tuple[RouterProcess, clients.Channel]]:
-    """A router under a Role that grants pods alone, and a channel to it."""
-    kubectl, where = cluster.server.kubectl, ("-n", cluster.namespace)
-    kubectl("create", "serviceaccount", "it", *where)
-    kubectl("create", "role", "it", "--verb=list,watch", "--resource=pods", *where)
-    account = f"--serviceaccount={cluster.namespace}:it"
-    kubectl("create", "rolebinding", "it", "--role=it", account, *where)
-    token = cluster.server.token(cluster.namespace, "it")
-    kubeconfig: Path = cluster.server.kubeconfig_for(token, namespace=cluster.namespace)
+    """A router under a Role that grants pods only, and a channel to it."""
+    token = cluster.server.account(cluster.namespace, "it", "--resource=pods")
+    kubeconfig = cluster.server.kubeconfig_for(token, namespace=cluster.namespace)
     source = {
         "kubeconfig": str(kubeconfig),
         "pod_selector": "app=vllm",

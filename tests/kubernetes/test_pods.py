@@ -25,7 +25,7 @@ NUM_ROUNDS = 10
 
 @dataclass
 class PodState:
-    """A pod as its writer left it."""
+    """The true state of a pod."""
 
     name: str
     ip: str = ""
@@ -37,7 +37,7 @@ class PodState:
 
 
 class Writer:
-    """Makes pods, and changes them at random. Remembers what is true."""
+    """Creates pods, changes them at random, and keeps their true state."""
 
     def __init__(self, cluster: Cluster, numbers: range, rng: Random) -> None:
         self._cluster = cluster
@@ -128,7 +128,7 @@ def truth_of(writers: list[Writer]) -> Truth:
 
 
 @pytest.mark.timeout(600)
-async def test_the_pool_is_the_truth_after_changes_seen_through_faults(
+async def test_the_pool_becomes_the_truth_after_changes_through_faults(
     cluster: Cluster, proxy: FaultyProxy, kubeconfig: Path
 ) -> None:
     """500 pods created, made ready, moved, relabelled, ended and deleted at random.
@@ -150,7 +150,7 @@ async def test_the_pool_is_the_truth_after_changes_seen_through_faults(
         took_s = await followed.until(truth_of(writers))
         assert len(truth_of(writers)) > NUM_PODS / 4
         assert followed.kubernetes.failures["gone"] > 0
-        print(f"the truth after {took_s:.2f} s; changes {followed.num_told}, {dict(proxy.done)}")
+        print(f"the truth after {took_s:.2f} s; changes {followed.num_reports}, {dict(proxy.done)}")
 
         proxy.faults = ALL
         times = []
@@ -192,7 +192,7 @@ async def one_pod(cluster: Cluster, kubeconfig: Path) -> AsyncIterator[Followed]
         yield followed
 
 
-async def test_a_connection_that_died_without_a_sign_is_given_up(
+async def test_a_connection_that_is_silent_for_too_long_is_given_up(
     cluster: Cluster, proxy: FaultyProxy, one_pod: Followed
 ) -> None:
     async def is_watched() -> bool:
@@ -211,7 +211,7 @@ async def test_a_connection_that_died_without_a_sign_is_given_up(
     await one_pod.until({"10.0.0.1:8000": False})
 
 
-async def test_an_event_that_nothing_tells_of_is_made_good_for_by_a_list(
+async def test_an_event_lost_without_a_sign_is_repaired_by_a_list(
     cluster: Cluster, proxy: FaultyProxy, one_pod: Followed
 ) -> None:
     proxy.faults = Faults(swallowed=1.0)
@@ -232,7 +232,7 @@ async def test_refusals_change_nothing_and_are_counted(
 
     await eventually(is_refused, within_s=60)
     assert one_pod.seen == {"10.0.0.1:8000": True}
-    assert one_pod.num_told == 1
+    assert one_pod.num_reports == 1
     await cluster.set_pod("a", ip="10.0.0.2", is_ready=True)
     proxy.faults = NONE
     await one_pod.until({"10.0.0.2:8000": True})

@@ -14,7 +14,7 @@ from tests.kubernetes.following import PATIENCE_S, Followed, following
 
 
 async def listed_pools(followed: Followed) -> None:
-    """Wait until the API server has told which pools there are."""
+    """Wait until the API server has listed the pools."""
 
     async def is_listed() -> bool:
         return followed.kubernetes.lists.get("inferencepools", 0) > 0
@@ -42,7 +42,7 @@ async def test_the_pool_decides_which_pods_and_ports(
         kubeconfig, lambda it, on: it.follow_pool(PoolPresence("pool"), on)
     ) as followed:
         await listed_pools(followed)
-        assert followed.num_told == 0, "nobody knows before the pool is there"
+        assert followed.num_reports == 0, "nobody knows before the pool is there"
         await cluster.put_pool("other", {"app": "y"}, [1])
         await cluster.put_pool("pool", {"tier": "gpu", "app": "x"}, [8000, 8001])
         took_s = [await followed.until(truth("x", 8000, 8001))]
@@ -90,17 +90,9 @@ async def test_a_role_that_names_the_pool_and_lists_pods_is_enough(
     cluster: Cluster, proxy: FaultyProxy
 ) -> None:
     """List and watch of one InferencePool by name, list and watch of pods: no 403."""
-    kubectl, namespace = cluster.server.kubectl, cluster.namespace
-    where = ("-n", namespace)
-    pools = "--resource=inferencepools.inference.networking.k8s.io"
-    verbs = "--verb=list,watch"
-    kubectl("create", "serviceaccount", "it", *where)
-    kubectl("create", "role", "pool", verbs, pools, "--resource-name=pool", *where)
-    kubectl("create", "role", "pods", verbs, "--resource=pods", *where)
-    for role in ("pool", "pods"):
-        account = f"--serviceaccount={namespace}:it"
-        kubectl("create", "rolebinding", role, f"--role={role}", account, *where)
-    token = cluster.server.token(namespace, "it")
+    namespace = cluster.namespace
+    pools = "--resource=inferencepools.inference.networking.k8s.io --resource-name=pool"
+    token = cluster.server.account(namespace, "it", pools, "--resource=pods")
     kubeconfig = cluster.server.kubeconfig_for(token, url=proxy.url, namespace=namespace)
     await cluster.create_pod("x", {"app": "x"})
     await cluster.set_pod("x", ip="10.2.0.1", is_ready=True)

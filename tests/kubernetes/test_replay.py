@@ -6,7 +6,7 @@ and one that is not. Pod N has the adapter `only-N`, and all have `shared`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from extproc.sim.fakepod.pod import start_pod
-from tests.e2e.charts import EppProcess
-from tests.e2e.conftest import pod_config
+from tests.e2e.charts import HEALTH_NAMES, SERVING, EppProcess, health
+from tests.e2e.conftest import pod_config, running_pods
 from tests.e2e.harness import eventually, free_port
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
@@ -27,21 +25,20 @@ from tests.kubernetes.replay import (
     DROPPED_REASON,
     ENVOY,
     MAX_CHUNK_BYTES,
-    PATIENCE_S,
     Asks,
     Exchange,
+    Replies,
     Spelling,
-    Told,
 )
 from tests.kubernetes.replayrows import (
     DRAINING,
+    IN_VALUE,
     NOBODY,
     READY,
     REFUSALS,
     SELECTION,
     SPELLINGS,
     SUBSETS,
-    VALUE,
     Row,
 )
 from tests.shell import ext_proc
@@ -85,21 +82,21 @@ async def fleet(api_server: ApiServer, crds: Path) -> AsyncIterator[Fleet]:
     }
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(Cluster(api_server, namespace))
-        pods = []
-        for number in range(NUM_PODS):
-            ip = f"127.0.0.{number + 2}"
-            pod = await start_pod(pod_config(number), host=ip, port=port)
-            stack.push_async_callback(pod.stop)
+        ips = [f"127.0.0.{number + 2}" for number in range(NUM_PODS)]
+        pods = running_pods(*map(pod_config, range(NUM_PODS)), hosts=ips, port=port)
+        for number, pod in enumerate(await stack.enter_async_context(pods)):
             await cluster.create_pod(pod.name, {"app": "llm"})
-            await cluster.set_pod(pod.name, ip=ip, is_ready=number != DRAINING)
-            pods.append(pod.address)
+            await cluster.set_pod(pod.name, ip=ips[number], is_ready=number != DRAINING)
         await cluster.put_pool("replayed", {"app": "llm"}, [port])
         flags = ("--pool-name", "replayed", "--pool-namespace", namespace)
         process = EppProcess(config, *flags, "--secure-serving=false", "--health-checking")
         router = await stack.enter_async_context(process)
         channel = await stack.enter_async_context(aio.insecure_channel(router.address))
-        health = await stack.enter_async_context(aio.insecure_channel(router.health_address))
-        yield Fleet(channel, health, pods, router)
+        health_channel = await stack.enter_async_context(
+            aio.insecure_channel(router.health_address)
+        )
+        addresses = [f"{ip}:{port}" for ip in ips]
+        yield Fleet(channel, health_channel, addresses, router)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -118,42 +115,42 @@ def parameters() -> list[Any]:
 
 
 @pytest.mark.parametrize("row", parameters())
-async def test_a_request_is_answered_as_the_protocol_says(
+async def test_a_request_is_routed_or_refused_as_the_protocol_says(
     row: Row, fleet: Fleet, exchange: Exchange
 ) -> None:
-    told = await exchange.ask(row.asks, fleet.pods)
+    replies = await exchange.ask(row.asks, fleet.pods)
 
     if row.pods:
-        is_routed(told, row.asks, {fleet.pods[number] for number in row.pods})
+        is_routed(replies, row.asks, {fleet.pods[number] for number in row.pods})
     else:
-        is_refused(told, row.status, row.code)
+        is_refused(replies, *row.error)
     assert await exchange.end() == 0
 
 
-def is_routed(told: Told, asks: Asks, allowed: set[str]) -> None:
+def is_routed(replies: Replies, asks: Asks, allowed: set[str]) -> None:
     """Headers, then the whole body, then the trailers; one destination or several, each once."""
-    assert told.destinations[0] in allowed
-    assert len(set(told.destinations)) == len(told.destinations) == min(3, len(allowed))
-    assert set(told.destinations) <= allowed
+    assert replies.destinations[0] in allowed
+    assert len(set(replies.destinations)) == len(replies.destinations) == min(3, len(allowed))
+    assert set(replies.destinations) <= allowed
     num_trailers = int(asks.has_trailers)
     if asks.mode == ext_proc.BUFFERED:
-        assert told.phases == ["request_headers", "request_body"]
+        assert replies.phases == ["request_headers", "request_body"]
         return
-    bodies = ["request_body"] * len(told.chunks)
-    assert told.phases == ["request_headers", *bodies, *["request_trailers"] * num_trailers]
-    assert b"".join(told.chunks) == b"".join(asks.body)
-    assert max(map(len, told.chunks)) <= MAX_CHUNK_BYTES
-    assert told.ends == [False] * (len(told.chunks) - 1) + [not asks.has_trailers]
+    bodies = ["request_body"] * len(replies.chunks)
+    assert replies.phases == ["request_headers", *bodies, *["request_trailers"] * num_trailers]
+    assert b"".join(replies.chunks) == b"".join(asks.body)
+    assert max(map(len, replies.chunks)) <= MAX_CHUNK_BYTES
+    assert replies.ends == [False] * (len(replies.chunks) - 1) + [not asks.has_trailers]
 
 
-def is_refused(told: Told, status: int, code: str) -> None:
-    """One answer ends it, before anything was let through."""
-    assert told.phases == ["immediate_response"]
-    assert (told.status, told.code) == (status, code)
-    assert told.headers["content-type"] == "application/json"
+def is_refused(replies: Replies, status: int, code: str) -> None:
+    """One reply ends it, before anything was let through."""
+    assert replies.phases == ["immediate_response"]
+    assert (replies.status, replies.code) == (status, code)
+    assert replies.headers["content-type"] == "application/json"
     is_to_be_tried_again = status in (429, 503)
-    assert (told.headers.get("retry-after") == "1") is is_to_be_tried_again
-    assert (DROPPED_REASON in told.headers) is is_to_be_tried_again
+    assert (replies.headers.get("retry-after") == "1") is is_to_be_tried_again
+    assert (DROPPED_REASON in replies.headers) is is_to_be_tried_again
 
 
 async def test_a_request_is_429_where_every_pod_that_could_serve_it_is_full(fleet: Fleet) -> None:
@@ -163,19 +160,19 @@ async def test_a_request_is_429_where_every_pod_that_could_serve_it_is_full(flee
             is_routed(await held.ask(Asks("only-1"), fleet.pods), Asks("only-1"), {fleet.pods[1]})
         last = await stack.enter_async_context(Exchange(fleet.channel))
 
-        told = await last.ask(Asks("only-1"), fleet.pods)
+        replies = await last.ask(Asks("only-1"), fleet.pods)
 
-    is_refused(told, 429, "saturated")
-    assert told.headers[DROPPED_REASON] == "rejected-saturated"
+    is_refused(replies, 429, "saturated")
+    assert replies.headers[DROPPED_REASON] == "rejected-saturated"
     await eventually(fleet.router.has_none_in_flight)
 
 
-async def test_an_adapter_stays_where_it_is_under_way(fleet: Fleet) -> None:
+async def test_an_adapter_stays_where_it_is_in_flight(fleet: Fleet) -> None:
     async with Exchange(fleet.channel) as held, Exchange(fleet.channel) as other:
         await held.ask(Asks("shared", subset=(2,)), fleet.pods)
-        told = await other.ask(Asks("shared"), fleet.pods)
+        replies = await other.ask(Asks("shared"), fleet.pods)
 
-    assert told.destinations[0] == fleet.pods[2]
+    assert replies.destinations[0] == fleet.pods[2]
     await eventually(fleet.router.has_none_in_flight)
 
 
@@ -205,18 +202,18 @@ OWN = [f"only-{number}" for number in READY]
         pytest.param(get("/v1/responses/r"), 400, id="a-stored-response-without-a-session"),
     ],
 )
-async def test_a_get_is_answered_by_the_router(
+async def test_a_get_is_served_by_the_router(
     asks: Asks, names: object, fleet: Fleet, exchange: Exchange
 ) -> None:
-    told = await exchange.ask(asks, fleet.pods)
+    replies = await exchange.ask(asks, fleet.pods)
 
-    assert told.phases == ["immediate_response"]
+    assert replies.phases == ["immediate_response"]
     if isinstance(names, int):
-        assert told.status == names
+        assert replies.status == names
     else:
-        assert told.status == 200
-        listed = told.body.get("data")
-        found = told.body["id"] if listed is None else [card["id"] for card in listed]
+        assert replies.status == 200
+        listed = replies.body.get("data")
+        found = replies.body["id"] if listed is None else [card["id"] for card in listed]
         assert found == names or found[1:] == names, "the base model comes first"
     assert await exchange.end() == 0
 
@@ -232,8 +229,8 @@ async def test_a_get_goes_where_its_session_is_as_long_as_the_hint_allows(fleet:
         get("/v1/responses/r", (), **session),
     ):
         async with Exchange(fleet.channel) as exchange:
-            told = await exchange.ask(asks, fleet.pods)
-            results.append(told.destinations[:1] or told.status)
+            replies = await exchange.ask(asks, fleet.pods)
+            results.append(replies.destinations[:1] or replies.status)
 
     assert results == [[fleet.pods[1]], [fleet.pods[1]], 400, 503]
 
@@ -272,18 +269,18 @@ async def test_a_response_passes_as_it_comes(
     chunks: tuple[bytes, ...], has_trailers: bool, has_request: bool, fleet: Fleet,
     exchange: Exchange,
 ) -> None:  # fmt: skip
-    """Also one whose request the router was not asked about: another filter's answer."""
+    """Also one whose request the router did not see: another filter's response."""
     if has_request:
         await exchange.ask(Asks("shared"), fleet.pods)
-    told = await exchange.tell(*answered(*chunks, has_trailers=has_trailers))
+    replies = await exchange.respond(*answered(*chunks, has_trailers=has_trailers))
 
-    assert told.phases == [
+    assert replies.phases == [
         "response_headers",
         *["response_body"] * len(chunks),
         *["response_trailers"] * has_trailers,
     ]
-    assert told.chunks == list(chunks)
-    assert told.ends == [False] * (len(chunks) - 1) + [not has_trailers] * bool(chunks)
+    assert replies.chunks == list(chunks)
+    assert replies.ends == [False] * (len(chunks) - 1) + [not has_trailers] * bool(chunks)
     assert await exchange.end() == 0
 
 
@@ -292,35 +289,35 @@ async def test_a_long_chunk_of_a_response_is_echoed_in_parts(
 ) -> None:
     data = b"x" * 100_000
     await exchange.ask(Asks("shared"), fleet.pods)
-    await exchange.tell(*answered())
-    told = await exchange.tell(ext_proc.response_body(data, end_of_stream=True))
+    await exchange.respond(*answered())
+    replies = await exchange.respond(ext_proc.response_body(data, end_of_stream=True))
     await exchange.next()
 
-    assert b"".join(told.chunks) == data
-    assert max(map(len, told.chunks)) <= MAX_CHUNK_BYTES
-    assert told.ends == [False, True]
+    assert b"".join(replies.chunks) == data
+    assert max(map(len, replies.chunks)) <= MAX_CHUNK_BYTES
+    assert replies.ends == [False, True]
 
 
 @pytest.mark.parametrize(
     "spelling",
     [
         pytest.param(ENVOY, id="raw-value"),
-        pytest.param(Spelling(VALUE), id="value"),
+        pytest.param(IN_VALUE, id="value"),
     ],
 )
-async def test_who_served_is_who_is_busy_and_a_status_ends_it(
+async def test_the_pod_that_served_is_counted_as_busy_until_the_status_comes(
     spelling: Spelling, fleet: Fleet
 ) -> None:
-    """The first of the list was not the one: the data plane went on and says so."""
+    """The data plane went on to the second of the list, and reports it."""
     completed = "extproc_completions_total"
     before = await outcomes(fleet, completed)
     async with Exchange(fleet.channel) as exchange:
-        told = await exchange.ask(Asks("shared"), fleet.pods)
-        first, second = told.destinations[:2]
+        replies = await exchange.ask(Asks("shared"), fleet.pods)
+        first, second = replies.destinations[:2]
         served = {"envoy.lb": {"x-gateway-destination-endpoint-served": second}}
         message = ext_proc.response_headers({":status": "200"}, end_of_stream=True, metadata=served)
         then = await fleet.router.in_flight()
-        await exchange.tell(spelling.respelled(message))
+        await exchange.respond(spelling.respelled(message))
         now = await fleet.router.in_flight()
         await exchange.end()
 
@@ -342,20 +339,8 @@ async def outcomes(fleet: Fleet, name: str) -> dict[str, float]:
 # --- health ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "port", [lambda fleet: fleet.channel, lambda fleet: fleet.health], ids=["ext-proc", "health"]
-)
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("", "liveness", "readiness", "inference-extension"),
-        "envoy.service.ext_proc.v3.ExternalProcessor",
-    ],
-)
-async def test_health_is_told_by_every_name(
-    name: str, port: Callable[[Fleet], Any], fleet: Fleet
-) -> None:
-    request = health_pb2.HealthCheckRequest(service=name)
-    answer = await health_pb2_grpc.HealthStub(port(fleet)).Check(request, timeout=PATIENCE_S)
+@pytest.mark.parametrize("name", HEALTH_NAMES)
+async def test_health_is_served_by_every_name(name: str, fleet: Fleet) -> None:
+    statuses = [await health(channel, name) for channel in (fleet.channel, fleet.health)]
 
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert statuses == [SERVING, SERVING]

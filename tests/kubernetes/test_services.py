@@ -33,7 +33,7 @@ CONDITIONS: tuple[tuple[Mapping[str, bool], bool], ...] = (
     ({"ready": True, "serving": True, "terminating": True}, False),
     ({"ready": True, "serving": False}, False),
 )
-"""What a slice may say, and whether new requests may go there."""
+"""Conditions in a slice, and whether new requests may go there."""
 
 
 def endpoint(number: int, address: str, conditions: Mapping[str, bool]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Service:
 
 
 @pytest.mark.parametrize("port", ["http", 8000])
-async def test_the_pool_is_all_slices_of_the_service_taken_together(
+async def test_the_pool_is_the_union_of_the_services_slices(
     cluster: Cluster, proxy: FaultyProxy, kubeconfig: Path, port: str | int
 ) -> None:
     """Both families, every condition, and one endpoint for a pod that has two addresses."""
@@ -135,10 +135,10 @@ async def test_the_pool_is_all_slices_of_the_service_taken_together(
         }
 
 
-async def test_a_service_with_one_port_needs_none_named(
+async def test_a_service_with_one_port_needs_no_port_name(
     cluster: Cluster, kubeconfig: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With several the endpoints stay what they were, and it is said."""
+    """With several ports the endpoints stay as they were, and an error is logged."""
     one = ({"name": "http", "port": 8000},)
     two = (*one, {"name": "metrics", "port": 9090})
     await cluster.put_slice("a", "vllm", [endpoint(1, "10.1.0.1", {})], ports=one)
@@ -147,10 +147,10 @@ async def test_a_service_with_one_port_needs_none_named(
         with caplog.at_level(logging.ERROR):
             await cluster.put_slice("a", "vllm", [endpoint(1, "10.1.0.2", {})], ports=two)
 
-            async def is_said() -> bool:
+            async def is_logged() -> bool:
                 return "http (8000), metrics (9090)" in caplog.text
 
-            await eventually(is_said)
+            await eventually(is_logged)
         assert followed.seen == {"10.1.0.1:8000": True}
         await cluster.put_slice("a", "vllm", [endpoint(1, "10.1.0.2", {})], ports=one)
         await followed.until({"10.1.0.2:8000": True})

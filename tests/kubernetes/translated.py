@@ -1,4 +1,4 @@
-"""What Envoy Gateway makes of manifests, as files that an Envoy of ours runs.
+"""Envoy Gateway's translation of manifests, as files that an Envoy of ours runs.
 
 `egctl experimental translate` is Envoy Gateway's own translation. It reads a file instead of a
 cluster and knows Services by their address only, so each gets an address of the documentation's
@@ -97,7 +97,7 @@ def translate(
 
 
 def _is_read(each: Mapping[str, Any]) -> bool:
-    """Whether Envoy Gateway knows objects of this kind; a file with others is refused."""
+    """Return whether Envoy Gateway knows objects of this kind; it refuses files with others."""
     return not each["apiVersion"].startswith("monitoring.coreos.com/")
 
 
@@ -128,7 +128,7 @@ def _service(name: str, namespace: str) -> dict[str, Any]:
 
 
 def _surroundings(objects: Sequence[Mapping[str, Any]], namespace: str) -> list[dict[str, Any]]:
-    """What is in a cluster already: the namespace and the Gateway's class."""
+    """Return what a cluster has already: the namespace and the Gateway's class."""
     (gateway,) = (each for each in objects if each["kind"] == "Gateway")
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}},
@@ -176,7 +176,7 @@ def _refusals(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _put_routes(listener: dict[str, Any], routes: Mapping[str, Any]) -> bool:
-    """Whether the listener is the Gateway's; its routes replace their name then."""
+    """Return whether the listener is the Gateway's; then its routes replace their name."""
     chain = listener.get("defaultFilterChain")
     if chain is None:  # the one for Envoy Gateway's own health checks
         return False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -20,7 +22,7 @@ from tests.vllm.server import (
 HERE = Path(__file__).parent
 STAMP = PYTHON.parents[1] / ".installed"
 
-StartServers = Callable[..., list[VllmServer]]
+StartServers = Callable[..., Coroutine[Any, Any, list[VllmServer]]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,41 +46,30 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def start_vllm_servers(
-    tiny_models: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[StartServers]:
-    """A function that starts `count` servers together and answers them ready.
+def start_vllm_servers(tiny_models: Path) -> Iterator[StartServers]:
+    """A function that starts `count` servers together, with these adapters, and returns them ready.
 
-    `adapters` are those loaded at the start, `flags` further command line arguments. All servers
-    are killed when the tests end.
+    All servers end with the session.
     """
-    logs: Path = tmp_path_factory.mktemp("vllm-logs")
     servers: list[VllmServer] = []
 
-    def start(
-        count: int = 1, *, adapters: Sequence[str] = ADAPTERS, flags: Sequence[str] = ()
-    ) -> list[VllmServer]:
-        new = []
-        for _ in range(count):
-            new.append(VllmServer(tiny_models, logs / f"{len(servers)}.log", adapters, flags))
-            servers.append(new[-1])
-        for server in new:
-            server.wait_until_ready()
+    async def start(count: int, *, adapters: Sequence[str] = ADAPTERS) -> list[VllmServer]:
+        new = [VllmServer(tiny_models, adapters) for _ in range(count)]
+        servers.extend(new)
+        await asyncio.gather(*(server.start() for server in new))
         return new
 
-    try:
-        yield start
-    finally:
-        for server in servers:
-            server.stop()
+    yield start
+    for server in servers:
+        asyncio.run(server.close())
 
 
 @pytest.fixture(scope="module")
 def vllm_server(start_vllm_servers: StartServers) -> Iterator[VllmServer]:
-    """One fresh server for a file of tests, with all adapters but the last, which may be loaded."""
-    server = start_vllm_servers(1, adapters=ADAPTERS[:-1])[0]
+    """One server for a file of tests, with all adapters but the last, which a test may load."""
+    [server] = asyncio.run(start_vllm_servers(1, adapters=ADAPTERS[:-1]))
     yield server
-    server.stop()
+    asyncio.run(server.close())
 
 
 @pytest.fixture

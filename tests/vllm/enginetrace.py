@@ -1,7 +1,8 @@
-"""What a real engine did, step by step, and the engine model driven along with it."""
+"""The steps of a real engine, and the engine model driven along with it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import mmap
 import os
@@ -28,27 +29,27 @@ STOLEN = f"{TRACE}.stolen"
 
 @contextmanager
 def traced_server(models: Path, folder: Path, flags: Sequence[str]) -> Iterator[VllmServer]:
-    """A server with all adapters whose engine writes down what it does in `folder`/`TRACE`.
+    """A server with all adapters whose engine records its steps in `folder`/`TRACE`.
 
-    It is preferred over other work, if we may: timings on a busy machine are nobody's.
+    It has priority over other work where that is permitted: a busy machine distorts timings.
     """
-    os.environ["ENGINE_TRACE"] = str(folder / TRACE)
     (folder / STOLEN).write_bytes(bytes(16))
     plugin = ["--worker-extension-cls", "engine_trace.EngineTrace"]
     # On a CPU vLLM schedules a step when the one before it has ended, and so does this class.
     plugin += ["--scheduler-cls", "engine_trace.TracedScheduler"]
-    server = VllmServer(models, folder / "log", ADAPTERS, [*plugin, *flags])
-    del os.environ["ENGINE_TRACE"]
+    env = {"ENGINE_TRACE": str(folder / TRACE)}
+    server = VllmServer(models, ADAPTERS, [*plugin, *flags], env)
     try:
-        prefer(server._process.pid)
-        server.wait_until_ready()
+        server.launch()
+        prefer(server.pid)
+        asyncio.run(server.start())
         yield server
     finally:
-        server.stop()
+        asyncio.run(server.close())
 
 
 def prefer(pid: int, nice: int = -10) -> None:
-    """Give a process, and what it starts, a nice value, if we may."""
+    """Set the nice value of a process and of what it starts, where that is permitted."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PGRP, os.getpgid(pid), nice)
     with suppress(OSError):  # Linux weighs sessions against each other before processes
@@ -56,14 +57,14 @@ def prefer(pid: int, nice: int = -10) -> None:
 
 
 def engine_clock(folder: Path) -> Callable[[], float]:
-    """The clock of the record: without the time in which the engine had no core for its work."""
+    """Return the clock of the record, less the time in which the engine had no core."""
     with (folder / STOLEN).open("r+b") as file:
         stolen = mmap.mmap(file.fileno(), 16)
     return lambda: monotonic() - sum(struct.unpack("dd", stolen))
 
 
 def events_in(trace: Path, start: int = 0) -> list[Event]:
-    """The whole lines behind byte `start`.
+    """Return the events behind byte `start`.
 
     What was stolen of a step's time is taken off at its end; an event in its middle does not come
     later than that.
@@ -150,7 +151,7 @@ def gauges_of(event: Event) -> tuple[int, int, int, int]:
 
 
 class FollowingEngine(Engine):
-    """The engine model, told in which order the real worker took the adapters of a batch.
+    """The engine model, which takes the adapters of a batch in the real worker's order.
 
     That is the order of a Python set of strings, which differs from process to process.
 
@@ -164,7 +165,7 @@ class FollowingEngine(Engine):
         self._order: tuple[str, ...] = ()
 
     def follow(self, real: RealStep, *, now: float) -> Step:
-        """Take the step that the real engine took."""
+        """Take the same step as the real engine."""
         self.evicted = ([], [])
         self._order = tuple(touch["adapter"] for touch in real.touched)
         self._adapters, self._scheduler.is_regrouped = (), True
@@ -185,7 +186,7 @@ class FollowingEngine(Engine):
 
 
 def differences(real: RealStep, model: Step, engine: FollowingEngine) -> list[str]:
-    """What the model did otherwise in a step, in words."""
+    """Return the differences of a step, in words."""
     stats = engine.stats
     used = round(stats.kv_usage_ratio * engine.kv_blocks)
     gauges = stats.num_running, stats.num_waiting, stats.num_deferred, engine.kv_blocks - used
@@ -202,7 +203,8 @@ def differences(real: RealStep, model: Step, engine: FollowingEngine) -> list[st
     return [f"{what}: real {r}, model {m}" for what, (r, m) in pairs.items() if r != m]
 
 
-def request_of(event: Event) -> EngineRequest:
-    """The request of an `add` event."""
+def request_of(event: Event, prefixes: Mapping[str, tuple[str, int]]) -> EngineRequest:
+    """Return the request of an `add` event; `prefixes` by the client's request id."""
+    prefix = prefixes.get(event["id"].split("-")[1], ("", 0))
     lengths = event["prompt_tokens"], event["output_tokens"]
     return EngineRequest(event["id"], *lengths, event["adapter"])

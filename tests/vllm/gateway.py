@@ -1,15 +1,13 @@
-"""Real servers behind a real Envoy and the real router, and what each of them says.
+"""Real servers behind a real Envoy and the real router, and the questions that tests ask them.
 
-Which server answered is told by the servers' own counters, what they hold by the probe in their
-workers: the router's word is never taken for it.
+Which server a request was served by is read from the servers' counters, and which adapters they
+hold from the probe in their workers, never from the router.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -48,7 +46,7 @@ def text_of(answer: Answer) -> str:
 
 @dataclass
 class Gateway:
-    """Clients of everything that runs. Servers are known by their number."""
+    """A running gateway. Servers are named by their number."""
 
     servers: list[VllmClient]
     router: RouterProcess
@@ -66,13 +64,13 @@ class Gateway:
             return await client.request("POST", PATH, completion(model, max_tokens))
 
     async def views(self) -> list[dict[str, Any]]:
-        """What the router thinks of each server."""
+        """Return the router's view of each server."""
         snapshot = await self.router.admin("/debug/snapshot")
         by_address = {view["address"]: view for view in snapshot["endpoints"]}
         return [by_address[client.server.address] for client in self.servers]
 
     async def knows(self, adapters: Collection[str], *, on: int) -> None:
-        """Wait until the router knows that just these adapters are registered on a server."""
+        """Wait until the router sees exactly these adapters registered on a server."""
         wanted = {BASE_MODEL, *adapters}
 
         async def check() -> bool:
@@ -82,7 +80,7 @@ class Gateway:
         await eventually(check, within_s=PATIENCE_S)
 
     async def settle(self, cached: Sequence[Collection[str]]) -> None:
-        """Have just these adapters in the CPU cache of each server, asked for by another router.
+        """Fill each server's CPU cache with exactly these adapters, by requests past the router.
 
         There must be as many as the cache holds.
         """
@@ -112,11 +110,11 @@ class Gateway:
         await eventually(check, within_s=PATIENCE_S)
 
     async def num_served(self) -> list[int]:
-        """Requests that each server has finished."""
+        """Return how many requests each server has finished."""
         return [await _num_served(client) for client in self.servers]
 
     async def served_since(self, before: Sequence[int], num: int) -> list[int]:
-        """How many of the `num` requests since `before` each server has finished."""
+        """Return how many of the `num` requests since `before` each server has finished."""
 
         async def check() -> list[int] | None:
             counts = zip(await self.num_served(), before, strict=True)
@@ -128,7 +126,7 @@ class Gateway:
         return since
 
     async def assert_residency_equals(self) -> None:
-        """What the router thinks is in GPU slots and CPU caches is what the workers hold."""
+        """The router's view of GPU slots and CPU caches is what the workers hold."""
         for client, view in zip(self.servers, await self.views(), strict=True):
             caches = await client.caches()
             newest = {a.name: a for a in sorted(caches.ever, key=lambda a: a.id)}
@@ -145,11 +143,6 @@ async def _num_served(client: VllmClient) -> int:
         for sample in family.samples
         if sample.name == "vllm:request_success_total"
     )
-
-
-def kill(server: VllmServer) -> None:
-    """SIGKILL, workers included: it says goodbye to nobody."""
-    os.killpg(server._process.pid, signal.SIGKILL)
 
 
 @asynccontextmanager

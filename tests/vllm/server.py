@@ -1,22 +1,17 @@
-"""Real vLLM servers on the CPU, and what their engines hold."""
+"""Real vLLM servers on the CPU, and the adapters in their engines' caches."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import time
-import urllib.request
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import aiohttp
 
-from extproc.stack.processes import free_port
+from extproc.stack.processes import ChildProcess, free_port, get_page
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -40,7 +35,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class EngineAdapter:
-    """One adapter that an engine has ever loaded, by the engine's own id.
+    """An adapter that an engine has loaded at some time, by the engine's id.
 
     Attributes:
         id: Unique; a name that was unloaded and loaded again has another one.
@@ -56,7 +51,7 @@ class EngineAdapter:
 
 @dataclass(frozen=True, slots=True)
 class EngineCaches:
-    """What an engine holds, most recently used first, and everything it ever touched."""
+    """An engine's adapters, most recently used first, and all that it ever touched."""
 
     gpu: tuple[EngineAdapter, ...]
     cpu: tuple[EngineAdapter, ...]
@@ -70,17 +65,29 @@ def build_model(folder: Path, adapters: Sequence[str] = ADAPTERS) -> None:
     subprocess.run(command, check=True, timeout=120)
 
 
-class VllmServer:
-    """One server process. It is started at once; `wait_until_ready` before use."""
+class VllmServer(ChildProcess):
+    """One server process with its workers.
 
-    def __init__(self, models: Path, log: Path, adapters: Sequence[str], flags: Sequence[str]):
+    Args:
+        models: The folder that `build_model` wrote.
+        adapters: Those that are loaded at the start.
+        flags: Further arguments.
+        env: Further variables.
+    """
+
+    def __init__(
+        self,
+        models: Path,
+        adapters: Sequence[str],
+        flags: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__("vllm")
         port = free_port()
         self.models = models
         self.adapters = tuple(adapters)
         self.address = f"127.0.0.1:{port}"
         self.url = f"http://{self.address}"
-        self._log_path = log
-        self._log: IO[bytes] = log.open("wb")
         command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(models / "base"), "--served-model-name", BASE_MODEL]
         command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -90,64 +97,59 @@ class VllmServer:
         command += ["--worker-extension-cls", "residency_probe.ResidencyProbe"]
         if adapters:
             command += ["--lora-modules", *(f"{name}={models / name}" for name in adapters)]
-        self._process = subprocess.Popen(
-            [*command, *flags],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | _ENVIRONMENT | {"PYTHONPATH": str(PLUGIN)},
-            start_new_session=True,  # it has worker processes; they all go with the group
-        )
+        self._command = [*command, *flags]
+        self._env = {**_ENVIRONMENT, "PYTHONPATH": str(PLUGIN), **(env or {})}
 
-    def wait_until_ready(self) -> None:
-        """Return when the server answers `/health`; raise with its log if it does not come up."""
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline_s and self._process.poll() is None:
-            with suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5):
-                return
-            time.sleep(0.25)
-        log = self._log_path.read_text(errors="replace")
-        raise RuntimeError(f"vLLM did not come up:\n{log[-8000:]}")
+    def launch(self) -> None:
+        """Start without waiting."""
+        self.spawn(self._command, self._env)
 
-    def stop(self) -> None:
-        """Kill the server and its workers, and wait until they are gone. May be called again."""
-        if self._log.closed:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=10)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._log.close()
+    async def start(self) -> None:
+        """Start, unless it was launched, and return once `/health` responds.
+
+        Raises:
+            StackError: It does not come up; with the end of its log.
+        """
+        if not self.is_running:
+            self.launch()
+        await self.wait_until(self._is_up, START_TIMEOUT_S)
+
+    async def _is_up(self) -> bool:
+        return await get_page(f"{self.url}/health") is not None
+
+    async def close(self) -> None:
+        """End the server in order, so that it removes its sockets; may be called again."""
+        if self.is_running:
+            await self.stop()
+        await super().close()
 
 
 class VllmClient:
-    """Speaks to one server as clients, as the router and as the test do."""
+    """A client of one server."""
 
     def __init__(self, server: VllmServer, session: aiohttp.ClientSession) -> None:
         self.server = server
         self._session = session
 
     async def get(self, path: str) -> bytes:
-        """Body of a GET that must succeed."""
+        """Return the body of a GET, which must succeed."""
         async with self._session.get(self.server.url + path) as response:
             response.raise_for_status()
             return await response.read()
 
     async def adapters(self) -> list[str]:
-        """Adapters that `/v1/models` lists, in its order."""
+        """Return the adapters that `/v1/models` lists, in its order."""
         cards = json.loads(await self.get("/v1/models"))["data"]
         return [card["id"] for card in cards if card["parent"] is not None]
 
     async def post(self, path: str, body: object) -> tuple[int, Any]:
-        """Status and body of a POST; the body as JSON if it is, else as text."""
+        """Return the status and the body of a POST, parsed where it is JSON."""
         async with self._session.post(self.server.url + path, json=body) as response:
             is_json = response.content_type == "application/json"
             return response.status, await (response.json() if is_json else response.text())
 
     async def complete(self, model: str, *, max_tokens: int, prompt: str = "the fox") -> str:
-        """The greedy text of `max_tokens` tokens."""
+        """Return the greedy text of `max_tokens` tokens."""
         body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
         status, answer = await self.post("/v1/completions", body | {"ignore_eos": True})
         assert status == 200, answer
@@ -165,12 +167,12 @@ class VllmClient:
         return await self.post("/v1/unload_lora_adapter", {"lora_name": adapter})
 
     async def listed_loras(self) -> set[int]:
-        """The CPU cache by the engine's own method, as ids."""
+        """Return the ids in the CPU cache, by the engine's own method."""
         _, answer = await self.post("/collective_rpc", {"method": "list_loras"})
         return set(answer["results"][0])
 
     async def caches(self) -> EngineCaches:
-        """What the engine holds now."""
+        """Return the adapters that the engine holds now."""
         _, answer = await self.post("/collective_rpc", {"method": "adapter_caches"})
         caches = answer["results"][0]
         ever = {entry[0]: EngineAdapter(*entry) for entry in caches["touched"]}

@@ -37,7 +37,7 @@ printf '%s\\n' "$@"
         ),
     ],
 )
-def test_vllm_takes_the_options_and_has_the_module_that_is_started(
+def test_vllm_accepts_the_options_and_has_the_started_module(
     tmp_path: Path, given: str, modules: dict[str, str]
 ) -> None:
     service = services()["vllm"]

@@ -183,7 +183,7 @@ def _apply(engine: FollowingEngine, events: list[Event], now: float) -> None:
 
 
 @pytest.mark.parametrize("name", LOADS)
-async def test_every_step_is_the_real_one(
+async def test_every_step_equals_the_real_one(
     recorded: Recorded, client: VllmClient, name: str
 ) -> None:
     """Tokens computed, adapters loaded and evicted in their order, requests preempted and finished,

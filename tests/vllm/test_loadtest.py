@@ -23,7 +23,7 @@ from tests.vllm.server import ADAPTERS, BASE_MODEL, ROOT, VllmServer
 NUM_ADAPTERS = 4
 """Twice as many as run at a time."""
 SLO = Slo(ttft_s=20.0, tpot_s=5.0)
-"""What a busy machine keeps, too."""
+"""Objectives that a busy machine attains, too."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def workload() -> Workload:
 
 
 def check_records(workload: Workload, records: Sequence[RequestRecord]) -> LoadSummary:
-    """Every request is there with what it asked for; the summary of them."""
+    """Check that every request got what it asked for, and return the summary."""
     by_index = {record.index: record for record in records}
     assert sorted(by_index) == list(range(len(workload.arrivals)))
     for index, arrival in enumerate(workload.arrivals):
@@ -79,7 +79,7 @@ def check_summary(workload: Workload, summary: LoadSummary) -> None:
     assert summary.output_tokens == sum(arrival.output_tokens for arrival in workload.arrivals)
 
 
-async def test_replay_times_and_counts_every_answer(
+async def test_replay_times_and_counts_every_response(
     vllm_server: VllmServer, workload: Workload
 ) -> None:
     records: list[RequestRecord] = []
@@ -92,7 +92,7 @@ async def test_replay_times_and_counts_every_answer(
     assert all(name in render(made) for name in ADAPTERS[:NUM_ADAPTERS])
 
 
-async def test_locust_times_and_counts_every_answer(
+async def test_locust_times_and_counts_every_response(
     vllm_server: VllmServer, workload: Workload, tmp_path: Path
 ) -> None:
     sent, kept, summed = (tmp_path / name for name in ("workload", "records", "result.json"))

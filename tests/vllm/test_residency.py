@@ -54,7 +54,7 @@ class Router:
         return report
 
     async def scraped_twice(self) -> None:
-        """Wait for two scrapes that begin from now on, beside one that may be under way."""
+        """Wait for two scrapes that begin after now."""
         wanted = self.num_scrapes + 3
         while self.num_scrapes < wanted:
             await asyncio.sleep(SCRAPE_INTERVAL_S / 5)
@@ -88,7 +88,7 @@ class Router:
 
 @pytest.fixture(scope="module")
 def residency() -> Residency:
-    """What a router knows that has been there since the engine came up."""
+    """The view of a router that has run since the engine came up."""
     return Residency(max_loras=MAX_LORAS, max_cpu_loras=MAX_CPU_LORAS)
 
 
@@ -155,7 +155,7 @@ async def test_adapters_given_at_the_start_are_loaded_in_listing_order(router: R
 
 
 @pytest.mark.parametrize("seed", range(24))
-async def test_inferred_residency_equals_the_engines(router: Router, seed: int) -> None:
+async def test_inferred_residency_equals_that_of_the_engine(router: Router, seed: int) -> None:
     """Base and adapter traffic mixed, one at a time and at once, also answers of one token."""
     rng = random.Random(seed)
 
@@ -168,7 +168,7 @@ async def test_inferred_residency_equals_the_engines(router: Router, seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(100, 124))
-async def test_scrapes_alone_tell_what_is_resident(
+async def test_residency_is_inferred_from_scrapes_alone(
     router: Router, newcomer: Router, seed: int
 ) -> None:
     """A router that just started infers it from one page and one listing.
@@ -188,7 +188,7 @@ async def test_scrapes_alone_tell_what_is_resident(
 
 
 @pytest.mark.parametrize("seed", range(200, 212))
-async def test_what_other_routers_send_is_told_by_the_log(
+async def test_requests_of_other_routers_are_inferred_from_the_log(
     router: Router, newcomer: Router, seed: int
 ) -> None:
     """Two routers share the engine, take turns, and each knows of its own requests alone.
@@ -254,7 +254,7 @@ async def test_a_client_that_leaves_ends_what_its_adapter_holds(router: Router) 
     assert gone not in {adapter.name for adapter in caches.gpu}
 
 
-async def test_an_answer_of_one_token_leaves_no_trace_in_the_log(router: Router) -> None:
+async def test_a_response_of_one_token_does_not_show_in_the_log(router: Router) -> None:
     """Why our own requests are followed at all: the log alone would miss this one."""
     silent, *others = STARTED_WITH
     for adapter in others:
@@ -269,7 +269,7 @@ async def test_an_answer_of_one_token_leaves_no_trace_in_the_log(router: Router)
     await assert_equals_engine(router)
 
 
-async def test_base_model_requests_move_no_adapter(router: Router) -> None:
+async def test_requests_for_the_base_model_load_no_adapter(router: Router) -> None:
     """They write a series that names none, and evict nothing."""
     await router.send(STARTED_WITH[0], 4)
     await router.scrape()
@@ -284,7 +284,7 @@ async def test_base_model_requests_move_no_adapter(router: Router) -> None:
 
 
 async def test_loads_and_unloads_are_followed(router: Router) -> None:
-    """A load takes a slot; an unload frees none; a second load stands beside the first."""
+    """A load takes a slot; an unload frees none; a second load takes another."""
     client = router.client
     used = STARTED_WITH[0]
     await router.send(used, 4)

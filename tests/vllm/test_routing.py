@@ -11,7 +11,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import openai
@@ -29,7 +30,6 @@ from tests.vllm.gateway import (
     PROMPT,
     Gateway,
     completion,
-    kill,
     running_gateway,
     text_of,
 )
@@ -44,21 +44,19 @@ CACHED = (("a4", "a5", "a0", "a1"), ("a4", "a5", "a2", "a3"))
 HOMES = {"a0": 0, "a1": 0, "a2": 1, "a3": 1}
 ON_BOTH = "a4"
 
-Ask = Callable[[openai.AsyncOpenAI, str], Awaitable[str]]
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(start_vllm_servers: StartServers) -> AsyncIterator[Gateway]:
-    servers = start_vllm_servers(2)
+    servers = await start_vllm_servers(2)
     async with running_gateway(servers) as running:
         yield running
     for server in servers:
-        server.stop()
+        await server.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def texts(gateway: Gateway) -> dict[str, str]:
-    """What each model says, asked without a gateway."""
+    """The text of each model, without a gateway."""
     first, second = [
         {model: await client.complete(model, max_tokens=NUM_TOKENS) for model in MODELS}
         for client in gateway.servers
@@ -72,59 +70,38 @@ async def texts(gateway: Gateway) -> dict[str, str]:
 
 
 def client_of(url: str) -> openai.AsyncOpenAI:
-    """The official client, told to hide no error by trying again."""
+    """The official client without retries."""
     return openai.AsyncOpenAI(
         base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE_S
     )
 
 
-async def complete(client: openai.AsyncOpenAI, model: str) -> str:
-    answer = await client.completions.create(
-        model=model, prompt=PROMPT, max_tokens=NUM_TOKENS, temperature=0
+async def ask(client: openai.AsyncOpenAI, model: str, *, is_chat: bool, stream: bool) -> str:
+    """Return the whole text, by one of the two APIs."""
+    api: Any = client.chat.completions if is_chat else client.completions
+    prompt = {"messages": [{"role": "user", "content": PROMPT}]} if is_chat else {"prompt": PROMPT}
+    answer = await api.create(
+        model=model, max_tokens=NUM_TOKENS, temperature=0, stream=stream, **prompt
     )
-    assert answer.model == model
-    return answer.choices[0].text
+    parts = [part async for part in answer] if stream else [answer]
+    assert {part.model for part in parts} == {model}
+    choices = [part.choices[0] for part in parts]
+    if is_chat:
+        texts = [(each.delta if stream else each.message).content or "" for each in choices]
+    else:
+        texts = [each.text for each in choices]
+    return "".join(texts)
 
 
-async def complete_streaming(client: openai.AsyncOpenAI, model: str) -> str:
-    chunks = await client.completions.create(
-        model=model, prompt=PROMPT, max_tokens=NUM_TOKENS, temperature=0, stream=True
-    )
-    parts = [(chunk.model, chunk.choices[0].text) async for chunk in chunks]
-    assert {name for name, _ in parts} == {model}
-    return "".join(text for _, text in parts)
-
-
-async def chat(client: openai.AsyncOpenAI, model: str) -> str:
-    answer = await client.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": PROMPT}],
-        max_tokens=NUM_TOKENS,
-        temperature=0,
-    )
-    assert answer.model == model
-    return answer.choices[0].message.content or ""
-
-
-async def chat_streaming(client: openai.AsyncOpenAI, model: str) -> str:
-    chunks = await client.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": PROMPT}],
-        max_tokens=NUM_TOKENS,
-        temperature=0,
-        stream=True,
-    )
-    parts = [(chunk.model, chunk.choices[0].delta.content or "") async for chunk in chunks]
-    assert {name for name, _ in parts} == {model}
-    return "".join(text for _, text in parts)
-
-
-@pytest.mark.parametrize("ask", [complete, complete_streaming, chat, chat_streaming])
-async def test_every_model_answers_as_it_does_without_a_gateway(gateway: Gateway, ask: Ask) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streaming"])
+@pytest.mark.parametrize("is_chat", [False, True], ids=["completions", "chat"])
+async def test_every_model_responds_as_it_does_without_a_gateway(
+    gateway: Gateway, is_chat: bool, stream: bool
+) -> None:
     said = []
     for url in (gateway.envoy.url, *(client.server.url for client in gateway.servers)):
         async with client_of(url) as client:
-            said.append([await ask(client, model) for model in MODELS])
+            said.append([await ask(client, m, is_chat=is_chat, stream=stream) for m in MODELS])
 
     routed, *direct = said
     assert len(set(routed)) == len(MODELS)
@@ -175,10 +152,10 @@ async def test_an_adapter_loaded_on_both_is_packed_on_one(gateway: Gateway) -> N
 # --- residency -------------------------------------------------------------------------------
 
 
-async def test_two_hundred_requests_at_once_are_all_answered(
+async def test_two_hundred_requests_at_once_are_all_served(
     gateway: Gateway, texts: dict[str, str]
 ) -> None:
-    """Base and adapters mixed. Then nothing is in flight, and the router's view is the engines'."""
+    """Base and adapters mixed. Afterwards nothing is in flight, and the caches agree."""
     rng = random.Random(2)
     models = [rng.choice(MODELS) for _ in range(200)]
     before = await gateway.num_served()
@@ -197,7 +174,9 @@ async def test_two_hundred_requests_at_once_are_all_answered(
 
 
 @pytest.mark.parametrize("seed", range(300, 324))
-async def test_the_routers_view_of_residency_is_the_engines(gateway: Gateway, seed: int) -> None:
+async def test_the_routers_view_of_residency_is_that_of_the_engines(
+    gateway: Gateway, seed: int
+) -> None:
     """Random sequences of base and adapter requests, one at a time and at once."""
     rng = random.Random(seed)
 
@@ -222,7 +201,7 @@ async def assert_served_by(gateway: Gateway, number: int, adapter: str, text: st
     assert (await gateway.served_since(before, len(answers)))[number] == len(answers)
 
 
-async def test_an_adapter_is_asked_for_only_where_it_is_registered(
+async def test_requests_for_an_adapter_go_only_where_it_is_registered(
     gateway: Gateway, texts: dict[str, str]
 ) -> None:
     """Unloaded on one server, loaded again there and unloaded on the other, unloaded on both."""
@@ -300,7 +279,7 @@ async def test_check_pod_finds_all_that_is_required(gateway: Gateway) -> None:
 
 
 def served_or_unreachable(answer: Answer) -> bool:
-    """True if it was served; otherwise it must be the error that says what is wrong."""
+    """Return whether it was served; otherwise it must be the clear error."""
     if answer.status == 200:
         return True
     assert (answer.status, answer.error_code) == (503, "endpoint_unavailable")
@@ -322,7 +301,7 @@ async def test_a_killed_servers_adapters_move_to_the_other(
         await streaming.content.readline()
         running = [group.create_task(gateway.ask(model, 400)) for model in MODELS]
         await eventually(lambda: in_flight(gateway, 1 + len(MODELS)), within_s=PATIENCE_S)
-        kill(victim)
+        await victim.kill()
         with pytest.raises(aiohttp.ClientError):
             await streaming.content.read()
     assert not served_or_unreachable(running[MODELS.index("a1")].result())

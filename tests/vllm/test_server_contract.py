@@ -1,4 +1,4 @@
-"""What the router relies on in a real server's pages and answers."""
+"""The pages and responses of a real server on which the router relies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ PROFILE = PROFILES["vllm"]
 STARTED_WITH, LOADED_LATER = ADAPTERS[:-1], ADAPTERS[-1]
 
 
-async def test_the_page_is_read_whole_and_filtered_alike(vllm_client: VllmClient) -> None:
+async def test_the_whole_and_the_filtered_page_have_the_same_report(
+    vllm_client: VllmClient,
+) -> None:
     await vllm_client.complete(STARTED_WITH[0], max_tokens=4)
     query = "&".join(f"name[]={family}" for family in PROFILE.families)
 
@@ -58,7 +60,7 @@ async def test_an_unknown_model_is_404_in_openais_shape(vllm_client: VllmClient)
     assert "`nope` does not exist" in answer["error"]["message"]
 
 
-async def test_loads_and_unloads_answer_with_the_statuses_we_know(vllm_client: VllmClient) -> None:
+async def test_loads_and_unloads_have_the_known_statuses(vllm_client: VllmClient) -> None:
     missing = {"lora_name": "missing", "lora_path": str(vllm_client.server.models / "missing")}
 
     assert (await vllm_client.load(LOADED_LATER))[0] == 200
@@ -100,8 +102,8 @@ async def _events(url: str, body: dict[str, object]) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
 
-async def test_every_adapter_answers_in_its_own_way(vllm_client: VllmClient) -> None:
-    """Else no test could tell that a request was served by the right one."""
+async def test_every_adapter_has_its_own_text(vllm_client: VllmClient) -> None:
+    """Otherwise no test could check that a request was served by the right adapter."""
     names = [BASE_MODEL, *STARTED_WITH]
     texts = {name: await vllm_client.complete(name, max_tokens=16) for name in names}
 

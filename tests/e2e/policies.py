@@ -1,4 +1,4 @@
-"""Rules that tests load by `module:attribute`."""
+"""Policies that tests load by `module:attribute`."""
 
 from __future__ import annotations
 

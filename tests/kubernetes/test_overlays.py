@@ -1,0 +1,162 @@
+"""The overlays as kubectl builds them, without an API server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from extproc.core.routes import DEFAULT_INFERENCE_PATHS
+from extproc.envoyconfig import BootstrapOptions, render
+from tests.kubernetes.manifests import (
+    MANIFESTS,
+    MODEL_SERVERS,
+    OVERLAYS,
+    build,
+    container,
+    copied,
+    objects,
+    only,
+    router_config,
+)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_selector_of_routers_matches_their_pods(overlay: str) -> None:
+    text = build(MANIFESTS / "overlays" / overlay)
+    template = only(text, "Deployment", "extproc")["spec"]["template"]
+    labels = template["metadata"]["labels"].items()
+    selectors = [
+        only(text, "Deployment", "extproc")["spec"]["selector"]["matchLabels"],
+        *(each["spec"]["selector"] for each in objects(text) if each["kind"] == "Service"),
+        only(text, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        only(text, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+        *(
+            spread["labelSelector"]["matchLabels"]
+            for spread in template["spec"]["topologySpreadConstraints"]
+        ),
+    ]
+    for selector in selectors:
+        assert selector.items() <= labels
+    monitored = only(text, "ServiceMonitor")["spec"]["selector"]["matchLabels"].items()
+    assert monitored <= only(text, "Service", "extproc")["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_router_s_ports_are_those_of_its_container_and_network_policy(overlay: str) -> None:
+    text = build(MANIFESTS / "overlays" / overlay)
+    ports = {port["name"]: port["containerPort"] for port in container(text)["ports"]}
+    config = router_config(text)
+    opened = {
+        "grpc": config["server"].get("address", "0.0.0.0:9002"),
+        "health": config["server"].get("health_address", "0.0.0.0:9003"),
+        "metrics": config["admin"].get("metrics_address", "0.0.0.0:9090"),
+    }
+
+    assert opened == {name: f"0.0.0.0:{port}" for name, port in ports.items()}
+    assert config["admin"]["address"].startswith("127.0.0.1:")
+    allowed = {
+        port["port"]
+        for rule in only(text, "NetworkPolicy")["spec"]["ingress"]
+        for port in rule["ports"]
+    }
+    assert allowed == {ports["grpc"], ports["metrics"]}
+
+
+@pytest.mark.parametrize("overlay", [each for each in OVERLAYS if each.startswith("envoy-gateway")])
+def test_only_proxies_of_the_gateway_of_this_namespace_are_let_in(
+    overlay: str, tmp_path: Path
+) -> None:
+    """Not those of a Gateway with the same name in another namespace."""
+    text = build(copied(tmp_path, "elsewhere") / "overlays" / overlay)
+    let_in = [
+        peer["podSelector"]["matchLabels"]
+        for rule in only(text, "NetworkPolicy")["spec"]["ingress"]
+        for peer in rule["from"]
+        if "podSelector" in peer and "namespaceSelector" in peer
+    ]
+    assert let_in == [
+        {
+            "gateway.envoyproxy.io/owning-gateway-name": "llm",
+            "gateway.envoyproxy.io/owning-gateway-namespace": "elsewhere",
+        }
+    ]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_one_slow_response_to_a_probe_takes_no_router_out(overlay: str) -> None:
+    probe = container(build(MANIFESTS / "overlays" / overlay))["readinessProbe"]
+    assert probe["failureThreshold"] > 1
+
+
+def test_istio_accepts_the_router_s_own_certificate(tmp_path: Path) -> None:
+    """By one line to uncomment: not every cluster has the definition."""
+    folder = copied(tmp_path, "elsewhere") / "overlays" / "inference-pool"
+    kustomization = folder / "kustomization.yaml"
+    line = "- ../../components/istio"
+    assert f"# {line}" in kustomization.read_text()
+    kustomization.write_text(kustomization.read_text().replace(f"# {line}", line))
+    text = build(folder)
+
+    rule = only(text, "DestinationRule")
+    assert rule["metadata"]["namespace"] == "elsewhere"
+    assert rule["spec"]["host"] == only(text, "Service", "extproc")["metadata"]["name"]
+    assert rule["spec"]["trafficPolicy"]["tls"] == {"mode": "SIMPLE", "insecureSkipVerify": True}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_drain_fits_into_the_time_before_the_kill(overlay: str) -> None:
+    text = build(MANIFESTS / "overlays" / overlay)
+    server = router_config(text)["server"]
+    pod = only(text, "Deployment", "extproc")["spec"]["template"]["spec"]
+    drain_s = server["drain_delay_s"] + server.get("drain_timeout_s", 30)
+
+    assert 0 < server["drain_delay_s"] < drain_s < pod["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_pod_of_the_examples_is_one_that_the_overlay_selects(overlay: str) -> None:
+    text = build(MANIFESTS / "overlays" / overlay)
+    pods = [only(build(MANIFESTS / "vllm" / way), "Deployment") for way in MODEL_SERVERS]
+    for pod in pods:
+        template = pod["spec"]["template"]
+        assert template["metadata"]["labels"] == {"app": "vllm"}
+        assert template["spec"]["containers"][0]["ports"][0]["containerPort"] == 8000
+    reached = [
+        rule
+        for rule in only(text, "NetworkPolicy")["spec"]["egress"]
+        if rule.get("to") == [{"podSelector": {"matchLabels": {"app": "vllm"}}}]
+    ]
+    assert [rule["ports"] for rule in reached] == [[{"port": 8000}]]
+
+
+def test_the_routed_paths_are_those_that_the_router_serves() -> None:
+    """Of the default configuration; paths that it answers itself are matched by expressions."""
+    route = only(build(MANIFESTS / "route"), "HTTPRoute")
+    exact = {
+        (match["method"], match["path"]["value"])
+        for rule in route["spec"]["rules"]
+        for match in rule["matches"]
+        if match["path"]["type"] == "Exact"
+    }
+    assert exact == {("POST", path) for path in DEFAULT_INFERENCE_PATHS}
+
+
+@pytest.mark.parametrize("overlay", [each for each in OVERLAYS if each.startswith("envoy-gateway")])
+def test_the_proxies_have_the_bounds_of_our_own_envoy(overlay: str) -> None:
+    """And their containers hold half as much again as the heap's limit."""
+    ours = yaml.safe_load(render(BootstrapOptions()))["overload_manager"]
+    proxy = only(build(MANIFESTS / "overlays" / overlay), "EnvoyProxy")["spec"]
+
+    theirs = proxy["bootstrap"]["jsonPatches"][0]
+    assert (theirs["path"], theirs["value"]) == ("/overload_manager", ours)
+    container = proxy["provider"]["kubernetes"]["envoyDeployment"]["container"]
+    heap_bytes = ours["resource_monitors"][0]["typed_config"]["max_heap_size_bytes"]
+    assert container["resources"]["limits"]["memory"] == f"{3 * heap_bytes // 2 // 2**20}Mi"
+
+
+def test_every_object_is_in_the_namespace_of_its_overlay() -> None:
+    for overlay in OVERLAYS:
+        text = build(MANIFESTS / "overlays" / overlay)
+        assert {each["metadata"]["namespace"] for each in objects(text)} == {"llm"}
