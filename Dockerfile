@@ -2,21 +2,21 @@
 #
 #   docker build -t extproc --build-arg VERSION=0.1.0 --build-arg REVISION=$(git rev-parse HEAD) .
 #
-# To pin the base to the byte, give its digest as well, which a tag does not fix:
-#   docker buildx imagetools inspect python:3.11.14-slim-bookworm   # says "Digest: sha256:..."
+# To pin the base image exactly, add its digest, which a tag does not fix:
+#   docker buildx imagetools inspect python:3.11.14-slim-bookworm   # prints "Digest: sha256:..."
 #   docker build --build-arg BASE=python:3.11.14-slim-bookworm@sha256:... .
 
-# The minor version that the tests run on.
+# The minor version that the tests use.
 ARG BASE=python:3.11.14-slim-bookworm
 
 FROM ${BASE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-# Without pip: what runs needs none.
+# Without pip: nothing needs it at run time.
 RUN python -m venv --without-pip /venv
 WORKDIR /src
-# Without `kubernetes` 60 MB less: for a router that finds its pods by DNS or file.
+# Without `kubernetes` it is 60 MB smaller: for a router that finds its pods by DNS or file.
 ARG EXTRAS=kubernetes,otel
-# First what changes seldom, so that a change of ours does not install everything again.
+# Rarely changed files first, so that a code change does not reinstall everything.
 COPY constraints.txt pyproject.toml ./
 RUN python -c 'import sys, tomllib; found = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
         parts = [found["optional-dependencies"][extra] for extra in sys.argv[1].split(",") if extra]; \
@@ -32,7 +32,7 @@ COPY extproc extproc
 RUN pip --python /venv/bin/python install --constraint constraints.txt ".[${EXTRAS}]"
 
 # locust with the load tests, for docker-compose.yml: docker build --target loadtest .
-# Of what it needs only locust has a fixed version.
+# Of its dependencies only locust has a fixed version.
 FROM build AS loadtest
 RUN pip --python /venv/bin/python install --constraint constraints.txt locust==2.47.0
 ENV PATH=/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
@@ -52,14 +52,14 @@ LABEL org.opencontainers.image.title="lora-extproc" \
       org.opencontainers.image.created="${CREATED}" \
       org.opencontainers.image.source="${SOURCE}"
 COPY --from=build /venv /venv
-# The root file system may be read-only; the bytecode is there already.
+# The root file system may be read-only; the bytecode is already there.
 ENV PATH=/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-# By number, so that Kubernetes can see that it is not root.
+# Numeric, so that Kubernetes can verify that it is not root.
 USER 65532:65532
-# gRPC, plain gRPC health, metrics; the last two where they are configured.
+# gRPC, plain gRPC health, metrics; the last two if configured.
 EXPOSE 9002 9003 9090
 ENTRYPOINT ["extproc"]
 CMD ["serve", "--config", "/etc/extproc/extproc.yaml"]
-# The admin port's default address; Kubernetes has probes instead. A Python costs 60 ms of CPU each time.
+# The admin port's default address; Kubernetes uses probes instead. Python would cost 60 ms of CPU each time.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
     CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9090 && printf 'GET /healthz HTTP/1.1\\r\\nhost: localhost\\r\\nconnection: close\\r\\n\\r\\n' >&3 && grep -q '^HTTP/1.1 200' <&3"]

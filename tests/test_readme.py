@@ -26,6 +26,7 @@ from tests.e2e.harness import Client, RouterProcess
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ENVOY_PAGE = (ROOT / "envoy" / "README.md").read_text(encoding="utf-8")
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/policy.md", "docs/operations.md"]
 
 
@@ -186,7 +187,7 @@ async def test_every_url_of_the_admin_port_answers(url: str) -> None:
 
 def body_table() -> dict[RequestBody, list[str]]:
     """The cells of each row: Envoy's setting, then one for each mode."""
-    table = README.split("| `--body` |")[1].split("\n\n")[0].splitlines()
+    table = ENVOY_PAGE.split("| `--body` |")[1].split("\n\n")[0].splitlines()
     assert [cell.strip() for cell in table[0].strip("|").split("|")][1:] == list(Mode)
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
     return {RequestBody(row[0].strip("`")): row[1:] for row in cells}
@@ -222,6 +223,6 @@ def test_the_table_names_envoys_setting_and_the_default(mode: Mode, body: Reques
 
 def test_the_modes_named_with_response_phases_are_those_that_run() -> None:
     run = {str(case.body) for case in body_modes.CASES if case.response_phases}
-    (sentence,) = re.findall(r"^(.*) are also run with `--response-phases`", README, flags=re.M)
+    (sentence,) = re.findall(r"^(.*) are also run with `--response-phases`", ENVOY_PAGE, flags=re.M)
 
     assert set(re.findall(r"`([\w-]+)`", sentence)) == run
