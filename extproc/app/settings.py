@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from extproc.config import Config
 from extproc.config.base import Section
@@ -26,10 +27,7 @@ from extproc.shell.loops import LoopSettings
 from extproc.shell.memory import memory_limit_bytes
 from extproc.shell.tls import client_context
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-_Settings = TypeVar("_Settings", bound="DataclassInstance")
+_Settings = TypeVar("_Settings", bound=Struct)
 
 BODY_SHARE_OF_MEMORY = 0.25
 """Of the process's memory limit, for bodies. The rest is for the program itself (about 80 MB), the
@@ -89,7 +87,7 @@ def _settings(kind: type[_Settings], *sections: Section, **others: Any) -> _Sett
         KeyError: A setting is nowhere.
     """
     given = {name: value for section in sections for name, value in section} | others
-    return kind(**{each.name: given[each.name] for each in fields(kind)})
+    return kind(**{name: given[name] for name in kind.__struct_fields__})
 
 
 def max_message_bytes(config: Config) -> int:
