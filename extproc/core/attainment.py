@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from extproc.core.types import Outcome, Rejection
 
@@ -30,12 +30,6 @@ class Share:
     num_requests: int = 0
 
 
-@dataclass(slots=True)
-class _Bucket:
-    begins_s: float
-    shares: dict[str, Share] = field(default_factory=dict)
-
-
 class Attainment:
     """Counts requests, and those that attained the objective.
 
@@ -50,7 +44,7 @@ class Attainment:
         self.window_s = window_s
         self._max_paths = max_paths
         self._paths: set[str] = set()
-        self._buckets: deque[_Bucket] = deque()
+        self._buckets: deque[tuple[float, dict[str, Share]]] = deque()  # by their beginning
 
     def completed(
         self,
@@ -79,8 +73,8 @@ class Attainment:
         """Return the counts of the last `window_s`, by path."""
         self._forget(now)
         total: dict[str, Share] = {}
-        for bucket in self._buckets:
-            for path, share in bucket.shares.items():
+        for _, shares in self._buckets:
+            for path, share in shares.items():
                 sums = total.setdefault(path, Share())
                 sums.num_attained += share.num_attained
                 sums.num_requests += share.num_requests
@@ -103,14 +97,14 @@ class Attainment:
                 path = OTHER
             else:
                 self._paths.add(path)
-        if not self._buckets or now >= self._buckets[-1].begins_s + _BUCKET_S:
+        if not self._buckets or now >= self._buckets[-1][0] + _BUCKET_S:
             self._forget(now)
-            self._buckets.append(_Bucket(now))
-        share = self._buckets[-1].shares.setdefault(path, Share())
+            self._buckets.append((now, {}))
+        share = self._buckets[-1][1].setdefault(path, Share())
         share.num_attained += is_attained
         share.num_requests += 1
         return path, is_attained
 
     def _forget(self, now: float) -> None:
-        while self._buckets and self._buckets[0].begins_s <= now - self.window_s:
+        while self._buckets and self._buckets[0][0] <= now - self.window_s:
             self._buckets.popleft()
