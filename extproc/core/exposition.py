@@ -102,10 +102,7 @@ def _require_text_format(page: bytes) -> None:
 
 
 def _values_by_engine(
-    page: bytes,
-    names: tuple[str, ...],
-    profile: EngineProfile,
-    where: LabelledFamily | None = None,
+    page: bytes, names: tuple[str, ...], profile: EngineProfile, where: LabelledFamily | None = None
 ) -> list[float]:
     """Return one value per engine, of the first of `names` that has any.
 
