@@ -31,12 +31,9 @@ class Share:
 
 
 class Attainment:
-    """Counts requests, and those that attained the objective.
+    """Counts requests, and those whose first byte came within `ttft_s` of their arrival.
 
-    Args:
-        ttft_s: Longest time from a request's arrival to the first byte of its response.
-        window_s: The period that `recent` covers.
-        max_paths: Paths counted separately; further ones share `OTHER`.
+    `recent` covers `window_s`; paths beyond `max_paths` share `OTHER`.
     """
 
     def __init__(self, ttft_s: float, *, window_s: float = WINDOW_S, max_paths: int = 50) -> None:

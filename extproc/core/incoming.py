@@ -44,11 +44,7 @@ def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 class Incoming:
-    """A request to be routed.
-
-    Raises:
-        RequestError: On construction, where its headers alone are wrong.
-    """
+    """A request to be routed; raises RequestError if its headers alone are wrong."""
 
     __slots__ = (
         *("_arrived_at_s", "_has_body", "_has_trailers", "_hints", "_is_complete", "_mode"),

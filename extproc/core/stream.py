@@ -58,8 +58,7 @@ class Stream:
     def handle(self, event: m.Event, *, now: float) -> list[m.Command]:
         """Handle one event; return the commands to carry out, in order.
 
-        Raises:
-            ProtocolError: The event may not come here. End the RPC with a non-OK status.
+        Raises ProtocolError for an event not allowed here: end the RPC with a non-OK status.
         """
         kind = type(event)
         state = TABLE[self.state].get(kind)
