@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from extproc.core.types import Outcome, Rejection
 
@@ -30,19 +30,10 @@ class Share:
     num_requests: int = 0
 
 
-@dataclass(slots=True)
-class _Bucket:
-    begins_s: float
-    shares: dict[str, Share] = field(default_factory=dict)
-
-
 class Attainment:
-    """Counts requests, and those that attained the objective.
+    """Counts requests, and those whose first byte came within `ttft_s` of their arrival.
 
-    Args:
-        ttft_s: Longest time from a request's arrival to the first byte of its response.
-        window_s: The period that `recent` covers.
-        max_paths: Paths counted separately; further ones share `OTHER`.
+    `recent` covers `window_s`; paths beyond `max_paths` share `OTHER`.
     """
 
     def __init__(self, ttft_s: float, *, window_s: float = WINDOW_S, max_paths: int = 50) -> None:
@@ -50,7 +41,7 @@ class Attainment:
         self.window_s = window_s
         self._max_paths = max_paths
         self._paths: set[str] = set()
-        self._buckets: deque[_Bucket] = deque()
+        self._buckets: deque[tuple[float, dict[str, Share]]] = deque()  # by their beginning
 
     def completed(
         self,
@@ -79,8 +70,8 @@ class Attainment:
         """Return the counts of the last `window_s`, by path."""
         self._forget(now)
         total: dict[str, Share] = {}
-        for bucket in self._buckets:
-            for path, share in bucket.shares.items():
+        for _, shares in self._buckets:
+            for path, share in shares.items():
                 sums = total.setdefault(path, Share())
                 sums.num_attained += share.num_attained
                 sums.num_requests += share.num_requests
@@ -103,14 +94,14 @@ class Attainment:
                 path = OTHER
             else:
                 self._paths.add(path)
-        if not self._buckets or now >= self._buckets[-1].begins_s + _BUCKET_S:
+        if not self._buckets or now >= self._buckets[-1][0] + _BUCKET_S:
             self._forget(now)
-            self._buckets.append(_Bucket(now))
-        share = self._buckets[-1].shares.setdefault(path, Share())
+            self._buckets.append((now, {}))
+        share = self._buckets[-1][1].setdefault(path, Share())
         share.num_attained += is_attained
         share.num_requests += 1
         return path, is_attained
 
     def _forget(self, now: float) -> None:
-        while self._buckets and self._buckets[0].begins_s <= now - self.window_s:
+        while self._buckets and self._buckets[0][0] <= now - self.window_s:
             self._buckets.popleft()

@@ -68,11 +68,13 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
     gpu, cpu = _read_residency(page, profile.residency)
     kv_usages = _values_by_engine(page, profile.kv_usage, profile)
     starts_s = _values_by_engine(page, (profile.process_start,), profile)
+    part = profile.deferred
+    deferred = [] if part is None else _values_by_engine(page, (part.family,), profile, where=part)
     slots = [] if max_loras else _values_by_engine(page, profile.lora_slots, profile)
     return LoadReport(
         num_running=total(_values_by_engine(page, profile.running, profile)),
         num_waiting=total(_values_by_engine(page, profile.waiting, profile)),
-        num_deferred=_read_deferred(page, profile.deferred, profile),
+        num_deferred=total(deferred) if deferred else None,
         kv_usage_ratio=min(1.0, sum(kv_usages) / len(kv_usages)) if kv_usages else None,
         # Every engine behind one server has the same number of slots.
         max_loras=max_loras or whole(max(slots, default=0), MAX_COUNT) or None,
@@ -99,18 +101,8 @@ def _require_text_format(page: bytes) -> None:
         raise ExpositionError("the metrics page is cut off: no line feed at its end")
 
 
-def _read_deferred(page: bytes, part: LabelledFamily | None, profile: EngineProfile) -> int | None:
-    if part is None:
-        return None
-    values = _values_by_engine(page, (part.family,), profile, where=part)
-    return total(values) if values else None
-
-
 def _values_by_engine(
-    page: bytes,
-    names: tuple[str, ...],
-    profile: EngineProfile,
-    where: LabelledFamily | None = None,
+    page: bytes, names: tuple[str, ...], profile: EngineProfile, where: LabelledFamily | None = None
 ) -> list[float]:
     """Return one value per engine, of the first of `names` that has any.
 

@@ -44,15 +44,11 @@ def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 class Incoming:
-    """A request to be routed.
-
-    Raises:
-        RequestError: On construction, where its headers alone are wrong.
-    """
+    """A request to be routed; raises RequestError if its headers alone are wrong."""
 
     __slots__ = (
         *("_arrived_at_s", "_has_body", "_has_trailers", "_hints", "_is_complete", "_mode"),
-        *("_reader", "_request_id", "_route", "_session", "_subset"),
+        *("_request_id", "_route", "_session", "_subset", "reader"),
     )
 
     def __init__(
@@ -65,7 +61,7 @@ class Incoming:
         self._has_body = not event.end_of_stream and self._mode is not BodyMode.NONE
         self._is_complete = event.end_of_stream
         self._has_trailers = False
-        self._reader = BodyReader(
+        self.reader = BodyReader(
             route,
             headers.get("content-type", ""),
             max_bytes=settings.max_body_bytes,
@@ -119,16 +115,6 @@ class Incoming:
     # --- body --------------------------------------------------------------------------------
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes kept of the body."""
-        return self._reader.held_bytes
-
-    @property
-    def is_read(self) -> bool:
-        """Whether all chunks so far have been read."""
-        return self._reader.is_read
-
-    @property
     def comes_at_once(self) -> bool:
         """Whether the body comes in one message, before the trailers."""
         return self._mode in _AT_ONCE
@@ -153,7 +139,7 @@ class Incoming:
         if isinstance(part, m.RequestTrailers):
             self._has_trailers = True
             return
-        self._reader.add(part.data)
+        self.reader.add(part.data)
         self._is_complete = part.end_of_stream
         if part.subset is not None:
             self._subset = part.subset
@@ -170,14 +156,14 @@ class Incoming:
 
     def read(self) -> bool:
         """Read one pass, as `BodyReader.read`; return whether all chunks so far have been read."""
-        return self._reader.read(is_over=self.is_over)
+        return self.reader.read(is_over=self.is_over)
 
     def model(self) -> str | None:
         """Return the model, once all chunks so far are read; None where more have to come.
 
         Raises RequestError if there is none, or the body is malformed.
         """
-        reader, mode = self._reader, self._mode
+        reader, mode = self.reader, self._mode
         if mode is BodyMode.BUFFERED_PARTIAL and not self._is_complete:
             return reader.model_of_part()
         if mode is BodyMode.STREAMED:
@@ -192,7 +178,7 @@ class Incoming:
         return RequestInfo(
             model=model,
             path=self._route.path[:MAX_PATH_CHARS],
-            body_bytes=self._reader.num_bytes,
+            body_bytes=self.reader.num_bytes,
             request_id=self._request_id,
             session=self._session,
             subset=self._subset,
@@ -207,7 +193,7 @@ class Incoming:
         """Whether, once released, all of it has come and been read."""
         if self._mode is not BodyMode.STREAMED:
             return True
-        return self._reader.is_read and (self._is_complete or self._has_trailers)
+        return self.reader.is_read and (self._is_complete or self._has_trailers)
 
     def release(self, pick: Pick) -> list[m.Command]:
         """Let the parts so far go on to the pick's endpoint."""
@@ -218,20 +204,16 @@ class Incoming:
         if self._mode is BodyMode.STREAMED:
             return [m.ContinueHeaders(pick), *self.release_read()]
         is_last = not self._has_trailers
-        echo = [m.EchoBody(data, last and is_last) for data, last in self._reader.pieces()]
+        echo = [m.EchoBody(data, last and is_last) for data, last in self.reader.pieces()]
         return [m.ContinueHeaders(pick), *echo, *self._trailers()]
 
     def release_read(self) -> list[m.Command]:
         """Let the chunks read so far go on, and the trailers once all are read."""
-        commands: list[m.Command] = [m.ContinueBody() for _ in range(self._reader.take_done())]
+        commands: list[m.Command] = [m.ContinueBody() for _ in range(self.reader.take_done())]
         return [*commands, *self._trailers()] if self.is_answered else commands
 
     def _trailers(self) -> list[m.Command]:
         return [m.ContinueTrailers()] if self._has_trailers else []
-
-    def clear(self) -> None:
-        """Free the body: a peer that reads slowly can keep this object alive."""
-        self._reader.clear()
 
 
 def _check_length(content_length: str, limit: int) -> None:

@@ -54,9 +54,9 @@ class ModelIndex:
             elif old is not card and (old is not None or _content(known) != _content(card)):
                 # One more that agrees changes nothing: pods that list the same come in turn.
                 contested.append(name)
-        told = [each for each in lists if each is not None] if contested else []
+        known_lists = [each for each in lists if each is not None] if contested else []
         for name in contested:
-            cards = [each[name] for each in told if name in each]
+            cards = [each[name] for each in known_lists if name in each]
             if cards:  # else others that list it are leaving too, and will be removed
                 by_name[name] = majority_card(cards)
         if contested or is_changed:

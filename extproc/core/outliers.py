@@ -33,8 +33,6 @@ from statistics import median
 
 from msgspec import Struct
 
-from extproc.core.types import Pick
-
 UNREACHABLE_S = 5.0
 """Ejection of an endpoint that could not be reached; scrapes usually show more long before."""
 WINDOW_S = 30.0
@@ -294,18 +292,3 @@ class Outliers:
         ejected.sort(key=lambda each: each.until_s)
         for health in ejected[: max(0, len(ejected) - limit)]:
             health.readmit(health.since_s)
-
-
-def verdicts(
-    pick: Pick, verdict: Verdict, *, address: str = "", num_attempts: int = 1
-) -> dict[str, Verdict]:
-    """Return the verdict on each endpoint that a pick was sent to, by address.
-
-    `verdict` and `address` ("" for the pick's own) are those of the last attempt, the only one that
-    the data plane reports. It tries a pick's endpoints and alternates in order, and retries only
-    requests that did not reach the endpoint (so do our Envoy configurations); where it dials an
-    address twice, only the last attempt counts.
-    """
-    tried = (*pick.endpoints, *pick.alternates)[: max(1, num_attempts)]
-    said = dict.fromkeys(tried[: max(0, num_attempts - 1)], Verdict.UNREACHABLE)
-    return {**said, address or tried[-1]: verdict}

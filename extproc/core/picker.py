@@ -37,7 +37,7 @@ class PickerSettings(Struct, frozen=True):
 
 
 class Picker:
-    """Asks the policy in force; remembers the endpoints of sessions."""
+    """Asks `policy`, the one in force; remembers the endpoints of sessions."""
 
     def __init__(
         self,
@@ -54,11 +54,6 @@ class Picker:
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self.configure(policy, policy_name, settings, admission)
 
-    @property
-    def policy(self) -> Policy:
-        """The policy in force."""
-        return self._policy
-
     def configure(
         self,
         policy: Policy,
@@ -67,7 +62,7 @@ class Picker:
         admission: AdmissionSettings | None = None,
     ) -> None:
         """Apply another policy and other thresholds from the next request on."""
-        self._policy, self._policy_name = policy, policy_name
+        self.policy, self._policy_name = policy, policy_name
         self._settings = settings or PickerSettings()
         self._admission = admission or AdmissionSettings()
 
@@ -89,7 +84,7 @@ class Picker:
             if not request.model:
                 return STORED_RESPONSE
             asked = Snapshot(tuple(admitted), snapshot.now, snapshot.num_routers)
-            choice = self._policy.choose(asked, request, rng=self._rng)
+            choice = self.policy.choose(asked, request, rng=self._rng)
             if isinstance(choice, Wait):
                 return choice
             chosen, reason = self._check(choice, asked), plain(str(choice.reason), MAX_SLUG_CHARS)

@@ -19,7 +19,7 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from extproc.core.modelindex import ModelIndex
-from extproc.core.outliers import Outliers, OutlierSettings, Verdict, verdicts
+from extproc.core.outliers import Outliers, OutlierSettings, Verdict
 from extproc.core.tracked import (
     MIN_LIFE_S,
     InFlight,
@@ -27,6 +27,7 @@ from extproc.core.tracked import (
     Tracked,
     card_to_keep,
     is_restart,
+    verdicts,
 )
 from extproc.core.types import Endpoint, LoadReport, ModelCard, Pick, Snapshot
 
@@ -64,9 +65,7 @@ class Pool:
         """Replace the set of endpoints; those that stay keep their state."""
         tracked: dict[str, Tracked] = {}
         for endpoint in sorted(endpoints, key=lambda e: e.address):
-            known = self._tracked.get(endpoint.address)
-            if known is None:
-                known = Tracked(endpoint, self._settings)
+            known = self._tracked.get(endpoint.address) or Tracked(endpoint, self._settings)
             known.endpoint, known.view = endpoint, None
             tracked[endpoint.address] = known
         gone = [each for address, each in self._tracked.items() if address not in tracked]
@@ -192,12 +191,9 @@ class Pool:
     ) -> InFlight | None:
         """End a pick's accounting; return None if it is not in flight: ended before, or not ours.
 
-        Args:
-            pick_id: The pick.
-            now: When the request ended, which may be a while ago.
-            reported_at_s: When the end was reported; None for `now`.
-            has_run: False if the endpoint's engine cannot have worked on it (refused, not reached).
-            verdict: See `outliers.verdicts`, like the rest.
+        The request ended at `now`, which was reported at `reported_at_s` (None for `now`).
+        `has_run` is False if the endpoint's engine cannot have worked on it (refused, not reached).
+        For the rest see `tracked.verdicts`.
         """
         flight = self._flights.pop(pick_id, None)
         if flight is None:
@@ -211,7 +207,7 @@ class Pool:
         if served is not flight.tracked:
             # The first address refused and another of the pick's served: its engine has worked.
             elsewhere = replace(flight, tracked=served, adapter=served.adapter_of(flight.pick))
-            served.begin(elsewhere, now=now)
+            served.begin(elsewhere)
             served.end(elsewhere, now=now, has_run=has_run)
         self._judge(flight, judged, now=now, reported_at_s=reported_at_s)
         return flight
@@ -296,7 +292,7 @@ class Pool:
         trial = self.outliers.begin(tracked.endpoint.address, now=now)
         flight = InFlight(pick, started_at_s, tracked, tracked.adapter_of(pick), trial)
         self._flights[pick.id] = flight
-        tracked.begin(flight, now=now)
+        tracked.begin(flight)
 
     def _judge(
         self,

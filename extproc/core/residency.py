@@ -68,7 +68,7 @@ class Residency:
         self._in_flight: dict[str, int] = {}  # longest active first
         self._seen_running: set[str] = set()  # ours that the last report shows in a slot
         self._report: LoadReport | None = None
-        self._reported_at_s = self._asked_at_s = -inf
+        self._asked_at_s = -inf
         self._logged_s: dict[str, float] = {}
         self._clock = _ClockOffset()
         self._used_since_report: set[str] = set()
@@ -87,7 +87,7 @@ class Residency:
         self._used_by_others = sorted(report.active_adapters - self._used_since_report)
         self._used_since_report = set(self._in_flight)
         self._seen_running = set(report.active_adapters & self._in_flight.keys())
-        self._report, self._reported_at_s = report, taken_at_s
+        self._report = report
         self._asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         self._trim()
         self._arranged = None
@@ -109,7 +109,7 @@ class Residency:
 
     # --- our requests -----------------------------------------------------------------------
 
-    def start(self, adapter: str, *, now: float) -> None:
+    def start(self, adapter: str) -> None:
         """Record that we sent a request for `adapter`. O(1)."""
         num_before = self._in_flight.get(adapter, 0)
         self._in_flight[adapter] = num_before + 1
@@ -120,12 +120,9 @@ class Residency:
     def finish(self, adapter: str, *, now: float, has_run: bool = True) -> None:
         """Record that a request for `adapter` ended at `now`. O(1).
 
-        Does nothing for a request that was forgotten.
-
-        Args:
-            adapter: The adapter.
-            now: When it ended, which may lie in the past: not when the end was reported.
-            has_run: False if the engine surely did nothing for it: refused, no connection, 404.
+        Does nothing for a request that was forgotten. `now` is when it ended, which may lie in the
+        past, not when the end was reported. `has_run` is False if the engine surely did nothing for
+        it: refused, no connection, 404.
         """
         num_before = self._in_flight.get(adapter, 0)
         if not num_before:

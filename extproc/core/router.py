@@ -11,15 +11,7 @@ from extproc.core.listing import ModelListing
 from extproc.core.picker import Picker, is_in_subset
 from extproc.core.pool import Pool
 from extproc.core.rejections import RETRY_AFTER_S, model_not_found, no_endpoints, saturated
-from extproc.core.types import (
-    EndpointView,
-    ModelCard,
-    Pick,
-    Rejection,
-    RequestInfo,
-    Snapshot,
-    Wait,
-)
+from extproc.core.types import EndpointView, ModelCard, Pick, Rejection, RequestInfo, Snapshot, Wait
 
 MIN_WAIT_S = 0.001
 """A policy that wants to be asked again at once is asked in the next pass, not in a loop."""

@@ -92,8 +92,7 @@ class Route(Struct, frozen=True):
 class RouteTable:
     """The listed paths, which are routed by `model`.
 
-    Raises:
-        ValueError: On construction, for a path that is not in normal form or is one of ours.
+    Raises ValueError for a path that is not in normal form or is one of ours.
     """
 
     inference_paths: Sequence[str] = DEFAULT_INFERENCE_PATHS

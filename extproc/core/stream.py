@@ -58,8 +58,7 @@ class Stream:
     def handle(self, event: m.Event, *, now: float) -> list[m.Command]:
         """Handle one event; return the commands to carry out, in order.
 
-        Raises:
-            ProtocolError: The event may not come here. End the RPC with a non-OK status.
+        Raises ProtocolError for an event not allowed here: end the RPC with a non-OK status.
         """
         kind = type(event)
         state = TABLE[self.state].get(kind)
@@ -100,7 +99,7 @@ class Stream:
     @property
     def held_bytes(self) -> int:
         """Bytes kept of the request's body."""
-        return self._incoming.held_bytes if self.state in HOLDING else 0
+        return self._incoming.reader.held_bytes if self.state in HOLDING else 0
 
     @property
     def is_whole(self) -> bool:
@@ -120,8 +119,9 @@ class Stream:
             self._dispatcher.finish(pick, Outcome.FAILED, now=now)
 
     def _free_body(self) -> None:
+        """Free the body now: a peer that reads slowly can keep this object alive."""
         if self.state in HOLDING:
-            self._incoming.clear()
+            self._incoming.reader.clear()
 
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> _Step:
         self._headers = event.headers
@@ -197,7 +197,7 @@ class Stream:
         """Return the turn of a routed request whose parts so far are on their way."""
         if not self._incoming.is_answered:
             return Turn.ROUTED, commands
-        self._incoming.clear()
+        self._incoming.reader.clear()
         # A full-duplex response's body passes through us: ending the RPC would lose parts of it.
         is_duplex = self._response_body_mode is BodyMode.FULL_DUPLEX_STREAMED
         if self._settings.uses_response_phases or is_duplex:
@@ -209,13 +209,13 @@ class Stream:
         incoming = self._incoming
         if not incoming.is_streaming:
             return None, [m.ContinueBody()]
-        is_reading = not incoming.is_read
+        is_reading = not incoming.reader.is_read
         incoming.add(event)
         return (None, []) if is_reading else self._read_rest(event, now)
 
     def _read_rest(self, _event: m.Event, now: float) -> _Step:
         incoming = self._incoming
-        if incoming.is_read:
+        if incoming.reader.is_read:
             return None, []  # an old timer
         is_read = incoming.read()
         turn, commands = self._routed_on(incoming.release_read())
@@ -224,7 +224,7 @@ class Stream:
     def _on_rest_trailers(self, event: m.RequestTrailers, _now: float) -> _Step:
         incoming = self._incoming
         incoming.add(event)
-        return self._routed_on(incoming.release_read()) if incoming.is_read else (None, [])
+        return self._routed_on(incoming.release_read()) if incoming.reader.is_read else (None, [])
 
     def _on_response_headers(self, event: m.ResponseHeaders, now: float) -> _Step:
         self._response_status = event.status

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from extproc.core.outliers import Outliers
+from extproc.core.outliers import Outliers, Verdict
 from extproc.core.residency import Residency
 from extproc.core.types import Endpoint, EndpointView, LoadReport, ModelCard, Pick
 
@@ -101,13 +101,13 @@ class Tracked:
             return request.adapter
         return None if card.parent is None else card.id
 
-    def begin(self, flight: InFlight, *, now: float) -> None:
+    def begin(self, flight: InFlight) -> None:
         """Count a pick here."""
         self.flights[flight.pick.id] = flight
         adapter = flight.adapter
         if adapter is not None:
             self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
-            self.residency.start(adapter, now=now)
+            self.residency.start(adapter)
         self.view = None
 
     def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
@@ -201,3 +201,18 @@ def is_restart(before: LoadReport | None, after: LoadReport) -> bool:
     if before is None or before.process_start_wall_s is None or after.process_start_wall_s is None:
         return False
     return abs(after.process_start_wall_s - before.process_start_wall_s) > RESTART_TOLERANCE_S
+
+
+def verdicts(
+    pick: Pick, verdict: Verdict, *, address: str = "", num_attempts: int = 1
+) -> dict[str, Verdict]:
+    """Return the verdict on each endpoint that a pick was sent to, by address.
+
+    `verdict` and `address` ("" for the pick's own) are those of the last attempt, the only one that
+    the data plane reports. It tries a pick's endpoints and alternates in order, and retries only
+    requests that did not reach the endpoint (so do our Envoy configurations); where it dials an
+    address twice, only the last attempt counts.
+    """
+    tried = (*pick.endpoints, *pick.alternates)[: max(1, num_attempts)]
+    said = dict.fromkeys(tried[: max(0, num_attempts - 1)], Verdict.UNREACHABLE)
+    return {**said, address or tried[-1]: verdict}

@@ -48,10 +48,7 @@ _ROUTED: Final[dict[type | Turn, State]] = {
 }
 
 TABLE: Final[dict[State, dict[type | Turn, State]]] = {
-    State.HEADERS: {
-        m.RequestHeaders: State.BODY,
-        m.ResponseHeaders: State.LOCAL_REPLY,
-    },
+    State.HEADERS: {m.RequestHeaders: State.BODY, m.ResponseHeaders: State.LOCAL_REPLY},
     State.BODY: {
         m.RequestBody: State.BODY,
         m.RequestTrailers: State.BODY,
@@ -91,10 +88,7 @@ TABLE: Final[dict[State, dict[type | Turn, State]]] = {
         Turn.ANSWERED: State.RESPONSE,
         Turn.OVER: State.DONE,
     },
-    State.LOCAL_REPLY: {
-        m.ResponseBody: State.LOCAL_REPLY,
-        m.ResponseTrailers: State.LOCAL_REPLY,
-    },
+    State.LOCAL_REPLY: {m.ResponseBody: State.LOCAL_REPLY, m.ResponseTrailers: State.LOCAL_REPLY},
     # Messages in transit when we ended the RPC.
     State.DONE: dict.fromkeys(m.EVENT_TYPES, State.DONE),
 }

@@ -1,4 +1,4 @@
-"""One budget for all bodies: who gets room, who waits, who is given up."""
+"""One budget for all bodies: which uploads get room, wait, or are given up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 1024 * 1024
 
 @dataclass(eq=False)
 class Body:
-    """An upload that notes what it is told."""
+    """An upload that records its calls."""
 
     budget: Budget
     held_bytes: int = 0
@@ -23,7 +23,7 @@ class Body:
     is_given_up: bool = False
 
     def take(self, num_bytes: int) -> bool:
-        """More has come; whether still more may."""
+        """Add bytes; return whether more may come."""
         self.budget.add(self, num_bytes)
         return self.budget.may_grow(self)
 
@@ -35,7 +35,7 @@ class Body:
 
 
 def bodies(budget: Budget, *sizes: int) -> list[Body]:
-    """Unfinished uploads that hold so much, oldest first."""
+    """Return unfinished uploads of these sizes, oldest first."""
     found = [Body(budget) for _ in sizes]
     for each, size in zip(found, sizes, strict=True):
         budget.add(each, size)
@@ -78,6 +78,15 @@ def test_what_one_lets_go_lets_the_next_oldest_go_on() -> None:
     budget.leave(first)
 
     assert (second.num_grants, third.num_grants) == (1, 0)
+
+
+def test_above_half_a_waiting_upload_goes_on_once_all_fit_to_their_largest_size() -> None:
+    budget = Budget(100 * MIB, max_upload_bytes=50 * MIB)
+    first, second = bodies(budget, 60 * MIB, 30 * MIB)
+    assert not budget.may_grow(second)
+    budget.add(first, -20 * MIB)
+
+    assert second.num_grants == 1
 
 
 def test_below_half_again_all_who_waited_go_on_as_far_as_there_is_room() -> None:

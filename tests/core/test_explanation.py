@@ -137,7 +137,7 @@ def test_spill_names_the_pods_that_are_full() -> None:
         ("round_robin", "turn", "it was its turn among 2 pods (1 pending, 2 elsewhere)"),
         ("random", "random", "drawn at random among 2 pods (1 pending, 2 elsewhere)"),
         ("founding", "session", "its session was sent there before"),
-        ("my:rule", "affinity", "chosen by my:rule (affinity); 1 pending, 2 elsewhere"),
+        ("my:policy", "affinity", "chosen by my:policy (affinity); 1 pending, 2 elsewhere"),
     ],
 )
 def test_each_rule_of_ours_is_put_into_words(policy: str, reason: str, why: str) -> None:
@@ -159,8 +159,8 @@ def test_of_pods_with_as_little_pending_one_is_drawn(policy: str, reason: str) -
 
 
 def test_another_rules_slug_is_not_given_a_meaning() -> None:
-    assert said("my:rule", "affinity", view(1), view(2)) == (
-        "pod-1: chosen by my:rule (affinity); a is not loaded there; 0 pending, 0 elsewhere."
+    assert said("my:policy", "affinity", view(1), view(2)) == (
+        "pod-1: chosen by my:policy (affinity); a is not loaded there; 0 pending, 0 elsewhere."
     )
 
 
@@ -232,11 +232,12 @@ def test_names_and_messages_of_any_length_make_a_sentence_of_bounded_length() ->
 
 
 @given(snapshots(), requests(), st.sampled_from(sorted(BUILT_IN)), st.integers(0, 99))
-def test_every_pick_of_every_rule_is_one_bounded_sentence_that_names_its_pod(
-    pool: Any, info: Any, rule: str, seed: int
+def test_every_pick_of_every_policy_is_one_bounded_sentence_that_names_its_pod(
+    pool: Any, info: Any, policy: str, seed: int
 ) -> None:
     ids = itertools.count()
-    picker = Picker(BUILT_IN[rule](), rule, rng=random.Random(seed), next_id=lambda: str(next(ids)))
+    rng = random.Random(seed)
+    picker = Picker(BUILT_IN[policy](), policy, rng=rng, next_id=lambda: str(next(ids)))
     decision = picker.pick(pool, info)
     if not isinstance(decision, Pick):
         return
@@ -249,7 +250,7 @@ def test_every_pick_of_every_rule_is_one_bounded_sentence_that_names_its_pod(
 
 
 @given(snapshots(), st.none() | st.sampled_from(ADAPTERS), st.integers(0, 99))
-def test_the_founding_rules_lot_is_told_with_those_it_was_drawn_from_and_no_other(
+def test_the_founding_policys_random_choice_names_the_number_of_equals(
     pool: Snapshot, adapter: str | None, seed: int
 ) -> None:
     picker = Picker(BUILT_IN["founding"](), "founding", rng=random.Random(seed), next_id=str)

@@ -20,8 +20,8 @@ from extproc.core.outliers import (
     Outliers,
     OutlierSettings,
     Verdict,
-    verdicts,
 )
+from extproc.core.tracked import verdicts
 from tests.builders import pick
 
 SERVED, FAILED, UNREACHABLE, NONE = Verdict

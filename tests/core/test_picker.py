@@ -38,7 +38,7 @@ def picker(
     ids = itertools.count(1)
     return Picker(
         policy or Founding(),
-        "rule",
+        "policy",
         rng=random.Random(seed),
         next_id=lambda: f"id-{next(ids)}",
         settings=PickerSettings(**settings),
@@ -52,7 +52,7 @@ def picked(result: Pick | Rejection | Wait) -> Pick:
 
 
 class Answers:
-    """A rule that answers what the test says."""
+    """A policy that chooses the given endpoints."""
 
     def __init__(self, *endpoints: EndpointView) -> None:
         self.endpoints = endpoints
@@ -157,7 +157,7 @@ def test_a_pick_tells_how_it_came_about() -> None:
         id="id-1",
         request=asked,
         endpoints=(address(2),),
-        policy="rule",
+        policy="policy",
         reason="affinity",
         candidates=views.endpoints,
         picked_at_s=7.0,
@@ -232,30 +232,30 @@ def test_alternates_are_chosen_as_fallbacks_are_and_stand_beside_the_destination
     assert len(both.endpoints) == 2
 
 
-def test_the_rule_may_name_fallbacks_itself_and_the_number_holds() -> None:
+def test_the_policy_may_name_fallbacks_itself_and_the_number_holds() -> None:
     views = snapshot(*(endpoint_view(number) for number in range(1, 5)))
     first, second, third, _ = views.endpoints
-    rule = Answers(third, first, third, second)
+    policy = Answers(third, first, third, second)
 
-    order = picked(picker(rule, num_fallbacks=2).pick(views, request())).endpoints
+    order = picked(picker(policy, num_fallbacks=2).pick(views, request())).endpoints
 
     assert order == (third.address, first.address, second.address)
 
 
-def test_an_endpoint_that_the_rule_describes_anew_is_not_its_own_fallback() -> None:
+def test_an_endpoint_that_the_policy_describes_anew_is_not_its_own_fallback() -> None:
     view = endpoint_view(1)
-    rule = Answers(replace(view, num_pending=99))
+    policy = Answers(replace(view, num_pending=99))
 
-    result = picker(rule, num_fallbacks=2).pick(snapshot(view), request())
+    result = picker(policy, num_fallbacks=2).pick(snapshot(view), request())
 
     assert picked(result).endpoints == (view.address,)
 
 
 @pytest.mark.parametrize("chosen", [(), (endpoint_view(9),), (endpoint_view(1), endpoint_view(9))])
-def test_a_rule_that_chooses_nothing_or_outside_its_candidates_is_an_error(
+def test_a_policy_that_chooses_nothing_or_outside_its_candidates_is_an_error(
     chosen: tuple[EndpointView, ...],
 ) -> None:
-    with pytest.raises(ValueError, match="policy rule chose outside its candidates"):
+    with pytest.raises(ValueError, match="policy policy chose outside its candidates"):
         picker(Answers(*chosen)).pick(snapshot(endpoint_view(1)), request())
 
 
@@ -327,7 +327,7 @@ def test_a_smaller_number_of_sessions_holds_at_once() -> None:
     made = picker(max_sessions=5)
     for session in "abcde":
         made.pick(snapshot(endpoint_view(1)), request(session=session))
-    made.configure(Founding(), "rule", PickerSettings(max_sessions=2))
+    made.configure(Founding(), "policy", PickerSettings(max_sessions=2))
     made.pick(snapshot(endpoint_view(1)), request(session="f"))
 
     assert remembered(made, list("abcdef")) == ["e", "f"]
@@ -336,15 +336,15 @@ def test_a_smaller_number_of_sessions_holds_at_once() -> None:
 # --- live configuration ---------------------------------------------------------------------
 
 
-def test_another_rule_and_other_thresholds_hold_from_the_next_request_on() -> None:
+def test_another_policy_and_other_thresholds_hold_from_the_next_request_on() -> None:
     made = picker()
     views = snapshot(endpoint_view(1, num_pending=1), endpoint_view(2, num_pending=2))
-    rule = BUILT_IN["least_pending"]()
-    made.configure(rule, "other", PickerSettings(num_fallbacks=1), AdmissionSettings(2))
+    policy = BUILT_IN["least_pending"]()
+    made.configure(policy, "other", PickerSettings(num_fallbacks=1), AdmissionSettings(2))
 
     pick = picked(made.pick(views, request()))
 
-    assert made.policy is rule
+    assert made.policy is policy
     assert (pick.policy, pick.reason) == ("other", "least-pending")
     assert [view.address for view in pick.candidates] == [address(1)]
 
@@ -359,14 +359,14 @@ def test_sessions_outlive_another_rule() -> None:
 
 
 class Holds:
-    """A rule that never chooses."""
+    """A policy that never chooses."""
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Wait:
         return Wait(snapshot.now + 1.0, "full")
 
 
 @pytest.mark.parametrize("reason", ["r" * 9_999, "\ud800", None, 7])
-def test_a_rules_reason_is_short_and_can_be_encoded_whatever_it_is(reason: Any) -> None:
+def test_the_reason_of_a_policy_is_short_and_can_be_encoded(reason: Any) -> None:
     class Wordy:
         def choose(self, asked: Snapshot, info: RequestInfo, *, rng: random.Random) -> Choice:
             return Choice(asked.endpoints[:1], reason)
@@ -376,7 +376,7 @@ def test_a_rules_reason_is_short_and_can_be_encoded_whatever_it_is(reason: Any) 
     assert len(pick.reason.encode()) <= 64
 
 
-def test_a_rule_that_waits_is_passed_on_and_starts_no_session() -> None:
+def test_a_policy_that_waits_is_passed_on_and_starts_no_session() -> None:
     held = picker(Holds())
     asked = request("a", session="s")
 
@@ -386,13 +386,13 @@ def test_a_rule_that_waits_is_passed_on_and_starts_no_session() -> None:
 
 
 class CountsRouters:
-    """A rule that tells what it was told."""
+    """A policy that reports the number of routers."""
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         return Choice(snapshot.endpoints, reason=f"routers-{snapshot.num_routers}")
 
 
-def test_a_rule_is_told_how_many_routers_there_are() -> None:
+def test_a_policy_is_told_how_many_routers_there_are() -> None:
     asked = Snapshot(snapshot(endpoint_view()).endpoints, num_routers=4)
 
     assert picked(picker(CountsRouters()).pick(asked, request())).reason == "routers-4"

@@ -117,7 +117,7 @@ def report(
 def used(residency: Residency, *adapters: str, now: float = 0.0) -> None:
     """One request after the other, the first ending at `now`, each a second after the other."""
     for i, adapter in enumerate(adapters):
-        residency.start(adapter, now=now + i)
+        residency.start(adapter)
         residency.finish(adapter, now=now + i)
 
 
@@ -152,9 +152,9 @@ def test_it_equals_an_exact_lru_when_every_request_is_ours(
     for kind, adapter, number in sequence:
         if kind == "send":
             engine.submit(adapter, number)
-            residency.start(adapter, now=engine.now)
+            residency.start(adapter)
         elif kind == "refuse":
-            residency.start(adapter, now=engine.now)
+            residency.start(adapter)
             residency.finish(adapter, now=engine.now, has_run=False)
         elif kind == "report":
             residency.record_report(engine.report(), taken_at_s=engine.now + 0.5)
@@ -219,7 +219,7 @@ def test_requests_of_others_are_placed_among_ours(
     for adapter, num_tokens, num_steps in requests:
         engine.submit(adapter, num_tokens)
         if adapter in ours:
-            residency.start(adapter, now=engine.now)
+            residency.start(adapter)
         for _ in range(num_steps):
             step()
     while not engine.is_idle:
@@ -295,7 +295,7 @@ def test_what_it_says_is_always_possible(
     most = max(slots, max_loras or 1)
     for now, (kind, what) in enumerate(inputs):
         if kind == "start":
-            residency.start(str(what), now=now)
+            residency.start(str(what))
         elif kind == "finish":
             residency.finish(str(what), now=now)
         elif kind == "register":
@@ -349,7 +349,7 @@ def test_what_the_engine_says_of_its_slots_beats_configuration() -> None:
 
 
 def test_an_end_that_is_heard_of_late_counts_from_when_it_was(residency: Residency) -> None:
-    residency.start("late", now=0.0)
+    residency.start("late")
     used(residency, "a0", "a1", now=5.0)
 
     residency.finish("late", now=4.0)
@@ -360,7 +360,7 @@ def test_an_end_that_is_heard_of_late_counts_from_when_it_was(residency: Residen
 def test_ends_heard_of_in_one_moment_keep_their_order(residency: Residency) -> None:
     """Whatever the log says of them later."""
     for adapter in ("a1", "a0"):
-        residency.start(adapter, now=0.0)
+        residency.start(adapter)
     for adapter in ("a1", "a0"):
         residency.finish(adapter, now=3.0)
 
@@ -371,7 +371,7 @@ def test_ends_heard_of_in_one_moment_keep_their_order(residency: Residency) -> N
 
 def test_a_request_that_never_ran_loads_nothing(residency: Residency) -> None:
     used(residency, "a0")
-    residency.start("refused", now=1.0)
+    residency.start("refused")
     assert list(residency.gpu_adapters) == ["refused", "a0"]
 
     residency.finish("refused", now=2.0, has_run=False)
@@ -381,7 +381,7 @@ def test_a_request_that_never_ran_loads_nothing(residency: Residency) -> None:
 
 def test_an_end_without_a_beginning_is_ignored(residency: Residency) -> None:
     """As after `forget`: the process that served it is gone."""
-    residency.start("a0", now=0.0)
+    residency.start("a0")
     residency.forget()
 
     residency.finish("a0", now=1.0)
@@ -391,8 +391,8 @@ def test_an_end_without_a_beginning_is_ignored(residency: Residency) -> None:
 
 def test_what_waits_for_a_slot_gets_it_when_one_is_free(residency: Residency) -> None:
     for adapter in ("a0", "a1", "a2"):
-        residency.start(adapter, now=0.0)
-    residency.start("a0", now=1.0)
+        residency.start(adapter)
+    residency.start("a0")
     assert set(residency.gpu_adapters) == set(residency.cpu_adapters) == {"a0", "a1"}
 
     residency.finish("a0", now=2.0)
@@ -406,7 +406,7 @@ def test_what_waits_for_a_slot_gets_it_when_one_is_free(residency: Residency) ->
 def test_an_end_shows_that_an_adapter_had_a_slot(residency: Residency) -> None:
     """We can be wrong about which of many adapters run; what ended was there."""
     for adapter in ("a0", "a1", "a2", "a2"):
-        residency.start(adapter, now=0.0)
+        residency.start(adapter)
     assert "a2" not in residency.cpu_adapters
 
     residency.finish("a2", now=1.0)
@@ -417,7 +417,7 @@ def test_an_end_shows_that_an_adapter_had_a_slot(residency: Residency) -> None:
 def test_the_engine_shows_which_of_ours_hold_slots(residency: Residency) -> None:
     """Requests need not arrive in the order in which they were sent."""
     for adapter in ("a0", "a1", "a2"):
-        residency.start(adapter, now=0.0)
+        residency.start(adapter)
 
     log = [("a1", WALL_S), ("a2", WALL_S)]
     residency.record_report(report(*log, active=["a1", "a2"]), taken_at_s=1.0)
@@ -428,11 +428,11 @@ def test_the_engine_shows_which_of_ours_hold_slots(residency: Residency) -> None
 def test_a_slot_seen_is_lost_with_the_last_request() -> None:
     """What comes later waits its turn, though the last report still shows the adapter."""
     residency = Residency(max_loras=1, max_cpu_loras=1)
-    residency.start("a0", now=0.0)
+    residency.start("a0")
     residency.record_report(report(("a0", WALL_S), max_loras=1, active=["a0"]), taken_at_s=1.0)
     residency.finish("a0", now=2.0)
-    residency.start("a1", now=3.0)
-    residency.start("a0", now=4.0)
+    residency.start("a1")
+    residency.start("a0")
 
     assert residency.gpu_adapters == ("a1",)
 
@@ -453,7 +453,7 @@ def test_what_others_run_stays_most_recent_until_a_report_says_otherwise(
 def test_the_log_does_not_move_what_we_use_ourselves(residency: Residency) -> None:
     """An answer's last token does not show in it, and its clock is not ours."""
     residency.record_report(report(("a0", WALL_S)), taken_at_s=0.0)
-    residency.start("a0", now=1.0)
+    residency.start("a0")
     residency.finish("a0", now=1.5)
     used(residency, "a1", now=1.6)
 
@@ -568,7 +568,7 @@ def test_an_adapter_loaded_again_stands_beside_its_old_self(residency: Residency
 def test_after_forgetting_it_starts_from_nothing(residency: Residency) -> None:
     residency.record_registered(["a0"], now=0.0)
     residency.record_report(report(("a0", WALL_S), active=["a0"]), taken_at_s=1.0)
-    residency.start("a0", now=2.0)
+    residency.start("a0")
 
     residency.forget()
     assert not residency.cpu_adapters
@@ -637,7 +637,7 @@ def test_as_many_are_remembered_as_the_operator_says_there_are() -> None:
 def test_of_a_listing_of_thousands_the_last_loaded_are_remembered() -> None:
     residency = Residency(max_loras=3, max_cpu_loras=None)
     residency.record_registered(["old", "used"], now=0.0)
-    residency.start("used", now=1.0)
+    residency.start("used")
     residency.finish("used", now=2.0)
     new = [str(number) for number in range(3 * MAX_REMEMBERED)]
     residency.record_registered(["used", *new, "old"], now=3.0)

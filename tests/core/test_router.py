@@ -177,7 +177,7 @@ def test_a_pod_that_lists_an_adapter_as_a_base_model_does_not_spoil_it_for_the_o
     picks = [routed(made.route(ASKED, now=1.0)) for _ in range(9)]
 
     assert {pick.request.adapter for pick in picks} == {"a"}
-    assert {pick.reason for pick in picks} == {"affinity"}  # kept together, as the rule does
+    assert {pick.reason for pick in picks} == {"affinity"}  # kept together, as the policy does
 
 
 def test_a_session_moves_on_when_its_endpoint_is_ejected_and_others_serve_the_model() -> None:

@@ -249,8 +249,8 @@ def test_what_a_body_holds_is_let_go_when_it_is_refused_or_answered_elsewhere() 
     elsewhere = begin()
     elsewhere.tell(request_headers(**DUPLEX), m.RequestBody(LARGE), m.ResponseHeaders(413))
 
-    assert refused.stream._incoming.held_bytes == 0
-    assert elsewhere.stream._incoming.held_bytes == 0
+    assert refused.stream._incoming.reader.held_bytes == 0
+    assert elsewhere.stream._incoming.reader.held_bytes == 0
 
 
 def test_trailers_complete_a_streamed_body() -> None:
@@ -898,7 +898,7 @@ def test_without_memory_for_the_rest_of_a_routed_body_its_pick_is_let_go_once() 
 def test_a_refused_request_keeps_no_bytes_although_its_stream_lives() -> None:
     exchange = begin(max_body_bytes=100)
     exchange.tell(request_headers(**DUPLEX), m.RequestBody(b"x" * 90))
-    parts = exchange.stream._incoming._reader._kept  # what a slow reader would keep alive
+    parts = exchange.stream._incoming.reader._kept  # what a slow reader would keep alive
     exchange.tell(m.RequestBody(b"x" * 90))
 
     assert exchange.stream.state is State.DONE

@@ -1,4 +1,4 @@
-"""A rule may hold a request: the stream answers late, once, and forgets a client that leaves."""
+"""A policy may hold a request: the stream answers late, once, and forgets a client that leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_HOLD_S = 30.0
 
 
 def held(mode: BodyMode, *events: m.Event) -> tuple[Exchange, list[m.Command]]:
-    """A stream in this mode that the rule has just held, and what it last said."""
+    """A stream in this mode that the policy has just held, and what it last said."""
     exchange = begin(Wait(until_s=10.0), max_hold_s=MAX_HOLD_S, early_decision_bytes=1)
     exchange.tell(request_headers(body_mode=mode, sends_body_early=True))
     return exchange, exchange.tell(*(events or (m.RequestBody(body(), True),)))
@@ -41,7 +41,7 @@ def test_a_held_request_extends_the_timeout_once_and_is_answered_by_a_later_pass
     assert exchange.tell(m.Wakeup()) == [m.ContinueBody(PICK), m.End()]
 
 
-def test_a_rule_that_goes_on_waiting_is_asked_again_without_another_extension() -> None:
+def test_a_policy_that_goes_on_waiting_is_asked_again_without_another_extension() -> None:
     exchange, _commands = held(BodyMode.BUFFERED)
     exchange.dispatcher.result = Wait(until_s=20.0)
 
@@ -50,7 +50,7 @@ def test_a_rule_that_goes_on_waiting_is_asked_again_without_another_extension() 
     assert exchange.dispatcher.routed[0] == exchange.dispatcher.routed[1]
 
 
-def test_a_rule_learns_when_the_request_arrived() -> None:
+def test_a_policy_learns_when_the_request_arrived() -> None:
     exchange, _commands = held(BodyMode.BUFFERED)
 
     assert [request.arrived_at_s for request in exchange.dispatcher.routed] == [1.0]
@@ -146,7 +146,7 @@ def test_a_held_buffered_body_is_not_kept() -> None:
     """The data plane holds it: ten thousand held prompts must not fill the router's memory."""
     exchange, _commands = held(BodyMode.BUFFERED)
 
-    assert exchange.stream._incoming.held_bytes == 0
+    assert exchange.stream._incoming.reader.held_bytes == 0
 
 
 def test_of_a_held_requests_headers_only_what_an_answer_needs_is_kept() -> None:

@@ -65,7 +65,7 @@ class Router:
 
     async def send(self, model: str, max_tokens: int) -> None:
         if model != BASE_MODEL:
-            self.residency.start(model, now=time.monotonic())
+            self.residency.start(model)
         await self.client.complete(model, max_tokens=max_tokens)
         if model != BASE_MODEL:
             self.residency.finish(model, now=time.monotonic())
@@ -239,7 +239,7 @@ async def test_a_client_that_leaves_ends_what_its_adapter_holds(router: Router) 
     """An abandoned request has touched its adapter until it was abandoned, and not after."""
     gone, *others = STARTED_WITH[:3]
     task = asyncio.create_task(router.client.complete(gone, max_tokens=450))
-    router.residency.start(gone, now=time.monotonic())
+    router.residency.start(gone)
     await asyncio.sleep(0.2)
     task.cancel()
     await asyncio.sleep(0.2)

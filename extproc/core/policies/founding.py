@@ -29,8 +29,7 @@ _MAX_NAMED = 3
 class Founding:
     """The founding rule.
 
-    Args:
-        threshold: Pending requests of one adapter on one endpoint from which it spills, at least 1.
+    From `threshold` pending requests, at least 1, of one adapter on one endpoint it spills.
     """
 
     def __init__(self, threshold: int = DEFAULT_THRESHOLD) -> None:

@@ -1,4 +1,4 @@
-"""The rules that others are measured against know nothing of adapters, and are fair."""
+"""The baseline policies ignore adapters, and are fair."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.builders import address, endpoint_view, request, snapshot
 from tests.strategies import requests, snapshots
 
 
-def turns(rule: RoundRobin, *endpoints: Snapshot) -> list[str]:
+def turns(policy: RoundRobin, *endpoints: Snapshot) -> list[str]:
     """Addresses chosen from one snapshot after the other."""
     rng = random.Random(0)
-    return [rule.choose(each, request(), rng=rng).endpoints[0].address for each in endpoints]
+    return [policy.choose(each, request(), rng=rng).endpoints[0].address for each in endpoints]
 
 
 def numbered(*numbers: int) -> Snapshot:
@@ -28,9 +28,9 @@ def numbered(*numbers: int) -> Snapshot:
 def test_random_is_uniform_whatever_the_load() -> None:
     """4 endpoints, 4,000 draws: each within 1,000 ± 120, four standard deviations."""
     views = snapshot(*(endpoint_view(number, num_pending=number) for number in range(1, 5)))
-    rule, rng = RandomChoice(), random.Random(5)
+    policy, rng = RandomChoice(), random.Random(5)
     counts = Counter(
-        rule.choose(views, request(), rng=rng).endpoints[0].address for _ in range(4000)
+        policy.choose(views, request(), rng=rng).endpoints[0].address for _ in range(4000)
     )
 
     epsilon = 120
@@ -53,9 +53,9 @@ def test_round_robin_keeps_its_turn_when_endpoints_come_and_go() -> None:
 @given(st.lists(st.sampled_from([(1, 2), (3, 4), (1, 2, 3, 4)]), max_size=60))
 def test_round_robin_is_fair_within_every_set_of_candidates(sets: list[tuple[int, ...]]) -> None:
     """Models on different endpoints take turns with each other; none of them skews the others'."""
-    rule = RoundRobin()
-    turns(rule, *(numbered(*numbers) for numbers in sets))
-    alternating = turns(rule, *[numbered(1, 2), numbered(3, 4)] * 10)
+    policy = RoundRobin()
+    turns(policy, *(numbered(*numbers) for numbers in sets))
+    alternating = turns(policy, *[numbered(1, 2), numbered(3, 4)] * 10)
     counts = Counter(alternating)
 
     assert max(counts.values()) - min(counts.values()) <= 2
@@ -72,11 +72,11 @@ def test_least_pending_goes_by_the_total(
 
 
 @given(snapshots().filter(lambda s: s.endpoints), requests(), st.integers(0, 99))
-def test_every_built_in_rule_answers_an_endpoint_of_the_snapshot_with_a_reason(
+def test_every_built_in_policy_answers_an_endpoint_of_the_snapshot_with_a_reason(
     snapshot: Snapshot, request: RequestInfo, seed: int
 ) -> None:
-    for rule in BUILT_IN.values():
-        choice = rule().choose(snapshot, request, rng=random.Random(seed))
+    for policy in BUILT_IN.values():
+        choice = policy().choose(snapshot, request, rng=random.Random(seed))
         assert isinstance(choice, Choice)
         chosen: list[EndpointView] = list(choice.endpoints)
 

@@ -1,4 +1,4 @@
-"""The founding rule, against a literal restatement of it."""
+"""The founding policy, against a literal restatement of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ A = request("a")
 def restated(
     endpoints: tuple[EndpointView, ...], adapter: str, threshold: int
 ) -> tuple[list[EndpointView], str]:
-    """The endpoints that the rule leaves to chance for an adapter, and why.
+    """The endpoints that the policy leaves to chance for an adapter, and why.
 
     Loaded is resident or active there; pending is this adapter's unfinished requests there. Among
     those with the adapter loaded and pending below the threshold the one with the MOST pending;
@@ -52,7 +52,7 @@ def restated(
     st.integers(1, 5),
     st.integers(0, 99),
 )
-def test_an_adapter_goes_where_the_rule_says(
+def test_an_adapter_goes_where_the_policy_says(
     snapshot: Snapshot, adapter: str, threshold: int, seed: int
 ) -> None:
     allowed, reason = restated(snapshot.endpoints, adapter, threshold)
@@ -182,10 +182,10 @@ def test_complete_equals_are_drawn_uniformly(fields: dict[str, object]) -> None:
         *(endpoint_view(number, **fields) for number in range(1, 5)),
         endpoint_view(5, num_pending=1, **fields),
     )
-    rule, rng = Founding(), random.Random(7)
+    policy, rng = Founding(), random.Random(7)
     counts = dict.fromkeys((view.address for view in views.endpoints), 0)
     for _ in range(4000):
-        counts[rule.choose(views, A, rng=rng).endpoints[0].address] += 1
+        counts[policy.choose(views, A, rng=rng).endpoints[0].address] += 1
 
     epsilon = 120
     assert counts.pop(address(5)) == 0
