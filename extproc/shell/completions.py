@@ -107,7 +107,7 @@ class CompletionService:
     ) -> None:
         self._on_completion = on_completion
         self._wall_clock = wall_clock
-        self._on_garbage = on_garbage
+        self.on_garbage = on_garbage
         self._on_foreign = on_foreign
         self._on_taken = on_taken
         self._on_streams = on_streams
@@ -141,13 +141,13 @@ class CompletionService:
             try:
                 entry = accesslog_pb2.HTTPAccessLogEntry.FromString(serialized)
             except DecodeError:
-                self._on_garbage()
+                self.on_garbage()
                 continue
             self._on_completion(_completion(entry, entry.common_properties, now_wall_s))
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         self.count(1)
-        return _Stream(self, call, self._on_garbage)
+        return _Stream(self, call)
 
     def count(self, change: int) -> None:
         """Record that an access log was opened (1) or closed (-1)."""
@@ -158,18 +158,15 @@ class CompletionService:
 class _Stream:
     """One worker thread of one Envoy."""
 
-    def __init__(
-        self, service: CompletionService, call: Call, on_garbage: Callable[[], None]
-    ) -> None:
+    def __init__(self, service: CompletionService, call: Call) -> None:
         self._service = service
         self._call = call
-        self._on_garbage = on_garbage
 
     def receive(self, message: bytes) -> None:
         try:
             self._service.take(message)
         except DecodeError:
-            self._on_garbage()
+            self._service.on_garbage()
             self._call.end(Code.INVALID_ARGUMENT, "not an access log message")
 
     def half_close(self) -> None:

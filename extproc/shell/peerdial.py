@@ -129,11 +129,7 @@ class PeerDialler:
     def _channel(self, address: str) -> Channel:
         parsed = Address.parse(address)
         return Channel(
-            parsed.host,
-            parsed.port,
-            ssl=self._tls(),
-            codec=_Bytes(),
-            config=self._config,
+            parsed.host, parsed.port, ssl=self._tls(), codec=_Bytes(), config=self._config
         )
 
     def _learn(self, address: str, router_id: str) -> None:

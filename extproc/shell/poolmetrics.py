@@ -7,7 +7,7 @@ are not resources.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -35,10 +35,6 @@ class PoolMetrics:
     def __init__(self, pool: str, snapshot: Callable[[], Snapshot]) -> None:
         self._pool = pool
         self._snapshot = snapshot
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing, so that the registry does not collect at registration."""
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family, for the registry."""
