@@ -7,6 +7,7 @@ them. The end that listens and the end that dials (`peerdial`) run the same sess
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 from google.protobuf.message import DecodeError
 
@@ -29,36 +30,27 @@ _ACKNOWLEDGEMENT = peers_pb2.PeerMessage(
 ).SerializeToString()
 
 
+@dataclass(eq=False)
 class PeersService:
     """All links of this process, whoever dialled.
 
-    Args:
+    Attributes:
         relay: The entries to send.
         on_entries: Called with the entries relayed by a peer.
         clock: Monotonic seconds.
         on_garbage: Called once per malformed message.
-
-    Attributes:
         num_received: Entries relayed by peers.
     """
 
-    def __init__(
-        self,
-        relay: Relay,
-        router_id: str,
-        *,
-        on_entries: OnEntries,
-        clock: Callable[[], float],
-        on_garbage: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.relay = relay
-        self.router_id = router_id
-        self.clock = clock
-        self.on_garbage = on_garbage
-        self.num_received = 0
-        self._on_entries = on_entries
-        self._sessions: list[_Session] = []
-        self._num_inbound = 0
+    relay: Relay
+    router_id: str
+    _: KW_ONLY
+    on_entries: OnEntries
+    clock: Callable[[], float]
+    on_garbage: Callable[[], None] = lambda: None
+    num_received: int = 0
+    _sessions: list[_Session] = field(default_factory=list)
+    _num_inbound: int = 0
 
     def methods(self) -> tuple[Method, ...]:
         """Return Link."""
@@ -79,7 +71,7 @@ class PeersService:
     def take(self, entries: Sequence[bytes]) -> None:
         """Record entries relayed by a peer."""
         self.num_received += len(entries)
-        self._on_entries(entries)
+        self.on_entries(entries)
 
     def closed(self, session: _Session, *, is_inbound: bool) -> None:
         """Forget a closed session."""
