@@ -93,7 +93,7 @@ class CompletionService:
         on_garbage: Called once per malformed message or entry.
         on_foreign: Called with each request of Envoy's own stream that is not ours, and its
             serialized `HTTPAccessLogEntry`.
-        on_taken: Called after each message of Envoy's own stream.
+        on_recorded: Called after each message of Envoy's own stream.
         on_streams: Called with the number of open access logs whenever it changes.
     """
 
@@ -102,7 +102,7 @@ class CompletionService:
     wall_clock: Callable[[], float]
     on_garbage: Callable[[], None] = lambda: None
     on_foreign: Callable[[Completion, bytes], None] | None = None
-    on_taken: Callable[[], None] = lambda: None
+    on_recorded: Callable[[], None] = lambda: None
     on_streams: Callable[[int], None] = lambda _: None
     num_streams: int = 0
 
@@ -110,7 +110,7 @@ class CompletionService:
         """Return StreamAccessLogs."""
         return (Method(METHOD, self._open, is_long_lived=True),)
 
-    def take(self, message: bytes) -> None:
+    def record(self, message: bytes) -> None:
         """Record the finished requests of one message.
 
         Raises:
@@ -125,9 +125,9 @@ class CompletionService:
                 is_foreign = self.on_completion(completion) is False
                 if is_foreign and self.on_foreign is not None:
                     self.on_foreign(completion, entry.SerializeToString())
-        self.on_taken()
+        self.on_recorded()
 
-    def take_relayed(self, entries: Iterable[bytes]) -> None:
+    def record_relayed(self, entries: Iterable[bytes]) -> None:
         """Record finished requests relayed by another router: final entries, serialized."""
         now_wall_s = self.wall_clock()
         for serialized in entries:
@@ -157,7 +157,7 @@ class _Stream:
 
     def receive(self, message: bytes) -> None:
         try:
-            self.service.take(message)
+            self.service.record(message)
         except DecodeError:
             self.service.on_garbage()
             self.call.end(Code.INVALID_ARGUMENT, "not an access log message")

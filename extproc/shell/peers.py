@@ -68,7 +68,7 @@ class PeersService:
                 session.end(Code.DEADLINE_EXCEEDED, "no acknowledgement")
         self.relay.tick(now=now)
 
-    def take(self, entries: Sequence[bytes]) -> None:
+    def record(self, entries: Sequence[bytes]) -> None:
         """Record entries relayed by a peer."""
         self.num_received += len(entries)
         self.on_entries(entries)
@@ -118,11 +118,11 @@ class _Session:
             return
         kind = content.WhichOneof("content")
         if kind == "hello":
-            self._take_hello(content.hello.router_id)
+            self._handle_hello(content.hello.router_id)
         elif not self._has_hello:
             self.end(Code.FAILED_PRECONDITION, "no hello")
         elif self.link is not None:
-            self._take(self.link, content)
+            self._handle(self.link, content)
 
     def half_close(self) -> None:
         self.end()
@@ -137,7 +137,7 @@ class _Session:
         self._drop_link()
         self._call.end(code, details)
 
-    def _take_hello(self, router_id: str) -> None:
+    def _handle_hello(self, router_id: str) -> None:
         if self._has_hello or not 0 < len(router_id) <= MAX_ROUTER_ID_CHARS:
             self.end(Code.INVALID_ARGUMENT, "a second hello, or an id not of 1 to 64 chars")
             return
@@ -149,12 +149,12 @@ class _Session:
         service = self._service
         self.link = service.relay.open(router_id, self._send, now=service.clock())
 
-    def _take(self, link: Link, content: peers_pb2.PeerMessage) -> None:
+    def _handle(self, link: Link, content: peers_pb2.PeerMessage) -> None:
         if content.HasField("entries"):
             entries = list(content.entries.log_entries)
             if entries:
                 link.has_relayed = True
-                self._service.take(entries)
+                self._service.record(entries)
             self._call.send(_ACKNOWLEDGEMENT)
         elif content.HasField("acknowledgement"):
             self._service.relay.acknowledged(link, now=self._service.clock())

@@ -103,12 +103,12 @@ class _Wire(asyncio.Protocol):
             if position < len(data) and transport is not None and not transport.is_closing():
                 transport.pause_reading()
                 self._rest, self._position = data, position
-                self._loop.call_soon(self._go_on)
+                self._loop.call_soon(self._continue)
                 return
         if self._tls is not None and self._tls.is_over:
             self._hang_up()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Make the next pass over the last read."""
         data, self._rest = self._rest, b""
         transport = self._transport

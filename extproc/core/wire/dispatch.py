@@ -127,12 +127,12 @@ class FrameHandler:
         if stream.content_left is not None:
             stream.content_left -= len(content)
             _check_content_length(stream, has_ended=has_ended)
-        messages.take_content(streams, stream, content, now=now)
+        messages.handle_content(streams, stream, content, now=now)
         if has_ended:
             streams.end_request(stream)
         elif not stream.is_ended:
             # 9113 6.9.1: padding counts too.
-            self.windows.take_for(stream, len(payload))
+            self.windows.count_for(stream, len(payload))
 
     # ---- HEADERS and CONTINUATION
 

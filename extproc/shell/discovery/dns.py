@@ -231,7 +231,7 @@ class _Lookup:
         what = f"{name} {kind.name}"
         try:
             async with self._slots:
-                answer = await _uncut(
+                answer = await _finish(
                     self.resolver.resolve(
                         name, kind, lifetime=self.timeout_s, raise_on_no_answer=False, search=True
                     )
@@ -255,7 +255,7 @@ class _Lookup:
                 self._enclosed[rrset.name.to_text(), rrset.rdtype] = texts
 
 
-async def _uncut(question: Coroutine[Any, Any, _T]) -> _T:
+async def _finish(question: Coroutine[Any, Any, _T]) -> _T:
     """Wait for the response, even if cancelled: at most its lifetime.
 
     uvloop 0.23 can leak a socket whose creation was cancelled, and then never closes its loop.
