@@ -66,7 +66,7 @@ class Services:
         self.peering = Peering(
             config,
             router_id=router_id,
-            on_entries=lambda entries: self.completions.take_relayed(entries),
+            on_entries=lambda entries: self.completions.record_relayed(entries),
             on_num_routers=routing.pool.set_num_routers,
             on_garbage=telemetry.access_log_garbage,
             clock=clock,
@@ -101,7 +101,7 @@ class Services:
             wall_clock=world.wall_clock,
             on_garbage=telemetry.access_log_garbage,
             on_foreign=self.peering.pass_on if config.peers is not None else None,
-            on_taken=self.peering.flush,
+            on_recorded=self.peering.flush,
             on_streams=self.accounting.record_access_logs,
         )
         self.eds = EdsService(

@@ -167,7 +167,7 @@ class AdminServer(MetricsServer):
         )
 
     async def _get_snapshot(self, request: web.Request) -> web.Response:
-        return web.json_response(body=await self._debugging.take(self._make_snapshot))
+        return web.json_response(body=await self._debugging.run(self._make_snapshot))
 
     async def _make_snapshot(self) -> bytes:
         # Megabytes for many pods and adapters. A snapshot is immutable, so a thread may encode it.
@@ -178,7 +178,7 @@ class AdminServer(MetricsServer):
         if not (asked.isascii() and asked.isdigit() and len(asked) <= 6):
             raise web.HTTPBadRequest(text="n is the number of decisions wanted, 0 to 999999\n")
         make = partial(self._make_decisions, int(asked))
-        return web.json_response(body=await self._debugging.take(make))
+        return web.json_response(body=await self._debugging.run(make))
 
     async def _make_decisions(self, limit: int) -> bytes:
         described = []

@@ -17,6 +17,7 @@ Source: envoyproxy.io/docs/envoy/latest/api-v3/data/accesslog/v3/accesslog.proto
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from envoy.data.accesslog.v3 import accesslog_pb2
@@ -82,102 +83,91 @@ _CLIENT_LEFT_FLAGS = ("downstream_connection_termination", "downstream_remote_re
 _CLIENT_LEFT_STATUSES = (0, 499)
 
 
+@dataclass(eq=False)
 class CompletionService:
     """Decodes access logs, and passes every finished request to a callable.
 
-    Args:
+    Attributes:
         on_completion: Called once per finished request; returns False if the pick is not ours.
         wall_clock: Wall seconds, for the lag.
         on_garbage: Called once per malformed message or entry.
         on_foreign: Called with each request of Envoy's own stream that is not ours, and its
             serialized `HTTPAccessLogEntry`.
-        on_taken: Called after each message of Envoy's own stream.
+        on_recorded: Called after each message of Envoy's own stream.
         on_streams: Called with the number of open access logs whenever it changes.
     """
 
-    def __init__(
-        self,
-        on_completion: Callable[[Completion], bool | None],
-        *,
-        wall_clock: Callable[[], float],
-        on_garbage: Callable[[], None] = lambda: None,
-        on_foreign: Callable[[Completion, bytes], None] | None = None,
-        on_taken: Callable[[], None] = lambda: None,
-        on_streams: Callable[[int], None] = lambda _: None,
-    ) -> None:
-        self._on_completion = on_completion
-        self._wall_clock = wall_clock
-        self._on_garbage = on_garbage
-        self._on_foreign = on_foreign
-        self._on_taken = on_taken
-        self._on_streams = on_streams
-        self.num_streams = 0
+    on_completion: Callable[[Completion], bool | None]
+    _: KW_ONLY
+    wall_clock: Callable[[], float]
+    on_garbage: Callable[[], None] = lambda: None
+    on_foreign: Callable[[Completion, bytes], None] | None = None
+    on_recorded: Callable[[], None] = lambda: None
+    on_streams: Callable[[int], None] = lambda _: None
+    num_streams: int = 0
 
     def methods(self) -> tuple[Method, ...]:
         """Return StreamAccessLogs."""
         return (Method(METHOD, self._open, is_long_lived=True),)
 
-    def take(self, message: bytes) -> None:
+    def record(self, message: bytes) -> None:
         """Record the finished requests of one message.
 
         Raises:
             DecodeError: `message` is not an access log message; end the stream.
         """
         entries = als_pb2.StreamAccessLogsMessage.FromString(message).http_logs.log_entry
-        now_wall_s = self._wall_clock()
+        now_wall_s = self.wall_clock()
         for entry in entries:
             common = entry.common_properties
             if common.access_log_type in _FINAL_TYPES and not common.intermediate_log_entry:
                 completion = _completion(entry, common, now_wall_s)
-                is_foreign = self._on_completion(completion) is False
-                if is_foreign and self._on_foreign is not None:
-                    self._on_foreign(completion, entry.SerializeToString())
-        self._on_taken()
+                is_foreign = self.on_completion(completion) is False
+                if is_foreign and self.on_foreign is not None:
+                    self.on_foreign(completion, entry.SerializeToString())
+        self.on_recorded()
 
-    def take_relayed(self, entries: Iterable[bytes]) -> None:
+    def record_relayed(self, entries: Iterable[bytes]) -> None:
         """Record finished requests relayed by another router: final entries, serialized."""
-        now_wall_s = self._wall_clock()
+        now_wall_s = self.wall_clock()
         for serialized in entries:
             try:
                 entry = accesslog_pb2.HTTPAccessLogEntry.FromString(serialized)
             except DecodeError:
-                self._on_garbage()
+                self.on_garbage()
                 continue
-            self._on_completion(_completion(entry, entry.common_properties, now_wall_s))
+            self.on_completion(_completion(entry, entry.common_properties, now_wall_s))
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         self.count(1)
-        return _Stream(self, call, self._on_garbage)
+        return _Stream(self, call)
 
     def count(self, change: int) -> None:
         """Record that an access log was opened (1) or closed (-1)."""
         self.num_streams += change
-        self._on_streams(self.num_streams)
+        self.on_streams(self.num_streams)
 
 
+@dataclass(eq=False)
 class _Stream:
     """One worker thread of one Envoy."""
 
-    def __init__(
-        self, service: CompletionService, call: Call, on_garbage: Callable[[], None]
-    ) -> None:
-        self._service = service
-        self._call = call
-        self._on_garbage = on_garbage
+    service: CompletionService
+    call: Call
 
     def receive(self, message: bytes) -> None:
         try:
-            self._service.take(message)
+            self.service.record(message)
         except DecodeError:
-            self._on_garbage()
-            self._call.end(Code.INVALID_ARGUMENT, "not an access log message")
+            self.service.on_garbage()
+            self.call.end(Code.INVALID_ARGUMENT, "not an access log message")
 
     def half_close(self) -> None:
-        self._call.send(als_pb2.StreamAccessLogsResponse().SerializeToString())
-        self._call.end()
+        self.call.send(als_pb2.StreamAccessLogsResponse().SerializeToString())
+        self.call.end()
 
     def closed(self) -> None:
-        self._service.count(-1)
+        self.service.count(-1)
 
 
 def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from itertools import count, islice
 from typing import Any
@@ -47,41 +48,34 @@ MIN_BEHIND = 256
 """Decisions kept for slow watchers at least."""
 
 
+@dataclass(eq=False)
 class DecisionsService:
     """Remembers decisions and sends them to watchers.
 
-    Args:
+    Attributes:
         num_kept: Decisions remembered. Each keeps its candidates' state alive: about 1 KB per
             endpoint and decision. At least `MIN_BEHIND` are, for watchers.
         max_watchers: Calls at one time; further ones end with RESOURCE_EXHAUSTED.
         max_watch_bytes: Volume after which a call is ended with OK.
         later: Runs a callable after so many seconds; the default runs it at once.
         clock: Monotonic seconds, for the watchers' share of the loop's time.
-
-    Attributes:
         num_published: Decisions since the start: the last one's sequence number.
         num_dropped: Decisions that a watcher was too slow for, once per watcher.
     """
 
-    def __init__(
-        self,
-        num_kept: int = 256,
-        *,
-        max_watchers: int = 8,
-        max_watch_bytes: int = 8 * 2**20,
-        later: Callable[[float, Callable[[], None]], object] = lambda _, call: call(),
-        clock: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        self.max_watch_bytes = max_watch_bytes
-        self.num_dropped = 0
-        self._max_watchers = max_watchers
-        self._later = later
-        self._clock = clock
-        self._num_kept = num_kept
-        self._kept: deque[DecisionRecord] = deque(maxlen=max(num_kept, MIN_BEHIND))
-        self.num_published = 0
-        self._watchers: list[_Watcher] = []
-        self._is_due = False
+    num_kept: int = 256
+    _: KW_ONLY
+    max_watchers: int = 8
+    max_watch_bytes: int = 8 * 2**20
+    later: Callable[[float, Callable[[], None]], object] = lambda _, call: call()
+    clock: Callable[[], float] = lambda: 0.0
+    num_dropped: int = 0
+    num_published: int = 0
+    _watchers: list[_Watcher] = field(default_factory=list)
+    _is_due: bool = False
+
+    def __post_init__(self) -> None:
+        self._kept: deque[DecisionRecord] = deque(maxlen=max(self.num_kept, MIN_BEHIND))
 
     def publish(self, record: DecisionRecord) -> None:
         """Remember one decision, and send it to watchers soon."""
@@ -94,7 +88,7 @@ class DecisionsService:
         """Schedule a pass."""
         if not self._is_due:
             self._is_due = True
-            self._later(0.0, self._run)
+            self.later(0.0, self._run)
 
     def recent(self, limit: int) -> Iterator[dict[str, Any]]:
         """Yield the last decisions, newest first, each described on demand."""
@@ -102,7 +96,7 @@ class DecisionsService:
 
     def last(self, limit: int) -> list[tuple[int, DecisionRecord]]:
         """Return the last decisions with their sequence numbers, newest first."""
-        newest_first = islice(reversed(self._kept), max(0, min(limit, self._num_kept)))
+        newest_first = islice(reversed(self._kept), max(0, min(limit, self.num_kept)))
         return list(zip(count(self.num_published, -1), newest_first, strict=False))
 
     def methods(self) -> tuple[Method, ...]:
@@ -115,7 +109,7 @@ class DecisionsService:
 
     def join(self, watcher: _Watcher) -> bool:
         """Add a watcher; False if there are too many."""
-        if len(self._watchers) >= self._max_watchers:
+        if len(self._watchers) >= self.max_watchers:
             return False
         self._watchers.append(watcher)
         return True
@@ -128,13 +122,13 @@ class DecisionsService:
     def _run(self) -> None:
         """Run one pass, and schedule another after a rest if there may be more."""
         self._is_due, is_more = False, True
-        began_s = self._clock()
+        began_s = self.clock()
         try:
             is_more = self._pass()
         finally:  # a decision that cannot be encoded must not block the others
             if is_more:
                 self._is_due = True
-                self._later((self._clock() - began_s) * (1 / MAX_SHARE - 1), self._run)
+                self.later((self.clock() - began_s) * (1 / MAX_SHARE - 1), self._run)
 
     def _pass(self) -> bool:
         """Send decisions to every watcher in turn; return whether there may be more."""
@@ -166,6 +160,7 @@ class DecisionsService:
         return _Watcher(self, call)
 
 
+@dataclass(eq=False)
 class _Watcher:
     """One call of Watch.
 
@@ -173,13 +168,12 @@ class _Watcher:
         sequence: The last decision sent or filtered out.
     """
 
-    def __init__(self, service: DecisionsService, call: Call) -> None:
-        self.sequence = 0
-        self._service = service
-        self._call = call
-        self._request: Any = None
-        self._models: frozenset[str] = frozenset()
-        self._num_sent_bytes = 0
+    service: DecisionsService
+    call: Call
+    sequence: int = 0
+    _request: Any = None
+    _models: frozenset[str] = frozenset()
+    _num_sent_bytes: int = 0
 
     def receive(self, message: bytes) -> None:
         if self._request is not None:
@@ -194,9 +188,9 @@ class _Watcher:
             self._end(Code.INVALID_ARGUMENT, f"more than {MAX_FILTER_MODELS} models, or too long")
             return
         self._models = frozenset(self._request.models)
-        if self._service.join(self):
+        if self.service.join(self):
             self.sequence = self._begin()
-            self._service.send_soon()
+            self.service.send_soon()
         else:
             self._end(Code.RESOURCE_EXHAUSTED, "too many watchers")
 
@@ -215,9 +209,9 @@ class _Watcher:
 
     def send(self, message: bytes) -> None:
         """Send one decision; end the call after `max_watch_bytes`."""
-        self._call.send(message)
+        self.call.send(message)
         self._num_sent_bytes += len(message)
-        if self._num_sent_bytes >= self._service.max_watch_bytes:
+        if self._num_sent_bytes >= self.service.max_watch_bytes:
             self._end(Code.OK, "")
 
     def half_close(self) -> None:
@@ -225,21 +219,21 @@ class _Watcher:
             self._end(Code.INVALID_ARGUMENT, "no request message")
 
     def closed(self) -> None:
-        self._service.leave(self)
+        self.service.leave(self)
 
     def _begin(self) -> int:
         """Return the sequence number to start after: the last, or that before the replayed ones."""
         wanted = [
             sequence
-            for sequence, record in self._service.kept()
+            for sequence, record in self.service.kept()
             if sequence > self._request.after_sequence and self.wants(record)
         ]
         first = max(0, len(wanted) - self._request.replay_last)
-        return wanted[first] - 1 if first < len(wanted) else self._service.num_published
+        return wanted[first] - 1 if first < len(wanted) else self.service.num_published
 
     def _end(self, code: Code, details: str) -> None:
-        self._service.leave(self)
-        self._call.end(code, details)
+        self.service.leave(self)
+        self.call.end(code, details)
 
 
 def describe(sequence: int, record: DecisionRecord) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, field
 
 from envoy.config.core.v3 import health_check_pb2
 from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
@@ -37,10 +38,11 @@ MAX_NAMES = 100
 """Clusters in one subscription; only one is ours."""
 
 
+@dataclass(eq=False)
 class EdsService:
     """One EDS cluster, kept current on every open stream.
 
-    Args:
+    Attributes:
         cluster_name: The name under which Envoy subscribes (`service_name` of its
             `eds_cluster_config`, or the cluster's own name).
         on_nack: Called with Envoy's message for each response that it refused.
@@ -48,19 +50,15 @@ class EdsService:
             Envoy would refuse the whole update.
     """
 
-    def __init__(
-        self,
-        cluster_name: str = "pods",
-        *,
-        on_nack: Callable[[str], None] = lambda message: None,
-        on_unusable: Callable[[str], None] = lambda address: None,
-    ) -> None:
-        self.cluster_name = cluster_name
-        self.on_nack = on_nack
-        self.version = ""
-        self._on_unusable = on_unusable
+    cluster_name: str = "pods"
+    _: KW_ONLY
+    on_nack: Callable[[str], None] = lambda message: None
+    on_unusable: Callable[[str], None] = lambda address: None
+    version: str = ""
+    _streams: dict[_Stream, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self._resource = AnyMessage()
-        self._streams: dict[_Stream, None] = {}
 
     @property
     def num_streams(self) -> int:
@@ -83,7 +81,7 @@ class EdsService:
         for address, endpoint in sorted({each.address: each for each in endpoints}.items()):
             lb_endpoint = _lb_endpoint(endpoint)
             if lb_endpoint is None:
-                self._on_unusable(address)
+                self.on_unusable(address)
             else:
                 usable.append(lb_endpoint)
         value = assignment.SerializeToString(deterministic=True)
@@ -111,57 +109,57 @@ class EdsService:
         return stream
 
 
+@dataclass(eq=False)
 class _Stream:
     """One Envoy's subscription."""
 
-    def __init__(self, service: EdsService, call: Call, streams: dict[_Stream, None]) -> None:
-        self._service = service
-        self._call = call
-        self._streams = streams
-        self._names: frozenset[str] = frozenset()
-        self._sent_names: frozenset[str] = frozenset()
-        self._sent_version = ""
-        self._num_sent = 0
-        self._is_acknowledged = True
+    service: EdsService
+    call: Call
+    streams: dict[_Stream, None]
+    _names: frozenset[str] = frozenset()
+    _sent_names: frozenset[str] = frozenset()
+    _sent_version: str = ""
+    _num_sent: int = 0
+    _is_acknowledged: bool = True
 
     def receive(self, message: bytes) -> None:
         try:
             request = discovery_pb2.DiscoveryRequest.FromString(message)
         except DecodeError:
-            self._call.end(Code.INVALID_ARGUMENT, "not a discovery request")
+            self.call.end(Code.INVALID_ARGUMENT, "not a discovery request")
             return
         if request.type_url not in ("", TYPE_URL):
-            self._call.end(Code.INVALID_ARGUMENT, f"only {TYPE_URL} is served here")
+            self.call.end(Code.INVALID_ARGUMENT, f"only {TYPE_URL} is served here")
             return
         if len(request.resource_names) > MAX_NAMES:
-            self._call.end(Code.INVALID_ARGUMENT, f"more than {MAX_NAMES} names")
+            self.call.end(Code.INVALID_ARGUMENT, f"more than {MAX_NAMES} names")
             return
         if self._num_sent and request.response_nonce:
             if request.response_nonce != str(self._num_sent):
                 return  # stale: the ACK or NACK of the newer response is on its way
             self._is_acknowledged = True
             if request.HasField("error_detail"):
-                self._service.on_nack(request.error_detail.message)
+                self.service.on_nack(request.error_detail.message)
         self._names = frozenset(request.resource_names)
         self._sent_names &= self._names  # a name that was dropped and added is sent again
         self.refresh()
 
     def refresh(self) -> None:
         """Send the current version, unless the peer has it or owes an ACK."""
-        version = self._service.version
+        version = self.service.version
         is_news = version != self._sent_version or not self._names <= self._sent_names
         if self._names and version and is_news and self._is_acknowledged:
             self._num_sent += 1
             self._is_acknowledged = False
             self._sent_version = version
             self._sent_names = self._names
-            self._call.send(self._service.response(self._names, str(self._num_sent)))
+            self.call.send(self.service.response(self._names, str(self._num_sent)))
 
     def half_close(self) -> None:
-        self._call.end()
+        self.call.end()
 
     def closed(self) -> None:
-        self._streams.pop(self, None)
+        self.streams.pop(self, None)
 
 
 def _lb_endpoint(endpoint: Endpoint) -> endpoint_components_pb2.LbEndpoint | None:

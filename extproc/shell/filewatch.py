@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from extproc.shell.files import describe_failure, read_text
 
 
+@dataclass(eq=False)
 class FileWatch:
     """Reads a file at an interval.
 
-    Args:
+    Attributes:
         interval_s: Seconds between two reads.
         on_change: Called with the text, at first and after each change. Its exceptions are reported
             to `on_failure`, and the same text is not reported again.
@@ -25,39 +27,31 @@ class FileWatch:
         initial: The text that the caller already has; not reported.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        interval_s: float,
-        on_change: Callable[[str], None],
-        on_failure: Callable[[str], None],
-        initial: str | None = None,
-    ) -> None:
-        self._path = path
-        self._interval_s = interval_s
-        self._on_change = on_change
-        self._on_failure = on_failure
-        self._text = initial
-        self._failure = ""
+    path: Path
+    _: KW_ONLY
+    interval_s: float
+    on_change: Callable[[str], None]
+    on_failure: Callable[[str], None]
+    initial: str | None = None
+    _failure: str = ""
 
     async def run(self) -> None:
         """Follow the file until cancelled."""
         while True:
             self.look()
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self.interval_s)
 
     def look(self) -> None:
         """Read the file once."""
         try:
-            text = read_text(self._path)
-            if text != self._text:
-                self._text = text
-                self._on_change(text)
+            text = read_text(self.path)
+            if text != self.initial:
+                self.initial = text
+                self.on_change(text)
             self._failure = ""
         except Exception as error:
-            why, where = describe_failure(error), f"{self._path}: "
+            why, where = describe_failure(error), f"{self.path}: "
             failure = why if why.startswith(where) else where + why
             if failure != self._failure:
                 self._failure = failure
-                self._on_failure(failure)
+                self.on_failure(failure)

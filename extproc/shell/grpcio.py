@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -25,7 +26,6 @@ from extproc.shell.rpc import Code, Method, Session
 log = logging.getLogger(__name__)
 
 _EOF: Any = getattr(aio, "EOF")  # noqa: B009 - missing in the stubs
-_MIN_PING_INTERVAL_MS = 5000  # a peer that pings more often gets GOAWAY
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
@@ -51,8 +51,7 @@ class GrpcioServer:
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.max_concurrent_streams", max_concurrent_streams),
-            ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
-            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.http2.max_ping_strikes", 0),  # no limit on pings
             ("grpc.so_reuseport", 0),
         ]
         self._server = aio.server(options=options)
@@ -89,22 +88,19 @@ class GrpcioServer:
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg] # not generic at run time
-    """Looks methods up by path; messages stay bytes."""
+    """Finds methods by path; messages stay bytes."""
 
     def __init__(self, methods: Iterable[Method], calls: set[_Call], budget: Budget) -> None:
-        self._handlers = {method.path: _handler(method, calls, budget) for method in methods}
+        self._handlers = {
+            method.path: grpc.stream_stream_rpc_method_handler(
+                partial(_serve, method, calls, budget)
+            )
+            for method in methods
+        }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Return the handler of a path, None for UNIMPLEMENTED."""
         return self._handlers.get(handler_call_details.method)
-
-
-def _handler(method: Method, calls: set[_Call], budget: Budget) -> grpc.RpcMethodHandler[Any, Any]:
-    async def behaviour(_requests: Any, context: Any) -> None:
-        await _serve(method, context, calls, budget)
-
-    handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(behaviour)
-    return handler
 
 
 @dataclass(eq=False, slots=True)
@@ -181,7 +177,9 @@ class _Call:
         await self._write()
 
 
-async def _serve(method: Method, context: Any, calls: set[_Call], budget: Budget) -> None:
+async def _serve(
+    method: Method, calls: set[_Call], budget: Budget, _requests: Any, context: Any
+) -> None:
     task = asyncio.current_task()
     assert task is not None
     call = _Call(context, method.is_long_lived, task, budget=budget)

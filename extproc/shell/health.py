@@ -11,6 +11,7 @@ Source: github.com/grpc/grpc/blob/master/doc/health-checking.md: an unknown name
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
@@ -89,77 +90,75 @@ class HealthService:
         return _Watch(call, self.status, self._watches)
 
 
+@dataclass(eq=False)
 class _Unary:
     """One message in and one out, or NOT_FOUND if `respond` returns None."""
 
-    def __init__(self, call: Call, respond: Callable[[bytes], bytes | None]) -> None:
-        self._call = call
-        self._respond = respond
+    call: Call
+    respond: Callable[[bytes], bytes | None]
 
     def receive(self, message: bytes) -> None:
         try:
-            response = self._respond(message)
+            response = self.respond(message)
         except DecodeError:
-            self._call.end(Code.INVALID_ARGUMENT, "not a health request")
+            self.call.end(Code.INVALID_ARGUMENT, "not a health request")
             return
         if response is None:
-            self._call.end(Code.NOT_FOUND, "unknown service")
+            self.call.end(Code.NOT_FOUND, "unknown service")
             return
-        self._call.send(response)
-        self._call.end()
+        self.call.send(response)
+        self.call.end()
 
     def half_close(self) -> None:
         """End without a request; no effect after a response."""
-        self._call.end(Code.INVALID_ARGUMENT, "no request message")
+        self.call.end(Code.INVALID_ARGUMENT, "no request message")
 
     def closed(self) -> None:
         pass
 
 
+@dataclass(eq=False)
 class _Watch:
     """Sends the status of one name at once and on each change."""
 
-    def __init__(
-        self, call: Call, status: Callable[[str], int | None], watches: dict[_Watch, None]
-    ) -> None:
-        self._call = call
-        self._status = status
-        self._watches = watches
-        self._name: str | None = None
-        self._sent: int | None = None
+    call: Call
+    status: Callable[[str], int | None]
+    watches: dict[_Watch, None]
+    _name: str | None = None
+    _sent: int | None = None
 
     def receive(self, message: bytes) -> None:
         try:
             name = _service_name(message)
         except DecodeError:
-            self._call.end(Code.INVALID_ARGUMENT, "not a health request")
+            self.call.end(Code.INVALID_ARGUMENT, "not a health request")
             return
         if self._name is not None:
-            self._call.end(Code.INVALID_ARGUMENT, "a second request message")
+            self.call.end(Code.INVALID_ARGUMENT, "a second request message")
             return
-        if len(self._watches) >= MAX_WATCHES:
-            self._call.end(Code.RESOURCE_EXHAUSTED, "too many watches")
+        if len(self.watches) >= MAX_WATCHES:
+            self.call.end(Code.RESOURCE_EXHAUSTED, "too many watches")
             return
         self._name = name[: MAX_NAME_CHARS + 1]  # too long for a known one, cut or not
-        self._watches[self] = None
+        self.watches[self] = None
         self.refresh()
 
     def refresh(self) -> None:
         """Send the status if it has changed."""
         assert self._name is not None
-        status = self._status(self._name)
+        status = self.status(self._name)
         if status is None:
             status = int(_Response.SERVICE_UNKNOWN)
         if status != self._sent:
             self._sent = status
-            self._call.send(_encode(status))
+            self.call.send(_encode(status))
 
     def half_close(self) -> None:
         if self._name is None:
-            self._call.end(Code.INVALID_ARGUMENT, "no request message")
+            self.call.end(Code.INVALID_ARGUMENT, "no request message")
 
     def closed(self) -> None:
-        self._watches.pop(self, None)
+        self.watches.pop(self, None)
 
 
 def _service_name(message: bytes) -> str:

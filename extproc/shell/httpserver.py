@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
@@ -57,27 +57,23 @@ class HttpLimit(StrEnum):
 DEFAULT_HTTP_LIMITS = HttpLimits()
 
 
+@dataclass(eq=False)
 class HttpListener:
     """Serves an application on one address.
 
-    Args:
-        port: Port; 0 for a free one.
-
     Attributes:
+        port: Port; 0 for a free one.
         port: The bound port, once started.
     """
 
-    def __init__(
-        self, host: str, port: int, limits: HttpLimits, dropped: Counter[HttpLimit]
-    ) -> None:
-        self.host = host
-        self.port = port
-        self.limits = limits
-        self.dropped = dropped
-        self.guards: dict[object, _Guard] = {}
-        self._runner: web.AppRunner | None = None
-        self._listener: asyncio.Server | None = None
-        self._timer: asyncio.TimerHandle | None = None
+    host: str
+    port: int
+    limits: HttpLimits
+    dropped: Counter[HttpLimit]
+    guards: dict[object, _Guard] = field(default_factory=dict)
+    _runner: web.AppRunner | None = None
+    _listener: asyncio.Server | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     async def start(self, app: web.Application) -> None:
         """Listen.

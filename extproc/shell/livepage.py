@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from aiohttp import web
@@ -41,10 +42,11 @@ _FILES = {
 _FOREIGN = ("cross-site", "same-site")
 
 
+@dataclass(eq=False)
 class LivePage:
     """Serves the page and feeds its viewers.
 
-    Args:
+    Attributes:
         compose: Returns a frame: JSON on one line.
         clock: Monotonic seconds.
         interval_s: Least time between two frames.
@@ -52,27 +54,21 @@ class LivePage:
         patience_s: Longest time for a viewer to take one frame.
     """
 
-    def __init__(
-        self,
-        compose: Callable[[], bytes],
-        clock: Callable[[], float],
-        *,
-        interval_s: float = 0.25,
-        max_viewers: int = MAX_VIEWERS,
-        patience_s: float = 10.0,
-    ) -> None:
-        self._compose = compose
-        self._clock = clock
-        self._interval_s = interval_s
-        self._max_viewers = max_viewers
-        self._patience_s = patience_s
-        self._frame = b""
-        self._next_frame = asyncio.Event()
-        self._producer: asyncio.Task[None] | None = None
-        self._writing: set[asyncio.Transport] = set()
-        self._is_closing = False
+    compose: Callable[[], bytes]
+    clock: Callable[[], float]
+    _: KW_ONLY
+    interval_s: float = 0.25
+    max_viewers: int = MAX_VIEWERS
+    patience_s: float = 10.0
+    _frame: bytes = b""
+    _next_frame: asyncio.Event = field(default_factory=asyncio.Event)
+    _producer: asyncio.Task[None] | None = None
+    _writing: set[asyncio.Transport] = field(default_factory=set)
+    _is_closing: bool = False
+    num_viewers: int = 0
+
+    def __post_init__(self) -> None:
         self._files = {path: (_FOLDER / name).read_bytes() for path, (name, _) in _FILES.items()}
-        self.num_viewers = 0
 
     def add_to(self, app: web.Application) -> None:
         """Add the page to a server; when that stops, the feeds end."""
@@ -92,8 +88,8 @@ class LivePage:
         if request.headers.get("Sec-Fetch-Site") in _FOREIGN:
             # Such a page could not read the feed, but would count as a viewer.
             raise web.HTTPForbidden(text="the feed is for the page on this port\n")
-        if self.num_viewers >= self._max_viewers or self._is_closing:
-            text = f"too many viewers: {self._max_viewers} at most; close a page that is open\n"
+        if self.num_viewers >= self.max_viewers or self._is_closing:
+            text = f"too many viewers: {self.max_viewers} at most; close a page that is open\n"
             raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         self.num_viewers += 1
@@ -129,7 +125,7 @@ class LivePage:
             raise ConnectionResetError
         self._writing.add(transport)
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self.patience_s):
                 await response.write(self._frame)
         except TimeoutError:
             transport.abort()
@@ -141,11 +137,11 @@ class LivePage:
         """Compose frames while there are viewers, and wake the viewers."""
         try:
             while self.num_viewers:
-                began_s = self._clock()
-                self._frame = b"data: %b\n\n" % self._compose()
+                began_s = self.clock()
+                self._frame = b"data: %b\n\n" % self.compose()
                 self._wake()
-                took_s = self._clock() - began_s
-                await asyncio.sleep(max(self._interval_s, took_s / MAX_SHARE))
+                took_s = self.clock() - began_s
+                await asyncio.sleep(max(self.interval_s, took_s / MAX_SHARE))
         except Exception:
             # Each open page reconnects every `RETRY_MS`.
             log.exception("the live page's feed has failed")

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -42,37 +43,31 @@ Open = Callable[[Call, Callable[[str], None]], Session]
 _FAILURES = (OSError, GRPCError, ProtocolError, StreamTerminatedError)
 
 
+@dataclass(eq=False)
 class PeerDialler:
     """Links to the addresses that discovery lists. Belongs to one event loop.
 
-    Args:
+    Attributes:
         open_session: Begins a session of the link; gets the callable for the other end's hello.
         tls: Called for each connection, so that renewed files are used; None for plain text.
         tls_name: Name in the peers' certificates; None leaves it unchecked (`tls_context`).
         on_change: Called when an address or the id of its router has changed.
     """
 
-    def __init__(
-        self,
-        method: str,
-        own_id: str,
-        open_session: Open,
-        *,
-        rng: Random,
-        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
-        tls_name: str | None = None,
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._method = method
-        self._own_id = own_id
-        self._open_session = open_session
-        self._rng = rng
-        self._tls = tls
-        self._config = Configuration(ssl_target_name_override=tls_name)
-        self._on_change = on_change
-        self._ids: dict[str, str | None] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+    method: str
+    own_id: str
+    open_session: Open
+    _: KW_ONLY
+    rng: Random
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None
+    tls_name: str | None = None
+    on_change: Callable[[], None] = lambda: None
+    _ids: dict[str, str | None] = field(default_factory=dict)
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _ending: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._config = Configuration(ssl_target_name_override=self.tls_name)
 
     @property
     def routers(self) -> list[str | None]:
@@ -92,11 +87,11 @@ class PeerDialler:
             self._tasks[address] = asyncio.get_running_loop().create_task(
                 self._keep(address), name=f"link to {address}"
             )
-        self._on_change()
+        self.on_change()
 
     async def aclose(self) -> None:
         """End all links. No callback is called after this."""
-        self._on_change = lambda: None
+        self.on_change = lambda: None
         self.set_addresses(())
         await asyncio.gather(*self._ending, return_exceptions=True)
 
@@ -110,37 +105,33 @@ class PeerDialler:
         while True:
             link = _Link(lambda router_id: self._learn(address, router_id))
             try:
-                await link.run(self._channel(address), self._method, self._open_session)
+                await link.run(self._channel(address), self.method, self.open_session)
                 reason = "it ended the link"
             except _FAILURES as error:
                 reason = describe(error)
             except Exception:
                 log.exception("link to %s broke", address)
                 reason = "error"
-            if self._ids.get(address) == self._own_id:
+            if self._ids.get(address) == self.own_id:
                 return
             log.log(logging.INFO if link.is_open else logging.DEBUG, "peer %s: %s", address, reason)
             num_failures = 1 if link.is_open else num_failures + 1
             rest_s = choose_backoff_s(
-                num_failures, interval_s=RETRY_S, max_backoff_s=MAX_RETRY_S, rng=self._rng
+                num_failures, interval_s=RETRY_S, max_backoff_s=MAX_RETRY_S, rng=self.rng
             )
             await asyncio.sleep(rest_s)
 
     def _channel(self, address: str) -> Channel:
         parsed = Address.parse(address)
         return Channel(
-            parsed.host,
-            parsed.port,
-            ssl=self._tls(),
-            codec=_Bytes(),
-            config=self._config,
+            parsed.host, parsed.port, ssl=self.tls(), codec=_Bytes(), config=self._config
         )
 
     def _learn(self, address: str, router_id: str) -> None:
-        log.info("peer %s is %s", address, "us" if router_id == self._own_id else router_id)
+        log.info("peer %s is %s", address, "us" if router_id == self.own_id else router_id)
         if address in self._ids:  # else it has just left the list
             self._ids[address] = router_id
-            self._on_change()
+            self.on_change()
 
 
 class _Link:

@@ -7,6 +7,7 @@ them. The end that listens and the end that dials (`peerdial`) run the same sess
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 from google.protobuf.message import DecodeError
 
@@ -29,36 +30,27 @@ _ACKNOWLEDGEMENT = peers_pb2.PeerMessage(
 ).SerializeToString()
 
 
+@dataclass(eq=False)
 class PeersService:
     """All links of this process, whoever dialled.
 
-    Args:
+    Attributes:
         relay: The entries to send.
         on_entries: Called with the entries relayed by a peer.
         clock: Monotonic seconds.
         on_garbage: Called once per malformed message.
-
-    Attributes:
         num_received: Entries relayed by peers.
     """
 
-    def __init__(
-        self,
-        relay: Relay,
-        router_id: str,
-        *,
-        on_entries: OnEntries,
-        clock: Callable[[], float],
-        on_garbage: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.relay = relay
-        self.router_id = router_id
-        self.clock = clock
-        self.on_garbage = on_garbage
-        self.num_received = 0
-        self._on_entries = on_entries
-        self._sessions: list[_Session] = []
-        self._num_inbound = 0
+    relay: Relay
+    router_id: str
+    _: KW_ONLY
+    on_entries: OnEntries
+    clock: Callable[[], float]
+    on_garbage: Callable[[], None] = lambda: None
+    num_received: int = 0
+    _sessions: list[_Session] = field(default_factory=list)
+    _num_inbound: int = 0
 
     def methods(self) -> tuple[Method, ...]:
         """Return Link."""
@@ -76,10 +68,10 @@ class PeersService:
                 session.end(Code.DEADLINE_EXCEEDED, "no acknowledgement")
         self.relay.tick(now=now)
 
-    def take(self, entries: Sequence[bytes]) -> None:
+    def record(self, entries: Sequence[bytes]) -> None:
         """Record entries relayed by a peer."""
         self.num_received += len(entries)
-        self._on_entries(entries)
+        self.on_entries(entries)
 
     def closed(self, session: _Session, *, is_inbound: bool) -> None:
         """Forget a closed session."""
@@ -126,11 +118,11 @@ class _Session:
             return
         kind = content.WhichOneof("content")
         if kind == "hello":
-            self._take_hello(content.hello.router_id)
+            self._handle_hello(content.hello.router_id)
         elif not self._has_hello:
             self.end(Code.FAILED_PRECONDITION, "no hello")
         elif self.link is not None:
-            self._take(self.link, content)
+            self._handle(self.link, content)
 
     def half_close(self) -> None:
         self.end()
@@ -145,7 +137,7 @@ class _Session:
         self._drop_link()
         self._call.end(code, details)
 
-    def _take_hello(self, router_id: str) -> None:
+    def _handle_hello(self, router_id: str) -> None:
         if self._has_hello or not 0 < len(router_id) <= MAX_ROUTER_ID_CHARS:
             self.end(Code.INVALID_ARGUMENT, "a second hello, or an id not of 1 to 64 chars")
             return
@@ -157,12 +149,12 @@ class _Session:
         service = self._service
         self.link = service.relay.open(router_id, self._send, now=service.clock())
 
-    def _take(self, link: Link, content: peers_pb2.PeerMessage) -> None:
+    def _handle(self, link: Link, content: peers_pb2.PeerMessage) -> None:
         if content.HasField("entries"):
             entries = list(content.entries.log_entries)
             if entries:
                 link.has_relayed = True
-                self._service.take(entries)
+                self._service.record(entries)
             self._call.send(_ACKNOWLEDGEMENT)
         elif content.HasField("acknowledgement"):
             self._service.relay.acknowledged(link, now=self._service.clock())

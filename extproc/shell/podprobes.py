@@ -80,14 +80,14 @@ Ask = Callable[[str, str, object], Awaitable[Response]]
 Probe = Callable[["Pod"], Awaitable[Verdict]]
 
 
+@dataclass(eq=False)
 class Pod:
     """The server under test, and its responses so far."""
 
-    def __init__(self, ask: Ask, profile: EngineProfile, adapter: str | None) -> None:
-        self.ask = ask
-        self.profile = profile
-        self._adapter = adapter
-        self._models: list[_Model] | None = None
+    ask: Ask
+    profile: EngineProfile
+    wanted_adapter: str | None
+    _models: list[_Model] | None = None
 
     async def models(self) -> list[_Model]:
         """Return the models that it lists, requested once."""
@@ -101,7 +101,7 @@ class Pod:
     async def adapter(self) -> str | None:
         """Return the adapter to try: the given one, else the first one listed."""
         listed = (model.id for model in await self.models() if model.parent)
-        return self._adapter or next(listed, None)
+        return self.wanted_adapter or next(listed, None)
 
     async def chat(self, model: str) -> Response:
         """Return the response to a short streamed chat request."""

@@ -7,7 +7,8 @@ are not resources.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -25,24 +26,20 @@ _AVERAGES: tuple[tuple[str, str, Callable[[EndpointView], float]], ...] = (
 )
 
 
+@dataclass(eq=False)
 class PoolMetrics:
     """A collector. Averages and queues cover the pods with a load report that has not expired.
 
-    Args:
+    Attributes:
         snapshot: Returns the current state of the pool; called once per scrape of the metrics.
     """
 
-    def __init__(self, pool: str, snapshot: Callable[[], Snapshot]) -> None:
-        self._pool = pool
-        self._snapshot = snapshot
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing, so that the registry does not collect at registration."""
-        return ()
+    pool: str
+    snapshot: Callable[[], Snapshot]
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family, for the registry."""
-        views = self._snapshot().endpoints
+        views = self.snapshot().endpoints
         known = [view for view in views if view.is_known]
         num_ready = sum(view.is_ready for view in views)
         yield self._gauge("ready_pods", "Endpoints that may get requests", [num_ready])
@@ -55,12 +52,12 @@ class PoolMetrics:
             labels=("name", "model_server_pod"),
         )
         for view in known:
-            queues.add_metric((self._pool, view.name), view.num_waiting)
+            queues.add_metric((self.pool, view.name), view.num_waiting)
         yield queues
 
     def _gauge(self, name: str, documentation: str, values: Sequence[float]) -> Metric:
         """Return a family with the pool's name as its label, empty without a value."""
         family = GaugeMetricFamily(f"inference_pool_{name}", documentation, labels=("name",))
         for value in values:
-            family.add_metric((self._pool,), value)
+            family.add_metric((self.pool,), value)
         return family

@@ -46,9 +46,7 @@ def make_certificate(*, now: dt.datetime) -> tuple[Path, Path]:
         .sign(key, hashes.SHA256())
     )
     pem_key = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     pem = certificate.public_bytes(serialization.Encoding.PEM)
     return _file("extproc-tls.crt", pem), _file("extproc-tls.key", pem_key)

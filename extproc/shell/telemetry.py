@@ -12,7 +12,7 @@ and disappear when their endpoint leaves the pool.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -52,7 +52,7 @@ class Totals(NamedTuple):
 
 
 class Telemetry:
-    """Counts events; a collector of `registry`.
+    """Counts events; a collector of `registry`, which must not have `auto_describe`.
 
     Args:
         snapshot: Returns the current state of the pool; called once per scrape of the metrics.
@@ -166,10 +166,6 @@ class Telemetry:
             lambda: _labelled(GaugeMetricFamily, name, documentation, label, read())
         )
 
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing, so that the registry does not collect at registration."""
-        return ()
-
     def collect(self) -> Iterator[Metric]:
         """Yield every family, for the registry."""
         snapshot = self._snapshot()
@@ -198,9 +194,7 @@ class Telemetry:
             "completions", "Picks that ended", ("outcome",), tuple(Outcome)
         )
         self._slo_requests = _Counter(
-            "slo_requests",
-            "Requests by whether they were answered in time",
-            ("path", "attained"),
+            "slo_requests", "Requests by whether they were answered in time", ("path", "attained")
         )
         self._unmatched = _Counter(
             "completions_unmatched", "Access log entries about none of our picks"

@@ -64,11 +64,7 @@ class Tracing:
     """
 
     def __init__(
-        self,
-        *,
-        sample_ratio: float,
-        version: str,
-        exporter: SpanExporter | None = None,
+        self, *, sample_ratio: float, version: str, exporter: SpanExporter | None = None
     ) -> None:
         try:
             from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter

@@ -34,7 +34,7 @@ class Turns:
         self._lock = asyncio.Lock()
         self._free_at_s = 0.0
 
-    async def take(self, make: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, make: Callable[[], Awaitable[T]]) -> T:
         """Wait for a turn, and return the result of `make`."""
         async with self._lock:
             if self._free_at_s > self._clock():
@@ -59,7 +59,7 @@ class SharedPage(Generic[T]):
         """Return the next page. An exception of `make` goes to everyone who waits for that page."""
         if self._next is None:
             # A task of its own: the first to ask may be cancelled.
-            self._next = asyncio.get_running_loop().create_task(self._turns.take(self._begin))
+            self._next = asyncio.get_running_loop().create_task(self._turns.run(self._begin))
         return await asyncio.shield(self._next)
 
     async def _begin(self) -> T:

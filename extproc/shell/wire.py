@@ -17,7 +17,8 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
@@ -102,12 +103,12 @@ class _Wire(asyncio.Protocol):
             if position < len(data) and transport is not None and not transport.is_closing():
                 transport.pause_reading()
                 self._rest, self._position = data, position
-                self._loop.call_soon(self._go_on)
+                self._loop.call_soon(self._continue)
                 return
         if self._tls is not None and self._tls.is_over:
             self._hang_up()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Make the next pass over the last read."""
         data, self._rest = self._rest, b""
         transport = self._transport
@@ -210,6 +211,7 @@ class _Wire(asyncio.Protocol):
             self._transport.abort()
 
 
+@dataclass(eq=False)
 class WireServer:
     """A listening server; made by `serve`.
 
@@ -218,33 +220,24 @@ class WireServer:
         wires: Open sockets.
     """
 
-    def __init__(
-        self,
-        methods: Iterable[Method],
-        limits: Limits,
-        counters: Counters,
-        budget: Budget,
-        ssl_context: ssl.SSLContext | None,
-        on_session_error: OnSessionError,
-        on_tick: Callable[[], object],
-        tick_s: float,
-    ) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.methods = {method.path: method for method in methods}
-        self.limits = limits
-        self.counters = counters
-        self.budget = budget
-        self.ssl_context = ssl_context
-        self.on_session_error = on_session_error
-        self.wires: set[_Wire] = set()
-        self.is_draining = False
-        self.address = ""
-        self._on_tick = on_tick
-        self._tick_s = tick_s
-        self._timer = self.loop.call_later(tick_s, self._tick)
-        budget.tick(now=self.loop.time())
-        self._listener: asyncio.Server | None = None
-        self._all_lost = asyncio.Event()
+    methods: Mapping[str, Method]
+    limits: Limits
+    counters: Counters
+    budget: Budget
+    ssl_context: ssl.SSLContext | None
+    on_session_error: OnSessionError
+    on_tick: Callable[[], object]
+    tick_s: float
+    address: str = ""
+    is_draining: bool = False
+    wires: set[_Wire] = field(default_factory=set)
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _listener: asyncio.Server | None = None
+    _all_lost: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._timer = self.loop.call_later(self.tick_s, self._tick)
+        self.budget.tick(now=self.loop.time())
 
     async def listen(self, host: str, port: int, path: str | None) -> None:
         """Bind; called once, by `serve`."""
@@ -304,8 +297,8 @@ class WireServer:
             self._all_lost.set()
 
     def _tick(self) -> None:
-        self._timer = self.loop.call_later(self._tick_s, self._tick)
-        self._on_tick()
+        self._timer = self.loop.call_later(self.tick_s, self._tick)
+        self.on_tick()
         self.budget.tick(now=self.loop.time())
         for wire in list(self.wires):
             wire.tick()
@@ -340,7 +333,7 @@ async def serve(
         OSError: The address cannot be bound.
     """
     server = WireServer(
-        methods,
+        {method.path: method for method in methods},
         limits,
         counters or Counters(),
         budget or Budget(max_upload_bytes=limits.max_message_bytes),

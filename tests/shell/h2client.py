@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 
 
 class Heard(NamedTuple):
-    """What a client got for one call."""
+    """The response to one call of a client."""
 
     messages: tuple[bytes, ...]
     code: int

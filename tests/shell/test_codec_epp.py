@@ -1,4 +1,4 @@
-"""What the endpoint picker protocol adds to the messages, judged by a second implementation."""
+"""The additions of the endpoint picker protocol, read by a second implementation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def removed(answer: bytes) -> list[str]:
 
 
 def metadata(answer: bytes) -> dict[str, Any]:
-    """What the answer says of the pick, beside the destination."""
+    """The response's metadata about the pick, other than the destination."""
     found: dict[str, Any] = read(answer).dynamic_metadata.to_dict()["extproc.pick"]
     return found
 

@@ -65,7 +65,7 @@ def encode(*entries: Any) -> bytes:
 
 def completions(*entries: Any) -> list[Completion]:
     seen: list[Completion] = []
-    CompletionService(seen.append, wall_clock=lambda: NOW_WALL_S).take(encode(*entries))
+    CompletionService(seen.append, wall_clock=lambda: NOW_WALL_S).record(encode(*entries))
     return seen
 
 
@@ -353,22 +353,22 @@ def relaying(*, is_ours: bool) -> tuple[CompletionService, list[Completion], lis
 def test_entries_of_other_routers_are_relayed_and_read_there_as_from_envoy() -> None:
     first, _, passed_on = relaying(is_ours=False)
     second, seen, _ = relaying(is_ours=True)
-    first.take(encode(entry(status=503)))
-    second.take_relayed(passed_on)
+    first.record(encode(entry(status=503)))
+    second.record_relayed(passed_on)
 
     assert seen == completions(entry(status=503))
 
 
 def test_entries_of_our_own_picks_are_not_relayed() -> None:
     service, _, passed_on = relaying(is_ours=True)
-    service.take(encode(entry()))
+    service.record(encode(entry()))
 
     assert passed_on == []
 
 
 def test_relayed_entries_are_never_relayed_again() -> None:
     service, seen, passed_on = relaying(is_ours=False)
-    service.take_relayed([entry().SerializeToString()])
+    service.record_relayed([entry().SerializeToString()])
 
     assert (len(seen), passed_on) == (1, [])
 
@@ -382,6 +382,6 @@ def test_an_unreadable_entry_does_not_cost_the_others() -> None:
 
     seen: list[Completion] = []
     service = CompletionService(seen.append, wall_clock=lambda: NOW_WALL_S, on_garbage=count)
-    service.take_relayed([b"\xff\xff", entry().SerializeToString()])
+    service.record_relayed([b"\xff\xff", entry().SerializeToString()])
 
     assert (num_garbage, len(seen)) == (1, 1)

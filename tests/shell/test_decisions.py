@@ -361,7 +361,7 @@ def test_any_value_of_the_core_can_be_encoded_and_described(
 
 
 class Loop:
-    """What `later` was asked for, run when the test says."""
+    """The calls scheduled by `later`, run on demand."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[float, Callable[[], None]]] = []
@@ -458,7 +458,7 @@ def test_a_decision_that_cannot_be_encoded_does_not_keep_back_the_others() -> No
 
 
 def compiled(tmp_path: Path) -> FileDescriptorProto:
-    """What today's .proto file says, read by the compiler at hand."""
+    """The descriptor of the .proto file, from the installed compiler."""
     pytest.importorskip("grpc_tools.protoc", reason="needs grpcio-tools")
     out = tmp_path / "set"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}"]

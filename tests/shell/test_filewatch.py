@@ -1,4 +1,4 @@
-"""A file is followed by its text: what is new is handed on once, what is wrong is told once."""
+"""A file is followed by its text: each change and each failure is reported once."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 MAX_MESSAGE_BYTES = 200_000
 BODY = body()
 SOON_S = 60.0
-"""What takes longer than this does not come at all."""
+"""Deadline that only detects a hang."""
 
 
 class RawCodec(CodecBase):
@@ -107,7 +107,7 @@ def processor(dispatcher: Any, **settings: Any) -> ExternalProcessor:
 
 @pytest.mark.parametrize("is_whole", [False, True])
 async def test_complete_bodies_count_and_the_oldest_is_given_up(is_whole: bool) -> None:
-    """gRPC's core assembles messages itself; what a service keeps of them is told."""
+    """gRPC's core assembles messages itself; only the bytes that a service keeps are counted."""
     budget = Budget(150_000)
     held = Wait(until_s=time.monotonic() + 3600)
     service = processor(FakeDispatcher(held))

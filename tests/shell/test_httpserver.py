@@ -1,4 +1,4 @@
-"""What clients that stall may hold of an HTTP port: little, and not for long. On both loops."""
+"""Limits on the resources of stalled clients of an HTTP port, on both event loops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEVER_S = 3600.0
 LARGE_BYTES = 8 * 1024 * 1024
 """More than the kernel keeps for a socket."""
 PATIENT = HttpLimits(request_s=NEVER_S, idle_s=NEVER_S, answer_s=NEVER_S, tick_s=0.02)
-"""What is tried is the one limit that is made short."""
+"""The limits; each test shortens the one that it tries."""
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 

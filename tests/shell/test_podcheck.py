@@ -37,7 +37,7 @@ CHUNK = {"model": "tiny", "choices": []}
 
 
 class Pod:
-    """A server that offers everything; each test takes something from it."""
+    """A server that meets every requirement; each test removes something."""
 
     def __init__(self) -> None:
         self.parents: dict[str, str | None] = {"tiny": None, "a0": "tiny", "a1": "tiny"}

@@ -68,7 +68,7 @@ class Pod:
 
 
 class Watch:
-    """A scraper and what it tells."""
+    """A scraper and its reports."""
 
     def __init__(
         self,

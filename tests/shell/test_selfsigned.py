@@ -1,4 +1,4 @@
-"""A certificate of our own: one that TLS takes, and a key that no other user can read."""
+"""A self-signed certificate: valid for TLS, with a key that no other user can read."""
 
 from __future__ import annotations
 

@@ -262,9 +262,9 @@ DUPLEX = StreamSettings(
 )
 
 
-@pytest.mark.parametrize("size", [10, 1_000_000], ids=["a rule holds it", "and it is read"])
+@pytest.mark.parametrize("size", [10, 1_000_000], ids=["a policy holds it", "and it is read"])
 def test_a_half_closed_stream_without_modes_gets_its_response_before_the_end(size: int) -> None:
-    """It tells nothing of modes, sends headers and body, half-closes, and reads what comes."""
+    """It sends no modes, only headers and body, half-closes, and reads the response."""
     service = Service(settings=DUPLEX)
     service.dispatcher.result = Wait(service.now + 2.0)
     call, session = service.open()
@@ -324,7 +324,7 @@ def test_a_bug_at_the_end_of_an_rpc_is_logged_and_affects_no_other(
 
 
 def held(service: Service) -> tuple[FakeCall, Session]:
-    """A request that the rule holds for two seconds."""
+    """A request that the policy holds for two seconds."""
     service.dispatcher.result = Wait(service.now + 2.0)
     call, session = service.open()
     session.receive(request_headers())
@@ -387,7 +387,7 @@ def test_a_full_duplex_request_holds_memory_of_the_transport() -> None:
     service.dispatcher.result = Wait(until_s=service.now + 2)
     session.receive(request_body(BODY[9:], True))
     assert call.held[0] >= len(BODY)
-    assert call.held[1], "a rule holds it, and all of it is here"
+    assert call.held[1], "a policy holds it, and all of it is here"
     service.dispatcher.result = PICK
     service.timers[-1].callback()
 
@@ -454,7 +454,7 @@ def test_a_call_that_goes_on_is_not_ended_however_slow_it_is() -> None:
     assert call.ended is None
 
 
-@pytest.mark.parametrize("num_waits", [0, 1], ids=["an answer runs", "a rule holds it"])
+@pytest.mark.parametrize("num_waits", [0, 1], ids=["a response runs", "a policy holds it"])
 def test_silence_is_no_fault_where_the_data_plane_owes_nothing(num_waits: int) -> None:
     settings = StreamSettings(uses_response_phases=True, max_hold_s=1e9)
     service = Service(FakeDispatcher(num_waits=num_waits), settings)

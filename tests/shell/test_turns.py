@@ -33,8 +33,8 @@ async def test_work_is_limited_to_its_share_of_the_time() -> None:
     time = Time()
     turns = Turns(time.clock, time.sleep)
     for seconds in (0.1, 3.0, 0.2, 0.0, 1.0):
-        assert await turns.take(partial(time.work, seconds)) == seconds
-    await turns.take(lambda: time.work(0.0))
+        assert await turns.run(partial(time.work, seconds)) == seconds
+    await turns.run(lambda: time.work(0.0))
 
     assert time.worked_s == pytest.approx(MAX_SHARE * (time.now - 100.0))
 
@@ -42,9 +42,9 @@ async def test_work_is_limited_to_its_share_of_the_time() -> None:
 async def test_the_first_is_not_waited_for_and_neither_is_one_after_a_rest() -> None:
     time = Time()
     turns = Turns(time.clock, time.sleep)
-    await turns.take(lambda: time.work(1.0))
+    await turns.run(lambda: time.work(1.0))
     time.now += 1000.0
-    await turns.take(lambda: time.work(1.0))
+    await turns.run(lambda: time.work(1.0))
 
     assert time.now == 1102.0
 

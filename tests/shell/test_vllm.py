@@ -152,7 +152,7 @@ async def test_another_status_than_200_is_an_error_that_names_it() -> None:
 
 
 class Listener:
-    """Takes what a poller tells."""
+    """Records the reports of a poller."""
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()

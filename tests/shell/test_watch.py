@@ -302,7 +302,7 @@ async def test_an_untrusted_server_is_an_error(tmp_path: Path) -> None:
 
 
 async def line_of(record: DecisionRecord) -> str:
-    """What a person sees of `record`, without the time of day."""
+    """The line for `record`, without the time of day."""
     service = DecisionsService()
     service.publish(record)
     async with serving(service) as port:

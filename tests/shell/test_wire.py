@@ -164,7 +164,7 @@ async def test_changed_certificate_serves_the_next_connection(tmp_path: Path) ->
 
 
 async def raw_client(server: WireServer, *frames: bytes) -> tuple[asyncio.StreamReader, Any]:
-    """A client that says hello and then what it is told."""
+    """A client that sends the preface and then the given frames."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
     writer.write(bytes(3) + b"\x04\x01" + bytes(4) + b"".join(frames))
@@ -199,7 +199,7 @@ async def test_drain_moves_long_lived_calls_and_waits_for_the_others() -> None:
 
 
 def grpcio_echo_slowly(target: str, begun: threading.Event, go_on: threading.Event) -> list[bytes]:
-    """Echo two messages, the second when told."""
+    """Echo two messages, the second on an event."""
 
     def bodies() -> Any:
         yield b"one"
@@ -277,8 +277,8 @@ def echo_request(stream_id: int) -> bytes:
     return block + raw(frames.DATA, 0, stream_id, message(b"x"))
 
 
-class Told:
-    """A session that calls back when it is told of a message."""
+class Notifying:
+    """A session that calls back on each message."""
 
     def __init__(self, on_message: Callable[[], object]) -> None:
         self._on_message = on_message
@@ -302,11 +302,11 @@ async def test_others_have_a_turn_between_the_passes_over_one_read(is_lost: bool
         for wire in server.wires if is_lost else ():
             wire.abort()
 
-    def told() -> None:
-        noted.append("told")
+    def on_message() -> None:
+        noted.append("message")
         asyncio.get_running_loop().call_soon(others)
 
-    server = await serve([Method(ECHO, lambda call, metadata: Told(told))])
+    server = await serve([Method(ECHO, lambda call, metadata: Notifying(on_message))])
     burst = echo_request(1) + PING * 2000 + echo_request(3)
     _, writer = await raw_client(server, burst)
     await wait_until(lambda: len(noted) == (2 if is_lost else 4))
@@ -314,11 +314,11 @@ async def test_others_have_a_turn_between_the_passes_over_one_read(is_lost: bool
     await wait_until(lambda: not server.wires)
     await server.close()
 
-    assert noted == ["told", "others"] * (1 if is_lost else 2)
+    assert noted == ["message", "others"] * (1 if is_lost else 2)
 
 
 async def test_peer_that_never_reads_loses_its_connection_and_no_other() -> None:
-    """It asks for pongs and takes none; a neighbour is served meanwhile."""
+    """It requests pongs and reads none; another client is served meanwhile."""
     limits = Limits(max_write_buffer_bytes=100_000, max_pings=10**9)
     async with running(limits=limits) as (server, _):
         _, writer = await raw_client(server)

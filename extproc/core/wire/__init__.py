@@ -20,13 +20,4 @@ from extproc.core.wire.limits import Abuse, Counters, Limits
 from extproc.core.wire.service import Call, Method, Session
 from extproc.core.wire.stream import WireStream
 
-__all__ = [
-    "Abuse",
-    "Call",
-    "Connection",
-    "Counters",
-    "Limits",
-    "Method",
-    "Session",
-    "WireStream",
-]
+__all__ = ["Abuse", "Call", "Connection", "Counters", "Limits", "Method", "Session", "WireStream"]

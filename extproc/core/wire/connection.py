@@ -205,7 +205,7 @@ class Connection:
                         if stream.is_half_closed:
                             streams.end_request(stream)
                         else:
-                            self.windows.take_for(stream, length)
+                            self.windows.count_for(stream, length)
                     continue
             elif kind == frames.HEADERS:
                 units_left -= length // _HEADER_BYTES_PER_UNIT
@@ -225,7 +225,7 @@ class Connection:
             handler.handle(kind, flags, stream_id & _ID_MASK, data[start:stop], now)
             if kind == frames.SETTINGS:
                 units_left = 0  # it may have changed the windows of all open streams
-        self.windows.take(taken_bytes)
+        self.windows.count(taken_bytes)
         if units_left <= 0:
             return position
         self._unread += data[position:]

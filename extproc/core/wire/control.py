@@ -6,6 +6,7 @@ something and the peer nearly nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from extproc.core.wire import frames
@@ -27,19 +28,14 @@ _UPDATES_PER_DATA_FRAME: Final = 10
 _STREAMS_PER_COUNT: Final = 4096
 
 
+@dataclass(eq=False, slots=True)
 class ControlFrames:
     """Handles the control frames of one connection."""
 
-    __slots__ = ("_floods", "_lifetime", "_outbox", "_reader", "_streams")
-
-    def __init__(
-        self, streams: Streams, reader: HeaderReader, lifetime: Lifetime, floods: FloodMeter
-    ) -> None:
-        self._streams = streams
-        self._outbox = streams.outbox
-        self._reader = reader
-        self._lifetime = lifetime
-        self._floods = floods
+    streams: Streams
+    reader: HeaderReader
+    lifetime: Lifetime
+    floods: FloodMeter
 
     def on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         """9113 6.5."""
@@ -51,10 +47,10 @@ class ControlFrames:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of SETTINGS")
         if flags & frames.ACK:
             # 9113 4.3.1, 6.5.3: only now does our table size bind the peer's encoder.
-            self._reader.forbid_table()
-            self._lifetime.on_settings_acknowledged()
+            self.reader.forbid_table()
+            self.lifetime.on_settings_acknowledged()
             return
-        self._floods.count(Abuse.SETTINGS_FLOOD)
+        self.floods.count(Abuse.SETTINGS_FLOOD)
         # 9113 6.5.3: "The values in the SETTINGS frame MUST be processed in the order they appear".
         windows_bytes = []
         for name, value in frames.SETTING.iter_unpack(payload):
@@ -64,14 +60,14 @@ class ControlFrames:
                 self._apply(name, value)
         if windows_bytes:
             # Updating thousands of streams counts as several frames.
-            num_streams = len(self._streams.open)
-            self._floods.count(Abuse.SETTINGS_FLOOD, weight=num_streams // _STREAMS_PER_COUNT)
+            num_streams = len(self.streams.open)
+            self.floods.count(Abuse.SETTINGS_FLOOD, weight=num_streams // _STREAMS_PER_COUNT)
             self._resize_windows(max(windows_bytes), windows_bytes[-1])
         # 9113 6.5.3: "MUST immediately emit a SETTINGS frame with the ACK flag set": frames under
         # the old values go before it, frames under the new ones after it.
-        self._outbox.seal()
-        self._outbox.put(0, frames.SETTINGS_ACK)
-        self._outbox.pump()
+        self.streams.outbox.seal()
+        self.streams.outbox.put(0, frames.SETTINGS_ACK)
+        self.streams.outbox.pump()
 
     def _apply(self, name: int, value: int) -> None:
         """9113 6.5.2: a receiver of "any unknown or unsupported identifier MUST ignore" it."""
@@ -79,7 +75,7 @@ class ControlFrames:
             if not frames.DEFAULT_MAX_FRAME_BYTES <= value <= frames.LARGEST_MAX_FRAME_BYTES:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
             # Small frames let streams take turns; larger ones would save nothing here.
-            self._outbox.max_frame_bytes = min(value, frames.DEFAULT_MAX_FRAME_BYTES)
+            self.streams.outbox.max_frame_bytes = min(value, frames.DEFAULT_MAX_FRAME_BYTES)
         elif name == frames.ENABLE_PUSH and value > 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
 
@@ -89,11 +85,11 @@ class ControlFrames:
         Once per frame, for all its values: a frame may have thousands, a connection thousands of
         streams. Only the largest value can exceed a window's maximum.
         """
-        outbox = self._outbox
+        outbox = self.streams.outbox
         before_bytes = outbox.initial_window_bytes
         outbox.initial_window_bytes = initial_bytes
         room_bytes = frames.LARGEST_WINDOW_BYTES - (largest_bytes - before_bytes)
-        for stream in self._streams.open.values():
+        for stream in self.streams.open.values():
             if stream.window_bytes > room_bytes:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "stream window above 2^31-1")
             outbox.add_stream_window(stream, initial_bytes - before_bytes)
@@ -106,39 +102,39 @@ class ControlFrames:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of PING")
         if flags & frames.ACK:
             # 9113 6.7: "An endpoint MUST NOT respond to PING frames containing this flag."
-            self._lifetime.on_ping_acknowledged(payload)
+            self.lifetime.on_ping_acknowledged(payload)
             return
-        self._floods.count(Abuse.PING_FLOOD)
-        self._outbox.put(0, frames.ping(payload, is_ack=True))
+        self.floods.count(Abuse.PING_FLOOD)
+        self.streams.outbox.put(0, frames.ping(payload, is_ack=True))
 
     def on_window_update(self, stream_id: int, payload: bytes) -> None:
         """9113 6.9."""
         if len(payload) != frames.U32.size:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of WINDOW_UPDATE")
-        self._floods.count(Abuse.WINDOW_UPDATE_FLOOD, per_data_frame=_UPDATES_PER_DATA_FRAME)
+        self.floods.count(Abuse.WINDOW_UPDATE_FLOOD, per_data_frame=_UPDATES_PER_DATA_FRAME)
         increment = frames.U32.unpack(payload)[0] & _ID_MASK
         if stream_id == 0:
             # 9113 6.9: an increment of 0 on the connection is a connection error.
             if not increment:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
-            self._outbox.add_window(increment)
+            self.streams.outbox.add_window(increment)
             return
-        stream = self._streams.open.get(stream_id)
+        stream = self.streams.open.get(stream_id)
         if stream is None:
-            self._streams.obey(stream_id, frames.WINDOW_UPDATE)
+            self.streams.obey(stream_id, frames.WINDOW_UPDATE)
             return
         # 9113 6.9: "MUST treat the receipt of a WINDOW_UPDATE frame with a flow-control window
         # increment of 0 as a stream error of type PROTOCOL_ERROR".
         if not increment:
             raise StreamFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
         # 9113 6.9.1: a stream window above 2^31-1 is a stream error of type FLOW_CONTROL_ERROR.
-        if not self._outbox.add_stream_window(stream, increment):
+        if not self.streams.outbox.add_stream_window(stream, increment):
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "stream window above 2^31-1")
-        self._outbox.pump()
+        self.streams.outbox.pump()
 
     def on_rst_stream(self, stream_id: int, payload: bytes) -> None:
         """9113 6.4."""
-        streams = self._streams
+        streams = self.streams
         if stream_id == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on the connection")
         if len(payload) != frames.U32.size:
@@ -148,19 +144,19 @@ class ControlFrames:
             stream = streams.open[stream_id]
             if not stream.has_answered:
                 # CVE-2023-44487: only unanswered streams count, as Envoy resets answered ones.
-                self._floods.count(Abuse.RAPID_RESET)
+                self.floods.count(Abuse.RAPID_RESET)
             streams.on_reset_by_peer(stream)
         elif streams.closed.age(stream_id):
             # Answered in the same read: the response is not written yet.
-            self._outbox.drop_frames(stream_id)
+            self.streams.outbox.drop_frames(stream_id)
         else:
-            self._floods.count(Abuse.OTHER_FRAME_FLOOD)
+            self.floods.count(Abuse.OTHER_FRAME_FLOOD)
 
     def on_priority(self, stream_id: int, payload: bytes) -> None:
         """9113 5.3.2 deprecates the scheme; 6.3 keeps its checks, and 7540 5.3.1 its own."""
         if stream_id == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY on the connection")
-        self._floods.count(Abuse.OTHER_FRAME_FLOOD)
+        self.floods.count(Abuse.OTHER_FRAME_FLOOD)
         # 9113 6.3: "A PRIORITY frame with a length other than 5 octets MUST be treated as a stream
         # error of type FRAME_SIZE_ERROR."
         if len(payload) != _PRIORITY_BYTES:

@@ -36,6 +36,7 @@ class _OpenBlock:
     num_continuations: int = 0
 
 
+@dataclass(eq=False, slots=True)
 class FrameHandler:
     """Handles any frame of one connection.
 
@@ -44,28 +45,14 @@ class FrameHandler:
             header block; None where any may come.
     """
 
-    __slots__ = (
-        *("_control", "_floods", "_open_block", "_opener", "_reader", "_streams", "_windows"),
-        "expected_kind",
-    )
-
-    def __init__(
-        self,
-        streams: Streams,
-        windows: GivenWindows,
-        reader: HeaderReader,
-        floods: FloodMeter,
-        control: ControlFrames,
-        opener: Opener,
-    ) -> None:
-        self._streams = streams
-        self._windows = windows
-        self._reader = reader
-        self._floods = floods
-        self._control = control
-        self._opener = opener
-        self._open_block: _OpenBlock | None = None
-        self.expected_kind: int | None = frames.SETTINGS
+    streams: Streams
+    windows: GivenWindows
+    reader: HeaderReader
+    floods: FloodMeter
+    control: ControlFrames
+    opener: Opener
+    expected_kind: int | None = frames.SETTINGS
+    _open_block: _OpenBlock | None = None
 
     def check_expected(self, kind: int, flags: int, stream_id: int) -> None:
         """Check a frame where only one kind is allowed: the first one, or in a header block."""
@@ -91,61 +78,61 @@ class FrameHandler:
             elif kind == frames.CONTINUATION:
                 self._on_continuation(flags, payload, now)
             elif kind == frames.RST_STREAM:
-                self._control.on_rst_stream(stream_id, payload)
+                self.control.on_rst_stream(stream_id, payload)
             elif kind == frames.WINDOW_UPDATE:
-                self._control.on_window_update(stream_id, payload)
+                self.control.on_window_update(stream_id, payload)
             elif kind == frames.SETTINGS:
-                self._control.on_settings(flags, stream_id, payload)
+                self.control.on_settings(flags, stream_id, payload)
             elif kind == frames.PING:
-                self._control.on_ping(flags, stream_id, payload)
+                self.control.on_ping(flags, stream_id, payload)
             elif kind == frames.PRIORITY:
-                self._control.on_priority(stream_id, payload)
+                self.control.on_priority(stream_id, payload)
             elif kind == frames.GOAWAY:
-                self._control.on_goaway(stream_id, payload)
+                self.control.on_goaway(stream_id, payload)
             elif kind == frames.PUSH_PROMISE:
                 # 9113 8.4: "A client cannot push. Thus, servers MUST treat the receipt of a
                 # PUSH_PROMISE frame as a connection error of type PROTOCOL_ERROR."
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
             else:
                 # 9113 4.1, 5.5: "Implementations MUST ignore and discard frames of unknown types."
-                self._floods.count(Abuse.OTHER_FRAME_FLOOD)
+                self.floods.count(Abuse.OTHER_FRAME_FLOOD)
         except StreamFault as fault:
             self._reset(stream_id, fault)
 
     def _reset(self, stream_id: int, fault: StreamFault) -> None:
-        self._floods.count(Abuse.RAPID_RESET)
-        state = self._streams.state(stream_id)
+        self.floods.count(Abuse.RAPID_RESET)
+        state = self.streams.state(stream_id)
         if state is State.IDLE or not stream_id & 1:
             # 9113 6.4: "RST_STREAM frames MUST NOT be sent for a stream in the idle state"; a
             # stream error may be treated as a connection error instead (9113 5.4.2).
             raise ConnectionFault(fault.code, str(fault)) from None
         if state is not State.CLOSED_BY_US:
-            self._streams.reset(stream_id, fault.code)
+            self.streams.reset(stream_id, fault.code)
 
     # ---- DATA
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes, now: float) -> None:
         """9113 6.1."""
-        streams = self._streams
+        streams = self.streams
         if stream_id == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on the connection")
         content = _strip_padding(flags, payload)
         if streams.obey(stream_id, frames.DATA) is not Scope.ACCEPT:
-            self._floods.count(Abuse.OTHER_FRAME_FLOOD)
+            self.floods.count(Abuse.OTHER_FRAME_FLOOD)
             return
         stream = streams.open[stream_id]
         has_ended = bool(flags & frames.END_STREAM)
         if not content and not has_ended:
-            self._floods.count(Abuse.EMPTY_FRAME_FLOOD)
+            self.floods.count(Abuse.EMPTY_FRAME_FLOOD)
         if stream.content_left is not None:
             stream.content_left -= len(content)
             _check_content_length(stream, has_ended=has_ended)
-        messages.take_content(streams, stream, content, now=now)
+        messages.handle_content(streams, stream, content, now=now)
         if has_ended:
             streams.end_request(stream)
         elif not stream.is_ended:
             # 9113 6.9.1: padding counts too.
-            self._windows.take_for(stream, len(payload))
+            self.windows.count_for(stream, len(payload))
 
     # ---- HEADERS and CONTINUATION
 
@@ -169,7 +156,7 @@ class FrameHandler:
 
     def _on_continuation(self, flags: int, payload: bytes, now: float) -> None:
         """9113 6.10, and CVE-2024-27316: a header block is bounded, in frames and in bytes."""
-        open_block, limits = self._open_block, self._streams.limits
+        open_block, limits = self._open_block, self.streams.limits
         if open_block is None:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without a header block")
         open_block.block += payload
@@ -188,23 +175,23 @@ class FrameHandler:
 
     def _on_block(self, flags: int, stream_id: int, block: bytes, now: float) -> None:
         """Handle a whole header block: of a new request, or of trailers."""
-        streams = self._streams
+        streams = self.streams
         if stream_id > streams.last_id:
             if flags & _SELF_DEPENDENT:
-                self._reader.read_fields(block)
+                self.reader.read_fields(block)
                 streams.last_id = stream_id
                 raise StreamFault(ErrorCode.PROTOCOL_ERROR, "stream depends on itself")
-            self._opener.open(stream_id, flags, block, now)
+            self.opener.open(stream_id, flags, block, now)
             return
         # 9113 4.3: every block passes the decoder, even one that is then discarded.
         scope, code = streams.verdict(stream_id, frames.HEADERS)
         if scope is Scope.CONNECTION_ERROR:
             raise ConnectionFault(code, "HEADERS on a closed stream")
-        fields = self._reader.read_fields(block)
+        fields = self.reader.read_fields(block)
         if scope is Scope.STREAM_ERROR:
             raise StreamFault(code, "HEADERS on a half-closed stream")
         if scope is Scope.DISCARD:
-            self._floods.count(Abuse.OTHER_FRAME_FLOOD)
+            self.floods.count(Abuse.OTHER_FRAME_FLOOD)
             return
         # 9113 8.1: a second header block is trailers, and ends the stream.
         malformed = judge_trailers(fields)

@@ -25,7 +25,7 @@ class GivenWindows:
         self._stream_bytes = limits.stream_window_bytes
         self._unacknowledged_bytes = 0
 
-    def take(self, size_bytes: int) -> None:
+    def count(self, size_bytes: int) -> None:
         """Count the DATA of a read.
 
         Raises:
@@ -40,7 +40,7 @@ class GivenWindows:
         self._streams.outbox.put(0, update)
         self._unacknowledged_bytes = 0
 
-    def take_for(self, stream: WireStream, size_bytes: int) -> None:
+    def count_for(self, stream: WireStream, size_bytes: int) -> None:
         """Count one DATA frame of an open stream; reset the stream beyond its window."""
         stream.unacknowledged_bytes += size_bytes
         if stream.unacknowledged_bytes < self._stream_bytes >> 1:

@@ -18,7 +18,7 @@ from extproc.core.wire.streams import Streams
 _REFUSED: Final = 0
 
 
-def take_content(streams: Streams, stream: WireStream, content: bytes, *, now: float) -> None:
+def handle_content(streams: Streams, stream: WireStream, content: bytes, *, now: float) -> None:
     """Handle content of a stream: deliver complete messages, keep the rest."""
     start, stop = 0, len(content)
     while start < stop and not stream.is_ended:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from extproc.core.wire import frames, grpc
 from extproc.core.wire.errors import ErrorCode
 from extproc.core.wire.floods import FloodMeter
@@ -14,33 +16,29 @@ from extproc.core.wire.stream import WireStream
 from extproc.core.wire.streams import Streams
 
 
+@dataclass(eq=False, slots=True)
 class Opener:
     """Opens the streams of one connection."""
 
-    __slots__ = ("_counters", "_floods", "_lifetime", "_reader", "_streams")
-
-    def __init__(
-        self, streams: Streams, reader: HeaderReader, lifetime: Lifetime, floods: FloodMeter
-    ) -> None:
-        self._streams = streams
-        self._counters = streams.counters
-        self._reader = reader
-        self._lifetime = lifetime
-        self._floods = floods
+    streams: Streams
+    reader: HeaderReader
+    lifetime: Lifetime
+    floods: FloodMeter
 
     def open(self, stream_id: int, flags: int, block: bytes, now: float) -> None:
         """Begin a request: a header block on an identifier above all others (9113 5.1.1)."""
-        counters, streams = self._counters, self._streams
-        request = self._reader.requests.get(block)
+        streams = self.streams
+        counters = streams.counters
+        request = self.reader.requests.get(block)
         if request is None:
-            request = self._reader.read_request(block)
+            request = self.reader.read_request(block)
         else:
             counters.header_blocks_cached += 1
         streams.last_id = stream_id
         method = request.method
         if (
             method is None
-            or self._lifetime.is_draining
+            or self.lifetime.is_draining
             or streams.is_full
             or request.content_length is not None
         ) and (self._refuse(stream_id, flags, request) or method is None):
@@ -62,7 +60,8 @@ class Opener:
 
     def _refuse(self, stream_id: int, flags: int, request: Request) -> bool:
         """Refuse a request without a session; return False if it should have one after all."""
-        streams, counters, lifetime = self._streams, self._counters, self._lifetime
+        streams, lifetime = self.streams, self.lifetime
+        counters = streams.counters
         if lifetime.is_final:
             # 9113 6.8: streams above the last one of GOAWAY are ignored; the peer knows.
             streams.closed.remember(stream_id, is_by_peer=False)
@@ -72,7 +71,7 @@ class Opener:
             # stream error of type PROTOCOL_ERROR."
             counters.streams_opened += 1
             counters.streams_reset_by_us += 1
-            self._floods.count(Abuse.RAPID_RESET)
+            self.floods.count(Abuse.RAPID_RESET)
             streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
             return True
         if streams.is_full:
@@ -96,9 +95,9 @@ class Opener:
         return True
 
     def _respond(self, stream_id: int, flags: int, request: Request, block: bytes) -> None:
-        stream = WireStream(self._streams, stream_id, request)
+        stream = WireStream(self.streams, stream_id, request)
         stream.is_half_closed = bool(flags & frames.END_STREAM)
         stream.put_end(block)
-        self._counters.streams_opened += 1
-        self._counters.streams_answered += 1
-        self._streams.closed.remember(stream_id, is_by_peer=stream.is_half_closed)
+        self.streams.counters.streams_opened += 1
+        self.streams.counters.streams_answered += 1
+        self.streams.closed.remember(stream_id, is_by_peer=stream.is_half_closed)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
@@ -38,6 +39,7 @@ class Sender(Protocol):
         """Handle the end of the queue."""
 
 
+@dataclass(eq=False, slots=True)
 class Outbox:
     """Outgoing side of one connection: frames, windows, queues and turns.
 
@@ -50,28 +52,21 @@ class Outbox:
         is_in_pass: Output joins the write of the pass; else `on_output_ready` is called.
     """
 
-    __slots__ = (
-        *("_budget", "_frames", "_held_window_bytes", "_is_awake", "_on_output_ready", "_sealed"),
-        *("_turns", "data_frames", "initial_window_bytes", "is_in_pass", "max_frame_bytes"),
-        *("queued_bytes", "table_update_stream", "window_bytes"),
-    )
-
-    def __init__(self, on_output_ready: Callable[[], None], budget: Budget) -> None:
-        self.window_bytes = frames.DEFAULT_WINDOW_BYTES
-        self.initial_window_bytes = frames.DEFAULT_WINDOW_BYTES
-        self.max_frame_bytes = frames.DEFAULT_MAX_FRAME_BYTES
-        self.data_frames = 0
-        self.queued_bytes = 0
-        self.is_in_pass = False
-        # The stream whose header block announced that we use no dynamic table; 0 before.
-        self.table_update_stream = 0
-        self._budget = budget
-        self._on_output_ready = on_output_ready
-        self._is_awake = False
-        self._frames: dict[int, list[bytes]] = {}
-        self._sealed: list[dict[int, list[bytes]]] = []
-        self._turns: deque[Sender] = deque()
-        self._held_window_bytes: int | None = None
+    on_output_ready: Callable[[], None]
+    budget: Budget
+    window_bytes: int = frames.DEFAULT_WINDOW_BYTES
+    initial_window_bytes: int = frames.DEFAULT_WINDOW_BYTES
+    max_frame_bytes: int = frames.DEFAULT_MAX_FRAME_BYTES
+    data_frames: int = 0
+    queued_bytes: int = 0
+    is_in_pass: bool = False
+    # The stream whose header block announced that we use no dynamic table; 0 before.
+    table_update_stream: int = 0
+    _is_awake: bool = False
+    _frames: dict[int, list[bytes]] = field(default_factory=dict)
+    _sealed: list[dict[int, list[bytes]]] = field(default_factory=list)
+    _turns: deque[Sender] = field(default_factory=deque)
+    _held_window_bytes: int | None = None
 
     def put(self, stream_id: int, chunk: bytes) -> None:
         """Add whole frames of one stream, or of the connection."""
@@ -82,7 +77,7 @@ class Outbox:
             held.append(chunk)
         if not (self.is_in_pass or self._is_awake):
             self._is_awake = True
-            self._on_output_ready()
+            self.on_output_ready()
 
     def seal(self) -> None:
         """Fix the order: later frames are written after all present ones."""
@@ -132,7 +127,7 @@ class Outbox:
 
     def _unqueue(self, size_bytes: int) -> None:
         self.queued_bytes -= size_bytes
-        self._budget.add_unsent(-size_bytes)
+        self.budget.add_unsent(-size_bytes)
 
     def enqueue(self, stream: Sender, payload: bytes) -> None:
         """Queue DATA that does not fit a window or a frame, and send the part that does."""
@@ -142,7 +137,7 @@ class Outbox:
                 self._turns.append(stream)
         stream.queue += payload
         self.queued_bytes += len(payload)
-        self._budget.add_unsent(len(payload))
+        self.budget.add_unsent(len(payload))
         self.pump()
 
     def add_window(self, increment_bytes: int) -> None:

@@ -7,6 +7,7 @@ call to its session: closed streams are collected, and their sessions called in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from extproc.core.budget import Budget
 from extproc.core.wire import frames
@@ -18,6 +19,7 @@ from extproc.core.wire.states import TABLE, ClosedStreams, Scope, State, Verdict
 from extproc.core.wire.stream import WireStream
 
 
+@dataclass(eq=False, slots=True)
 class Streams:
     """The streams of one connection.
 
@@ -29,30 +31,17 @@ class Streams:
         deadlines_s: Deadlines of calls with a `grpc-timeout`, by stream.
     """
 
-    __slots__ = (
-        *("_finished", "_on_session_error", "budget", "closed", "counters", "deadlines_s"),
-        *("last_id", "limits", "open", "outbox", "partial_since_s"),
-    )
-
-    def __init__(
-        self,
-        outbox: Outbox,
-        limits: Limits,
-        counters: Counters,
-        budget: Budget,
-        on_session_error: Callable[[Exception, str], None],
-    ) -> None:
-        self.outbox = outbox
-        self.limits = limits
-        self.counters = counters
-        self.budget = budget
-        self.open: dict[int, WireStream] = {}
-        self.closed = ClosedStreams()
-        self.last_id = 0
-        self.partial_since_s: dict[int, float] = {}
-        self.deadlines_s: dict[int, float] = {}
-        self._finished: list[WireStream] = []
-        self._on_session_error = on_session_error
+    outbox: Outbox
+    limits: Limits
+    counters: Counters
+    budget: Budget
+    on_session_error: Callable[[Exception, str], None]
+    open: dict[int, WireStream] = field(default_factory=dict)
+    closed: ClosedStreams = field(default_factory=ClosedStreams)
+    last_id: int = 0
+    partial_since_s: dict[int, float] = field(default_factory=dict)
+    deadlines_s: dict[int, float] = field(default_factory=dict)
+    _finished: list[WireStream] = field(default_factory=list)
 
     def state(self, stream_id: int) -> State:
         """Return the state of a client-initiated stream (9113 5.1)."""
@@ -118,7 +107,7 @@ class Streams:
     def fail_session(self, stream: WireStream, error: Exception) -> None:
         """Handle an exception of a session: INTERNAL for its peer, the error for our log."""
         self.counters.session_errors += 1
-        self._on_session_error(error, stream.path)
+        self.on_session_error(error, stream.path)
         stream.end(Code.INTERNAL, "internal error")
 
     def give_up(self, stream: WireStream) -> None:
@@ -146,7 +135,7 @@ class Streams:
                     session.closed()
                 except Exception as error:
                     self.counters.session_errors += 1
-                    self._on_session_error(error, stream.path)
+                    self.on_session_error(error, stream.path)
 
     # ---- how streams close
 

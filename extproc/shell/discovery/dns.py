@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypeVar
 
 import dns.asyncresolver
@@ -49,10 +50,11 @@ _Target = tuple[str, int]
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False)
 class DnsDiscovery:
     """Looks a name up at an interval.
 
-    Args:
+    Attributes:
         name: Looked up by the system's search list, or as it is with `nameservers`.
         port: Of every address; None looks up SRV records, which have a port each.
         on_endpoints: Called with all endpoints, sorted by address, at the first result and after
@@ -63,48 +65,32 @@ class DnsDiscovery:
         timeout_s: Seconds for the response to a question, retries included.
         empty_after_s: Seconds of empty results before they are believed.
         nameservers: `ip:port` of the servers to ask; empty for those of /etc/resolv.conf.
-
-    Attributes:
         num_failures: Lookups with a question without a usable response.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        port: int | None,
-        on_endpoints: Callable[[Sequence[Endpoint]], None],
-        on_failure: Callable[[str], None],
-        clock: Callable[[], float],
-        family: Literal["auto", "ipv4", "ipv6", "both"] = "auto",
-        interval_s: float = 5.0,
-        timeout_s: float = 3.0,
-        empty_after_s: float = 30.0,
-        nameservers: Sequence[str] = (),
-        scheme: str = "http",
-    ) -> None:
-        self.name = name
-        self._port = port
-        self._on_endpoints = on_endpoints
-        self._on_failure = on_failure
-        self._clock = clock
-        self._family = family
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
-        self._empty_after_s = empty_after_s
-        self.nameservers = nameservers
-        self._scheme = scheme
-        self._answers: dict[_Question, tuple[str, ...]] = {}
-        self._endpoints: list[Endpoint] | None = None
-        self._empty_since_s: float | None = None
-        self._failure = ""
-        self.num_failures = 0
+    name: str
+    _: KW_ONLY
+    port: int | None
+    on_endpoints: Callable[[Sequence[Endpoint]], None]
+    on_failure: Callable[[str], None]
+    clock: Callable[[], float]
+    family: Literal["auto", "ipv4", "ipv6", "both"] = "auto"
+    interval_s: float = 5.0
+    timeout_s: float = 3.0
+    empty_after_s: float = 30.0
+    nameservers: Sequence[str] = ()
+    scheme: str = "http"
+    _answers: dict[_Question, tuple[str, ...]] = field(default_factory=dict)
+    _endpoints: list[Endpoint] | None = None
+    _empty_since_s: float | None = None
+    _failure: str = ""
+    num_failures: int = 0
 
     async def run(self) -> None:
         """Look the name up until cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self.interval_s)
 
     async def look(self) -> None:
         """Look the name up once."""
@@ -114,12 +100,12 @@ class DnsDiscovery:
             failure = f"{self.name}: {error}"
         self.num_failures += failure != ""
         if failure and failure != self._failure:
-            self._on_failure(failure)
+            self.on_failure(failure)
         self._failure = failure
 
     async def _look(self) -> str:
         """Look up, and report changes; return the first failure, "" for none."""
-        lookup = _Lookup(self._resolver(), self._timeout_s, self._answers)
+        lookup = _Lookup(self._resolver(), self.timeout_s, self._answers)
         endpoints = await self._find(lookup)
         self._answers = lookup.answers
         failures = lookup.failures
@@ -133,13 +119,13 @@ class DnsDiscovery:
         if self.nameservers:
             resolver.domain = dns.name.root
             resolver.nameservers = [_nameserver(each) for each in self.nameservers]
-        resolver.timeout = self._timeout_s / _TRIES
+        resolver.timeout = self.timeout_s / _TRIES
         return resolver
 
     async def _find(self, lookup: _Lookup) -> list[Endpoint] | None:
         """Return the endpoints; None if there was no response yet."""
-        if self._port is not None:
-            targets: list[_Target] | None = [(self.name, self._port)]
+        if self.port is not None:
+            targets: list[_Target] | None = [(self.name, self.port)]
         else:
             targets = await lookup.targets(self.name)
         if not targets:
@@ -155,50 +141,47 @@ class DnsDiscovery:
     async def _resolve(
         self, lookup: _Lookup, targets: list[_Target]
     ) -> list[tuple[_Address, _Target]] | None:
-        if self._family == "auto":
+        if self.family == "auto":
             found = await lookup.addresses(targets, [_A])
             others = None if found else await lookup.addresses(targets, [_AAAA])
             return others or found
-        kinds = {"ipv4": [_A], "ipv6": [_AAAA], "both": [_A, _AAAA]}[self._family]
+        kinds = {"ipv4": [_A], "ipv6": [_AAAA], "both": [_A, _AAAA]}[self.family]
         return await lookup.addresses(targets, kinds)
 
     def _endpoint(self, ip: _Address, port: int, host: str) -> Endpoint:
         address = str(Address(str(ip), port))
-        name = host.partition(".")[0] if self._port is None else ""
-        return Endpoint(address, f"{self._scheme}://{address}", name)
+        name = host.partition(".")[0] if self.port is None else ""
+        return Endpoint(address, f"{self.scheme}://{address}", name)
 
     def _report(self, endpoints: list[Endpoint]) -> list[str]:
         """Report changed endpoints; return the failure, if any."""
         if endpoints or not self._endpoints:
             self._empty_since_s = None
         else:
-            now = self._clock()
+            now = self.clock()
             if self._empty_since_s is None:
                 self._empty_since_s = now
-            if now - self._empty_since_s < self._empty_after_s:
-                kept = f"the last {len(self._endpoints)} are kept for {self._empty_after_s:g} s"
+            if now - self._empty_since_s < self.empty_after_s:
+                kept = f"the last {len(self._endpoints)} are kept for {self.empty_after_s:g} s"
                 return [f"{self.name}: no addresses; {kept}"]
         if endpoints != self._endpoints:
             self._endpoints = endpoints
-            self._on_endpoints(tuple(endpoints))
+            self.on_endpoints(tuple(endpoints))
         return []
 
 
+@dataclass(eq=False)
 class _Lookup:
     """One round of questions; each falls back on its result of the previous round."""
 
-    def __init__(
-        self,
-        resolver: dns.asyncresolver.Resolver,
-        timeout_s: float,
-        last: dict[_Question, tuple[str, ...]],
-    ) -> None:
-        self.failures: list[str] = []
-        self.answers: dict[_Question, tuple[str, ...]] = {}
-        self._resolver = resolver
-        self._timeout_s = timeout_s
-        self._last = last
-        self._enclosed: dict[_Question, tuple[str, ...]] = {}
+    resolver: dns.asyncresolver.Resolver
+    timeout_s: float
+    last: dict[_Question, tuple[str, ...]]
+    failures: list[str] = field(default_factory=list)
+    answers: dict[_Question, tuple[str, ...]] = field(default_factory=dict)
+    _enclosed: dict[_Question, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
 
     async def targets(self, name: str) -> list[_Target] | None:
@@ -238,7 +221,7 @@ class _Lookup:
         if answer is None:
             answer = await self._answer(question)
         if answer is None:
-            answer = self._last.get(question)
+            answer = self.last.get(question)
         if answer is not None:
             self.answers[question] = answer
         return answer
@@ -248,15 +231,15 @@ class _Lookup:
         what = f"{name} {kind.name}"
         try:
             async with self._slots:
-                answer = await _uncut(
-                    self._resolver.resolve(
-                        name, kind, lifetime=self._timeout_s, raise_on_no_answer=False, search=True
+                answer = await _finish(
+                    self.resolver.resolve(
+                        name, kind, lifetime=self.timeout_s, raise_on_no_answer=False, search=True
                     )
                 )
         except dns.resolver.NXDOMAIN:
             return ()
         except dns.resolver.LifetimeTimeout:  # its own message contains the measured seconds
-            self.failures.append(f"{what}: no response within {self._timeout_s:g} s")
+            self.failures.append(f"{what}: no response within {self.timeout_s:g} s")
             return None
         except (dns.exception.DNSException, OSError) as error:
             self.failures.append(f"{what}: {error}")
@@ -272,7 +255,7 @@ class _Lookup:
                 self._enclosed[rrset.name.to_text(), rrset.rdtype] = texts
 
 
-async def _uncut(question: Coroutine[Any, Any, _T]) -> _T:
+async def _finish(question: Coroutine[Any, Any, _T]) -> _T:
     """Wait for the response, even if cancelled: at most its lifetime.
 
     uvloop 0.23 can leak a socket whose creation was cancelled, and then never closes its loop.

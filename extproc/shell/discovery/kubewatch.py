@@ -20,7 +20,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from random import Random
 from typing import Generic, Protocol, TypeVar
 
@@ -91,36 +91,30 @@ class WatchTimes:
     relist_s: float = 600.0
 
 
+@dataclass(eq=False)
 class ListWatch(Generic[T]):
     """One query, followed while `run` runs.
 
-    Args:
+    Attributes:
         on_change: Called with all objects after a list, and once per batch of changes.
         clock: Monotonic seconds.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        query: Query[T],
-        *,
-        on_change: Callable[[Collection[T]], None],
-        stats: WatchStats,
-        clock: Callable[[], float],
-        rng: Random,
-        times: WatchTimes | None = None,
-    ) -> None:
-        self._client = client
-        self._query = query
-        self._on_change = on_change
-        self._stats = stats
-        self._clock = clock
-        self._rng = rng
-        self._times = times or WatchTimes()
-        self._store = Store(query)
-        self._must_list = True
-        self._listed_at_s = 0.0
-        self._num_failures = 0
+    client: Client
+    query: Query[T]
+    _: KW_ONLY
+    on_change: Callable[[Collection[T]], None]
+    stats: WatchStats
+    clock: Callable[[], float]
+    rng: Random
+    times: WatchTimes | None = None
+    _must_list: bool = True
+    _listed_at_s: float = 0.0
+    _num_failures: int = 0
+
+    def __post_init__(self) -> None:
+        self._times = self.times or WatchTimes()
+        self._store = Store(self.query)
         self._healthy_at_s = math.inf
 
     async def run(self) -> None:
@@ -131,56 +125,56 @@ class ListWatch(Generic[T]):
                 rest_s = await self._follow()
                 await asyncio.sleep(rest_s)
         finally:
-            del self._stats.contacts_s[self]
+            del self.stats.contacts_s[self]
 
     async def _follow(self) -> float:
         """List if needed, then watch to the end; return the seconds to rest."""
         self._healthy_at_s = math.inf
         try:
-            path = self._query.path(await self._client.namespace())
+            path = self.query.path(await self.client.namespace())
             if self._must_list:
                 await self._list(path)
             await self._watch(path)
         except ApiError as error:
             return self._failed(error)
         except Exception as error:
-            log.exception("%s: broke", self._query.resource)
+            log.exception("%s: broke", self.query.resource)
             return self._failed(ApiError("internal", repr(error)))
-        if self._clock() < self._healthy_at_s:
+        if self.clock() < self._healthy_at_s:
             return self._failed(ApiError("short", "the watch ended early"))
         self._recovered()
         return 0.0
 
     async def _list(self, path: str) -> None:
-        parameters = {**self._query.selector, "limit": str(PAGE_SIZE)}
+        parameters = {**self.query.selector, "limit": str(PAGE_SIZE)}
         is_first = True
         while is_first or parameters["continue"]:
-            body = await self._client.get(path, parameters)
+            body = await self.client.get(path, parameters)
             parameters["continue"] = self._store.read_page(body, is_first=is_first)
             is_first = False
             self._note_contact()
         self._must_list = False
-        self._listed_at_s = self._clock()
-        self._stats.lists[self._query.resource] += 1
-        self._on_change(self._store.objects)
+        self._listed_at_s = self.clock()
+        self.stats.lists[self.query.resource] += 1
+        self.on_change(self._store.objects)
 
     async def _watch(self, path: str) -> None:
-        watch_s = max(1, round(self._times.watch_s * self._rng.uniform(0.8, 1)))
+        watch_s = max(1, round(self._times.watch_s * self.rng.uniform(0.8, 1)))
         parameters = {
-            **self._query.selector,
+            **self.query.selector,
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._store.resource_version,
             "timeoutSeconds": str(watch_s),
         }
-        lines = self._client.watch(path, parameters, within_s=watch_s + GRACE_S)
+        lines = self.client.watch(path, parameters, within_s=watch_s + GRACE_S)
         async with aclosing(lines):
             async for some in lines:
                 self._note_contact()
                 if not some:
-                    self._healthy_at_s = self._clock() + min(HEALTHY_S, watch_s / 2)
+                    self._healthy_at_s = self.clock() + min(HEALTHY_S, watch_s / 2)
                 self._read(some)
-        if self._clock() - self._listed_at_s > self._times.relist_s:
+        if self.clock() - self._listed_at_s > self._times.relist_s:
             self._must_list = True
 
     def _read(self, lines: list[bytes]) -> None:
@@ -191,27 +185,27 @@ class ListWatch(Generic[T]):
                 self._recovered()
         finally:
             if is_changed:
-                self._on_change(self._store.objects)
+                self.on_change(self._store.objects)
 
     def _note_contact(self) -> None:
-        self._stats.contacts_s[self] = self._clock()
+        self.stats.contacts_s[self] = self.clock()
 
     def _recovered(self) -> None:
         if self._num_failures >= MIN_WARNED:
-            log.info("%s: the Kubernetes API responds again", self._query.resource)
+            log.info("%s: the Kubernetes API responds again", self.query.resource)
         self._num_failures = 0
 
     def _failed(self, error: ApiError) -> float:
-        if self._clock() >= self._healthy_at_s:
+        if self.clock() >= self._healthy_at_s:
             self._num_failures = 0
         self._num_failures += 1
-        self._stats.failures[error.reason] += 1
+        self.stats.failures[error.reason] += 1
         if error.is_gone or self._num_failures >= MAX_RESUMES:
             self._must_list = True
         # A single failure is normal. A second in a row is logged, once.
         level = logging.WARNING if self._num_failures == MIN_WARNED else logging.DEBUG
-        log.log(level, "%s: the Kubernetes API: %s", self._query.resource, error)
+        log.log(level, "%s: the Kubernetes API: %s", self.query.resource, error)
         rest_s = choose_backoff_s(
-            self._num_failures - 1, interval_s=MIN_REST_S, max_backoff_s=MAX_REST_S, rng=self._rng
+            self._num_failures - 1, interval_s=MIN_REST_S, max_backoff_s=MAX_REST_S, rng=self.rng
         )
         return max(rest_s, min(error.retry_after_s, MAX_RETRY_AFTER_S))

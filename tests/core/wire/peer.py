@@ -125,7 +125,7 @@ def method(
 
 @dataclass
 class Response:
-    """What came back on one stream."""
+    """The response on one stream."""
 
     headers: list[list[tuple[str, str]]] = field(default_factory=list)
     data: bytes = b""
@@ -269,7 +269,7 @@ class Peer:
         return [frame for frame in self.frames if isinstance(frame, kind)]
 
     def pinged(self) -> bytes:
-        """What the last PING of the connection carried."""
+        """The payload of the connection's last PING."""
         return bytes(self.of_type(hf.PingFrame)[-1].opaque_data)
 
     @property

@@ -1,4 +1,4 @@
-"""docs/wire.md names the test of every rule: each one exists."""
+"""docs/wire.md names the test of every rule of the RFCs: each one exists."""
 
 from __future__ import annotations
 

@@ -342,7 +342,7 @@ def test_any_path_is_judged_by_its_own_block() -> None:
 
 
 def passes_over(peer: Peer, data: bytes) -> list[list[hf.Frame]]:
-    """What came out after each pass over one read."""
+    """The output after each pass over one read."""
     position, came = 0, []
     while position < len(data):
         position = peer.connection.receive_pass(data, position, now=peer.now)

@@ -84,7 +84,7 @@ steps = st.one_of(
 
 
 def check(peer: Peer, counters: Counters) -> None:
-    """What holds after every step, whatever came."""
+    """The invariants after every step."""
     connection = peer.connection
     assert counters.streams_open == len(connection.streams.open)
     assert counters.streams_opened == (

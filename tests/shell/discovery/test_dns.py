@@ -256,7 +256,7 @@ async def test_ipv4_that_fails_does_not_turn_the_pool_to_ipv6(server: DnsServer)
 
 
 async def test_a_failing_server_and_an_empty_one_are_not_nothing(server: DnsServer) -> None:
-    """What is not known yet may not be told as known to be empty."""
+    """Unknown endpoints must not be reported as an empty pool."""
     server.records["pods.", "TXT"] = ['"there, without addresses"']
     server.failing = {"A"}
 

@@ -23,7 +23,7 @@ from tests.shell.pki import Pki
 
 
 class FakeApi:
-    """Answers what it is told to, to those who have the token."""
+    """Sends scripted responses to clients with the token."""
 
     def __init__(self) -> None:
         self.token = "good"

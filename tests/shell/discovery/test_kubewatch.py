@@ -17,7 +17,7 @@ from tests.core.kubernetes.apimodel import GONE, Api, bookmark
 
 CUT = ApiError("connection", "cut")
 Step = list[bytes] | Exception | float
-"""What a watch does next: it gives lines, fails, or lets seconds pass."""
+"""The next step of a watch: lines, a failure, or seconds to wait."""
 
 
 class ScriptedClient:
@@ -79,7 +79,7 @@ class ScriptedClient:
 
 
 class Played:
-    """What came of a script."""
+    """The result of a script."""
 
     def __init__(self) -> None:
         self.told: list[list[str]] = []
