@@ -58,7 +58,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 @pytest.mark.parametrize("name", sorted(OPPONENTS))
 @settings(max_examples=25)
 @given(data=st.data())
-def test_every_rule_chooses_from_the_snapshot_and_is_decided_by_its_seed(
+def test_every_policy_chooses_from_the_snapshot_and_is_determined_by_its_seed(
     name: str, data: st.DataObject
 ) -> None:
     snaps = data.draw(st.lists(snapshots(), min_size=1, max_size=4))
@@ -76,7 +76,7 @@ def test_every_rule_chooses_from_the_snapshot_and_is_decided_by_its_seed(
             assert answer.endpoints[0] in snap.endpoints
 
 
-def test_every_rule_is_described_for_people() -> None:
+def test_every_policy_has_a_description() -> None:
     assert DESCRIPTIONS.keys() == OPPONENTS.keys()
 
 

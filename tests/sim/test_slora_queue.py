@@ -91,7 +91,7 @@ def test_an_endpoint_takes_no_more_than_it_may_run() -> None:
     assert isinstance(queue.choose(pod(1.1, {"a": 1}), info(1, 0.9), rng=random.Random(1)), Choice)
 
 
-def test_a_client_that_left_blocks_nobody() -> None:
+def test_a_client_that_left_blocks_no_request() -> None:
     queue = SloraQueue()
     queue.choose(pod(0.0, num_waiting=1), info(1, 0.0), rng=random.Random(1))
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.sim.fakepod.answers import Api, ChatApi, CompletionApi, Reply, stream_error
 from extproc.sim.fakepod.apierrors import engine_dead
+from extproc.sim.fakepod.formats import Api, ChatApi, CompletionApi, Reply, stream_error
 from extproc.sim.fakepod.prompts import chat_tokens, prompt_tokens
 from extproc.workload.exchange import (
     CHAT,
@@ -145,7 +145,7 @@ def test_a_token_without_text_counts_and_what_opens_or_closes_does_not(
         (b"<html></html>\n", ""),
     ],
 )
-def test_what_is_no_answer_is_told_from_one(data: bytes, error: str) -> None:
+def test_an_incomplete_response_is_an_error(data: bytes, error: str) -> None:
     meter = StreamMeter()
     meter.feed(data, now=0.0)
 

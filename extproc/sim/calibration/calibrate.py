@@ -1,8 +1,7 @@
-"""What a vLLM server's metrics say of its steps: samples, for `extproc.sim.calibration.fitting`.
+"""Samples of a vLLM server's steps from its metrics, for `extproc.sim.calibration.fitting`.
 
-Two readings of a page between which the server was never idle give one sample: how many steps it
-took, what they computed on average, and how long they were. Only figures that every vLLM has had
-since 0.8 are read.
+Two readings of a page between which the server was never idle give one sample: the mean work and
+the mean time of the steps between them. Only metrics that vLLM has had since 0.8 are read.
 """
 
 from __future__ import annotations
@@ -25,25 +24,23 @@ SERIES = (
     "vllm:cache_config_info",
     "vllm:lora_requests_info",
 )
-"""What `read_page` needs of a page."""
+"""The metrics that `read_page` needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one page says.
+    """The figures of one page; totals are since the server's start.
 
     Attributes:
         at_s: When it was taken, seconds of any clock.
-        num_steps: Steps since the start.
-        generated_tokens: Tokens generated since the start.
-        first_tokens: Requests that have had their first token.
-        prompt_tokens: Prompt tokens computed since the start, cached ones left out.
+        num_steps: Total of steps.
+        generated_tokens: Total of tokens generated.
+        first_tokens: Total of requests that have had their first token.
+        prompt_tokens: Total of prompt tokens computed, without cached ones.
         num_running: Requests in the batch.
-        kv_tokens: KV tokens in use. A page tells blocks; of each running request's last one half
-            is taken to be empty.
-        num_adapters: Distinct adapters in the batch.
-        num_waiting: Requests in the queue.
-        max_loras: Adapter slots; None where the page does not say.
+        kv_tokens: KV tokens in use. A page has blocks; the last block of each running request is
+            assumed to be half empty.
+        max_loras: Adapter slots; None if the page does not say.
     """
 
     at_s: float
@@ -53,22 +50,14 @@ class Reading:
     prompt_tokens: float
     num_running: float
     kv_tokens: float
-    num_adapters: int = 0
     num_waiting: float = 0.0
     max_loras: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The mean step of some time, and what it computed.
-
-    Attributes:
-        num_decoding: Sequences that decoded.
-        kv_tokens: KV of the batch, tokens.
-        prefill_tokens: Prompt tokens.
-        step_s: Seconds.
-        num_adapters: Distinct adapters in the batch.
-    """
+    """The mean step of a window: sequences that decoded, the batch's KV tokens, prompt tokens
+    computed, seconds, and distinct adapters in the batch."""
 
     num_decoding: float
     kv_tokens: float
@@ -78,7 +67,7 @@ class Sample:
 
     @property
     def terms(self) -> tuple[float, float, float, float]:
-        """What the costs are multiplied with."""
+        """The factors of the costs."""
         return (1.0, self.num_decoding, self.kv_tokens, self.prefill_tokens)
 
 
@@ -89,7 +78,7 @@ def read_page(page: str, *, at_s: float) -> Reading:
         ValueError: A figure is missing.
     """
     values: dict[str, float] = {}
-    cache_tokens, block_tokens, newest_s, num_adapters = 0.0, 0.0, -1.0, 0
+    cache_tokens, block_tokens, newest_s = 0.0, 0.0, -1.0
     max_loras: int | None = None
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -97,10 +86,7 @@ def read_page(page: str, *, at_s: float) -> Reading:
                 block_tokens = float(sample.labels["block_size"])
                 cache_tokens = float(sample.labels["num_gpu_blocks"]) * block_tokens
             elif sample.name == "vllm:lora_requests_info" and sample.value > newest_s:
-                # The newest series is the present one; older ones stay on the page.
-                newest_s, running = sample.value, sample.labels["running_lora_adapters"]
-                num_adapters = len(running.split(",")) if running else 0
-                max_loras = int(sample.labels["max_lora"])
+                newest_s, max_loras = sample.value, int(sample.labels["max_lora"])
             elif sample.name.startswith("vllm:") and not _has_more(sample.labels):
                 values[sample.name] = sample.value
     try:
@@ -115,7 +101,6 @@ def read_page(page: str, *, at_s: float) -> Reading:
             - values["vllm:prefix_cache_hits_total"],
             num_running=num_running,
             kv_tokens=max(0.0, used_tokens - num_running * (block_tokens - 1) / 2),
-            num_adapters=num_adapters,
             num_waiting=values["vllm:num_requests_waiting"],
             max_loras=max_loras,
         )
@@ -124,15 +109,11 @@ def read_page(page: str, *, at_s: float) -> Reading:
 
 
 def sample_over(readings: Sequence[Reading], *, num_adapters: int) -> Sample | None:
-    """The mean step between the first and the last of some readings.
+    """Return the mean step between the first and the last of two or more readings.
 
     None if the engine took no step, if it was idle at one of them, or if it was restarted. The
-    caller sees to it that it was busy all the time, and that many steps lie between: a prompt
-    counts when it is done. What a page tells of a moment is taken as the mean of the readings.
-
-    Args:
-        readings: Two or more.
-        num_adapters: Distinct adapters in the batch.
+    caller keeps it busy, for many steps: a prompt counts when it is done. Gauges are averaged over
+    the readings.
     """
     first, last = readings[0], readings[-1]
     num_steps = last.num_steps - first.num_steps
@@ -150,5 +131,5 @@ def sample_over(readings: Sequence[Reading], *, num_adapters: int) -> Sample | N
 
 
 def _has_more(labels: dict[str, str]) -> bool:
-    """Whether a sample is only a part: of a histogram, of a reason."""
+    """Return whether a sample is only a part, of a histogram or of a reason."""
     return bool(labels.keys() - {"model_name", "engine"})

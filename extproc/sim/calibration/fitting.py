@@ -1,7 +1,4 @@
-"""Costs of an engine from samples of its steps: what makes a profile measured instead of a model.
-
-Samples under different loads (`extproc.sim.calibration.calibrate`) give the costs, by least errors.
-"""
+"""An engine's costs fitted to samples of its steps under different loads, by least errors."""
 
 from __future__ import annotations
 
@@ -15,34 +12,33 @@ from extproc.sim.calibration.calibrate import Sample
 from extproc.sim.engine.profiles import INSTANT, EngineProfile
 
 _SINGULAR = 1e-6
-"""Singular values below this part of the largest: the samples do not tell the costs apart."""
+"""With singular values below this part of the largest, the samples do not determine the costs."""
 _ROUNDS = 20
-"""Of weighing the samples anew; what remains to move after as many is far below any noise."""
+"""Rounds of weighting the samples; later changes are far below any noise."""
 _EXACT_RATIO = 0.002
-"""Errors below this weigh alike."""
+"""Errors below this have the same weight."""
 _MAX_GROWTH = 1.0
-"""An adapter that lengthens a step by more than a first one's whole is not looked for."""
+"""Largest growth of a step by a further adapter."""
 _GROWTH_STEP = 0.0002
-"""How exactly the growth is found."""
+"""Precision of the growth."""
 _NAMES = ("step_s", "step_per_decode_s", "step_per_kv_token_s", "step_per_prefill_token_s")
-"""Of the costs, in the order of `Sample.terms`."""
+"""Costs in the order of `Sample.terms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Costs, and how well they tell the samples' steps.
+    """Costs and their errors.
 
     Attributes:
-        costs: By their names in `EngineProfile`; those of adapters only where samples tell them.
-        errors: For each sample, how much longer the costs say that its step is, as part of what
-            it was.
+        costs: By their names in `EngineProfile`; those of adapters only if samples have adapters.
+        errors: Relative error of each sample's step.
     """
 
     costs: Mapping[str, float]
     errors: tuple[float, ...]
 
     def applied(self, profile: EngineProfile, *, where: str) -> EngineProfile:
-        """`profile` with these costs, said to be measured at `where`; the others stay."""
+        """Return `profile` with these costs and a provenance that says `where`."""
         sizes = [abs(error) for error in self.errors]
         provenance = (
             f"step costs measured on {where}: {len(sizes)} samples, errors {median(sizes):.1%} in "
@@ -54,15 +50,14 @@ class Fit:
 
 
 def fit(samples: Iterable[Sample]) -> Fit:
-    """The costs that tell best how long the samples' steps were.
+    """Fit the costs to the samples' steps.
 
-    Best is the least sum of relative errors, without their squares: on a machine with other work
-    some samples are far too long, and should not count for more than the others. No cost is
-    negative: one that would be is left out.
+    The sum of relative errors is minimized, not of their squares: on a machine with other work some
+    samples are far too long, and should not count for more than others. No cost is negative.
 
-    Where there are samples with adapters, they tell the costs, and those without how much less a
-    step takes without. An adapter need not lengthen every part of a step alike, as the profile
-    says that it does, and steps with adapters are those that matter.
+    Samples with adapters, if there are any, determine the costs, and those without determine how
+    much shorter a step is without: adapters need not lengthen every part of a step alike, as the
+    profile assumes, and steps with adapters matter most.
 
     Raises:
         ValueError: There are too few samples, or they are too much alike.
@@ -85,7 +80,7 @@ def fit(samples: Iterable[Sample]) -> Fit:
 
 
 def errors_of(profile: EngineProfile, samples: Iterable[Sample]) -> list[float]:
-    """How much longer the profile says that each sample's step is, as part of what it was."""
+    """Return the relative error of the profile's step for each sample."""
     return [
         profile.forward_s(
             num_decoding=sample.num_decoding,
@@ -100,9 +95,9 @@ def errors_of(profile: EngineProfile, samples: Iterable[Sample]) -> list[float]:
 
 
 def _fit_adapters(samples: Sequence[Sample]) -> tuple[list[float], float]:
-    """Costs of a step with one adapter, and by which part of that each further one lengthens it.
+    """Fit the costs of a step with one adapter, and its relative growth by each further one.
 
-    For each growth the best costs are known, so the best growth is searched for, by thirds.
+    The best costs follow from the growth, so the growth is found by ternary search.
     """
 
     def costs_at(growth: float) -> tuple[float, list[float]]:
@@ -123,9 +118,9 @@ def _fit_adapters(samples: Sequence[Sample]) -> tuple[list[float], float]:
 
 
 def _least_errors(samples: Sequence[Sample], times_s: Sequence[float]) -> list[float]:
-    """Coefficients of the samples' terms, none negative, with the least sum of relative errors.
+    """Return non-negative coefficients of the samples' terms with the least sum of relative errors.
 
-    That is least squares, where a row weighs the less the larger its error was the time before.
+    By least squares, reweighted by the errors of the round before.
     """
     import numpy as np  # of the extra `loadtest`
 

@@ -1,8 +1,7 @@
-"""Measures a running vLLM server: what `extproc.sim.calibration.calibrate` fits a profile to.
+"""Measurements of a running vLLM server, to which a profile is fitted.
 
-The server is loaded phase by phase, each with a fixed number of requests in flight, and its
-metrics page is read all the while; nothing is asked of it but completions and pages. Nobody else
-may use it meanwhile.
+The server is loaded phase by phase, each with a fixed number of requests in flight, while its
+metrics page is read. It gets only completions and scrapes, and must not have other users meanwhile.
 """
 
 from __future__ import annotations
@@ -20,28 +19,26 @@ from extproc.sim.calibration.calibrate import SERIES, Reading, Sample, read_page
 from extproc.sim.calibration.phases import Phase
 
 _TOKEN_IDS = range(16, 240)
-"""For random prompts: ids that any vocabulary has, behind the special ones."""
+"""For random prompts: ids that every vocabulary has, after the special ones."""
 _SCRAPE_S = 0.1
 _FILL_TIMEOUT_S = 60.0
-"""For all of a phase's requests to run at once."""
+"""Until all of a phase's requests run at once."""
 _LOAD_ROUNDS = 4
-"""How often each adapter is asked for; the first time does not count."""
+"""Requests for each adapter; the first one does not count."""
 _SHOWN_TOKENS = 2
-"""An answer of one token never shows in vLLM's metrics."""
+"""A response of one token never appears in vLLM's metrics."""
 
 
 class CalibrationError(Exception):
-    """The server cannot be measured; the message says why."""
+    """The server cannot be measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTimes:
-    """What the first token of a request waits for its adapter, seconds, and for all else.
+    """Time to the first token with the adapter in its slot, and times of its loads, seconds.
 
-    Attributes:
-        hot_s: Time to the first token where the adapter is in its slot.
-        gpu_load_s: From the CPU cache into a slot; None if it could not be told.
-        disk_load_s: From disk into the CPU cache; None if it could not be told.
+    Loads are None if they cannot be determined. With as many places in the CPU cache as slots,
+    `disk_load_s` is the sum of both.
     """
 
     hot_s: float
@@ -53,17 +50,15 @@ class LiveServer:
     """A vLLM server.
 
     Args:
-        session: For all requests; without a timeout of its own, and without connections that are
-            used again, which servers close when they think them idle.
+        session: Without a timeout, and without keep-alive: servers close idle connections.
         url: Base URL without a trailing slash.
         clock: Seconds.
-        rng: For prompts, which must never be alike, and for lengths.
+        rng: For lengths and for prompts, no two of which are alike.
 
     Attributes:
-        base_model: Name of its base model.
-        max_model_len: Longest prompt plus answer, tokens.
+        max_model_len: Longest prompt plus response, tokens.
         adapters: Adapters that it lists.
-        max_loras: Its adapter slots; None until an adapter was asked for.
+        max_loras: Its adapter slots; None before the first request for an adapter.
     """
 
     def __init__(
@@ -84,11 +79,11 @@ class LiveServer:
         self._rng = rng
 
     async def connect(self) -> None:
-        """Ask for its models.
+        """Read its models.
 
         Raises:
             CalibrationError: It is no vLLM server.
-            aiohttp.ClientError: It does not answer.
+            aiohttp.ClientError: It does not respond.
         """
         async with self._session.get(f"{self._url}/v1/models") as response:
             cards = msgspec.json.decode(await response.read(), type=_Cards).data
@@ -100,7 +95,7 @@ class LiveServer:
         await self.read()
 
     async def read(self) -> Reading:
-        """Its metrics page now.
+        """Read its metrics page.
 
         Raises:
             CalibrationError: A figure is missing.
@@ -116,7 +111,7 @@ class LiveServer:
         return reading
 
     async def complete(self, model: str, prompt_tokens: int, output_tokens: int) -> float:
-        """Ask for an answer of just so many tokens; seconds to the first of them.
+        """Request exactly `output_tokens` and return the seconds to the first of them.
 
         Raises:
             CalibrationError: The server refuses.
@@ -130,7 +125,7 @@ class LiveServer:
             "temperature": 0,
             "stream": True,
         }
-        asked_s = self._clock()
+        sent_s = self._clock()
         async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
             if response.status != 200:
                 text = (await response.text())[:200]
@@ -139,15 +134,15 @@ class LiveServer:
                 self._clock() async for line in response.content if line.startswith(b"data: {")
             ]
         if not times_s:
-            raise CalibrationError(f"{model} answered nothing")
-        return times_s[0] - asked_s
+            raise CalibrationError(f"{model}: no tokens")
+        return times_s[0] - sent_s
 
     async def measure(self, phase: Phase, *, window_s: float, num_windows: int) -> list[Sample]:
-        """Load it, and take one sample of each of `num_windows` windows of `window_s`.
+        """Load the server and return a sample of each of `num_windows` windows of `window_s`.
 
         Raises:
-            CalibrationError: The server refuses, or does not do what it is asked.
-            aiohttp.ClientError: It does not answer.
+            CalibrationError: The server refuses, or the phase does not start.
+            aiohttp.ClientError: It does not respond.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -165,11 +160,11 @@ class LiveServer:
         return [sample for sample in samples if sample is not None]
 
     async def measure_loads(self, adapters: Sequence[str], max_cpu_loras: int | None) -> LoadTimes:
-        """Ask for adapters one after the other, so that each has just lost its place.
+        """Request adapters in turn, so that each has just lost its place.
 
         Args:
-            adapters: Such that can be asked for; none tells the time to the first token alone.
-            max_cpu_loras: Places in the server's CPU cache, which it does not tell; None for as
+            adapters: Without any, only the time to the first token is measured.
+            max_cpu_loras: Places in the server's CPU cache, which it does not report; None for as
                 many as slots, vLLM's default.
         """
         hot_s = await self._cycle(adapters[:1] or (self.base_model,))
@@ -178,7 +173,7 @@ class LiveServer:
             return LoadTimes(hot_s)
         places = max_cpu_loras or slots
         missing_slot_s = await self._cycle(adapters[: slots + 1])
-        if places <= slots:  # each came from disk, and nothing tells the two parts apart
+        if places <= slots:  # each came from disk: only the sum is known
             return LoadTimes(hot_s, disk_load_s=max(0.0, missing_slot_s - hot_s))
         gpu_load_s = max(0.0, missing_slot_s - hot_s)
         if len(adapters) <= places:
@@ -187,7 +182,7 @@ class LiveServer:
         return LoadTimes(hot_s, gpu_load_s, max(0.0, missing_s - hot_s - gpu_load_s))
 
     async def _cycle(self, adapters: Sequence[str]) -> float:
-        """Median time to the first token, the adapters asked for in turn."""
+        """Return the median time to the first token, with the adapters in turn."""
         times_s = [
             [await self.complete(adapter, 8, _SHOWN_TOKENS) for adapter in adapters]
             for _ in range(_LOAD_ROUNDS * 4 if len(adapters) == 1 else _LOAD_ROUNDS)
@@ -202,7 +197,7 @@ class LiveServer:
             await self.complete(model, phase.prompt_tokens, max(_SHOWN_TOKENS, output_tokens))
 
     async def _fill(self, phase: Phase) -> None:
-        """Wait until the phase's requests run, and the first of them have ended."""
+        """Wait until the phase's requests run and the first of them have ended."""
         started = await self.read()
         try:
             async with asyncio.timeout(_FILL_TIMEOUT_S):
@@ -213,7 +208,7 @@ class LiveServer:
                         return
                     await asyncio.sleep(_SCRAPE_S)
         except TimeoutError as error:
-            raise CalibrationError(f"{phase} did not get going") from error
+            raise CalibrationError(f"{phase} did not start") from error
 
     async def _sample(self, phase: Phase, window_s: float) -> Sample | None:
         readings = [await self.read()]
@@ -223,7 +218,7 @@ class LiveServer:
         return sample_over(readings, num_adapters=len(phase.adapters))
 
     async def _drain(self) -> None:
-        """Wait until the server is idle: it notices that clients have left."""
+        """Wait until the server is idle."""
         async with asyncio.timeout(_FILL_TIMEOUT_S):
             reading = await self.read()
             while reading.num_running or reading.num_waiting:

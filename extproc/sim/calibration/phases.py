@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A load: so many requests in flight at any time.
+    """A load of `num_requests` in flight at any time.
 
     Attributes:
-        num_requests: How many; each one's end is the next one's beginning.
-        prompt_tokens: Length of each prompt.
-        output_tokens: Mean length of the answers, half as much to one and a half times.
-        adapters: Whose requests they are, in turn; none for the base model's.
+        output_tokens: Mean length of the responses, which vary from 0.5 to 1.5 times that.
+        adapters: The requests' adapters in turn; none for the base model.
     """
 
     num_requests: int
@@ -30,12 +28,12 @@ def phases(
     max_model_len: int,
     max_requests: int,
 ) -> list[Phase]:
-    """Loads that tell the costs apart: batches, lengths of prompts and answers, adapters.
+    """Return loads that determine the costs: batches, lengths of prompts and responses, adapters.
 
     Args:
-        adapters: To be asked for; none leaves out what they cost.
+        adapters: Without any, their costs are left out.
         max_loras: Slots; more adapters than these never run together.
-        max_model_len: Longest prompt plus answer, tokens.
+        max_model_len: Longest prompt plus response, tokens.
         max_requests: The largest batch.
     """
     room = max_model_len - 1

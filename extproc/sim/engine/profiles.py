@@ -1,4 +1,4 @@
-"""What an engine costs: one frozen record of constants per model and accelerator.
+"""The costs of engines: one frozen record of constants per model and accelerator.
 
 The GPU profiles are a model put together from published measurements and derivations; nothing in
 them was measured by this project. `PROFILES` names them; `dataclasses.replace` overrides any field.
@@ -27,7 +27,7 @@ class EngineProfile:
         block_tokens: Tokens per KV block.
         max_num_batched_tokens: Tokens that one step may compute.
         max_num_seqs: Requests that may run at once.
-        max_model_len: Longest prompt plus answer, tokens.
+        max_model_len: Longest prompt plus response, tokens.
         step_s: Fixed part of a step, seconds.
         step_per_decode_s: Per sequence that decodes, seconds.
         step_per_kv_token_s: Per KV token of the sequences in the batch, seconds.
@@ -62,7 +62,7 @@ class EngineProfile:
     slot_tokens_per_rank: float = 0.0
 
     def kv_blocks(self, max_loras: int, max_lora_rank: int) -> int:
-        """KV blocks left beside the adapter slots.
+        """Return the KV blocks that the adapter slots leave.
 
         Args:
             max_loras: Slots; 0 for an engine without LoRA.
@@ -79,7 +79,7 @@ class EngineProfile:
         return blocks
 
     def load_s(self, rank: int, *, is_from_disk: bool) -> float:
-        """Seconds that the engine stands still to bring an adapter of `rank` onto the GPU."""
+        """Return the seconds for which the engine stops to load an adapter of `rank`."""
         to_gpu_s = self.gpu_load_s + self.gpu_load_per_rank_s * rank
         if not is_from_disk:
             return to_gpu_s
@@ -88,9 +88,9 @@ class EngineProfile:
     def forward_s(
         self, *, num_decoding: float, kv_tokens: float, prefill_tokens: float, num_adapters: int
     ) -> float:
-        """Seconds that the forward pass of one step takes, loads excluded.
+        """Return the seconds of the forward pass of one step, without loads.
 
-        The counts are whole for one step; calibration asks for the mean of several.
+        The counts are whole for one step; calibration uses means over several.
         """
         base_s = (
             self.step_s
@@ -101,7 +101,7 @@ class EngineProfile:
         return base_s * self.lora_factor(num_adapters)
 
     def lora_factor(self, num_adapters: int) -> float:
-        """By how much `num_adapters` distinct ones in the batch lengthen its forward pass."""
+        """Return the factor by which `num_adapters` distinct ones lengthen the forward pass."""
         if not num_adapters:
             return 1.0
         return 1 + self.lora_ratio + self.lora_per_adapter_ratio * (num_adapters - 1)

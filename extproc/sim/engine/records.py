@@ -108,7 +108,7 @@ class Advance:
     """The results of consecutive steps, in the order in which they happened.
 
     Attributes:
-        ended_s: When the last step ends, which may be later than the time asked for, and the
+        ended_s: When the last step ends, which may be after `until`, and the
             engine begins the next; the time of the call if there was nothing to do.
         first_tokens: As in `Step`.
         finished: As in `Step`.

@@ -24,7 +24,7 @@ class Sequence:
         computed: Tokens that have their KV; while it decodes, those at tick `joined`.
         generated: Tokens of output; while it decodes, those at tick `joined`.
         joined: Tick at which it began to decode; None while it does not.
-        kept: Its KV when it was preempted, as far as it is still there; None if it was not.
+        kept: The rest of its KV if it was preempted.
         is_deferred: Skipped for want of a slot since it was queued.
         scheduled_s: Start of the first step that ran it.
         first_token_s: End of the step with its first token.

@@ -12,8 +12,7 @@ from prometheus_client.exposition import choose_encoder
 
 from extproc.sim.engine.engine import Engine
 from extproc.sim.engine.records import EngineCounters, EngineRequest
-from extproc.sim.fakepod import answers
-from extproc.sim.fakepod.answers import Api, Reply
+from extproc.sim.fakepod import formats
 from extproc.sim.fakepod.apierrors import (
     ApiError,
     Json,
@@ -24,6 +23,7 @@ from extproc.sim.fakepod.apierrors import (
     unknown_model,
 )
 from extproc.sim.fakepod.config import PodConfig
+from extproc.sim.fakepod.formats import Api, Reply
 from extproc.sim.fakepod.prompts import chat_tokens, prompt_tokens
 from extproc.sim.fakepod.registry import AdapterRegistry
 from extproc.sim.fakepod.responses import ResponsesApi
@@ -99,7 +99,7 @@ class Pod:
         if not body.get("prompt"):
             raise invalid("Either prompt or prompt_embeds must be provided and non-empty.")
         return await self._generate(
-            request, body, answers.CompletionApi(), prompt_tokens(body["prompt"])
+            request, body, formats.CompletionApi(), prompt_tokens(body["prompt"])
         )
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -107,7 +107,7 @@ class Pod:
         body = await _json_body(request)
         if not isinstance(body.get("messages"), list):
             raise missing_field("messages", body)
-        return await self._generate(request, body, answers.ChatApi(), chat_tokens(body["messages"]))
+        return await self._generate(request, body, formats.ChatApi(), chat_tokens(body["messages"]))
 
     async def responses(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/responses`: a text, or messages. Nothing is stored."""
@@ -138,7 +138,7 @@ class Pod:
         """`GET /v1/models`."""
         config = self.config
         return web.json_response(
-            answers.model_list(
+            formats.model_list(
                 config.base_model,
                 self.registry.paths,
                 config.profile.max_model_len,
@@ -179,7 +179,6 @@ class Pod:
         engine, names = self.runner.engine, self.registry.names_by_key
         return web.json_response(
             {
-                "note": "the fake pod's engine model; vLLM has no such page",
                 "pod": self.config.name,
                 "profile": engine.profile.name,
                 "provenance": engine.profile.provenance,
@@ -223,7 +222,7 @@ class Pod:
         reply: Reply,
         generation: Generation,
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers=_served_as(reply))
+        response = web.StreamResponse(headers={"x-served-model": reply.model})
         response.content_type = "text/event-stream"
         response.charset = "utf-8"
         sent = 0
@@ -241,7 +240,7 @@ class Pod:
         except ConnectionResetError:
             pass  # the client left
         except EngineDeadError:
-            await response.write(answers.stream_error(engine_dead()))
+            await response.write(formats.stream_error(engine_dead()))
         finally:
             self.runner.abort(generation.request)
         return response
@@ -294,12 +293,10 @@ async def _json_body(request: web.Request) -> Json:
 
 def _response(body: Json, reply: Reply) -> web.Response:
     return web.Response(
-        body=answers.encode(body), content_type="application/json", headers=_served_as(reply)
+        body=formats.encode(body),
+        content_type="application/json",
+        headers={"x-served-model": reply.model},
     )
-
-
-def _served_as(reply: Reply) -> dict[str, str]:
-    return {"x-served-model": reply.model}
 
 
 def _wants_usage(body: Json) -> bool:

@@ -31,7 +31,7 @@ __all__ = ["PodConfig", "RunningPod", "build_app", "main", "start_pod"]
 
 POD: web.AppKey[Pod] = web.AppKey("pod", Pod)
 
-# A pod is a process of its own at the edge of the system, also where a test runs it inside.
+# A pod is at the edge of the system, also inside a test: it has its own clock.
 _WALL: Callable[[], float] = time.time  # noqa: TID251
 
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # vLLM: serve/middleware/authenticate.py
@@ -185,7 +185,7 @@ async def start_pod(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a pod as a process until SIGTERM or SIGINT; one line says where it listens."""
+    """Run a pod as a process until SIGTERM or SIGINT; print its address."""
     options = _parser().parse_args(arguments)
     uvloop.run(_serve(_config(options), options.host, options.port))
 

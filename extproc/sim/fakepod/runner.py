@@ -21,7 +21,7 @@ resolution is about a millisecond), without a growing debt on a machine that is 
 
 
 class EngineDeadError(Exception):
-    """The engine's task has ended; vLLM answers 500 and `/health` 503 then."""
+    """The engine's task has ended; vLLM then responds 500, and 503 at `/health`."""
 
 
 class Generation:

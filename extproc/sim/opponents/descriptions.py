@@ -1,4 +1,4 @@
-"""What each opponent does, in a line for people who have not read its source."""
+"""One-line descriptions of the opponents, for reports."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import ceil
 
 from extproc.core.policies.ranking import least
@@ -22,6 +23,7 @@ from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
 from extproc.sim.opponents.hashing import least_pending, rendezvous_order
 
 
+@dataclass(slots=True)
 class ProportionalSticky:
     """Dynamo's policy.
 
@@ -32,23 +34,16 @@ class ProportionalSticky:
         cooldown_ticks: Ticks for which a smaller set must be wanted before it is used.
     """
 
-    def __init__(
-        self,
-        tick_s: float = 3.0,
-        window_s: float = 90.0,
-        smoothing: float = 0.3,
-        cooldown_ticks: int = 3,
-    ) -> None:
-        self.tick_s = tick_s
-        self.window_s = window_s
-        self.smoothing = smoothing
-        self.cooldown_ticks = cooldown_ticks
-        self._seen: deque[tuple[float, str]] = deque()
-        self._counts: Counter[str] = Counter()
-        self._rates: dict[str, float] = {}
-        self._homes: dict[str, tuple[str, ...]] = {}
-        self._shrinking: dict[str, int] = {}
-        self._next_tick_s = 0.0
+    tick_s: float = 3.0
+    window_s: float = 90.0
+    smoothing: float = 0.3
+    cooldown_ticks: int = 3
+    _seen: deque[tuple[float, str]] = field(default_factory=deque, init=False)
+    _counts: Counter[str] = field(default_factory=Counter, init=False)
+    _rates: dict[str, float] = field(default_factory=dict, init=False)
+    _homes: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False)
+    _shrinking: dict[str, int] = field(default_factory=dict, init=False)
+    _next_tick_s: float = field(default=0.0, init=False)
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         """Choose within the adapter's homes."""

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
 
 _Views = Sequence[EndpointView]
 
 
+@dataclass(slots=True)
 class FilterTree:
     """The v0.1 tree.
 
@@ -24,8 +26,7 @@ class FilterTree:
         queue_threshold: Waiting requests from which on an endpoint's queue is not low.
     """
 
-    def __init__(self, queue_threshold: int = 50) -> None:
-        self.queue_threshold = queue_threshold
+    queue_threshold: int = 50
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         """Choose by the tree."""

@@ -11,12 +11,14 @@ would not have to wait for a slot: it runs there already, or a slot is free.
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 
 from extproc.core.policies import Policy
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 from extproc.sim.opponents.recent import SinceReport
 
 
+@dataclass(slots=True)
 class Hold:
     """A policy that may wait.
 
@@ -27,14 +29,11 @@ class Hold:
         is_slot_aware: See above.
     """
 
-    def __init__(
-        self, policy: Policy, slack: int = 1, again_s: float = 0.02, is_slot_aware: bool = False
-    ) -> None:
-        self.policy = policy
-        self.slack = slack
-        self.again_s = again_s
-        self.is_slot_aware = is_slot_aware
-        self._sent = SinceReport()
+    policy: Policy
+    slack: int = 1
+    again_s: float = 0.02
+    is_slot_aware: bool = False
+    _sent: SinceReport = field(default_factory=SinceReport, init=False)
 
     def choose(
         self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
@@ -44,10 +43,10 @@ class Hold:
         views = tuple(view for view in snapshot.endpoints if is_open(view, request.adapter))
         if not views:
             return Wait(snapshot.now + self.again_s, "hold")
-        answer = self.policy.choose(Snapshot(views, snapshot.now), request, rng=rng)
-        if isinstance(answer, Choice):
-            self._sent.record(answer.endpoints[0].address, 1, now=snapshot.now)
-        return answer
+        choice = self.policy.choose(Snapshot(views, snapshot.now), request, rng=rng)
+        if isinstance(choice, Choice):
+            self._sent.record(choice.endpoints[0].address, 1, now=snapshot.now)
+        return choice
 
     def _has_no_queue(self, view: EndpointView, _adapter: str | None) -> bool:
         return view.num_waiting + self._sent.amount(view) < self.slack

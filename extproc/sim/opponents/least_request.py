@@ -7,11 +7,13 @@ Mitzenmacher, "The power of two choices in randomized load balancing" (IEEE TPDS
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 from extproc.core.policies.ranking import least
 from extproc.core.types import Choice, RequestInfo, Snapshot
 
 
+@dataclass(slots=True)
 class LeastRequest:
     """The less busy of a few endpoints drawn at random.
 
@@ -19,8 +21,7 @@ class LeastRequest:
         choice_count: How many are drawn.
     """
 
-    def __init__(self, choice_count: int = 2) -> None:
-        self.choice_count = choice_count
+    choice_count: int = 2
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         """Choose by the requests that this router itself has in flight there."""

@@ -14,42 +14,59 @@ Its signal does not exist in vLLM 0.33; here it is our inferred residency.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from extproc.core.policies.ranking import least
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
 
 
-class LoraAffinity:
-    """The blend with lora-affinity-scorer.
+@dataclass(slots=True)
+class _Blend:
+    """Weighted scores; the queue is our own pending requests unless overridden.
 
     Args:
-        lora_weight: Of the affinity score.
+        lora_weight: Of the adapter's score.
         queue_weight: Of the queue score.
         kv_weight: Of the KV score.
-        is_repaired: Count active adapters once, and take our own pending requests for the queue.
     """
 
-    def __init__(
-        self,
-        lora_weight: float = 4,
-        queue_weight: float = 2,
-        kv_weight: float = 2,
-        is_repaired: bool = False,
-    ) -> None:
-        self.weights = (lora_weight, queue_weight, kv_weight)
-        self.is_repaired = is_repaired
+    lora_weight: float = 4
+    queue_weight: float = 2
+    kv_weight: float = 2
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         """Choose the highest sum of weighted scores."""
-        adapter = request.adapter
-        return _blend(
-            snapshot.endpoints,
-            lambda view: self._score(view, adapter),
-            self.weights,
-            rng,
-            is_fresh=self.is_repaired,
-        )
+        endpoints = snapshot.endpoints
+        queues = {view.address: self._queue(view) for view in endpoints}
+        low, high = min(queues.values()), max(queues.values())
+
+        def cost(view: EndpointView) -> float:
+            queue_score = (high - queues[view.address]) / (high - low) if high > low else 1.0
+            score = self.lora_weight * self._score(view, request.adapter)
+            score += self.queue_weight * queue_score
+            return -(score + self.kv_weight * (1 - view.kv_usage_ratio))
+
+        return Choice((least(endpoints, cost, rng),), "blend")
+
+    def _queue(self, view: EndpointView) -> int:
+        return view.num_pending
+
+    def _score(self, view: EndpointView, adapter: str | None) -> float:
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class LoraAffinity(_Blend):
+    """The blend with lora-affinity-scorer.
+
+    Args:
+        is_repaired: Count active adapters once, and take our own pending requests for the queue.
+    """
+
+    is_repaired: bool = False
+
+    def _queue(self, view: EndpointView) -> int:
+        return view.num_pending if self.is_repaired else view.num_waiting
 
     def _score(self, view: EndpointView, adapter: str | None) -> float:
         if adapter is not None and adapter in view.pending_by_adapter:
@@ -58,57 +75,17 @@ class LoraAffinity:
         return 0.8 if num_active < (view.max_loras or 0) else 0.0
 
 
-class LoadState:
-    """The blend with the proposed lora-load-state-scorer.
+class LoadState(_Blend):
+    """The blend with the proposed lora-load-state-scorer, on our own pending requests."""
 
-    Args:
-        lora_weight: Of the load-state score.
-        queue_weight: Of the queue score, on our own pending requests.
-        kv_weight: Of the KV score.
-    """
-
-    def __init__(
-        self, lora_weight: float = 4, queue_weight: float = 2, kv_weight: float = 2
-    ) -> None:
-        self.weights = (lora_weight, queue_weight, kv_weight)
-
-    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-        """Choose the highest sum of weighted scores."""
-        adapter = request.adapter
-        return _blend(
-            snapshot.endpoints, lambda v: _load_state(v, adapter), self.weights, rng, is_fresh=True
-        )
-
-
-def _load_state(view: EndpointView, adapter: str | None) -> float:
-    slots = view.max_loras or 0
-    if adapter is None:
-        return 0.6 if view.num_active_adapters < slots else 0.0
-    if adapter in view.gpu_adapters:
-        return 1.0
-    if view.num_active_adapters >= slots:
-        return 0.0
-    if adapter in view.cpu_adapters:
-        return 0.7
-    return 0.6 if len(view.gpu_adapters) < slots else 0.3
-
-
-def _blend(
-    endpoints: Sequence[EndpointView],
-    affinity: Callable[[EndpointView], float],
-    weights: tuple[float, float, float],
-    rng: random.Random,
-    *,
-    is_fresh: bool,
-) -> Choice:
-    queues = [view.num_pending if is_fresh else view.num_waiting for view in endpoints]
-    low, high = min(queues), max(queues)
-    lora_weight, queue_weight, kv_weight = weights
-
-    def cost(view: EndpointView) -> float:
-        queue = view.num_pending if is_fresh else view.num_waiting
-        queue_score = (high - queue) / (high - low) if high > low else 1.0
-        score = lora_weight * affinity(view) + queue_weight * queue_score
-        return -(score + kv_weight * (1 - view.kv_usage_ratio))
-
-    return Choice((least(endpoints, cost, rng),), "blend")
+    def _score(self, view: EndpointView, adapter: str | None) -> float:
+        slots = view.max_loras or 0
+        if adapter is None:
+            return 0.6 if view.num_active_adapters < slots else 0.0
+        if adapter in view.gpu_adapters:
+            return 1.0
+        if view.num_active_adapters >= slots:
+            return 0.0
+        if adapter in view.cpu_adapters:
+            return 0.7
+        return 0.6 if len(view.gpu_adapters) < slots else 0.3

@@ -11,6 +11,7 @@ the mean prompt length, and what was sent since.
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 
 from extproc.core.policies.ranking import least
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
@@ -21,6 +22,7 @@ _SMOOTHING = 0.02
 """Weight of one request in the mean prompt length: about the last fifty count."""
 
 
+@dataclass(slots=True)
 class LMetric:
     """(prompt tokens queued) x (batch).
 
@@ -31,15 +33,12 @@ class LMetric:
         is_fresh: Take own unfinished requests for the batch instead of the report's counts.
     """
 
-    def __init__(
-        self, load_tokens: float = 0.0, slot_tokens: float = 0.0, is_fresh: bool = False
-    ) -> None:
-        self.load_tokens = load_tokens
-        self.slot_tokens = slot_tokens
-        self.is_fresh = is_fresh
-        self._mean_tokens = 0.0
-        self._sent = SinceReport()
-        self._num_sent = SinceReport()
+    load_tokens: float = 0.0
+    slot_tokens: float = 0.0
+    is_fresh: bool = False
+    _mean_tokens: float = field(default=0.0, init=False)
+    _sent: SinceReport = field(default_factory=SinceReport, init=False)
+    _num_sent: SinceReport = field(default_factory=SinceReport, init=False)
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         """Choose the least product."""

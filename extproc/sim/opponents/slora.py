@@ -15,14 +15,14 @@ knows; a policy does not, so it has a limit instead.
   whole numbers with 0.7 for the newest, per fetch of several requests; here one is admitted at a
   time and counts arrivals per admission, with 0.1 for the newest. With 0.7 chance decides, and the
   oldest go first too often for what S-LoRA's authors measured.
-- `cluster_size`: while so many adapters run at an endpoint, requests for these go first.
+- `cluster_size`: if this many adapters run at an endpoint, requests for them go first.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
@@ -43,6 +43,7 @@ class _Held:
     due_s: float
 
 
+@dataclass(slots=True)
 class SloraQueue:
     """A queue at the gateway in one of S-LoRA's orders.
 
@@ -53,30 +54,20 @@ class SloraQueue:
         ttft_s: Objective for the first token; S-LoRA's is 6 s.
         margin_s: Time that a request still needs once it is admitted, as in the code.
         weight: Of the newest count in the moving average of requests that come per admission.
-        again_s: The first in order asks again after this, the others after so many times this.
+        again_s: The n-th in order asks again after n times this.
     """
 
-    def __init__(
-        self,
-        order: Order = "fcfs",
-        cluster_size: int = 0,
-        max_running: int = 0,
-        ttft_s: float = 6.0,
-        margin_s: float = 0.5,
-        weight: float = 0.1,
-        again_s: float = 0.1,
-    ) -> None:
-        self.order = order
-        self.cluster_size = cluster_size
-        self.max_running = max_running
-        self.ttft_s = ttft_s
-        self.margin_s = margin_s
-        self.weight = weight
-        self.again_s = again_s
-        self._held: dict[tuple[str, float], _Held] = {}
-        self._sent = SinceReport()
-        self._num_added = 0  # since the last admission
-        self._added = 1.0  # moving average of that
+    order: Order = "fcfs"
+    cluster_size: int = 0
+    max_running: int = 0
+    ttft_s: float = 6.0
+    margin_s: float = 0.5
+    weight: float = 0.1
+    again_s: float = 0.1
+    _held: dict[tuple[str, float], _Held] = field(default_factory=dict, init=False)
+    _sent: SinceReport = field(default_factory=SinceReport, init=False)
+    _num_added: int = field(default=0, init=False)  # since the last admission
+    _added: float = field(default=1.0, init=False)  # moving average of that
 
     def choose(
         self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random

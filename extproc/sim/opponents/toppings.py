@@ -1,7 +1,7 @@
 """Toppings' rank-aware policy.
 
 Source: Toppings (earlier CaraServe), USENIX ATC 2025, Algorithm 1: for each endpoint the marginal
-prefill time, spread over an average answer, plus the marginal decode time, infinite where decode
+prefill time, spread over an average response, plus the marginal decode time, infinite where decode
 would break its objective; times the number of requests there; the least wins. Decode time is
 linear in the sum of ranks (their MBGMV kernel).
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from extproc.core.policies.ranking import least
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
@@ -20,6 +21,7 @@ from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
 _BYTES_PER_TOKEN = 4
 
 
+@dataclass(slots=True)
 class Toppings:
     """Algorithm 1.
 
@@ -32,29 +34,18 @@ class Toppings:
             35.9 ms for 16 and 24 requests of rank 32 and 64.
         step_s: Fixed part of the decode step, from the same two.
         tpot_slo_s: Decode steps longer than this are refused.
-        mean_output_tokens: Average length of an answer.
+        mean_output_tokens: Mean length of a response.
         load_s: What loading an adapter costs; 0 as published.
     """
 
-    def __init__(
-        self,
-        ranks: Mapping[str, int] | None = None,
-        default_rank: int = 16,
-        prefill_s_per_token: float = 0.00006,
-        decode_s_per_rank: float = 0.0000029,
-        step_s: float = 0.0326,
-        tpot_slo_s: float = 0.05,
-        mean_output_tokens: float = 200.0,
-        load_s: float = 0.0,
-    ) -> None:
-        self.ranks = dict(ranks or {})
-        self.default_rank = default_rank
-        self.prefill_s_per_token = prefill_s_per_token
-        self.decode_s_per_rank = decode_s_per_rank
-        self.step_s = step_s
-        self.tpot_slo_s = tpot_slo_s
-        self.mean_output_tokens = mean_output_tokens
-        self.load_s = load_s
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    default_rank: int = 16
+    prefill_s_per_token: float = 0.00006
+    decode_s_per_rank: float = 0.0000029
+    step_s: float = 0.0326
+    tpot_slo_s: float = 0.05
+    mean_output_tokens: float = 200.0
+    load_s: float = 0.0
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         """Choose the least total cost."""

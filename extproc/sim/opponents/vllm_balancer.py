@@ -8,11 +8,13 @@ chosen engine's waiting count goes up by the number of clients, as if every othe
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 
 from extproc.core.types import Choice, RequestInfo, Snapshot
 from extproc.sim.opponents.recent import SinceReport
 
 
+@dataclass(slots=True)
 class VllmBalancer:
     """4 x waiting + running.
 
@@ -20,10 +22,9 @@ class VllmBalancer:
         num_routers: How many routers share the endpoints.
     """
 
-    def __init__(self, num_routers: int = 1) -> None:
-        self.num_routers = num_routers
-        self._sent = SinceReport()
-        self._start: float | None = None
+    num_routers: int = 1
+    _sent: SinceReport = field(default_factory=SinceReport, init=False)
+    _start: float | None = field(default=None, init=False)
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         """Choose by the last report and what we have sent since."""

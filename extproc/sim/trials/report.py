@@ -56,8 +56,8 @@ def render(result: Json) -> str:
 
 def colours_of(suite: Json) -> dict[str, str]:
     """Return a colour for each policy; bounds are grey."""
-    rules = [rule for rule in suite["rules"] if not is_bound(rule)]
-    colours = {rule: COLOURS[index % len(COLOURS)] for index, rule in enumerate(rules)}
+    rules = [policy for policy in suite["rules"] if not is_bound(policy)]
+    colours = {policy: COLOURS[index % len(COLOURS)] for index, policy in enumerate(rules)}
     return {**colours, **{bound: GREYS.get(bound[:2], GREYS["B4"]) for bound in suite["bounds"]}}
 
 
@@ -88,7 +88,7 @@ def _scenario(result: Json, scenario: Json, colours: Mapping[str, str]) -> Json:
 def _capacity_chart(rows: Sequence[Json], colours: Mapping[str, str]) -> str:
     capacities = [(row["rule"], row["capacity_rps"]) for row in rows]
     bars: list[Bar] = [
-        (called(rule), rps["mean"], rps["low"], rps["high"], colours[rule])
-        for rule, rps in capacities
+        (called(policy), rps["mean"], rps["low"], rps["high"], colours[policy])
+        for policy, rps in capacities
     ]
     return bar_chart(bars, "capacity: requests per second served well (mean and 95 % interval)")

@@ -72,8 +72,10 @@ def curves(
             if at is not None:
                 values[trial["rule"]][at].append(run[key])
     return [
-        curve(called(rule), own, colours.get(rule, "#333333"), "o--" if is_bound(rule) else "o-")
-        for rule, own in values.items()
+        curve(
+            called(policy), own, colours.get(policy, "#333333"), "o--" if is_bound(policy) else "o-"
+        )
+        for policy, own in values.items()
     ]
 
 
@@ -103,7 +105,7 @@ def loads_chart(trials: Sequence[Json], colours: Mapping[str, str]) -> Chart:
     if not loads:
         return ("", "", "")
     bars: list[Bar] = [
-        (called(rule), fmean(own), None, None, colours[rule]) for rule, own in loads.items()
+        (called(policy), fmean(own), None, None, colours[policy]) for policy, own in loads.items()
     ]
     chart = bar_chart(
         sorted(bars, key=lambda bar: bar[1]),

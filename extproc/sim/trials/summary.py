@@ -66,16 +66,18 @@ class Row:
     measures: dict[str, float]
 
 
-def is_bound(rule: str) -> bool:
+def is_bound(policy: str) -> bool:
     """Return whether a policy is a bound, with knowledge that no router has."""
-    return rule in (POOLED, INFORMED) or rule.startswith(STALE)
+    return policy in (POOLED, INFORMED) or policy.startswith(STALE)
 
 
-def called(rule: str) -> str:
+def called(policy: str) -> str:
     """Return the name of a policy or bound for people."""
-    if rule.startswith(STALE):
-        return f"bound: greedy, {rule.removeprefix(STALE)} old"
-    return {POOLED: "bound: perfect pooling", INFORMED: "bound: all-knowing greedy"}.get(rule, rule)
+    if policy.startswith(STALE):
+        return f"bound: greedy, {policy.removeprefix(STALE)} old"
+    return {POOLED: "bound: perfect pooling", INFORMED: "bound: all-knowing greedy"}.get(
+        policy, policy
+    )
 
 
 def main_rate(rates_rps: Sequence[float]) -> float:
@@ -112,34 +114,34 @@ def rows_of(suite: Suite, trials: Sequence[TrialResult], rate_rps: float) -> lis
     capacities: dict[str, list[float]] = {}
     for trial in sorted(trials, key=lambda trial: trial.seed):
         capacities.setdefault(trial.rule, []).append(trial.capacity_rps)
-    runs = {rule: _runs(trials, rule, rate_rps) for rule in capacities}
+    runs = {policy: _runs(trials, policy, rate_rps) for policy in capacities}
     baseline = suite.baseline if suite.baseline in capacities else next(iter(capacities))
     rows = []
-    for rule, values in capacities.items():
+    for policy, values in capacities.items():
         over_baseline = paired_ratio(values, capacities[baseline])
         row = Row(
-            rule=rule,
-            is_bound=is_bound(rule),
+            rule=policy,
+            is_bound=is_bound(policy),
             capacity_rps=interval(values),
             over_baseline=over_baseline,
             over_pooled=_over(values, capacities.get(POOLED)),
             over_informed=_over(values, capacities.get(INFORMED)),
             is_not_worse=is_not_worse(over_baseline),
             attainment_over_baseline=paired_difference(
-                [run["attainment"] for run in runs[rule]],
+                [run["attainment"] for run in runs[policy]],
                 [run["attainment"] for run in runs[baseline]],
             ),
-            measures={name: fmean(run[name] for run in runs[rule]) for name in MEASURES},
+            measures={name: fmean(run[name] for run in runs[policy]) for name in MEASURES},
         )
         rows.append(row)
     return sorted(rows, key=lambda row: (-row.capacity_rps.mean, row.rule))
 
 
-def _runs(trials: Sequence[TrialResult], rule: str, rate_rps: float) -> list[dict[str, Any]]:
+def _runs(trials: Sequence[TrialResult], policy: str, rate_rps: float) -> list[dict[str, Any]]:
     return [
         run
         for trial in sorted(trials, key=lambda trial: trial.seed)
-        if trial.rule == rule
+        if trial.rule == policy
         for run in trial.runs
         if run["rate_rps"] == rate_rps
     ]

@@ -22,16 +22,16 @@ def markdown(result: Json) -> str:
         for row in result["summary"][scenario]["rows"]:
             rows.setdefault(row["rule"], {})[scenario] = row
     lines = [
-        "| rule | " + " | ".join(scenarios) + " | of B3 |",
+        "| policy | " + " | ".join(scenarios) + " | of B3 |",
         "|---" * (len(scenarios) + 2) + "|",
     ]
-    means = {rule: _of_informed(own) for rule, own in rows.items()}
-    for rule in sorted(rows, key=lambda rule: (-(means[rule] or 0.0), rule)):
-        own = rows[rule]
+    means = {policy: _of_informed(own) for policy, own in rows.items()}
+    for policy in sorted(rows, key=lambda policy: (-(means[policy] or 0.0), policy)):
+        own = rows[policy]
         is_bound = any(row["is_bound"] for row in own.values())
-        name = f"*{rule}*" if is_bound else f"`{rule}`"
+        name = f"*{policy}*" if is_bound else f"`{policy}`"
         cells = [_cell(own.get(scenario)) for scenario in scenarios]
-        mean = means[rule]
+        mean = means[policy]
         lines.append(
             " | ".join([f"| {name}", *cells, "" if mean is None else f"{mean:.0%}"]) + " |"
         )

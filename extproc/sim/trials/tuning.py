@@ -16,16 +16,16 @@ BUDGET = 9
 """Settings to try for each policy: two parameters with three values each."""
 
 
-def settings_of(rule: str) -> list[str]:
+def settings_of(policy: str) -> list[str]:
     """Return the settings to try, as labels: the whole grid, or a sample of the budget's size."""
-    grid = TUNABLE[rule]
+    grid = TUNABLE[policy]
     labels = [
-        f"{rule}?" + "&".join(f"{key}={value:g}" for key, value in zip(grid, values, strict=True))
+        f"{policy}?" + "&".join(f"{key}={value:g}" for key, value in zip(grid, values, strict=True))
         for values in product(*grid.values())
     ]
     if len(labels) <= BUDGET:
         return labels
-    return sorted(random.Random(rule).sample(labels, BUDGET))
+    return sorted(random.Random(policy).sample(labels, BUDGET))
 
 
 def best_settings(results: Sequence[TrialResult]) -> dict[str, tuple[str, float]]:
@@ -38,7 +38,7 @@ def best_settings(results: Sequence[TrialResult]) -> dict[str, tuple[str, float]
         capacities[result.rule].append(log(max(result.capacity_rps, 1e-3)))
     best: dict[str, tuple[str, float]] = {}
     for label in sorted(capacities):
-        rule, mean = label.partition("?")[0], exp(fmean(capacities[label]))
-        if rule not in best or mean > best[rule][1]:
-            best[rule] = (label, mean)
+        policy, mean = label.partition("?")[0], exp(fmean(capacities[label]))
+        if policy not in best or mean > best[policy][1]:
+            best[policy] = (label, mean)
     return best

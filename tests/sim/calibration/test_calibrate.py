@@ -69,7 +69,7 @@ def test_costs_are_found_again(seed: int, model: EngineProfile, factor: float) -
     assert max(map(abs, found.errors)) < EPSILON_EXACT
 
 
-def test_noise_moves_costs_little_and_is_told() -> None:
+def test_noise_moves_costs_little_and_shows_in_the_errors() -> None:
     found = fit(_samples(A100_8B, 200, Random(1), noise=0.05))
     profile = found.applied(A100_8B, where="one A100")
 
@@ -88,7 +88,7 @@ def test_no_cost_is_negative() -> None:
     assert max(map(abs, found.errors)) < 0.2
 
 
-def test_samples_with_adapters_tell_the_lora_factor() -> None:
+def test_samples_with_adapters_determine_the_lora_factor() -> None:
     truth = replace(H100_8B, lora_ratio=0.3, lora_per_adapter_ratio=0.02)
     rng = Random(3)
     with_adapters = [s for n in (1, 2, 8) for s in _samples(truth, 10, rng, num_adapters=n)]
@@ -129,7 +129,7 @@ def test_a_few_disturbed_samples_move_no_cost() -> None:
     ],
     ids=["none", "few", "one", "collinear"],
 )
-def test_samples_that_cannot_tell_are_refused(samples: list[Sample]) -> None:
+def test_insufficient_samples_are_refused(samples: list[Sample]) -> None:
     with pytest.raises(ValueError, match=r"too few|too much alike"):
         fit(samples)
 
@@ -157,7 +157,7 @@ def test_a_page_of_something_else_is_refused() -> None:
         Reading(2.0, 20, 100, 5, 500, 0, 1000),  # idle
     ],
 )
-def test_readings_that_tell_no_step_give_no_sample(second: Reading) -> None:
+def test_readings_without_a_step_give_no_sample(second: Reading) -> None:
     first = Reading(1.0, 10, 100, 5, 500, 3, 1000)
 
     assert sample_over((first, second), num_adapters=0) is None

@@ -70,7 +70,7 @@ async def test_a_phase_keeps_its_number_of_requests_in_flight() -> None:
 
 
 @in_virtual_time
-async def test_loads_are_told_apart_where_there_are_adapters_enough() -> None:
+async def test_both_kinds_of_loads_are_measured_with_enough_adapters() -> None:
     async with running("abcdef", max_cpu_loras=4) as server:
         await server.complete("a", 8, 4)
         await server.read()
@@ -86,7 +86,7 @@ async def test_loads_are_told_apart_where_there_are_adapters_enough() -> None:
 
 
 @in_virtual_time
-async def test_without_places_beside_the_slots_only_the_sum_is_told() -> None:
+async def test_with_as_many_places_as_slots_only_the_sum_is_measured() -> None:
     """vLLM's default: what loses its slot leaves the CPU cache, too."""
     async with running("abc") as server:
         await server.complete("a", 8, 4)
@@ -99,7 +99,7 @@ async def test_without_places_beside_the_slots_only_the_sum_is_told() -> None:
 
 
 @in_virtual_time
-async def test_a_refusal_is_told() -> None:
+async def test_a_refusal_is_an_error() -> None:
     async with running() as server:
         with pytest.raises(CalibrationError, match="HTTP 404 for nobody"):
             await server.complete("nobody", 8, 4)

@@ -249,7 +249,7 @@ def test_residency_plays_no_part_in_the_gate() -> None:
     assert [request.id for request in engine.waiting] == ["3"]
 
 
-def test_a_long_prompt_is_computed_in_chunks_beside_running_requests() -> None:
+def test_a_long_prompt_is_computed_in_chunks_with_running_requests() -> None:
     profile = replace(INSTANT, max_num_batched_tokens=100, max_num_seqs=50)
     engine = Engine(profile, max_loras=1)
     engine.submit(EngineRequest("running", 10, 50), now=0.0)

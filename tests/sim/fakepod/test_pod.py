@@ -90,7 +90,7 @@ async def test_a_completion_says_which_pod_served_which_model() -> None:
         assert (headers["x-served-by"], headers["x-served-model"]) == ("pod-1", "a")
 
 
-async def test_an_answer_has_the_wanted_length_or_sixteen_tokens() -> None:
+async def test_a_response_has_the_requested_length_or_sixteen_tokens() -> None:
     async with _pod() as (_, session):
         for wanted, expected in [
             ({}, 16),
@@ -126,7 +126,7 @@ async def test_a_stream_ends_with_usage_where_it_is_asked_for() -> None:
             assert last["usage"]["completion_tokens"] == 4
 
 
-async def test_the_official_client_reads_both_kinds_of_answer() -> None:
+async def test_the_official_client_reads_both_kinds_of_response() -> None:
     async with (
         _pod() as (pod, _),
         openai.AsyncOpenAI(base_url=f"{pod.url}/v1", api_key="none") as client,
@@ -319,7 +319,7 @@ async def _load(session: aiohttp.ClientSession, **body: object) -> tuple[int, An
     return status, answer
 
 
-async def test_loading_answers_as_vllm() -> None:
+async def test_loading_responds_like_vllm() -> None:
     config = PodConfig(adapters={"a": "/a"}, ranks_by_path={"/a": 8, "/b": 16, "/big": 64})
     async with _pod(config) as (_, session):
         assert await _load(session, lora_name="b", lora_path="/b") == (

@@ -131,7 +131,7 @@ async def test_a_load_waits_for_the_step_and_holds_up_the_next_one() -> None:
         assert await generation.more(generation.num_tokens) > 0
 
 
-async def test_a_dead_engine_leaves_nobody_waiting() -> None:
+async def test_a_dead_engine_fails_every_waiting_request() -> None:
     async with _running(replace(INSTANT, step_s=10.0)) as runner:
         generation = runner.submit(EngineRequest("r", 10, 10))
         load = asyncio.ensure_future(runner.load_adapter("a"))

@@ -192,7 +192,7 @@ def test_adapters_show_on_the_page_from_their_first_token_to_the_step_before_the
     assert report.max_loras == 8
 
 
-def test_an_answer_of_one_token_never_shows_on_the_page() -> None:
+def test_a_response_of_one_token_never_appears_on_the_page() -> None:
     pod = _pod()
     pod.submit(Flight("0", arrival(0.0, "a", output_tokens=1), 0), 0.0)
 

@@ -98,7 +98,7 @@ def bounded_run(work: object, policy: object, **fields: object) -> FleetResult:
     return fleet.run()
 
 
-def test_no_rule_beats_the_pooled_bound_and_the_informed_greedy_beats_random() -> None:
+def test_no_policy_beats_the_pooled_bound_and_the_informed_greedy_beats_random() -> None:
     work = poisson(600, rate_rps=40, num_adapters=30, output_tokens=300)
     fields = {"num_pods": 3, "max_loras": 4}
     fleet = FleetSettings(num_pods=3, max_loras=4)
@@ -159,7 +159,7 @@ def test_a_forecast_sees_misses_of_the_new_request_and_of_those_it_delays() -> N
     assert (gated.num_misses, joined.num_misses) == (1, 0)
 
 
-def test_nobody_loads_less_than_the_clairvoyant_while_nothing_queues() -> None:
+def test_no_policy_loads_less_than_the_clairvoyant_without_queues() -> None:
     work = poisson(300, rate_rps=3, num_adapters=20, output_tokens=10)
     fleet = FleetSettings(num_pods=2, max_loras=4)
     for policy in (LeastPending, Founding):

@@ -95,7 +95,7 @@ def test_the_page_says_what_is_compared_and_shows_every_plot(folder: Path) -> No
         "serves the",
     ):
         assert text in page
-    # capacity, latency, attainment, loads, a heat map per rule, two of the sweep
+    # capacity, latency, attainment, loads, a heat map per policy, two of the sweep
     assert page.count("<svg") == 8
     page = re.sub(r"base64,[^\"]*", "", page)
     assert "nan" not in page
@@ -206,14 +206,14 @@ def test_with_few_common_rates_curves_are_made_of_the_runs_of_all_searches() -> 
     assert [rate for rate, _ in points] == pytest.approx([8, 21.0, 40], rel=0.05)
 
 
-def test_the_table_has_a_line_per_rule_and_a_column_per_scenario(folder: Path) -> None:
+def test_the_table_has_a_line_per_policy_and_a_column_per_scenario(folder: Path) -> None:
     done = CliRunner().invoke(lab_app, ["table", "--out", str(folder)])
     lines = done.stdout.strip().splitlines()
     result = msgspec.json.decode((folder / "tiny.json").read_bytes())
     (rows,) = (each["rows"] for each in result["summary"].values())
 
     assert done.exit_code == 0
-    assert lines[0] == "| rule | z | of B3 |"
+    assert lines[0] == "| policy | z | of B3 |"
     assert len(lines) == 2 + len(rows)
     assert {line.count("|") for line in lines} == {4}
     founding = next(row for row in rows if row["rule"] == "founding")
@@ -225,7 +225,7 @@ def test_the_table_has_a_line_per_rule_and_a_column_per_scenario(folder: Path) -
     assert parts == sorted(parts, reverse=True)
 
 
-def test_a_rule_that_ran_on_some_scenarios_only_has_empty_cells() -> None:
+def test_a_policy_that_ran_on_some_scenarios_only_has_empty_cells() -> None:
     def row(rule: str, over: float | None) -> dict[str, Any]:
         capacity = {"mean": 5.0, "low": None, "high": None}
         informed = None if over is None else {"mean": over}

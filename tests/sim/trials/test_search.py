@@ -24,7 +24,7 @@ def test_capacity_lies_where_the_line_crosses_the_target() -> None:
 def test_the_search_closes_in_on_the_capacity(
     true: float, near: float | None, resolution: float
 ) -> None:
-    """A rule that attains everything up to its capacity, and little above it."""
+    """A policy that attains everything up to its capacity, and little above it."""
     search = CapacitySearch(lambda rate: 1.0 if rate <= true else 0.5, resolution=resolution)
     search.run([25, 50], near)
     low, high = bracket(search.points, 0.99)
@@ -61,7 +61,7 @@ def test_the_search_goes_beyond_rates_that_are_all_attained_but_not_for_ever() -
     assert len(endless.points) == 2 + MAX_PROBES
 
 
-def test_a_hopeless_rule_is_not_followed_down_for_ever() -> None:
+def test_the_search_gives_up_on_a_hopeless_policy() -> None:
     search = CapacitySearch(lambda _: 0.5)
 
     assert 0 < search.run([16, 32]) < 2

@@ -135,7 +135,7 @@ def test_one_seed_gives_the_same_requests_at_every_rate() -> None:
     ]
 
 
-def test_names_do_not_tell_popularity() -> None:
+def test_names_do_not_reveal_popularity() -> None:
     firsts = {
         next(iter(make_workload(WorkloadSpec(), num_requests=500, rate_rps=1, seed=seed).shares))
         for seed in range(5)
@@ -260,7 +260,7 @@ def test_rows_are_ordered_by_capacity_and_compared_seed_by_seed() -> None:
     assert not is_bound("founding")
 
 
-def test_a_suite_runs_with_a_rule_of_ones_own(tmp_path: Any) -> None:
+def test_a_suite_runs_with_a_custom_policy(tmp_path: Any) -> None:
     path = tmp_path / "tiny.yaml"
     path.write_text(suite_text(bounds=[], rules=["least_pending"], seeds=[1], rates_rps=[8]))
     own = "extproc.core.policies:Founding"
@@ -338,20 +338,20 @@ def test_what_seeds_do_not_decide_is_kept_apart() -> None:
     assert summary["timing"][0]["decision_us"]
 
 
-def test_rules_by_name_are_made_anew_for_each_router() -> None:
+def test_each_router_gets_a_new_policy() -> None:
     for name in ("founding", "extproc.core.policies:Founding"):
         assert make_policy(name)() is not make_policy(name)()
     assert not isinstance(make_policy("founding")(), Oracle)
 
 
-def test_a_rule_may_be_named_with_its_arguments() -> None:
+def test_a_policy_may_be_named_with_arguments() -> None:
     made = make_policy("founding?threshold=3")()
 
     assert isinstance(made, Founding)
     assert made.threshold == 3
 
 
-def test_every_rule_is_tuned_with_the_same_budget() -> None:
+def test_every_policy_is_tuned_with_the_same_budget() -> None:
     for rule in TUNABLE:
         labels = settings_of(rule)
         assert len(labels) == len(set(labels)) <= BUDGET
