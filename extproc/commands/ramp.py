@@ -22,7 +22,7 @@ from extproc.loadtest.loads import Overrides, find_load
 from extproc.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, run_ramp
 from extproc.loadtest.report.words import error_words
 from extproc.loadtest.targets import parse_target
-from extproc.stack.processes import SignalledError
+from extproc.stack.signals import SignalledError
 
 
 def ramp_command(
@@ -96,7 +96,7 @@ def step_words(step: Step) -> str:
     """A step in one line."""
     sign = "ok    " if step.has_passed else "missed"
     if step.run is None or step.run.result is None:
-        return f"{sign} {step.rate_rps:8.2f}/s  at most {step.attainment:.1%}: given up"
+        return f"{sign} {step.rate_rps:8.2f}/s  at most {step.attainment:.1%}: aborted"
     summary = step.run.result.summary
     return (
         f"{sign} {step.rate_rps:8.2f}/s  {step.attainment:.1%} of {summary.num_requests} requests, "

@@ -19,7 +19,6 @@ from extproc.loadtest.compare import (
     counted,
     fitted,
     mean_of,
-    pairs_of,
     ratio_of,
 )
 from extproc.loadtest.figures import FIGURES
@@ -113,10 +112,6 @@ def test_there_is_no_ratio_of_what_is_not_known_or_nothing() -> None:
     assert ratio_of(rounds, "a", "b", LOADS) is None
     assert ratio_of(rounds, "a", "c", LOADS) is None
     assert ratio_of(rounds, "a", "nobody", TTFT) is None
-
-
-def test_every_two_targets_are_compared_once() -> None:
-    assert pairs_of(["a", "b", "c"]) == [("a", "b"), ("a", "c"), ("b", "c")]
 
 
 def test_figures_and_ratios_are_printed_with_their_units() -> None:

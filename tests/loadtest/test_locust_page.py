@@ -212,7 +212,7 @@ async def test_the_page_shows_a_running_test(
     assert (tmp_path / "page.png").stat().st_size > 10_000
     for name in (
         "requests sent",
-        "under way",
+        "in flight",
         "met the SLO",
         "failed",
     ):

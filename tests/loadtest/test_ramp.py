@@ -55,7 +55,7 @@ def test_what_was_found_is_said_in_words(points: dict[float, float], words: str)
 
 
 def test_steps_are_told_with_what_they_saw() -> None:
-    assert step_words(Step(4.0, 0.7, 0.9, None)) == "missed     4.00/s  at most 70.0%: given up"
+    assert step_words(Step(4.0, 0.7, 0.9, None)) == "missed     4.00/s  at most 70.0%: aborted"
     assert "ok         4.00/s  95.0% of 4 requests, TTFT p50 100 ms" in step_words(
         Step(4.0, 0.95, 0.9, run())
     )

@@ -1,8 +1,7 @@
 """Rows of locust's own table, from records.
 
-Whole requests go through locust's `request` event, as any user's would, so that its plugins see
-them. The other rows are logged in the table alone: they are no requests, and the row `Aggregated`
-must not count them.
+Whole requests go through locust's `request` event, so that its plugins see them. The other rows are
+logged in the table alone: they are not requests, and the row `Aggregated` must not count them.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ if TYPE_CHECKING:
     from locust.env import Environment
 
 MAX_GROUPS = 20
-"""So many adapters or tenants have rows of their own: the ones with the most requests."""
+"""Rows of adapters or tenants, those with the most requests."""
 _OTHERS = "the others"
 
 
 class RequestError(Exception):
-    """A request that failed; its text is the kind of error."""
+    """A failed request; the text is the kind of error."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -35,8 +34,8 @@ class Rows:
     Args:
         environment: Locust's.
         path: Name of the rows for all requests.
-        by: What has rows of its own.
-        workload: Says which groups are the largest.
+        by: The grouping of further rows.
+        workload: Determines the largest groups.
     """
 
     def __init__(self, environment: Environment, path: str, by: By, workload: Workload) -> None:
@@ -68,7 +67,7 @@ class Rows:
     def _log_times(self, name: str, record: RequestRecord) -> None:
         if record.ttft_s is not None:
             self._log("TTFT", name, record.ttft_s)
-        # Each by itself: 1.2 us, beside the ten that reading the piece took.
+        # 1.2 us each; reading the piece took ten.
         for gap_s in record.gaps_s:
             self._log("inter-token", name, gap_s)
 
@@ -77,7 +76,7 @@ class Rows:
 
 
 def _group_names(workload: Workload, by: By) -> Mapping[str, str]:
-    """Row names of the largest groups, "" being those that have none."""
+    """Return the row names of the largest groups; "" is the group of requests without one."""
     counts: dict[str, int] = {}
     for arrival in workload.arrivals:
         group = (arrival.adapter if by == "adapter" else arrival.tenant) or ""

@@ -61,7 +61,7 @@ def test_what_was_cut_and_what_never_sent_is_said() -> None:
     collecting.take("w2", News(some(4), [], [], True))
 
     assert collecting.words() == [
-        "stopped in the middle: 2 requests under way were cut, 2 were never sent"
+        "stopped in the middle: 2 requests in flight were cut, 2 were never sent"
     ]
 
 
