@@ -70,7 +70,7 @@ def test_what_all_blocks_have_in_common_cancels_out() -> None:
     assert ratio.low > 1.09
 
 
-def test_a_block_in_which_the_generator_lagged_counts_for_nobody() -> None:
+def test_a_block_in_which_the_generator_lagged_counts_for_no_target() -> None:
     rounds: list[Round] = [
         [run("a", ttft_s=0.1), run("b", ttft_s=0.1)],
         [run("a", ttft_s=0.1), run("b", ttft_s=9.0, delay_s=0.1)],
@@ -240,7 +240,7 @@ async def test_who_is_gone_gets_no_more_turns_and_is_not_started_again(
     assert [len(round_) for round_ in rounds] == [2, 2, 1, 1]
 
 
-async def test_it_ends_when_nobody_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_ends_when_no_target_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = FakeFleet(monkeypatch, lambda *_: "dies")
 
     rounds = await fleet.rounds("ab", [block(), block(seed=2)])
@@ -260,7 +260,7 @@ async def test_a_block_in_which_the_generator_lagged_is_sent_again_to_all(
     assert len(counted(rounds)) == 2
 
 
-async def test_a_block_is_repeated_as_often_as_asked_for_and_then_it_ends(
+async def test_a_disturbed_block_is_repeated_and_then_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fleet = FakeFleet(monkeypatch, lambda label, _: "lags" if label == "a" else "ok")

@@ -26,8 +26,6 @@ if TYPE_CHECKING:  # locust replaces half of the standard library when it is imp
     from locust.argument_parser import LocustArgumentParser
     from locust.env import Environment
 
-By = Literal["adapter", "tenant", "none"]
-
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One test.
@@ -45,7 +43,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         timeout_s: Longest time for a whole response.
         patience_s: Longest time for the first token; 0 for `timeout_s`.
         think_s: Mean time between a response and a closed loop's next request.
-        by: The grouping of further rows in locust's table.
         slo_ttft_s: Longest time to the first token.
         slo_tpot_s: Longest mean time per token after it.
         workers: Ids of the processes that send, each with its share.
@@ -68,7 +65,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     patience_s: float
     mode: Literal["open", "closed"]
     think_s: float
-    by: By
     slo_ttft_s: float
     slo_tpot_s: float
     workers: tuple[str, ...]
@@ -148,7 +144,6 @@ def add_options(parser: LocustArgumentParser) -> None:
     add("--timeout", type=float, default=120.0, help="s to wait for a whole response")
     add("--mode", choices=("open", "closed"), default="open", help="open or closed loop")
     add("--think-s", type=float, default=1.0, help="closed loop: mean s between two questions")
-    add("--by", choices=("adapter", "tenant", "none"), default="none", help="rows in the table")
     add("--slo-ttft", type=float, default=0.5, help="longest s to the first token")
     add("--slo-tpot", type=float, default=0.05, help="longest mean s per token after it")
     add("--router-admin", default="", help="URL of the router's admin port, for the heatmap")

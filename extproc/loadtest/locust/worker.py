@@ -71,7 +71,7 @@ class Sending:
         self._clock = clock
         self._report_s = report_s
         self._workload = plan.make_workload()
-        self._rows = Rows(environment, plan.form.path, plan.by, self._workload)
+        self._rows = Rows(environment, plan.form.path)
         # Filled by the thread, emptied by greenlets: each operation of a deque is atomic.
         self._ended: deque[RequestRecord] = deque()
         self._sent_s: deque[float] = deque()
