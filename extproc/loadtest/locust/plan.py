@@ -15,7 +15,7 @@ import msgspec
 
 from extproc.loadtest.blocks import PlanError
 from extproc.loadtest.listing import Listing, ListingError, base_url, fetch_listing
-from extproc.loadtest.locust.threads import in_thread
+from extproc.loadtest.locust.threads import InThread
 from extproc.loadtest.replay import ReplaySettings
 from extproc.loadtest.workloads import NAMES, WorkloadError, make, renamed
 from extproc.workload.exchange import CHAT, COMPLETIONS, RequestForm
@@ -197,6 +197,6 @@ def _plan_of(options: Namespace, url: str, workers: Sequence[str], run: str) -> 
 
 def _listed(plan: Plan) -> Listing:
     try:
-        return in_thread(lambda: fetch_listing(plan.url, plan.headers)).get()
+        return InThread(lambda: fetch_listing(plan.url, plan.headers)).wait()
     except ListingError as error:
         raise PlanError(f"the endpoint does not list its models: {error}") from error
