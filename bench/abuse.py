@@ -1,4 +1,4 @@
-"""What each abuse of the table in docs/wire.md costs, until its limit ends it.
+"""The cost of each abuse of the table in docs/wire.md until its limit ends it.
 
 Feeds `extproc.core.wire` under its default limits, without sockets, in reads of 64 KiB. CPU is the
 process's time inside the core's calls, the service's echo included, so it holds on a busy machine
@@ -97,7 +97,7 @@ class Bystander:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one attack came to.
+    """The outcome of one attack.
 
     Attributes:
         limit: The limit's name.

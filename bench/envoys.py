@@ -39,7 +39,7 @@ def adapter_names(count: int) -> list[str]:
 
 
 def models_page(adapters: Sequence[str]) -> str:
-    """What vLLM answers to `GET /v1/models`."""
+    """Return vLLM's response to `GET /v1/models`."""
     common = {"object": "model", "created": 1_700_000_000, "owned_by": "vllm"}
     cards: list[dict[str, Any]] = [{"id": BASE_MODEL, "root": BASE_MODEL, "parent": None, **common}]
     cards += [{"id": a, "root": f"/lora/{a}", "parent": BASE_MODEL, **common} for a in adapters]
@@ -47,7 +47,7 @@ def models_page(adapters: Sequence[str]) -> str:
 
 
 def metrics_page(adapters: Sequence[str], *, now_wall_s: float) -> str:
-    """What vLLM answers to `GET /metrics/?name[]=...`: an idle engine that has run `adapters`."""
+    """Return vLLM's response to `GET /metrics/?name[]=...`, idle after running `adapters`."""
     labels = f'engine="0",model_name="{BASE_MODEL}"'
     lines = [
         f"vllm:num_requests_running{{{labels}}} 0.0",
@@ -140,7 +140,7 @@ def gateway_config(
     has_traceparent: bool = False,
     message_timeout_s: float = 10.0,
 ) -> str:
-    """What `extproc envoy` prints, for a router of ours, another ext_proc server, or none.
+    """Return the output of `extproc envoy`, for our router, another ext_proc server, or none.
 
     Args:
         pods: `ip:port` of each.

@@ -47,12 +47,12 @@ _DRAIN_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is run.
+    """The settings of a run.
 
     Attributes:
-        mode: How Envoy reaches the pods.
-        body: How bodies come to the router; None for the mode's own way.
-        seed: Of all chance; the attackers of block N have `seed + N`.
+        mode: Envoy's way to the pods.
+        body: Envoy's mode of sending bodies to the router; None for the default of `mode`.
+        seed: Of everything random; the attackers of block N have `seed + N`.
         blocks: Pairs of a quiet block and one with attack.
         attack_s: Length of the latter.
         quiet_s: Length of the former.

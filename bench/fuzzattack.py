@@ -39,13 +39,13 @@ BROKE = "broke"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done.
+    """The settings of an attack.
 
     Attributes:
-        envoy_port: Where clients go.
+        envoy_port: For clients.
         grpc_port: The router's gRPC port.
         admin_port: The router's HTTP port.
-        seed: Of all chance.
+        seed: Of everything random.
         rate_per_s: Attacks begun a second.
         max_at_once: Attackers at one time; no more begin while there are so many.
         bytes_per_s: Sent by all of them.
@@ -69,13 +69,13 @@ class Plan:
 
 @dataclass(slots=True)
 class Tally:
-    """What was done.
+    """The counts of an attack.
 
     Attributes:
-        begun: Attacks by kind; not all of them have ended.
+        begun: Attacks by kind, including those that have not ended.
         most_at_once: Attackers at one time.
-        num_bytes: Sent.
-        outcomes: How often each kind came to what: `kind: outcome`.
+        num_bytes: Bytes sent.
+        outcomes: Number of each `kind: outcome`.
         pods: Visits of each hostile pod.
     """
 
@@ -165,7 +165,7 @@ class Attackers:
         self._outcomes[f"{name}: {outcome}"] += 1
 
     def tally(self, pods: Sequence[HostilePod]) -> Tally:
-        """What was done so far."""
+        """Return the counts so far."""
         visits = {pod.name: pod.num_visits for pod in pods}
         outcomes = dict(sorted(self._outcomes.items()))
         return Tally(

@@ -99,7 +99,7 @@ async def bracket_soup(field: Field) -> str:
 
 
 async def nan_and_garbage(field: Field) -> str:
-    """What Python reads and others do not, then what nobody reads."""
+    """Send JSON that only Python accepts, then JSON that nobody accepts."""
     number = field.rng.choice((b"NaN", b"-Infinity", b"1" * 5000, b"1e999999"))
     tail = bytes(field.rng.randrange(1, 256) for _ in range(200)) * field.rng.choice((1, 1000))
     return await field.post(b'{"x":' + number + b',"model":"sink"}' + tail)
@@ -234,7 +234,7 @@ async def list_of_models(field: Field) -> str:
 
 
 async def odd_method_or_path(field: Field) -> str:
-    """What is not served, however it is written."""
+    """Send a request that is not served, with an odd method or path."""
     method = field.rng.choice(("GET", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "X" * 50))
     async with field.link() as link:
         path = field.rng.choice((*_PATHS, "/v1/chat/completions"))

@@ -85,7 +85,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What an attacker needs.
+    """The target of attacks.
 
     Attributes:
         envoy_port: For clients.
@@ -139,7 +139,7 @@ def head(
     *,
     content_type: str = "application/json",
 ) -> bytes:
-    """Of a POST; `headers` are whole lines."""
+    """Return the head of a POST; `headers` are whole lines."""
     lines = f"POST {path} HTTP/1.1\r\nhost: fuzz\r\ncontent-type: {content_type}\r\n"
     return f"{lines}content-length: {num_bytes}\r\n{headers}\r\n".encode("latin-1")
 

@@ -37,7 +37,7 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True)
 class Records:
-    """What honest clients saw.
+    """The results of honest clients.
 
     Attributes:
         asked: Requests for adapters that only honest pods have.
@@ -50,13 +50,13 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of one phase.
+    """The results of one phase.
 
     Attributes:
-        requests: So many.
+        requests: Number of requests.
         failures: By cause.
-        p50_ms: Half were answered within this; failed ones included.
-        p99_ms: 99 in a hundred were.
+        p50_ms: Median time to the response or the failure.
+        p99_ms: 99th percentile.
     """
 
     requests: int
@@ -66,7 +66,7 @@ class Summary:
 
 
 def summarise(asked: Sequence[Asked], phase: str) -> Summary:
-    """What became of the requests of one phase; zeros where there were none."""
+    """Return the results of one phase; zeros without requests."""
     mine = [each for each in asked if each.phase == phase]
     seconds = [each.seconds for each in mine] or [0.0]
     failures = Counter(each.cause for each in mine if each.cause != OK)

@@ -25,7 +25,7 @@ _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with a TCP reset
 _MIB: Final = 2**20
 _MAX_HEAD_BYTES: Final = 128 * 1024
 _LONG_BYTES: Final = 2 * _MIB
-"""What one endless answer sends in a visit, so that the machine carries many of them."""
+"""Bytes of an endless response in one visit; few, so that the machine can carry many visits."""
 
 
 @dataclass(slots=True)

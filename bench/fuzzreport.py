@@ -1,4 +1,4 @@
-"""What a run of `bench.fuzz_service` came to, as values and as a table."""
+"""The results of `bench.fuzz_service`, as values and as a table."""
 
 from __future__ import annotations
 

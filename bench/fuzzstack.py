@@ -45,7 +45,7 @@ class Target(Stack):
 
     @property
     def admin_url(self) -> str:
-        """Of the router's HTTP port."""
+        """The base URL of the router's HTTP port."""
         return self.routers[0].admin_url
 
     async def start(self, bootstrap: BootstrapOptions, config: Mapping[str, Any]) -> None:
@@ -87,7 +87,7 @@ class Target(Stack):
 
 
 def port_of(address: str) -> int:
-    """Of `host:port`, or of a URL that ends with it."""
+    """Return the port of `host:port`, or of a URL that ends with it."""
     return int(address.rpartition(":")[2])
 
 

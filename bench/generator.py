@@ -41,18 +41,16 @@ _LEAST_STEP = 1.1
 
 @dataclass(frozen=True)
 class Held:
-    """What one generator did at one rate.
+    """The results of one generator at one rate.
 
     Attributes:
-        generator: Which.
-        rate_rps: What was asked for.
-        num_requests: How many were sent.
+        rate_rps: The nominal rate.
         sent_rps: Rate at which they were sent.
-        delay_s: How late.
+        delay_s: The delay of sending.
         cpu_share: Part of its core that it used while it sent.
         cpu_s: Its CPU per request, seconds; its start and end included.
-        num_failed: Requests without a whole answer.
-        num_pieces: Pieces per answer that was whole.
+        num_failed: Requests without a whole response.
+        num_pieces: Pieces per whole response.
     """
 
     generator: str

@@ -1,4 +1,4 @@
-"""What the live page costs the router: its CPU at a fixed load with 0, 1 and 8 viewers.
+"""The cost of the live page: the router's CPU at a fixed load with 0, 1 and 8 viewers.
 
     python -m bench.livepage [--rate 500] [--seconds 10] [--rounds 3] [--pods 16] [--adapters 64]
     python -m bench.livepage --frames

@@ -19,10 +19,10 @@ _GRACE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What wrk saw.
+    """The results of wrk.
 
     Attributes:
-        num_requests: Answered.
+        num_requests: Responses.
         duration_s: Of the run.
         num_errors: Statuses from 400 on, and sockets that failed.
         p50_us: Median latency, microseconds.

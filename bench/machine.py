@@ -35,7 +35,7 @@ def describe() -> dict[str, Any]:
 
 
 def slug(machine: dict[str, Any]) -> str:
-    """Of the machine's description, for a file name."""
+    """Return a short form of the machine's description for file names."""
     words = re.sub(r"[^a-z0-9]+", "-", str(machine["cpu"]).lower()).strip("-")
     return f"{words}-{machine['cores']}-cores"
 

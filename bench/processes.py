@@ -96,7 +96,7 @@ class Memory:
 
 
 def memory(pid: int) -> Memory:
-    """Of a process."""
+    """Return the memory of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     kib = {
         name: int(rest.split()[0])

@@ -1,4 +1,4 @@
-"""What one request costs the router, beside an empty ext_proc server and beside none: `make bench`.
+"""The cost of a request in the router, in an empty ext_proc server and without: `make bench`.
 
 Every variant runs every cell (a load and a body size), one variant after the other, and all of it
 again in each round; the figures are medians of rounds. So what the machine does beside it in the
@@ -44,7 +44,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For tables and JSON, e.g. `308B@300`."""
+        """The name in tables and JSON, e.g. `308B@300`."""
         rate = "max" if self.rate_per_s is None else f"{self.rate_per_s:g}"
         return f"{self.body_bytes}B@{rate}"
 

@@ -93,7 +93,7 @@ def rss_slope_kb_per_min(samples: Sequence[Sample]) -> float:
 
 
 def find_faults(last: Sample, envoy: dict[str, int], load_errors: int) -> list[str]:
-    """What does not add up once everything has ended; empty is good."""
+    """Return the inconsistencies once everything has ended; none is good."""
     faults = []
     if last.in_flight or last.streams:
         faults.append(f"{last.in_flight} picks and {last.streams} streams are still open")

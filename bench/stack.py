@@ -18,7 +18,7 @@ from extproc.stack.router import Router
 
 
 class Variant(StrEnum):
-    """What stands behind Envoy's ext_proc filter."""
+    """The server behind Envoy's ext_proc filter."""
 
     NONE = "none"  # no filter
     EMPTY = "empty"  # bench/empty_grpcio.py, the reference
@@ -30,7 +30,7 @@ class Variant(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """What is started.
+    """The processes to start.
 
     Attributes:
         variant: Behind the filter.
@@ -69,7 +69,7 @@ class Stack:
 
     @property
     def url(self) -> str:
-        """Of the gateway."""
+        """The gateway's base URL."""
         return self.gateway.url
 
     @property

@@ -1,7 +1,7 @@
 """The command `extproc loadtest` (docs/loadtest.md).
 
-It exits with 0 if all went well, 1 if something did not, 2 if it was asked for something that
-cannot be, 3 if the machine was too busy to measure, and 128 and its number if a signal ended it.
+Exit status: 0 for success, 1 for a failure, 2 for invalid arguments, 3 if the machine was too busy
+to measure, and 128 + N after signal N.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from extproc.sim.trials.suites import SloSpec
 
 DEFAULT_OUT = Path("loadtest/out/real")
 NUM_RATES_BETWEEN = 2
-"""Rates between two of the real ones at which virtual runs draw the report's lines."""
+"""Rates of virtual runs between two of the real ones, for the report's lines."""
 
 loadtest_app = typer.Typer(
     name="loadtest",
@@ -110,7 +110,7 @@ def run_command(
 
 
 def _results(rounds: Sequence[Round]) -> list[RunResult]:
-    """The results of the rounds that count."""
+    """Return the results of the rounds that count."""
     return [run.result for round_ in counted(rounds) for run in round_ if run.result]
 
 

@@ -22,7 +22,7 @@ from extproc.loadtest.loads import Overrides, find_load
 from extproc.loadtest.ramp import LaggedError, Ramp, RampPlan, Step, run_ramp
 from extproc.loadtest.report.words import error_words
 from extproc.loadtest.targets import parse_target
-from extproc.stack.processes import SignalledError
+from extproc.stack.signals import SignalledError
 
 
 def ramp_command(

@@ -17,7 +17,7 @@ from extproc.loadtest.compare import Round, counted, fitted, run_rounds
 from extproc.loadtest.screen import print_comparison, watching
 from extproc.loadtest.targets import TargetError, TargetSpec
 from extproc.sim.trials.pages import PageError
-from extproc.stack.processes import SignalledError, until_signalled
+from extproc.stack.signals import SignalledError, until_signalled
 
 NOT_MEASURED = 3
 """Exit status: the machine was too busy."""

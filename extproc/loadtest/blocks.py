@@ -1,7 +1,7 @@
-"""What is sent, cut into blocks: the unit in which targets are compared.
+"""Blocks: the unit in which targets are compared.
 
-A block is one scenario at one rate with one seed, or a slice of a workload. Every target gets every
-block, and targets are compared block by block, so that what differs between blocks cancels out.
+A block is one scenario at one rate with one seed, or a slice of a workload. Every block is sent
+to every target, and targets are compared block by block: differences between blocks cancel out.
 """
 
 from __future__ import annotations
@@ -17,25 +17,21 @@ from extproc.workload.judge import Slo
 from extproc.workload.requests import Workload
 
 WARM_UP = 0.15
-"""Part of a workload's slice that does not count, as in suites that say nothing else."""
+"""Share of a slice of a workload that does not count; also the default of suites."""
 _T = TypeVar("_T")
 
 
 class PlanError(Exception):
-    """What was asked for cannot be sent; the message says why."""
+    """A load cannot be sent; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One load that every target gets.
+    """One load that is sent to every target.
 
     Attributes:
-        scenario: Its name.
-        rate_rps: The rate that was asked for.
-        seed: Of the workload.
-        workload: What is sent.
-        settings: What fleets of our own are like, and the warm-up.
-        slo: What requests must meet.
+        rate_rps: The nominal rate.
+        settings: The fleet of targets that are started here, and the warm-up.
     """
 
     scenario: str
@@ -47,18 +43,18 @@ class Block:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The block's name for people."""
         return f"{self.scenario} at {self.rate_rps:g}/s, seed {self.seed}"
 
     @property
     def num_counted(self) -> int:
-        """Requests that come after the warm-up."""
+        """The number of requests after the warm-up."""
         arrivals = self.workload.arrivals
         return sum(arrival.at_s >= self.settings.warm_up_s for arrival in arrivals)
 
 
 def sliced(block: Block, num_slices: int) -> list[Block]:
-    """A block cut into slices of the same length, each with a warm-up of its own.
+    """Cut a block into slices of the same length, each with a warm-up of its own.
 
     Raises:
         PlanError: A slice would have no request that counts.
@@ -77,7 +73,7 @@ def sliced(block: Block, num_slices: int) -> list[Block]:
 
 
 def by_fleet(blocks: Sequence[Block]) -> list[list[Block]]:
-    """Blocks in their order, those that can use the same running fleet together."""
+    """Group consecutive blocks that can use the same running fleet."""
 
     def fleet(block: Block) -> object:
         return replace(block.settings, warm_up_s=0.0), block.workload.adapters
@@ -86,6 +82,6 @@ def by_fleet(blocks: Sequence[Block]) -> list[list[Block]]:
 
 
 def rotated(turns: Sequence[_T], number: int) -> list[_T]:
-    """The order of the targets in block `number`: each begins as often as the others."""
+    """Return the order of the targets in block `number`: each begins as often as the others."""
     start = number % len(turns)
     return [*turns[start:], *turns[:start]]

@@ -1,15 +1,14 @@
-"""The same requests through several targets, interleaved, and what differs between them.
+"""The same requests to several targets, interleaved, and the ratios between them.
 
-For each block all targets get it, one after the other; who begins goes round from block to block.
-So a disturbance of the machine that is longer than a block hits all alike, and one that is shorter
-hits each as likely. Ratios are taken within blocks and then averaged.
+Each block is sent to all targets in turn; the target that begins changes from block to block. A
+disturbance of the machine that outlasts a block affects all targets alike, and a shorter one
+affects each as likely. Ratios are taken within blocks and then averaged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from math import inf
 
 from extproc.loadtest.blocks import Block, PlanError, by_fleet, rotated
@@ -20,17 +19,12 @@ from extproc.loadtest.workloads import WorkloadError, renamed
 from extproc.workload.intervals import Interval, interval, paired_ratio
 
 Round = Sequence[BlockRun]
-"""What came of one block, one run per target that was still there."""
+"""One block's runs: one per target that is not gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Who is told how it goes.
-
-    Attributes:
-        on_stage: What is being done now, in words.
-        on_run: A run is over.
-    """
+    """Callbacks for progress: the present stage in words, and each run when it ends."""
 
     on_stage: Callable[[str], None] = lambda _: None
     on_run: Callable[[BlockRun], None] = lambda _: None
@@ -42,10 +36,10 @@ class Watch:
 async def fitted(
     blocks: Sequence[Block], specs: Sequence[TargetSpec], headers: Mapping[str, str]
 ) -> list[Block]:
-    """The blocks with adapters that every target has: those that endpoints list, if there are any.
+    """Rename the blocks' adapters to those that all `url:` targets list, if there are any.
 
     Raises:
-        TargetError: An endpoint does not answer.
+        TargetError: An endpoint does not respond.
         PlanError: The endpoints have no adapter in common.
     """
     listed: list[str] | None = None
@@ -73,21 +67,21 @@ async def run_rounds(
 ) -> None:
     """Send every block to every target, in turns.
 
-    Fleets of our own stay up as long as blocks want the same fleet, and are fresh for the next. A
-    target that is gone stays away; the others go on.
+    Fleets that are started here are reused while consecutive blocks need the same fleet. A target
+    that is gone is left out from then on.
 
     Args:
         specs: The targets.
-        blocks: Such that all targets have their adapters (`fitted`).
-        rounds: Gets what came of each block, as it comes.
-        headers: For endpoints that are there already.
-        watch: Who is told.
-        num_repeats: So often a block is sent again if the machine disturbed it; where that does not
-            help, it ends. 0 to go on with the next block instead.
+        blocks: Blocks for adapters that all targets have (`fitted`).
+        rounds: Each block's runs are appended as they end.
+        headers: Sent to endpoints that are running already.
+        watch: Callbacks for progress.
+        num_repeats: Repetitions of a block that the machine disturbed; if the last is disturbed,
+            too, no further block is sent. 0 to go on with the next block instead.
         max_added_s: See `run_block`.
 
     Raises:
-        TargetError: A target does not come up.
+        TargetError: A target does not start.
     """
     gone: set[str] = set()
     number = 0
@@ -126,12 +120,12 @@ async def _round(
 
 
 def is_disturbed(round_: Round) -> bool:
-    """Whether the machine disturbed one of its runs: then none of them counts."""
+    """Whether the machine disturbed one of the runs: then none of them counts."""
     return any(run.is_disturbed for run in round_)
 
 
 def counted(rounds: Sequence[Round]) -> list[Round]:
-    """The rounds that nothing disturbed, with those runs that came to something."""
+    """Return the undisturbed rounds, with the runs that have a result."""
     return [
         [run for run in round_ if run.result is not None]
         for round_ in rounds
@@ -140,7 +134,7 @@ def counted(rounds: Sequence[Round]) -> list[Round]:
 
 
 def mean_of(rounds: Sequence[Round], label: str, figure: Figure) -> Interval | None:
-    """A target's mean over the rounds; None where the figure is not known."""
+    """Return a target's mean over the rounds; None if the figure is unknown."""
     values = [
         figure.of(run.result) for round_ in counted(rounds) for run in round_ if run.label == label
     ]
@@ -149,9 +143,9 @@ def mean_of(rounds: Sequence[Round], label: str, figure: Figure) -> Interval | N
 
 
 def ratio_of(rounds: Sequence[Round], label: str, other: str, figure: Figure) -> Interval | None:
-    """A target's figure over another's, paired by block; None where there is no ratio.
+    """Return the ratio of a target's figure to another's, paired by block.
 
-    There is none if a value is not known or 0, or the two have no block in common.
+    None if a value is unknown or 0, or if they have no block in common.
     """
     pairs = []
     for round_ in counted(rounds):
@@ -163,8 +157,3 @@ def ratio_of(rounds: Sequence[Round], label: str, other: str, figure: Figure) ->
     if not pairs or len(mine) != len(pairs) or len(theirs) != len(pairs):
         return None
     return paired_ratio(mine, theirs)
-
-
-def pairs_of(labels: Sequence[str]) -> list[tuple[str, str]]:
-    """Every two targets once, the one named first on top."""
-    return list(combinations(labels, 2))

@@ -1,4 +1,4 @@
-"""The figures that runs are compared by: at the terminal, on pages, in predictions."""
+"""The figures by which runs are compared: at the terminal, on pages, in predictions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Figure:
 
     Attributes:
         key: Field of `Metrics`.
-        name: For pages, with its unit.
-        form: How a page prints a value.
-        head: For the terminal, with its unit there.
-        factor: From the field's unit to that one.
-        needs_pods: Known only of pods that can be asked.
+        name: On pages, with its unit.
+        form: Format of values on pages.
+        head: At the terminal, with its unit there.
+        factor: From the field's unit to the terminal's.
+        needs_pods: Known only for fake pods.
     """
 
     key: str
@@ -30,28 +30,24 @@ class Figure:
     needs_pods: bool = False
 
     def of(self, run: RunResult | None) -> float | None:
-        """Its value in a run; None if it is not known."""
+        """Return its value in a run; None if it is unknown."""
         if run is None or (self.needs_pods and not run.knows_pods):
             return None
         return float(getattr(run.metrics, self.key))
 
-    def mean(self, runs: Iterable[RunResult]) -> float | None:
-        """Mean over runs; None if there is none, or it is not known."""
-        values = [value for run in runs if (value := self.of(run)) is not None]
-        return fmean(values) if values else None
-
     def shown(self, runs: Iterable[RunResult], target: str) -> tuple[str, str]:
-        """A target's mean over real runs, and over virtual ones with their seeds, for people."""
+        """Return a target's means over real runs and over their virtual twins, as text."""
         own = [run for run in runs if run.target == target]
         seeds = {run.seed for run in own if run.kind == "real"}
         real, virtual = (
-            self.mean(run for run in own if run.kind == kind and run.seed in seeds)
+            [self.of(run) for run in own if run.kind == kind and run.seed in seeds]
             for kind in ("real", "virtual")
         )
-        return self._text(real), self._text(virtual)
+        return self._mean(real), self._mean(virtual)
 
-    def _text(self, value: float | None) -> str:
-        return "" if value is None else self.form.format(value)
+    def _mean(self, values: Iterable[float | None]) -> str:
+        known = [value for value in values if value is not None]
+        return self.form.format(fmean(known)) if known else ""
 
 
 _ALL = (

@@ -1,6 +1,6 @@
-"""What a suite says of its fleet, as the files that real processes are started with.
+"""A suite's fleet as the configuration files of real processes.
 
-The virtual fleet takes the same `FleetSettings`. What it has no need of has production's values.
+The virtual fleet uses the same `FleetSettings`; all other settings have their defaults.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -20,25 +21,18 @@ from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.opponents import OPPONENTS, opponent
 
 BALANCERS: Mapping[str, str] = {"round_robin": "ROUND_ROBIN", "least_request": "LEAST_REQUEST"}
-"""Envoy's own policies that a target can have, and their names in `lb_policy`."""
+"""Envoy's load balancers as targets, and their names in `lb_policy`."""
 
 _MIN_SCRAPE_S = 0.01
 _ENVOY_HOLD_S = 120.0
-"""What `extproc envoy` allows for a hold, unless a suite holds longer."""
-_HCM = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
-_TYPE = "type.googleapis.com/"
+"""The limit in `extproc envoy` for a hold, unless a suite holds longer."""
+_BALANCER = Path(__file__).with_name("balancer.yaml")
 
 
 def pod_configs(
     settings: FleetSettings, adapters: Mapping[str, int], base_model: str
 ) -> list[PodConfig]:
-    """The fake pods of a fleet, `pod-0` and so on, each with every adapter.
-
-    Args:
-        settings: The fleet.
-        adapters: Rank of each.
-        base_model: Its name.
-    """
+    """Return the fake pods of a fleet, `pod-0` and so on, each with every adapter and its rank."""
     paths = {name: f"/adapters/{name}" for name in adapters}
     ranks = {paths[name]: rank for name, rank in adapters.items()}
     return [
@@ -57,11 +51,11 @@ def pod_configs(
 
 
 def router_config(policy: str, settings: FleetSettings) -> dict[str, Any]:
-    """The router's configuration, endpoints and ports aside.
+    """Return the router's configuration without endpoints and ports.
 
     Raises:
         ValueError: The policy's arguments are not numbers.
-        TypeError: It does not take them.
+        TypeError: The policy has no such argument.
     """
     return {
         "policy": policy_section(policy),
@@ -77,13 +71,13 @@ def router_config(policy: str, settings: FleetSettings) -> dict[str, Any]:
 
 
 def policy_section(policy: str) -> dict[str, Any]:
-    """The router's `policy` for a policy by its name in suites, or by the router's own name for it.
+    """Return the router's `policy` section for a policy, by its name in suites or in the router.
 
-    The laboratory's opponents are not among the router's own policies; it imports them.
+    The laboratory's opponents are not built into the router, which imports them as plug-ins.
 
     Raises:
         ValueError: The policy's arguments are not numbers.
-        TypeError: It does not take them.
+        TypeError: The policy has no such argument.
     """
     name, _, query = policy.partition("?")
     make = opponent(policy)
@@ -100,7 +94,7 @@ def policy_section(policy: str) -> dict[str, Any]:
 
 
 def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
-    """All arguments by name, those that go on as keywords included."""
+    """Return all arguments by name, those passed on as keywords included."""
     args: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
@@ -109,7 +103,7 @@ def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 
 def gateway_bootstrap(routers: Sequence[str], settings: FleetSettings) -> str:
-    """An Envoy in front of routers, as `extproc envoy` prints it."""
+    """Return the bootstrap of an Envoy in front of routers, as `extproc envoy` prints it."""
     return render(
         BootstrapOptions(
             routers=tuple(routers),
@@ -120,78 +114,20 @@ def gateway_bootstrap(routers: Sequence[str], settings: FleetSettings) -> str:
 
 
 def balancer_bootstrap(balancer: str, pods: Sequence[str]) -> str:
-    """An Envoy that spreads requests over the pods by itself; where it listens is left open.
+    """Return the bootstrap of an Envoy that balances over pods by itself; its address is left open.
 
     Args:
         balancer: One of `BALANCERS`.
         pods: `ip:port` of each.
     """
-    document = {
-        "admin": {},
-        "static_resources": {
-            "listeners": [
-                {
-                    "name": "openai",
-                    "filter_chains": [{"filters": [_connection_manager()]}],
-                }
-            ],
-            "clusters": [_pods_cluster(BALANCERS[balancer], pods)],
-        },
+    document = yaml.safe_load(_BALANCER.read_text(encoding="utf-8"))
+    (cluster,) = document["static_resources"]["clusters"]
+    cluster["lb_policy"] = BALANCERS[balancer]
+    parsed = (Address.parse(pod) for pod in pods)
+    sockets = ({"address": each.host, "port_value": each.port} for each in parsed)
+    endpoints = [{"endpoint": {"address": {"socket_address": each}}} for each in sockets]
+    cluster["load_assignment"] = {
+        "cluster_name": "pods",
+        "endpoints": [{"lb_endpoints": endpoints}],
     }
     return yaml.safe_dump(document, sort_keys=False)
-
-
-def _connection_manager() -> dict[str, Any]:
-    router = "envoy.extensions.filters.http.router.v3.Router"
-    # As in envoy/: a generation may take minutes, and be silent while it waits.
-    to_pods = {"cluster": "pods", "timeout": "0s", "idle_timeout": "3600s"}
-    host = {
-        "name": "pods",
-        "domains": ["*"],
-        "routes": [{"match": {"prefix": "/"}, "route": to_pods}],
-    }
-    return {
-        "name": "envoy.filters.network.http_connection_manager",
-        "typed_config": {
-            "@type": _TYPE + _HCM,
-            "stat_prefix": "openai",
-            "route_config": {"virtual_hosts": [host]},
-            "http_filters": [
-                {"name": "envoy.filters.http.router", "typed_config": {"@type": _TYPE + router}}
-            ],
-        },
-    }
-
-
-def _pods_cluster(policy: str, pods: Sequence[str]) -> dict[str, Any]:
-    most = 100_000
-    limits = {"max_connections": most, "max_pending_requests": most, "max_requests": most}
-    options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-    return {
-        "name": "pods",
-        "type": "STATIC",
-        "connect_timeout": "2s",
-        "lb_policy": policy,
-        "circuit_breakers": {"thresholds": [limits]},
-        # As in envoy/: below the time after which vLLM closes an idle connection.
-        "typed_extension_protocol_options": {
-            options: {
-                "@type": _TYPE + options,
-                "common_http_protocol_options": {"idle_timeout": "4s"},
-                "explicit_http_config": {"http_protocol_options": {}},
-            }
-        },
-        "load_assignment": {
-            "cluster_name": "pods",
-            "endpoints": [{"lb_endpoints": [{"endpoint": _endpoint(pod)} for pod in pods]}],
-        },
-    }
-
-
-def _endpoint(address: str) -> dict[str, Any]:
-    return {"address": _address(address)}
-
-
-def _address(address: str) -> dict[str, Any]:
-    parsed = Address.parse(address)
-    return {"socket_address": {"address": parsed.host, "port_value": parsed.port}}

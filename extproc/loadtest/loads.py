@@ -1,4 +1,4 @@
-"""What can be sent: scenarios of suites, and workloads for a fleet that is said beside them."""
+"""The loads that can be sent: scenarios of suites, and workloads for a fleet given by options."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Load(Protocol):
     """Makes blocks of one kind at any rate."""
 
     def block(self, *, rate_rps: float, num_requests: int | None, seed: int) -> Block:
-        """One of about `num_requests`; None for what its name comes with.
+        """Return a block of about `num_requests`; None for the load's own number.
 
         Raises:
-            PlanError: It cannot be made so.
+            PlanError: There is no such block.
         """
         ...
 
@@ -50,7 +50,7 @@ class SuiteLoad:
         """See `Load`."""
         scenario = self.scenario
         if num_requests is not None:
-            # Some scenarios have a number of their own, which would win.
+            # In the scenario, whose own number would override the suite's.
             workload_spec = {**scenario.workload, "num_requests": num_requests}
             scenario = msgspec.structs.replace(scenario, workload=workload_spec)
         try:
@@ -67,20 +67,14 @@ class SuiteLoad:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadLoad:
-    """A workload by its name or file, for a fleet that is said beside it.
-
-    Attributes:
-        name: See `workloads.make`.
-        settings: The fleet; its warm-up does not count.
-        slo: What requests must meet.
-    """
+    """A workload by its name or file (see `workloads.make`), for a fleet given by options."""
 
     name: str
     settings: FleetSettings
     slo: Slo
 
     def block(self, *, rate_rps: float | None, num_requests: int | None, seed: int) -> Block:
-        """See `Load`; the name may also come with a rate."""
+        """See `Load`; the default rate is the workload's own."""
         try:
             workload = make(self.name, rate_rps=rate_rps, num_requests=num_requests, seed=seed)
         except WorkloadError as error:
@@ -92,12 +86,12 @@ class WorkloadLoad:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """The fleet and the objective: of a workload, or instead of what a suite says.
+    """The fleet and the objective of a workload, or in place of a suite's.
 
     Attributes:
-        knobs: Of `FleetSettings`, each `KEY=VALUE`.
-        profile: Name of an engine profile, "" for the one that there is.
-        slo: Fields of `SloSpec`; None is left out.
+        knobs: Fields of `FleetSettings`, each `KEY=VALUE`.
+        profile: Name of an engine profile, "" for the suite's.
+        slo: Fields of `SloSpec`; None leaves one unchanged.
     """
 
     knobs: Sequence[str] = ()
@@ -105,7 +99,7 @@ class Overrides:
     slo: tuple[float | None, float | None, float | None] = (None, None, None)
 
     def apply(self, suite: Suite) -> Suite:
-        """The suite with these.
+        """Return the suite with these overrides.
 
         Raises:
             PlanError: A profile or a knob is unknown.
@@ -143,7 +137,7 @@ NO_OVERRIDES = Overrides()
 
 
 def read_suite(name: str, overrides: Overrides = NO_OVERRIDES) -> Suite:
-    """The suite called so.
+    """Read a suite by its name or file.
 
     Raises:
         PlanError: There is none, or it cannot be used.
@@ -152,17 +146,17 @@ def read_suite(name: str, overrides: Overrides = NO_OVERRIDES) -> Suite:
         suite = suites.read_suite(name)
         if overrides == Overrides():
             return suite
-        # Once more, now that something else is asked for.
+        # Parsed again to check the overrides.
         return parse_suite(yaml.safe_dump(msgspec.to_builtins(overrides.apply(suite))))
     except SuiteError as error:
         raise PlanError(str(error)) from error
 
 
 def find_load(name: str, overrides: Overrides = NO_OVERRIDES) -> Load:
-    """What is called so: `SUITE/SCENARIO`, a suite's first scenario, or a workload.
+    """Return a load by its name: `SUITE/SCENARIO`, a suite for its first scenario, or a workload.
 
     Raises:
-        PlanError: Nothing is, or it cannot be used.
+        PlanError: There is none, or it cannot be used.
     """
     if is_suite(name):
         suite = read_suite(name, overrides)
@@ -175,10 +169,10 @@ def find_load(name: str, overrides: Overrides = NO_OVERRIDES) -> Load:
 
 
 def workload_load(name: str, overrides: Overrides) -> WorkloadLoad:
-    """The workload called so, for the fleet that the overrides say.
+    """Return a workload by its name, for the fleet of the overrides.
 
     Raises:
-        PlanError: The fleet cannot be so.
+        PlanError: There is no such fleet.
     """
     empty = Suite(name="", about="", num_requests=1, seeds=[], rates_rps=[], rules=[], scenarios=[])
     suite = overrides.apply(empty)
@@ -191,7 +185,7 @@ def workload_load(name: str, overrides: Overrides) -> WorkloadLoad:
 
 
 def is_suite(name: str) -> bool:
-    """Whether a suite is called so, or it is the path of a file that could be one."""
+    """Whether this is the name of a suite, or a path that may be one's."""
     try:
         return find_suite(name).suffix in (".yaml", ".yml")
     except SuiteError:
@@ -199,7 +193,7 @@ def is_suite(name: str) -> bool:
 
 
 def scenarios_of(suite: Suite, names: Sequence[str]) -> list[ScenarioSpec]:
-    """Some of a suite's scenarios; all if none is named.
+    """Return some of a suite's scenarios; all if none is named.
 
     Raises:
         PlanError: One is unknown.
@@ -219,16 +213,12 @@ def plan_suite(
     rates_rps: Sequence[float] = (),
     seeds: Sequence[int] = (),
 ) -> list[Block]:
-    """Every scenario at every rate with every seed; one fleet's blocks follow each other.
+    """Return every scenario at every rate with every seed; one fleet's blocks are consecutive.
 
-    Args:
-        suite: Where they are.
-        scenarios: Which.
-        rates_rps: Instead of the suite's.
-        seeds: Instead of the suite's.
+    Rates and seeds replace the suite's.
 
     Raises:
-        PlanError: One cannot be made.
+        PlanError: A block cannot be made.
     """
     return [
         SuiteLoad(suite, scenario).block(rate_rps=rate_rps, num_requests=None, seed=seed)

@@ -1,9 +1,8 @@
-"""What a load test says: the laboratory's measures over the records of real requests.
+"""A load test's summary: the laboratory's measures over the records of real requests.
 
-Attainment, satisfaction, throughput and time per token are `extproc.workload.judge`'s own, over the
-records in the form of a run in virtual time. So a real run and a virtual one differ in nothing but
-where their times come from. What came before the warm-up's end counts nowhere; what was offered
-after it counts everywhere, answered or not.
+Attainment, satisfaction, throughput and time per token are computed by `extproc.workload.judge`,
+from the records in the form of a virtual run: a real and a virtual run differ only in the source of
+their times. Requests of the warm-up do not count; all later ones do, failed or not.
 """
 
 from __future__ import annotations
@@ -22,24 +21,15 @@ from extproc.workload.judge import Slo, measure, percentile, satisfaction
 from extproc.workload.requests import Arrival
 
 BASE = "(base model)"
-"""The group of the requests for no adapter."""
+"""The group of the requests for the base model."""
 NOBODY = "(no tenant)"
-"""The group of the requests that nobody in particular sent."""
+"""The group of the requests without a tenant."""
 NUM_QUANTILES = 51
-"""Of the distribution of first tokens: one in every 2 %."""
+"""Quantiles of the distribution of TTFT: one every 2 %."""
 
 
 class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A distribution; all 0 where nothing was measured.
-
-    Attributes:
-        mean: Mean.
-        p50: Median.
-        p90: 90th percentile.
-        p95: 95th percentile.
-        p99: 99th percentile.
-        max: Largest.
-    """
+    """A distribution; all 0 without values."""
 
     mean: float = 0.0
     p50: float = 0.0
@@ -50,7 +40,7 @@ class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Percentiles:
-        """Those of some values."""
+        """Return the distribution of some values."""
         ordered = sorted(values)
         if not ordered:
             return cls()
@@ -65,19 +55,7 @@ class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of one adapter or tenant.
-
-    Attributes:
-        num_requests: How many were offered.
-        num_met: How many met the SLO.
-        num_errors: How many failed.
-        output_tokens: Tokens of their answers.
-        satisfaction: S-LoRA's, mean over all.
-        ttft_mean_s: Mean time to the first token, of those that have one.
-        ttft_p50_s: Its median.
-        ttft_p99_s: Its 99th percentile.
-        tpot_mean_s: Mean time per token after the first, of those that finished.
-    """
+    """Requests of one adapter or tenant; the fields are those of `LoadSummary`."""
 
     num_requests: int
     num_met: int
@@ -91,7 +69,7 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attainment(self) -> float:
-        """Part that met the SLO."""
+        """The share of requests that met the SLO."""
         return self.num_met / self.num_requests
 
 
@@ -99,28 +77,26 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A load test in numbers, over the requests sent after the warm-up.
 
     Attributes:
-        num_requests: How many were offered.
-        num_met: How many met the SLO.
+        num_requests: Requests offered.
+        num_met: Requests that met the SLO.
         duration_s: From the end of the warm-up to the last request's sending.
-        offered_rps: Requests per second; 0 if all came at once.
+        offered_rps: 0 if all requests came at once.
         throughput_rps: Requests that finished within `duration_s`, whenever they came, per second.
-        output_tokens_per_s: Their tokens per second.
-        prompt_tokens: Tokens of all prompts, as the workload says.
-        output_tokens: Tokens of all answers.
-        attainment: Part that met the SLO.
-        satisfaction: S-LoRA's, mean over all.
-        ttft_s: From sending to the first token, of those that have one.
-        tpot_s: Mean time per token after the first, of those that finished.
-        gap_s: From each piece of an answer to the next.
-        e2e_s: From sending to the end, of those that finished.
-        delay_s: How late the generator sent.
-        has_lagged: The generator's median delay is so large that the rest is not to be trusted.
-        ttft_quantiles_s: `NUM_QUANTILES` quantiles of `ttft_s`, from the least to the largest; none
-            without a first token.
-        errors: How many failed, by kind (`RequestRecord.error`).
-        by_pod: How many each pod served, where pods say their names.
-        by_adapter: Most requests first; requests for none are under `BASE`.
-        by_tenant: The same; those of nobody are under `NOBODY`.
+        output_tokens_per_s: Tokens of those requests per second.
+        prompt_tokens: Nominal, from the workload.
+        satisfaction: S-LoRA's, mean over all requests.
+        ttft_s: From sending to the first token, of requests that have one.
+        tpot_s: Mean time per token after the first, of requests that finished.
+        gap_s: From each piece of a response to the next.
+        e2e_s: From sending to the end, of requests that finished.
+        delay_s: The generator's delay.
+        has_lagged: The generator's median delay is too long for the figures to be trusted.
+        ttft_quantiles_s: `NUM_QUANTILES` quantiles of `ttft_s` in ascending order; empty without a
+            first token.
+        errors: Failed requests by kind (`RequestRecord.error`).
+        by_pod: Requests by the pod that served them, for pods that send their names.
+        by_adapter: Most requests first; requests for the base model are under `BASE`.
+        by_tenant: Most requests first; requests without a tenant are under `NOBODY`.
     """
 
     num_requests: int
@@ -149,12 +125,7 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
 def summarize_records(
     records: Sequence[RequestRecord], *, slo: Slo, warm_up_s: float = 0.0
 ) -> LoadSummary:
-    """Measure a load test.
-
-    Args:
-        records: One per request, in any order, from any number of generators.
-        slo: What a request must meet.
-        warm_up_s: Requests sent before this do not count.
+    """Measure a load test, from records in any order, of any number of generators.
 
     Raises:
         ValueError: No request was sent after the warm-up.
@@ -199,15 +170,9 @@ def fleet_result_of(
     overhead_s: float = 0.0,
     pods: Sequence[PodTotals] = (),
 ) -> FleetResult:
-    """Records in the form of a run in virtual time, without the workload that they came from.
+    """Return records in the form of a virtual run; see `as_fleet_result`.
 
-    An answer counts as long as it was, so that a server that ends early is not faster per token.
-
-    Args:
-        records: One per request, in any order.
-        warm_up_s: Requests sent before this do not count.
-        overhead_s: See `as_fleet_result`.
-        pods: See `as_fleet_result`.
+    Responses count with their real lengths: a server that ends early is not faster per token.
     """
     ordered = sorted(records, key=_order)
     return as_fleet_result(
@@ -220,7 +185,7 @@ def fleet_result_of(
 
 
 def _order(record: RequestRecord) -> tuple[float, int]:
-    """As `as_fleet_result` orders them."""
+    """The order of `as_fleet_result`."""
     return record.sent_s, record.index
 
 
@@ -273,5 +238,5 @@ def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:
-    """How often each name but "" comes, most often first."""
+    """Count each name except "", the most frequent first."""
     return dict(Counter(sorted(filter(None, names))).most_common())

@@ -1,7 +1,6 @@
-"""Finds by itself the highest rate that a target still serves well: its SLO capacity.
+"""Searches for the highest rate at which a target meets its objectives: its SLO capacity.
 
-The search is the laboratory's (`CapacitySearch`); each of its measurements is a run of real
-requests.
+The search is the laboratory's (`CapacitySearch`); each measurement is a run of real requests.
 """
 
 from __future__ import annotations
@@ -20,23 +19,21 @@ from extproc.sim.trials.trials import HOPELESS
 from extproc.workload.exchange import RequestRecord
 
 MIN_REQUESTS = 20
-"""Of a step, however short and slow: one that missed would else be too much of the whole."""
+"""Requests of a step at least: with fewer, a single miss would weigh too much."""
 
 
 class LaggedError(Exception):
-    """The generator could not keep up: higher rates cannot be measured from this machine."""
+    """The generator lagged: higher rates cannot be measured from this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class RampPlan:
-    """How to search.
+    """The settings of a search.
 
     Attributes:
-        load: What is sent.
         seconds: Length of each step.
         from_rps: The first step's rate.
-        resolution: Largest ratio between the first rate that failed and the last one that passed.
-        seed: Of the workload.
+        resolution: Ratio between the first rate that failed and the last that passed at the end.
     """
 
     load: Load
@@ -46,7 +43,7 @@ class RampPlan:
     seed: int = 1
 
     def block(self, rate_rps: float) -> Block:
-        """What is sent at a rate.
+        """Return the block for a rate.
 
         Raises:
             PlanError: It cannot be made.
@@ -61,9 +58,9 @@ class Step:
 
     Attributes:
         rate_rps: The rate.
-        attainment: Part of the requests that met the objective, at most if it was given up.
-        target: What the part must be.
-        run: What was measured; None if it was given up.
+        attainment: Share of the requests that met the objective; an upper bound after an abort.
+        target: The share that must meet it.
+        run: The measurement; None if it was aborted.
     """
 
     rate_rps: float
@@ -79,12 +76,7 @@ class Step:
 
 @dataclass(slots=True)
 class Ramp:
-    """The steps of a search so far.
-
-    Attributes:
-        target: The attainment that must be reached.
-        points: Rate to attainment.
-    """
+    """The steps of a search so far: the attainment at each rate, and the target."""
 
     target: float
     points: dict[float, float] = field(default_factory=dict)
@@ -101,7 +93,7 @@ class Ramp:
 
 
 class _AskedError(Exception):
-    """The search asks for a rate that nobody has measured yet."""
+    """The search needs a rate that has not been measured."""
 
     def __init__(self, rate_rps: float) -> None:
         self.rate_rps = rate_rps
@@ -110,10 +102,10 @@ class _AskedError(Exception):
 def next_rate(
     points: Mapping[float, float], *, from_rps: float, target: float, resolution: float
 ) -> float | None:
-    """The rate that the search wants to be measured next; None when it has found the capacity.
+    """Return the rate to measure next, or None when the capacity is known.
 
-    The search itself calls what measures. Here that takes long and must not block, so the search
-    is run again from its beginning with what is known, until it asks for something else.
+    The search expects a synchronous measurement. It is therefore run again from its beginning with
+    the known points until it needs another one.
     """
 
     def attainment_at(rate_rps: float) -> float:
@@ -140,22 +132,23 @@ async def run_ramp(
     """Search until the capacity is known.
 
     Args:
-        spec: Whose.
-        plan: How.
-        ramp: Gets the steps, as they come.
-        headers: For an endpoint that is there already.
-        on_stage: Told what is being done now.
-        on_step: Told each step.
+        spec: The target.
+        plan: The settings.
+        ramp: Steps are added as they end.
+        headers: Sent to an endpoint that is running already.
+        on_stage: Called with the present stage in words.
+        on_step: Called after each step.
 
     Raises:
-        TargetError: The target does not come up, or dies.
+        TargetError: The target does not start, or dies.
         PlanError: A workload cannot be made.
-        LaggedError: Twice at one rate.
+        LaggedError: The generator lagged twice at one rate.
     """
     last: Block | None = None
     targets: list[Target] = []
     async with AsyncExitStack() as stack:
-        while (rate_rps := _next(ramp, plan)) is not None:
+        search = {"from_rps": plan.from_rps, "target": ramp.target, "resolution": plan.resolution}
+        while (rate_rps := next_rate(ramp.points, **search)) is not None:
             (block,) = await fitted([plan.block(rate_rps)], [spec], headers)
             if last is None or len(by_fleet([last, block])) > 1:
                 await stack.aclose()
@@ -167,12 +160,6 @@ async def run_ramp(
             ramp.points[rate_rps] = step.attainment
             on_step(step)
             last = block
-
-
-def _next(ramp: Ramp, plan: RampPlan) -> float | None:
-    return next_rate(
-        ramp.points, from_rps=plan.from_rps, target=ramp.target, resolution=plan.resolution
-    )
 
 
 async def _step(target: Target, block: Block, needed: float) -> Step:

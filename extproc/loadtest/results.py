@@ -1,7 +1,7 @@
-"""The file that a load test leaves behind: what was measured, of whom, when and on what.
+"""A load test's result file: figures, targets, date and machine.
 
-It holds no single requests (`extproc.workload.exchange.save_records` keeps those), so that it can
-be committed and read back years later. Real runs and their virtual twins lie side by side in it.
+It holds no single requests (`extproc.workload.exchange.save_records` does), so that it is small
+enough to be committed. Real runs and their virtual twins are in the same file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from extproc.workload.judge import Metrics, Slo, measure
 
 FORMAT = "extproc-loadtest-1"
 NUM_DIGITS = 5
-"""Significant digits of what is saved: far more than a measurement has."""
+"""Significant digits in the file: far more than a measurement has."""
 
 Kind = Literal["real", "virtual"]
 
@@ -40,14 +40,13 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """One run: one target, one workload.
 
     Attributes:
-        target: Who was asked, as on the command line: `policy:founding`, `url:http://...`.
-        scenario: Which workload and fleet.
-        rate_rps: The rate that was asked for.
-        seed: Of the workload.
-        kind: Whether requests were sent, or it is the same in virtual time.
-        summary: What clients saw.
-        metrics: The same by the laboratory's measures, and what is known of the pods.
-        knows_pods: `metrics` has adapter loads; else they are unknown, not 0.
+        target: As on the command line: `policy:founding`, `url:http://...`.
+        scenario: The name of workload and fleet.
+        rate_rps: The nominal rate.
+        kind: `virtual` for the same requests in virtual time.
+        summary: The clients' measurements.
+        metrics: The laboratory's measures of the run.
+        knows_pods: The adapter loads in `metrics` are known; else they are not 0 but unknown.
     """
 
     target: str
@@ -70,15 +69,12 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Short, for titles and file names.
-        about: For people.
-        date: When it began, ISO 8601 with its zone.
-        machine: What it ran on, for people; see `describe_machine`.
-        slo: What requests must meet.
-        runs: In the order in which they were made.
-        suite: Where workloads and fleet came from; None for an endpoint of which nothing is known.
-        note: What else must be known to read the figures.
+        about: A description for people.
+        date: Begin, ISO 8601 with its zone.
+        machine: See `describe_machine`.
+        suite: None for an endpoint of which nothing is known.
+        note: Caveats for people who read the figures.
         is_trimmed: Only the most and the least popular adapters and tenants are kept.
-        format: `FORMAT`.
     """
 
     name: str
@@ -93,18 +89,18 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     format: str = FORMAT
 
     def of_kind(self, kind: Kind) -> list[RunResult]:
-        """Its runs of one kind."""
+        """Return the runs of one kind."""
         return [run for run in self.runs if run.kind == kind]
 
     @property
     def targets(self) -> list[str]:
-        """Everybody who was asked, in that order; those that only virtual runs know come last."""
+        """All targets in the order of the runs, those with virtual runs only at the end."""
         ordered = [*self.of_kind("real"), *self.of_kind("virtual")]
         return list(dict.fromkeys(run.target for run in ordered))
 
     @property
     def scenarios(self) -> list[str]:
-        """Names, in the order of the runs."""
+        """The scenarios in the order of the runs."""
         return list(dict.fromkeys(run.scenario for run in self.runs))
 
 
@@ -119,17 +115,9 @@ def real_run(
     warm_up_s: float = 0.0,
     pods: Sequence[PodTotals] = (),
 ) -> RunResult:
-    """A run of real requests.
+    """Measure a run of real requests.
 
-    Args:
-        records: One per request.
-        target: Who was asked.
-        scenario: Which workload.
-        rate_rps: The rate that was asked for.
-        seed: Of the workload.
-        slo: What requests must meet.
-        warm_up_s: Requests sent before this do not count.
-        pods: What the pods did after the warm-up, if that is known; named as in `x-served-by`.
+    `pods` are the pods' totals after the warm-up, if known, by the names in `x-served-by`.
 
     Raises:
         ValueError: No request was sent after the warm-up.
@@ -150,7 +138,7 @@ def real_run(
 
 
 def _named(pods: Sequence[PodTotals], records: Iterable[RequestRecord]) -> list[PodTotals]:
-    """Those, and every other pod that answered."""
+    """Return the known pods, and every other pod that responded."""
     if not pods:
         return []
     known = {pod.address for pod in pods}
@@ -170,18 +158,18 @@ def single_run(
     warm_up_s: float = 0.0,
     about: str = "",
 ) -> LoadResult:
-    """A load test of one endpoint of which nothing else is known.
+    """Return the load test of one endpoint of which nothing else is known.
 
     Args:
         records: One per request.
         name: Of the load test, and of its workload.
-        target: Who was asked, e.g. its URL.
-        slo: What requests must meet.
+        target: E.g. `url:http://...`.
+        slo: The objective of requests.
         date: Now, ISO 8601.
-        rate_rps: The rate that was asked for; 0 for the one that was sent.
+        rate_rps: The nominal rate; 0 for the measured one.
         seed: Of the workload.
         warm_up_s: Requests sent before this do not count.
-        about: For people.
+        about: A description for people.
 
     Raises:
         ValueError: No request was sent after the warm-up.
@@ -207,7 +195,7 @@ def single_run(
 
 
 def describe_machine() -> str:
-    """What this runs on, without its name: cores, processor, system, Python."""
+    """Return cores, processor, system and Python of this machine, without its name."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (
         f"{cores} cores ({_processor()}), {platform.system()} {platform.release().split('-')[0]}, "
@@ -228,7 +216,7 @@ def _processor() -> str:
 
 
 def save(result: LoadResult, path: Path) -> None:
-    """Write a load test as JSON; its folder need not exist.
+    """Write a load test as JSON; create the folder if necessary.
 
     Raises:
         OSError: It cannot be written.

@@ -1,4 +1,4 @@
-"""One block sent to one target, and what came of it."""
+"""One run: a block sent to a target, and its measurement."""
 
 from __future__ import annotations
 
@@ -23,31 +23,30 @@ from extproc.workload.judge import MAX_UNSEEN_S, Slo
 from extproc.workload.requests import Arrival
 
 LOOK_S = 0.25
-"""Between two looks at whether a run can still reach anything."""
+"""Between two checks whether a run can still reach its target."""
 SETTLE_S = 20.0
-"""Longest wait for a fleet to drop the requests of a run that was given up."""
+"""Longest wait for a fleet to drop the requests of an aborted run."""
 STRANGER_SETTLE_S = 2.0
-"""The same for an endpoint whose pods cannot be asked."""
+"""The wait for an endpoint whose pods are unknown."""
 _READ_TIMEOUT_S = 5.0
 _TTFT = "vllm:time_to_first_token_seconds"
 _NUMBER = r"\{[^}]*\} (\S+)$"
 
 GivesUp = Callable[[Mapping[int, RequestRecord], float], bool]
-"""Of what is answered so far, and the seconds since the start."""
+"""Whether to abort, by the records so far and the seconds since the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """What came of a block.
+    """A block's run with one target.
 
     Attributes:
         label: The target.
-        block: The block.
-        result: What was measured; None if it came to nothing.
-        trouble: Why it does not count, in words; "" if it does.
+        result: The measurement; None without one.
+        trouble: Why the run does not count, in words; "" if it does.
         is_gone: The target cannot be used any more.
-        added_s: What gateway, network and client add to the first token: the mean that clients saw
-            less the mean that the pods' own metrics say; None where the pods are not known.
+        added_s: Added to the first token by gateway, network and client: the clients' mean minus
+            the mean in the pods' own metrics; None if the pods are unknown.
     """
 
     label: str
@@ -59,7 +58,7 @@ class BlockRun:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the machine disturbed it, so that it says nothing."""
+        """Whether the machine disturbed the run, so that it does not count."""
         return bool(self.trouble) and not self.is_gone
 
 
@@ -82,16 +81,16 @@ _Readings = Mapping[str, _Reading]
 async def run_block(
     target: Target, block: Block, gives_up: GivesUp | None = None, *, max_added_s: float = inf
 ) -> BlockRun:
-    """Send a block to a target and wait for every answer.
+    """Send a block to a target and wait for every response.
 
     Args:
-        target: Whom.
-        block: What.
-        gives_up: Whether to leave off, asked now and then.
+        target: The target.
+        block: The block.
+        gives_up: Whether to abort, called regularly.
         max_added_s: The run does not count if more than this is added to the mean first token.
 
     Returns:
-        The run. Where it was given up its result is None and nothing is said.
+        The run; after an abort without result and trouble.
     """
     records: dict[int, RequestRecord] = {}
 
@@ -135,7 +134,7 @@ async def run_block(
 
 
 def added_words(added_s: float) -> str:
-    """What was added to first tokens, in words."""
+    """Return `added_s` in words."""
     return f"first tokens took {1e3 * added_s:.0f} ms from pod to client"
 
 
@@ -173,9 +172,9 @@ def _judged(
 def _added_s(
     records: Iterable[RequestRecord], before: _Readings | None, after: _Readings | None
 ) -> float | None:
-    """See `BlockRun.added_s`.
+    """Return `BlockRun.added_s`, over the whole run with its warm-up.
 
-    Of the whole run: of its parts clients and pods do not count the same requests.
+    Pods and clients do not count the same requests in parts of a run.
     """
     seen_s = [record.ttft_s for record in records if record.ttft_s is not None]
     if not before or not after or not seen_s:
@@ -185,11 +184,11 @@ def _added_s(
     return fmean(seen_s) - sum(pod.ttft_s for pod in pods) / num if num else None
 
 
-# --- what the pods say ------------------------------------------------------------------------
+# --- the pods' counters ------------------------------------------------------------------------
 
 
 async def _read_pods(target: Target, after_s: float = 0.0) -> _Readings | None:
-    """The counters of every pod; None where there are none, or one does not answer."""
+    """Return the counters of every pod; None without pods, or if one does not respond."""
     await asyncio.sleep(after_s)
     timeout = aiohttp.ClientTimeout(total=_READ_TIMEOUT_S)
     try:
@@ -214,7 +213,7 @@ async def _read_pod(session: aiohttp.ClientSession, url: str) -> _Reading:
 
 
 class _Engine(msgspec.Struct):
-    """Of a fake pod's page `/debug/engine`."""
+    """A fake pod's page `/debug/engine`."""
 
     num_gpu_loads: int
     num_disk_loads: int
@@ -228,7 +227,7 @@ async def _engine(session: aiohttp.ClientSession, url: str) -> _Engine:
 
 
 async def _settle(target: Target) -> None:
-    """Wait until nothing runs there any more, as far as that can be known."""
+    """Wait until the target is idle, as far as that is visible."""
     if not target.pods:
         await asyncio.sleep(STRANGER_SETTLE_S)
         return
@@ -240,18 +239,18 @@ async def _settle(target: Target) -> None:
                 engines = [await _engine(session, url) for url in target.pods.values()]
                 is_busy = any(engine.running or engine.waiting for engine in engines)
     except (aiohttp.ClientError, TimeoutError):
-        return  # what is wrong with it shows in the next run
+        return  # the next run reports the error
 
 
 # --- giving up --------------------------------------------------------------------------------
 
 
 def attainment_at_most(block: Block, records: Mapping[int, RequestRecord], now_s: float) -> float:
-    """What attainment can still be.
+    """Return the highest attainment that a block can still reach.
 
     Args:
-        block: What is being sent.
-        records: What is answered so far, by the request's place in the workload.
+        block: The block being sent.
+        records: Records so far, by the request's place in the workload.
         now_s: Seconds since the start.
     """
     counted = [
@@ -266,7 +265,7 @@ def attainment_at_most(block: Block, records: Mapping[int, RequestRecord], now_s
 
 
 def _is_missed(arrival: Arrival, record: RequestRecord | None, now_s: float, slo: Slo) -> bool:
-    if record is None:  # not sent yet, or under way: then when it should have ended
+    if record is None:  # not sent yet, or in flight: late if it should have ended
         longest_s = slo.ttft_s + slo.tpot_s * max(1, arrival.output_tokens - 1)
         return now_s - arrival.at_s > longest_s + MAX_UNSEEN_S
     return not slo.is_met(record)

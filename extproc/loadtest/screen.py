@@ -1,9 +1,10 @@
-"""What a load test prints."""
+"""The terminal output of a load test."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from statistics import fmean
 
 from rich.box import SIMPLE_HEAD
@@ -11,27 +12,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from extproc.loadtest.compare import (
-    Round,
-    Watch,
-    counted,
-    mean_of,
-    pairs_of,
-    ratio_of,
-)
+from extproc.loadtest.compare import Round, Watch, counted, mean_of, ratio_of
 from extproc.loadtest.figures import FIGURES, Figure
 from extproc.loadtest.report.words import error_words
 from extproc.loadtest.runs import BlockRun, added_words
 from extproc.workload.intervals import Interval
 
 MAX_ADDED_S = 0.03
-"""Gateway, network and client on a quiet machine add a third of that."""
+"""Three times the sum of gateway, network and client on a quiet machine."""
 _STAGE_WIDTH = 44
 
 
 @contextmanager
 def watching(console: Console, num_runs: int) -> Iterator[Watch]:
-    """A progress bar, and a line for each run."""
+    """Show a progress bar, and a line for each run."""
     columns = (
         TextColumn(f"{{task.description:<{_STAGE_WIDTH}}}", markup=False),
         BarColumn(),
@@ -55,22 +49,22 @@ def watching(console: Console, num_runs: int) -> Iterator[Watch]:
 
 
 def line_of(run: BlockRun) -> str:
-    """A run in one line."""
+    """Return a run as one line."""
     if run.result is None:
-        return f"{run.block.name}: {run.trouble or f'{run.label}: given up'}"
+        return f"{run.block.name}: {run.trouble or f'{run.label}: aborted'}"
     summary = run.result.summary
-    told = (
+    line = (
         f"{run.block.name}: {run.label}: served well {summary.attainment:.1%}, "
         f"TTFT {1e3 * summary.ttft_s.mean:.0f} ms (p99 {1e3 * summary.ttft_s.p99:.0f} ms)"
     )
-    told += f", {error_words(summary)}" if summary.errors else ""
+    line += f", {error_words(summary)}" if summary.errors else ""
     if run.added_s is not None and run.added_s > MAX_ADDED_S:
-        told += f"; {added_words(run.added_s)}"
-    return told + (f"; DOES NOT COUNT: {run.trouble}" if run.trouble else "")
+        line += f"; {added_words(run.added_s)}"
+    return line + (f"; DOES NOT COUNT: {run.trouble}" if run.trouble else "")
 
 
 def print_comparison(console: Console, labels: Sequence[str], rounds: Sequence[Round]) -> None:
-    """Each target's figures, then ratios of every two, then what does not count and why."""
+    """Print each target's figures, the ratios of every two, and the runs that do not count."""
     console.print(_figures_table(labels, rounds))
     if len(labels) > 1:
         console.print(_ratios_table(labels, rounds))
@@ -103,7 +97,7 @@ def _figures_table(labels: Sequence[str], rounds: Sequence[Round]) -> Table:
 def _ratios_table(labels: Sequence[str], rounds: Sequence[Round]) -> Table:
     table = Table(title="Paired ratios", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("")
-    pairs = pairs_of(labels)
+    pairs = list(combinations(labels, 2))
     for label, other in pairs:
         table.add_column(f"{label}\n/ {other}", justify="right")
     for figure in FIGURES.values():
@@ -113,7 +107,7 @@ def _ratios_table(labels: Sequence[str], rounds: Sequence[Round]) -> Table:
 
 
 def ratio_words(ratio: Interval | None) -> str:
-    """A ratio and its interval."""
+    """Return a ratio and its interval as text."""
     if ratio is None:
         return "-"
     if ratio.low is None or ratio.high is None:
@@ -123,12 +117,12 @@ def ratio_words(ratio: Interval | None) -> str:
 
 
 def short_head(figure: Figure) -> str:
-    """What a figure is called where it has no unit."""
+    """Return a figure's name without its unit."""
     return figure.head.partition(", ")[0].removeprefix("adapter ")
 
 
 def remarks(labels: Sequence[str], rounds: Sequence[Round]) -> list[str]:
-    """What does not count, and why."""
+    """Return the runs that do not count and the targets that were slowed down, with reasons."""
     told = [
         f"not counted: {run.block.name}: {run.trouble}"
         for round_ in rounds
@@ -147,8 +141,7 @@ def remarks(labels: Sequence[str], rounds: Sequence[Round]) -> list[str]:
             told.append(f"{label}: nothing was measured")
         elif added_s is not None and added_s > MAX_ADDED_S:
             told.append(
-                f"{label}: {added_words(added_s)}: the machine had other things to do, and ratios "
-                "are not what they would be"
+                f"{label}: {added_words(added_s)}: the machine was busy, which distorts the ratios"
             )
     return told
 

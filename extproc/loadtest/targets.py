@@ -42,17 +42,17 @@ _WARM_UP_TOKENS = 8
 
 
 class TargetError(Exception):
-    """A target cannot be used, or no longer; the message says which and why."""
+    """A target cannot be used, or not any more; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """A target as it is asked for.
+    """A target as given on the command line.
 
     Attributes:
         kind: One of `KINDS`.
         name: A policy with its arguments, one of `BALANCERS`, or a base URL.
-        label: What it is called in tables; unique among those that are compared.
+        label: The target's name in tables; unique among the targets compared.
     """
 
     kind: str
@@ -61,15 +61,15 @@ class TargetSpec:
 
     @property
     def text(self) -> str:
-        """What results call it."""
+        """The target's name in results."""
         return f"{self.kind}:{self.label if self.kind == 'url' else self.name}"
 
 
 def parse_target(text: str) -> TargetSpec:
-    """Read what was asked for.
+    """Parse a target.
 
     Raises:
-        TargetError: It is no target; what is allowed is said.
+        TargetError: It is not valid; the message says what is allowed.
     """
     kind, _, name = text.partition(":")
     if kind not in KINDS or not name:
@@ -92,10 +92,10 @@ def parse_target(text: str) -> TargetSpec:
 
 
 def parse_targets(texts: Sequence[str]) -> list[TargetSpec]:
-    """Read several.
+    """Parse several targets.
 
     Raises:
-        TargetError: One is none, or two have the same label.
+        TargetError: One is not valid, or two have the same label.
     """
     specs = [parse_target(text) for text in texts]
     labels = [spec.label for spec in specs]
@@ -117,16 +117,15 @@ def _check_policy(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something that answers.
+    """A target that is running.
 
     Attributes:
-        spec: What was asked for.
         url: Base URL without a trailing slash.
-        base_model: What requests without an adapter ask for.
-        admin: Base URL of its router's admin port, "" where none is known.
-        pods: Base URL of each fake pod by its name; empty where they are not known.
+        base_model: The model of requests without an adapter.
+        admin: Base URL of its router's admin port, "" if unknown.
+        pods: Base URL of each fake pod by its name; empty if unknown.
         headers: Sent with every request.
-        programs: Its processes by name; empty where they are not ours.
+        programs: Its processes by name; empty if it was not started here.
     """
 
     spec: TargetSpec
@@ -139,11 +138,11 @@ class Target:
 
     @property
     def label(self) -> str:
-        """What it is called."""
+        """The target's name in tables."""
         return self.spec.label
 
     async def died(self) -> str:
-        """Wait until one of its processes ends, and say which. Processes of others never do."""
+        """Wait until one of its processes ends, and return which; for ever if it has none."""
         waits = {
             asyncio.ensure_future(program.wait()): name for name, program in self.programs.items()
         }
@@ -157,7 +156,7 @@ class Target:
         return ", ".join(f"{waits[end]} ended with status {end.result()}" for end in done)
 
     def replay_settings(self, settings: FleetSettings) -> ReplaySettings:
-        """How requests are sent to it."""
+        """Return the settings of requests to it."""
         return ReplaySettings(
             self.url,
             RequestForm(base_model=self.base_model),
@@ -177,16 +176,16 @@ async def running_targets(
     adapters: Mapping[str, int],
     headers: Mapping[str, str],
 ) -> AsyncIterator[list[Target]]:
-    """All targets, up and warmed up in the same way.
+    """Start all targets, and warm them up in the same way.
 
     Args:
-        specs: Which.
-        settings: What fleets of our own are like.
+        specs: The targets.
+        settings: The fleet of targets that are started here.
         adapters: Rank of each of their adapters.
-        headers: For targets that are there already.
+        headers: Sent to targets that are running already.
 
     Raises:
-        TargetError: One does not come up, or does not answer.
+        TargetError: One does not start, or does not respond.
     """
     async with AsyncExitStack() as stack:
         targets = []
@@ -242,7 +241,7 @@ async def _start(
 
 
 async def _warm_up(target: Target, settings: FleetSettings, adapters: Sequence[str]) -> None:
-    """A few short requests: connections stand, code is loaded, and what cannot work shows."""
+    """Send a few short requests: they open connections, load code and reveal mistakes."""
     asked: list[str | None] = [None, *adapters[: _NUM_WARM_UP - 1]]
     arrivals = tuple(
         Arrival(_WARM_UP_GAP_S * number, model, _WARM_UP_TOKENS, _WARM_UP_TOKENS)
@@ -256,7 +255,7 @@ async def _warm_up(target: Target, settings: FleetSettings, adapters: Sequence[s
         raise TargetError(f"{target.label}: of {len(records)} requests to warm it up: {kinds}")
 
 
-# --- what is there already --------------------------------------------------------------------
+# --- running already --------------------------------------------------------------------
 
 
 async def listed_models(url: str, headers: Mapping[str, str]) -> tuple[str, list[str]]:

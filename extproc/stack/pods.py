@@ -12,13 +12,7 @@ from extproc.stack.processes import ChildProcess, free_port, get_page
 class FakePod(ChildProcess):
     """A fake vLLM pod on a port of 127.0.0.1 that stays the same over restarts.
 
-    Args:
-        name: What it is called.
-        config: A `PodConfig` of the laboratory, or a mapping of its fields.
-
-    Attributes:
-        address: `host:port`.
-        url: The same as a URL.
+    `config` is a `PodConfig` of the laboratory, or a mapping of its fields.
     """
 
     def __init__(self, name: str, config: object) -> None:
@@ -30,10 +24,10 @@ class FakePod(ChildProcess):
         self._config_path.write_bytes(msgspec.json.encode(config))
 
     async def start(self) -> None:
-        """Start, also again after its end; return once it listens.
+        """Start, also again after the end; return once the pod listens.
 
         Raises:
-            StackError: It ended or did not come up.
+            StackError: It ended or did not become ready.
         """
         command = [sys.executable, "-m", "extproc.sim.fakepod.pod"]
         self.spawn([*command, "--config", str(self._config_path), "--port", str(self._port)])

@@ -1,6 +1,6 @@
-"""Processes that end with the one that started them, whatever ends it.
+"""Child processes that end with their parent, however that ends.
 
-None of them belongs to an event loop: one that was started in a loop can be stopped in another.
+They are not bound to an event loop: a process that was started in one can be stopped in another.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import aiohttp
 
@@ -27,11 +27,10 @@ _POLL_S = 0.05
 _LOG_CHARS = 4000
 _PAGE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _PORTS = range(20_000, 32_000)
-"""Below those that Linux gives to outgoing connections: no client takes one of them before the
-process for which it was chosen listens."""
+"""Below Linux's ports of outgoing connections: no client gets one of them before its owner."""
 # prctl(2): the kernel ends this process when its parent is gone. Linux only: elsewhere a parent
-# that is killed with SIGKILL leaves its processes behind. A program of its own and no
-# `preexec_fn`: that would fork the parent, gRPC's threads and their fork handlers with it.
+# killed with SIGKILL leaves its children behind. A program instead of `preexec_fn`, which would
+# fork the parent with gRPC's threads and their fork handlers.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 parent, command = int(sys.argv[1]), sys.argv[2:]
@@ -42,61 +41,22 @@ if sys.platform == "linux":
         os._exit(1)
 os.execvp(command[0], command)
 """
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _T = TypeVar("_T")
 _given_ports: set[int] = set()
 
 
 class StackError(Exception):
-    """A process cannot be started, or does not come up; the message says which and why."""
-
-
-class SignalledError(Exception):
-    """A signal ended it, in order.
-
-    Attributes:
-        number: The signal's.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}")
-        self.number = number
-
-
-async def until_signalled(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run `work`; a signal ends it in order, and a second one does not end that.
-
-    Raises:
-        SignalledError: There was one.
-    """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    caught: list[int] = []
-
-    def on_signal(number: int) -> None:
-        if not caught:
-            caught.append(number)
-            task.cancel()
-
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal, number)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if not caught:
-            raise
-        raise SignalledError(caught[0]) from None
+    """A process cannot be started, or does not become ready; the message says which and why."""
 
 
 class ChildProcess:
-    """A process in a group and a folder of its own; its output goes to a file there.
+    """A process with its own group and folder; its output goes to a file there.
 
     Start it from a thread that outlives it: the kernel ends it with the thread.
 
     Attributes:
-        name: For messages.
-        dir: For its files; removed by `close`.
-        log_path: Its output.
+        dir: The folder; removed by `close`.
+        log_path: The output.
     """
 
     def __init__(self, name: str) -> None:
@@ -108,23 +68,23 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def returncode(self) -> int | None:
-        """Exit status; None while it runs, and before."""
+        """The exit status; None before the end."""
         return self._process.poll() if self._process else None
 
     @property
     def log(self) -> str:
-        """Its output so far; also after `close`."""
+        """The output so far; also after `close`."""
         if not self.log_path.exists():
             return self._closed_log
         return self.log_path.read_text(encoding="utf-8", errors="replace")
@@ -132,7 +92,7 @@ class ChildProcess:
     def spawn(
         self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> None:
-        """Start a program, also again after its end; the log is continued.
+        """Start a program, or start it again after its end; the log is continued.
 
         Raises:
             StackError: There is no such program.
@@ -146,8 +106,8 @@ class ChildProcess:
                     stderr=log,
                     env={**os.environ, **(env or {})},
                     cwd=cwd,
-                    # A group of its own: a Ctrl-C is for the parent, which then ends its children
-                    # in order. Not a session: Linux would give each its own share of the CPU
+                    # Its own group: a Ctrl-C reaches the parent only, which ends its children in
+                    # order. Not a session: Linux would give each its own share of the CPU
                     # (sched_autogroup).
                     process_group=0,
                 )
@@ -155,20 +115,20 @@ class ChildProcess:
                 raise StackError(f"{command[0]}: {error}") from error
 
     async def start(self) -> None:
-        """Start it, and return once it is ready.
+        """Start the process, and return once it is ready.
 
         Raises:
-            StackError: It cannot be started, or does not come up.
+            StackError: It cannot be started, or does not become ready.
         """
         raise NotImplementedError
 
     async def wait_until(
         self, check: Callable[[], Awaitable[_T]], within_s: float = START_TIMEOUT_S
     ) -> _T:
-        """Repeat `check` until it gives something true, and return that.
+        """Repeat `check` until it returns something true, and return that.
 
         Raises:
-            StackError: It ended first, or took longer; with the end of its log.
+            StackError: The process ended first, or took longer; with the end of its log.
         """
         why = f"not ready within {within_s:g} s"
         try:
@@ -183,15 +143,15 @@ class ChildProcess:
         raise StackError(f"{self.name}: {why}\n{self.log[-_LOG_CHARS:]}")
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the whole group, if it runs."""
+        """Send a signal to the whole group, if the process runs."""
         if self.is_running:
             os.killpg(self.pid, number)
 
     async def wait(self, within_s: float | None = None) -> int:
-        """Return the exit status once it has ended.
+        """Wait for the end of the process, and return the exit status.
 
         Raises:
-            TimeoutError: It has not ended by then.
+            TimeoutError: It has not ended in time.
         """
         assert self._process is not None
         async with asyncio.timeout(within_s):
@@ -200,7 +160,7 @@ class ChildProcess:
         return status
 
     async def stop(self, within_s: float = STOP_TIMEOUT_S) -> int:
-        """Ask it to end, kill it if it does not, and return the exit status."""
+        """Send SIGTERM, then SIGKILL if the process does not end, and return the exit status."""
         self.send(signal.SIGTERM)
         try:
             return await self.wait(within_s)
@@ -208,12 +168,12 @@ class ChildProcess:
             return await self.kill()
 
     async def kill(self) -> int:
-        """End it at once, and return the exit status."""
+        """Kill the process, and return the exit status."""
         self.send(signal.SIGKILL)
         return await self.wait()
 
     async def close(self) -> None:
-        """Kill it if it runs, and remove its files."""
+        """Kill the process if it runs, and remove its files."""
         if self.is_running:
             await self.kill()
         self._closed_log = self.log
@@ -232,7 +192,7 @@ class ChildProcess:
 
 
 def bound_to_us(command: Sequence[str]) -> list[str]:
-    """The same command, as one that ends with this process.
+    """Wrap a command so that it ends with this process.
 
     Raises:
         FileNotFoundError: There is no such program.
@@ -243,7 +203,7 @@ def bound_to_us(command: Sequence[str]) -> list[str]:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 on which nothing listens now; another one each time."""
+    """Return a TCP port of 127.0.0.1 on which nothing listens, a different one each time."""
     while True:
         port = _PORTS[secrets.randbelow(len(_PORTS))]
         with socket.socket() as probe:
@@ -257,7 +217,7 @@ def free_port() -> int:
 
 
 async def get_page(url: str) -> str | None:
-    """The page at `url`; None while there is no good answer."""
+    """Return the page at `url`; None without a response of status 200."""
     try:
         async with aiohttp.ClientSession(timeout=_PAGE_TIMEOUT) as http, http.get(url) as response:
             return await response.text() if response.status == 200 else None

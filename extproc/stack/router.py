@@ -16,14 +16,11 @@ class Router(ChildProcess):
     """`extproc serve`, on ports of 127.0.0.1 that stay the same over restarts.
 
     Args:
-        config: The configuration file's content; addresses are filled in.
-        address: Of the gRPC services, where others must know it beforehand.
-        folder: Where it is started; here by default.
+        config: The configuration; addresses are filled in.
+        address: `host:port` of the gRPC services; by default a free port.
+        folder: The working directory; by default this process's.
 
     Attributes:
-        address: `host:port` of the gRPC services.
-        admin_url: Of the admin port.
-        command: That it is started with.
         env: Added to the environment.
     """
 
@@ -52,7 +49,7 @@ class Router(ChildProcess):
         self._config_path.write_text(yaml.safe_dump(document), encoding="utf-8")
 
     async def start(self, *, within_s: float = START_TIMEOUT_S) -> None:
-        """Start, also again after its end; return once it is ready.
+        """Start, also again after the end; return once the router is ready.
 
         Raises:
             StackError: It ended or did not become ready.

@@ -1,4 +1,4 @@
-"""Fake pods, routers and an Envoy that belong together."""
+"""Fake pods, routers and an Envoy as one stack."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ class Stack:
     """Processes that are started one after another and ended together.
 
     Attributes:
-        children: Each of them by its name.
-        pods: Each fake pod by its name.
-        routers: Those over these pods.
-        url: Of the gateway, for clients; "" before there is one.
+        children: All processes by name.
+        pods: The fake pods by name.
+        url: The gateway's base URL; "" before there is one.
     """
 
     def __init__(self) -> None:
@@ -33,18 +32,18 @@ class Stack:
         """Start fake pods by their configurations.
 
         Raises:
-            StackError: One does not come up.
+            StackError: One does not become ready.
         """
         self.pods = {name: FakePod(name, config) for name, config in configs.items()}
         self.children |= self.pods
-        # All at once: most of their start is the interpreter's own.
+        # All at once: most of the time goes to starting the interpreter.
         await asyncio.gather(*(pod.start() for pod in self.pods.values()))
 
     async def start_router(self, config: Mapping[str, Any], name: str = "router") -> Router:
-        """Start a router over this stack's pods, unless `config` says how it finds others.
+        """Start a router for this stack's pods, unless `config` has another discovery.
 
         Raises:
-            StackError: It does not come up.
+            StackError: It does not become ready.
         """
         static = [{"address": pod.address, "name": pod.name} for pod in self.pods.values()]
         ours = {"discovery": {"static": static}, "server": {"drain_timeout_s": 1.0}}
@@ -57,10 +56,10 @@ class Stack:
     async def start_envoy(
         self, bootstrap: str, models: Collection[str], *, log_level: str = "warning"
     ) -> None:
-        """Start Envoy, and wait until it lists every model: then all have found each other.
+        """Start Envoy, and wait until it lists every model: then the whole chain works.
 
         Raises:
-            StackError: There is no Envoy, or it does not come up.
+            StackError: There is no Envoy, or it does not become ready.
         """
         envoy = Envoy(bootstrap, log_level=log_level)
         self.children["envoy"] = envoy
@@ -75,7 +74,7 @@ class Stack:
         await envoy.wait_until(lists_all)
 
     async def close(self) -> None:
-        """End all of them in order, and remove their files."""
+        """Stop all processes, and remove their files."""
         running = [child for child in self.children.values() if child.is_running]
         await asyncio.gather(*(child.stop() for child in running))
         for child in self.children.values():

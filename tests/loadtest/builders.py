@@ -56,7 +56,7 @@ def record(
     error: str = "",
     length_s: float = 0.1,
 ) -> RequestRecord:
-    """What became of a request of five tokens."""
+    """A record of a request of five tokens."""
     sent_s = at_s + delay_s
     first_s = None if ttft_s is None else sent_s + ttft_s
     return RequestRecord(

@@ -36,7 +36,7 @@ class Locust(ChildProcess):
 
     @property
     def records(self) -> list[RequestRecord]:
-        """What it wrote with `--records`."""
+        """The records that it wrote with `--records`."""
         return load_records(self.records_path)
 
     async def says(self, text: str) -> str:
@@ -84,7 +84,7 @@ async def run(url: str, tmp_path: Path, *arguments: str) -> tuple[int, str, list
 
 
 def totals(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """What must be the same however many processes sent it."""
+    """The totals that must not depend on the number of processes."""
     return {
         "indexes": sorted(record.index for record in records),
         "tokens": sum(record.num_tokens for record in records),
@@ -127,6 +127,6 @@ class Ui:
             return await response.json()
 
     async def data(self) -> dict[str, Any]:
-        """What our page shows."""
+        """The data of our page."""
         shown: dict[str, Any] = await self.get("/extproc/data")
         return shown

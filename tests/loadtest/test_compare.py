@@ -19,7 +19,6 @@ from extproc.loadtest.compare import (
     counted,
     fitted,
     mean_of,
-    pairs_of,
     ratio_of,
 )
 from extproc.loadtest.figures import FIGURES
@@ -71,7 +70,7 @@ def test_what_all_blocks_have_in_common_cancels_out() -> None:
     assert ratio.low > 1.09
 
 
-def test_a_block_in_which_the_generator_lagged_counts_for_nobody() -> None:
+def test_a_block_in_which_the_generator_lagged_counts_for_no_target() -> None:
     rounds: list[Round] = [
         [run("a", ttft_s=0.1), run("b", ttft_s=0.1)],
         [run("a", ttft_s=0.1), run("b", ttft_s=9.0, delay_s=0.1)],
@@ -113,10 +112,6 @@ def test_there_is_no_ratio_of_what_is_not_known_or_nothing() -> None:
     assert ratio_of(rounds, "a", "b", LOADS) is None
     assert ratio_of(rounds, "a", "c", LOADS) is None
     assert ratio_of(rounds, "a", "nobody", TTFT) is None
-
-
-def test_every_two_targets_are_compared_once() -> None:
-    assert pairs_of(["a", "b", "c"]) == [("a", "b"), ("a", "c"), ("b", "c")]
 
 
 def test_figures_and_ratios_are_printed_with_their_units() -> None:
@@ -245,7 +240,7 @@ async def test_who_is_gone_gets_no_more_turns_and_is_not_started_again(
     assert [len(round_) for round_ in rounds] == [2, 2, 1, 1]
 
 
-async def test_it_ends_when_nobody_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_ends_when_no_target_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = FakeFleet(monkeypatch, lambda *_: "dies")
 
     rounds = await fleet.rounds("ab", [block(), block(seed=2)])
@@ -265,7 +260,7 @@ async def test_a_block_in_which_the_generator_lagged_is_sent_again_to_all(
     assert len(counted(rounds)) == 2
 
 
-async def test_a_block_is_repeated_as_often_as_asked_for_and_then_it_ends(
+async def test_a_disturbed_block_is_repeated_and_then_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fleet = FakeFleet(monkeypatch, lambda label, _: "lags" if label == "a" else "ok")

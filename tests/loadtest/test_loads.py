@@ -137,7 +137,7 @@ def test_a_load_is_found_by_suite_scenario_workload_or_file(
         ("quick/nosuch", "no scenario nosuch: zipf-60"),
     ],
 )
-def test_what_is_not_there_is_said(name: str, message: str) -> None:
+def test_an_unknown_name_is_an_error(name: str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         find_load(name).block(rate_rps=1, num_requests=10, seed=1)
 

@@ -35,7 +35,7 @@ async def test_a_workload_is_sent_judged_and_written_down(pod: RunningPod, tmp_p
         pod.url,
         tmp_path,
         *SMALL,
-        *("--by", "adapter", "--result", str(tmp_path / "result.json")),
+        *("--result", str(tmp_path / "result.json")),
     )
 
     assert status == 0, log
@@ -51,18 +51,17 @@ async def test_a_workload_is_sent_judged_and_written_down(pod: RunningPod, tmp_p
 async def test_locust_s_table_has_our_rows_and_counts_only_requests(
     pod: RunningPod, tmp_path: Path
 ) -> None:
-    _, log, records = await run(pod.url, tmp_path, *SMALL, "--by", "adapter")
+    _, log, records = await run(pod.url, tmp_path, *SMALL)
 
     counts: dict[str, list[int]] = {}
     for line in log.splitlines():
         words = line.split()
         if line.startswith(("POST", "TTFT", "inter-token", "schedule delay", "   ")):
             found = [int(word) for word in words if word.isdigit()]
-            counts.setdefault(" ".join(words[: 3 if "adapter" in line else 2]), found[:1])
+            counts.setdefault(" ".join(words[:2]), found[:1])
     num = [len(records)]
     assert counts["POST /v1/completions"] == counts["TTFT /v1/completions"] == num
     assert counts["schedule delay"] == num
-    assert counts["POST adapter a"] == [sum(record.adapter == "a" for record in records)]
     aggregated = next(line for line in log.splitlines() if line.split()[:1] == ["Aggregated"])
     assert int(aggregated.split()[1]) == len(records)
 
@@ -124,7 +123,7 @@ async def test_a_closed_loop_has_as_many_requests_under_way_as_users(
     assert _most_at_a_time(records) == 3
 
 
-async def test_a_test_that_is_stopped_says_what_was_cut_and_what_never_sent(
+async def test_a_stopped_test_counts_cut_and_unsent_requests(
     tmp_path: Path,
 ) -> None:
     slow = await start_pod(PodConfig(adapters=["a"], profile=H100_8B, time_scale=0.01))
@@ -147,7 +146,7 @@ async def test_a_test_that_is_stopped_says_what_was_cut_and_what_never_sent(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-async def test_what_cannot_begin_ends_at_once_with_one_line(
+async def test_a_test_that_cannot_begin_ends_at_once_with_one_line(
     pod: RunningPod, tmp_path: Path, num_workers: int
 ) -> None:
     workers = with_workers(num_workers) if num_workers else []

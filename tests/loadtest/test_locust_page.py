@@ -212,7 +212,7 @@ async def test_the_page_shows_a_running_test(
     assert (tmp_path / "page.png").stat().st_size > 10_000
     for name in (
         "requests sent",
-        "under way",
+        "in flight",
         "met the SLO",
         "failed",
     ):
@@ -234,7 +234,7 @@ async def test_without_a_router_the_page_counts_answers_by_pod(
 
         assert page.problems == []
 
-    assert "--router-admin: no connection to 127.0.0.1:1" in words
+    assert "--router-admin: http://127.0.0.1:1/debug/snapshot: Cannot connect" in words
     assert all(name in heat for name in ("pod-1", "legal"))
 
 

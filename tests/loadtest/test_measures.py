@@ -93,7 +93,7 @@ def test_groups_add_up_to_the_whole(run: list[RequestRecord]) -> None:
 
 
 @given(runs(), st.randoms(use_true_random=False))
-def test_what_two_generators_recorded_is_the_whole_in_whatever_order_it_comes(
+def test_the_order_of_records_of_several_generators_does_not_matter(
     run: list[RequestRecord], rng: Random
 ) -> None:
     one = [record for record in run if rng.random() < 0.5]
@@ -150,7 +150,7 @@ def test_measures_are_the_laboratorys(run: list[RequestRecord]) -> None:
 
 
 @given(runs())
-def test_an_answer_that_never_came_is_a_miss_and_satisfies_nobody(
+def test_a_missing_response_is_a_miss_without_satisfaction(
     run: list[RequestRecord],
 ) -> None:
     summary = summarize_records(run, slo=SLO)
@@ -170,7 +170,7 @@ def test_percentiles_are_values_that_were_measured(values: list[float]) -> None:
     assert min(values) <= result.mean * (1 + 1e-12) + 1e-12
 
 
-def test_nothing_measured_is_nought() -> None:
+def test_figures_without_values_are_0() -> None:
     summary = summarize_records(
         [finished(first_token_s=None, gaps_s=(), num_tokens=0, error="connect")], slo=SLO
     )
@@ -209,7 +209,7 @@ def test_an_answer_that_ends_early_is_measured_by_the_tokens_it_has() -> None:
 
 
 @pytest.mark.parametrize(("delay_s", "has_lagged"), [(0.004, False), (0.006, True)])
-def test_a_generator_that_lagged_says_so(delay_s: float, has_lagged: bool) -> None:
+def test_a_lagging_generator_is_reported(delay_s: float, has_lagged: bool) -> None:
     run = [finished(n, sent_s=n + delay_s, first_token_s=n + 0.1) for n in range(3)]
 
     summary = summarize_records(run, slo=SLO)

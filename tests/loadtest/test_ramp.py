@@ -50,11 +50,11 @@ def test_the_search_is_the_laboratorys_step_by_step(
         ({4.0: 1.0, 5.0: 0.8}, "4.50 requests/s (4.00 passed, 5.00 did not)"),
     ],
 )
-def test_what_was_found_is_said_in_words(points: dict[float, float], words: str) -> None:
+def test_the_conclusion_is_one_line(points: dict[float, float], words: str) -> None:
     assert words in conclusion(Ramp(0.9, points))
 
 
-def test_steps_are_told_with_what_they_saw() -> None:
+def test_a_step_is_one_line_with_its_figures() -> None:
     assert step_words(Step(4.0, 0.7, 0.9, None)) == "missed     4.00/s  at most 70.0%: aborted"
     assert "ok         4.00/s  95.0% of 4 requests, TTFT p50 100 ms" in step_words(
         Step(4.0, 0.95, 0.9, run())
@@ -62,7 +62,7 @@ def test_steps_are_told_with_what_they_saw() -> None:
     assert "missed" in step_words(Step(4.0, 0.5, 0.9, BlockRun("x", run().block)))
 
 
-def test_a_step_is_as_long_as_asked_for_but_never_too_few_requests() -> None:
+def test_a_step_has_its_length_and_a_least_number_of_requests() -> None:
     plan = RampPlan(find_load("quick"), seconds=10)
 
     assert len(plan.block(20).workload.arrivals) == pytest.approx(200, rel=0.3)

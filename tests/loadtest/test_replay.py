@@ -110,7 +110,7 @@ async def test_an_answer_that_is_an_error_has_its_status() -> None:
     assert (one.error, one.status, one.num_tokens) == ("http_404", 404, 0)
 
 
-async def test_a_client_without_a_first_token_leaves_and_the_pod_hears_of_it() -> None:
+async def test_a_client_without_a_first_token_leaves_and_the_pod_aborts_the_request() -> None:
     profile = replace(INSTANT, step_s=0.05, step_per_prefill_token_s=1.0)
     pod = await start_pod(PodConfig(adapters=["a"], profile=profile))
     try:

@@ -152,7 +152,7 @@ def test_envoys_own_balancer_knows_every_pod_and_no_router(balancer: str) -> Non
     ] == [1, 2]
 
 
-async def test_an_endpoint_says_what_it_serves() -> None:
+async def test_an_endpoint_lists_its_models() -> None:
     pod = await start_pod(PodConfig(base_model="llama", adapters=["a", "b"]))
     try:
         assert await listed_models(pod.url, {}) == ("llama", ["a", "b"])
@@ -163,7 +163,7 @@ async def test_an_endpoint_says_what_it_serves() -> None:
     assert (target.label, target.base_model, target.spec.text) == ("mine", "llama", "url:mine")
 
 
-async def test_an_endpoint_with_a_key_is_asked_with_it() -> None:
+async def test_models_are_listed_with_the_key() -> None:
     pod = await start_pod(PodConfig(adapters=["a"], api_key="secret"))
     try:
         with pytest.raises(TargetError, match="401"):
@@ -181,7 +181,7 @@ async def test_an_endpoint_without_adapters_stands_for_them_by_its_models() -> N
         await pod.stop()
 
 
-async def test_an_endpoint_that_is_not_there_is_named() -> None:
+async def test_a_missing_endpoint_is_named() -> None:
     pod = await start_pod(PodConfig())
     await pod.stop()
 

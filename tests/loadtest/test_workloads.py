@@ -100,7 +100,7 @@ def test_the_number_of_adapters_can_be_another(name: str) -> None:
         ("arena", {"num_adapters": 3}, "arena: the number of adapters"),
     ],
 )
-def test_what_cannot_be_made_is_said_in_one_line(
+def test_an_impossible_workload_is_an_error_of_one_line(
     name: str, changes: dict[str, float], says: str
 ) -> None:
     with pytest.raises(WorkloadError) as caught:
@@ -111,7 +111,7 @@ def test_what_cannot_be_made_is_said_in_one_line(
 
 
 @pytest.mark.parametrize("text", ["", "hello", '{"format": "other"}', '{"a": 1}\n[1, 2]'])
-def test_a_file_that_is_no_workload_is_said_so(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_workload_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "file"
     path.write_text(text)
 
@@ -156,6 +156,6 @@ def test_names_that_are_listed_stay() -> None:
     assert renamed(workload, ["other", *sorted(workload.adapters, reverse=True)]) is workload
 
 
-def test_nothing_listed_is_said_so() -> None:
+def test_an_empty_list_of_names_is_an_error() -> None:
     with pytest.raises(WorkloadError, match="lists nothing"):
         renamed(small("zipf"), [])

@@ -13,7 +13,8 @@ from rich.live import Live
 from extproc.commands.demo import screen
 from extproc.commands.demo.fleet import ADAPTERS, NUM_PODS, start
 from extproc.commands.demo.traffic import Results, make_workload, send_all
-from extproc.stack.processes import SignalledError, StackError, until_signalled
+from extproc.stack.processes import StackError
+from extproc.stack.signals import SignalledError, until_signalled
 from extproc.stack.stack import Stack
 from extproc.workload.requests import Workload
 

@@ -1,1 +1,1 @@
-"""What runs inside locust: the plan, the senders, the figures of a running test."""
+"""Load tests inside locust: the plan, the workers, the figures of a running test."""

@@ -1,4 +1,4 @@
-"""The records of a whole test, from however many processes, and which of them are missing."""
+"""The records of a whole test, collected from its processes, and those that are missing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from extproc.workload.exchange import RequestRecord
 
 
 class News(msgspec.Struct, array_like=True):
-    """What one process says, as often as it does.
+    """One process's news since its last ones; times as in records.
 
     Attributes:
-        records: Of the requests that are over since the last time.
-        begun_s: When requests were sent since the last time; times as in records.
-        firsts_s: When requests were sent that have had their first text since the last time.
-        is_final: There is no more to come.
+        records: Of requests that ended.
+        begun_s: Times of requests that were sent.
+        firsts_s: Times of sending of requests that got their first token.
+        is_final: These are the process's last news.
     """
 
     records: list[RequestRecord]
@@ -38,15 +38,14 @@ class _Share:
 
 
 class Collecting:
-    """What has come of a test so far.
+    """A test's records so far.
 
     Args:
         plan: The test.
-        sizes: How many requests each of its processes sends.
+        sizes: The number of requests of each of its processes.
 
     Attributes:
-        plan: The same.
-        records: In the order in which they came.
+        records: In the order of their arrival.
         figures: The same records, for the page.
     """
 
@@ -57,7 +56,7 @@ class Collecting:
         self._shares = [_Share(*pair) for pair in zip(plan.workers, sizes, strict=True)]
 
     def take(self, worker: str, news: News) -> None:
-        """Take what one process says."""
+        """Add one process's news."""
         share = next((each for each in self._shares if each.worker == worker), None)
         if share is None or share.is_final:
             return
@@ -73,25 +72,25 @@ class Collecting:
 
     @property
     def num_requests(self) -> int:
-        """Requests of the whole workload."""
+        """The number of requests of the whole workload."""
         return sum(share.num_requests for share in self._shares)
 
     def missing(self, alive: Collection[str]) -> list[str]:
-        """Processes that are gone and have not said what became of all their requests."""
+        """Return the processes that are gone without having accounted for all their requests."""
         return [s.worker for s in self._shares if not s.is_final and s.worker not in alive]
 
     def unfinished(self, alive: Collection[str]) -> list[str]:
-        """Processes from which more is to come."""
+        """Return the processes of which more news are expected."""
         return [s.worker for s in self._shares if not s.is_final and s.worker in alive]
 
     def words(self) -> list[str]:
-        """What does not add up to a whole test, a line for each reason."""
+        """Return why the test is not whole, a line for each reason."""
         lines = []
         num_cut = sum(record.error == STOPPED for record in self.records)
         num_unsent = sum(s.num_requests - s.num_records for s in self._shares if s.is_final)
         if num_cut or num_unsent:
             lines.append(
-                f"stopped in the middle: {num_cut} requests under way were cut, "
+                f"stopped in the middle: {num_cut} requests in flight were cut, "
                 f"{num_unsent} were never sent"
             )
         for share in self._shares:
@@ -105,5 +104,5 @@ class Collecting:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every process said what became of its requests."""
+        """Whether every process accounted for its requests."""
         return all(share.is_final for share in self._shares)

@@ -1,4 +1,4 @@
-"""What is said and written when a test with locust is over."""
+"""The output and the files at the end of a test with locust."""
 
 from __future__ import annotations
 
@@ -31,15 +31,9 @@ _log = logging.getLogger(__name__)
 def conclude(
     collecting: Collecting, environment: Environment, wall_clock: Callable[[], float]
 ) -> LoadSummary | None:
-    """Write the files that were asked for, and decide how the process ends.
+    """Write the files, set the process's exit code, and return the summary.
 
-    Args:
-        collecting: All records of the test.
-        environment: Locust's.
-        wall_clock: Seconds of the epoch.
-
-    Returns:
-        The test in numbers, None if nothing was sent.
+    None if nothing was sent.
     """
     options = options_of(environment)
     if not collecting.is_whole:
@@ -58,7 +52,7 @@ def conclude(
 
 
 def show(collecting: Collecting, summary: LoadSummary | None, console: Console) -> None:
-    """Print the test: what was measured, whether the generator kept up, what is missing."""
+    """Print the summary, whether the generator kept up, and what is missing."""
     if summary is None:
         console.print("no request was sent")
     else:

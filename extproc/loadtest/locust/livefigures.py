@@ -1,7 +1,7 @@
-"""A running test in numbers that are cheap to keep and to ask for: what the page shows.
+"""The figures of a running test for the page.
 
-Time is divided into bins; when there are too many, two become one. Asking costs the same after an
-hour as after a minute, because the process that is asked may be the one that sends.
+Time is divided into bins; when there are too many, two become one. So a description costs the
+same after an hour as after a minute: the process may be the one that sends.
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ from extproc.workload.judge import Slo
 
 MAX_BINS = 120
 _COUNTS = ("sent", "told", "over", "met", "errors")
-"""Requests by when they were sent. Those that are told have a first token, or are over without."""
+"""Requests by the time of sending. `told`: with a first token, or ended without one."""
 
 
 class LiveFigures:
-    """Takes records, and tells the page what they amount to.
-
-    Args:
-        slo: The objective of a request.
-    """
+    """Counts requests by the time of sending; `slo` is their objective."""
 
     def __init__(self, slo: Slo) -> None:
         self._slo = slo
@@ -34,15 +30,15 @@ class LiveFigures:
         self._served: Counter[tuple[str, str]] = Counter()
 
     def begin(self, sent_s: float) -> None:
-        """Count a request that is sent."""
+        """Record that a request was sent."""
         self._count(sent_s, {"sent": 1})
 
     def take_first(self, sent_s: float) -> None:
-        """Count the first token of a request."""
+        """Record a request's first token, by the time of its sending."""
         self._count(sent_s, {"told": 1})
 
     def take(self, record: RequestRecord) -> None:
-        """Count one request that is over."""
+        """Record a request that ended."""
         counts = {
             "told": int(record.ttft_s is None),
             "over": 1,
@@ -56,7 +52,7 @@ class LiveFigures:
             self._served[record.adapter or "(base model)", record.served_by] += 1
 
     def describe(self) -> dict[str, Any]:
-        """Everything, as plain values; times in ms."""
+        """Return all figures as plain values; times in ms."""
         return {
             "bin_s": self._bin_s,
             "slo_ttft_ms": self._slo.ttft_s * 1000,

@@ -15,7 +15,7 @@ import msgspec
 
 from extproc.loadtest.blocks import PlanError
 from extproc.loadtest.listing import Listing, ListingError, base_url, fetch_listing
-from extproc.loadtest.locust.threads import in_thread
+from extproc.loadtest.locust.threads import InThread
 from extproc.loadtest.replay import ReplaySettings
 from extproc.loadtest.workloads import NAMES, WorkloadError, make, renamed
 from extproc.workload.exchange import CHAT, COMPLETIONS, RequestForm
@@ -26,8 +26,6 @@ if TYPE_CHECKING:  # locust replaces half of the standard library when it is imp
     from locust.argument_parser import LocustArgumentParser
     from locust.env import Environment
 
-By = Literal["adapter", "tenant", "none"]
-
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One test.
@@ -37,23 +35,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         api_key: Bearer token, "" for none.
         workload: Name or path.
         rate_rps: Requests per second; 0 for the workload's own.
-        num_requests: About how many; 0 for the workload's own.
-        seed: For everything random.
+        num_requests: Approximate number; 0 for the workload's own.
         num_adapters: 0 for the workload's own.
-        listed: What stands for the workload's adapters; None to leave their names.
-        base_model: What requests without an adapter ask for.
-        api: `completions` or `chat`.
-        ignore_eos: Ask for answers as long as the workload says.
-        timeout_s: Longest time for a whole answer.
-        patience_s: Longest time for the first text; 0 for as long as the whole.
-        mode: Open loop or closed loop.
-        think_s: Of the closed loop's users, mean.
-        by: What has rows of its own in locust's table.
+        listed: Names that replace the workload's adapters; None to keep those.
+        base_model: The model of requests without an adapter.
+        ignore_eos: Request responses of the workload's lengths.
+        timeout_s: Longest time for a whole response.
+        patience_s: Longest time for the first token; 0 for `timeout_s`.
+        think_s: Mean time between a response and a closed loop's next request.
         slo_ttft_s: Longest time to the first token.
         slo_tpot_s: Longest mean time per token after it.
         workers: Ids of the processes that send, each with its share.
-        starts_at_s: Wall clock's time at which the workload begins, seconds of the epoch.
-        run: Tells this test from others.
+        starts_at_s: Begin of the workload by the wall clock, seconds of the epoch.
+        run: Distinguishes this test from others.
     """
 
     url: str
@@ -71,7 +65,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     patience_s: float
     mode: Literal["open", "closed"]
     think_s: float
-    by: By
     slo_ttft_s: float
     slo_tpot_s: float
     workers: tuple[str, ...]
@@ -101,7 +94,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return ReplaySettings(self.url, self.form, self.headers, self.timeout_s, patience_s)
 
     def make_workload(self) -> Workload:
-        """The whole workload.
+        """Return the whole workload.
 
         Raises:
             PlanError: There is no such workload.
@@ -119,39 +112,38 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise PlanError(str(error)) from error
 
     def share(self, workload: Workload, place: int) -> Iterator[tuple[int, Arrival]]:
-        """What the process at this place in `workers` sends: every so manyth request."""
+        """Return the share of a process by its place in `workers`: every n-th request of n."""
         step, arrivals = len(self.workers), workload.arrivals
         return ((index, arrivals[index]) for index in range(place, len(arrivals), step))
 
     def share_sizes(self, workload: Workload) -> list[int]:
-        """How many requests each process sends."""
+        """Return the number of requests of each process."""
         num = len(workload.arrivals)
         return [len(range(place, num, len(self.workers))) for place in range(len(self.workers))]
 
 
 def add_options(parser: LocustArgumentParser) -> None:
-    """Add a test's options to locust's, which also shows them in its web UI.
+    """Add a test's options to locust's.
 
-    Defaults are of the option's type, because the web UI converts by it.
+    Defaults have the option's type: the web UI converts by it.
     """
     add = parser.add_argument
     text = f"{', '.join(NAMES)}, SUITE/SCENARIO, or a saved workload's path"
     add("--workload", default="zipf", help=text)
     add("--rate", type=float, default=0.0, help="requests per second; 0: the workload's own")
-    add("--requests", type=int, default=0, help="about how many; 0: the workload's own")
+    add("--requests", type=int, default=0, help="approximate number; 0: the workload's own")
     add("--seed", type=int, default=1, help="another seed, other requests")
     add("--adapters", type=int, default=0, help="number of adapters; 0: the workload's own")
     text = "map adapters by popularity onto those in /v1/models, or leave their names"
     add("--adapter-names", choices=("listed", "as-is"), default="listed", help=text)
     add("--api", choices=("completions", "chat"), default="completions", help="which API")
     add("--model", default="", help="for requests without an adapter; empty: the base listed first")
-    add("--ignore-eos", action="store_true", help="answers as long as the workload says (vLLM)")
+    add("--ignore-eos", action="store_true", help="responses of the workload's lengths (vLLM)")
     add("--api-key", default="", env_var="LOADTEST_API_KEY", is_secret=True, help="bearer token")
     add("--patience", type=float, default=0.0, help="s to wait for the first token; 0: --timeout")
-    add("--timeout", type=float, default=120.0, help="s to wait for a whole answer")
+    add("--timeout", type=float, default=120.0, help="s to wait for a whole response")
     add("--mode", choices=("open", "closed"), default="open", help="open or closed loop")
     add("--think-s", type=float, default=1.0, help="closed loop: mean s between two questions")
-    add("--by", choices=("adapter", "tenant", "none"), default="none", help="rows in the table")
     add("--slo-ttft", type=float, default=0.5, help="longest s to the first token")
     add("--slo-tpot", type=float, default=0.05, help="longest mean s per token after it")
     add("--router-admin", default="", help="URL of the router's admin port, for the heatmap")
@@ -161,7 +153,7 @@ def add_options(parser: LocustArgumentParser) -> None:
 
 
 def options_of(environment: Environment) -> Namespace:
-    """Locust's options and ours; from a locustfile there always are some."""
+    """Return locust's options and ours."""
     options: Namespace | None = environment.parsed_options
     assert options is not None
     return options
@@ -205,6 +197,6 @@ def _plan_of(options: Namespace, url: str, workers: Sequence[str], run: str) -> 
 
 def _listed(plan: Plan) -> Listing:
     try:
-        return in_thread(lambda: fetch_listing(plan.url, plan.headers)).get()
+        return InThread(lambda: fetch_listing(plan.url, plan.headers)).wait()
     except ListingError as error:
         raise PlanError(f"the endpoint does not list its models: {error}") from error

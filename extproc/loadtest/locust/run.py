@@ -1,14 +1,14 @@
-"""A load test inside locust: when it begins and ends, who sends what, and what is said of it.
+"""A load test inside locust: its begin and end, and the exchange between its processes.
 
-One process collects: locust's only one, or its master. It makes the plan when a test starts, hands
-it to the workers with locust's own start message, and ends the test when all requests are accounted
-for. One or more processes send: the only one, or the workers. Workers' records go to the master in
-locust's own reports, of which there are more here: every second, and one when nothing is left, so
-that the master has everything, locust's table included, before it ends the test.
+One process collects: locust's only one, or its master. It makes the plan when a test starts,
+sends it to the workers with locust's own start message, and ends the test when all requests are
+accounted for. One or more processes send: the only one, or the workers. Workers' records go to the
+master in locust's own reports, which are sent every second and once when nothing is left, so that
+the master has everything, locust's table included, before it ends the test.
 
-All of them begin at one moment of the wall clock, which the master gives. So the requests of
-workers on several machines are as far out of step as their clocks are; a worker that hears of the
-test too late shows in its schedule delay.
+All processes begin at one moment of the wall clock, set by the master. The requests of workers
+on several machines are as far out of step as the machines' clocks; a worker that gets the plan too
+late shows this in its schedule delay.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from extproc.loadtest.measures import LoadSummary
 from extproc.workload.requests import Workload
 
 LEAD_S = 0.3
-"""From the plan to the beginning: time for the first requests to be written."""
+"""From the plan to the begin: time for the senders to start."""
 WORKER_LEAD_S = 1.0
-"""With workers also for the start messages, beside the time that making the workload takes."""
+"""The same with workers, without the time for making the workload."""
 REPORT_S = 1.0
 WATCH_S = 0.1
 FINAL_WAIT_S = 10.0
-"""Longest time for the workers' last records."""
+"""Longest wait for the workers' last records."""
 _REPORT, _STOP = "extproc", "extproc_stop"
 
 _log = logging.getLogger(__name__)
 
 
 class LoadTest:
-    """Everything that locust calls, for one locustfile.
+    """The listeners of locust's events, for one locustfile.
 
     Args:
         events: Locust's.
@@ -85,12 +85,12 @@ class LoadTest:
         events.test_stop.add_listener(self._on_test_stop)
         events.quit.add_listener(self._on_quit)
 
-    # --- what locust calls ------------------------------------------------------------------
+    # --- locust's events ------------------------------------------------------------------
 
     def _on_init(self, environment: Environment, runner: Runner, web_ui: Any, **_: Any) -> None:
         self._environment = environment
-        # Before locust's own listener tells the master that this worker is gone: they are called
-        # in the opposite order.
+        # Runs before locust's own listener, which reports to the master that this worker is gone:
+        # listeners are called in the opposite order.
         environment.events.quitting.add_listener(self._on_test_stop)
         if isinstance(runner, MasterRunner):
             environment.events.worker_report.add_listener(self._on_worker_report)
@@ -144,7 +144,7 @@ class LoadTest:
         if self._collecting is not None and options_of(self._environment).headless:
             show(self._collecting, self._summary, Console())
 
-    # --- the one that collects --------------------------------------------------------------
+    # --- collecting --------------------------------------------------------------
 
     def _begin_collecting(self, runner: Runner) -> None:
         begun_s = self._clock()
@@ -174,11 +174,11 @@ class LoadTest:
         gevent.spawn(self._watch, runner, self._collecting)
 
     def _watch(self, runner: Runner, collecting: Collecting) -> None:
-        told: set[str] = set()
+        reported: set[str] = set()
         while not self._is_concluded and self._collecting is collecting:
             alive = _alive(runner)
-            for worker in set(collecting.missing(alive)) - told:
-                told.add(worker)
+            for worker in set(collecting.missing(alive)) - reported:
+                reported.add(worker)
                 _log.error("worker %s is gone; the others go on", worker)
             if not collecting.unfinished(alive):
                 self._end()
@@ -199,12 +199,12 @@ class LoadTest:
             return
         collecting.take(client_id, msgspec.msgpack.decode(report["news"], type=News))
 
-    # --- those that send --------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------
 
     def _begin_sending(self, runner: Runner, plan: Plan) -> None:
         self._stop_sending()
         self._sending = None
-        if _id(runner) in plan.workers:  # else it came when the work was divided already
+        if _id(runner) in plan.workers:  # else it joined after the work was divided
             begun_s = self._clock() + plan.starts_at_s - self._wall_clock()
             self._sending = Sending(
                 plan,
@@ -217,7 +217,7 @@ class LoadTest:
             )
 
     def _hand_over(self) -> None:
-        """Bring what there is to the one that collects."""
+        """Send news to the process that collects."""
         runner = _runner(self._environment)
         if isinstance(runner, WorkerRunner):
             data: dict[str, Any] = {}
@@ -234,7 +234,7 @@ class LoadTest:
             }
 
     def _end(self) -> None:
-        """End locust, or only the test where the web UI can start another."""
+        """End locust, or with the web UI the test only: the UI can start another."""
         runner = _runner(self._environment)
         ends_s = self._clock() + FINAL_WAIT_S
         while runner.state not in (STATE_SPAWNING, STATE_RUNNING) and self._clock() < ends_s:
@@ -282,7 +282,7 @@ def _id(runner: Runner) -> str:
 
 
 def _senders(runner: Runner) -> list[str]:
-    """Those among whom the work is divided, in the order of their numbers."""
+    """Return the ids of the processes that share the work, in the order of their numbers."""
     if not isinstance(runner, MasterRunner):
         return [_id(runner)]
     clients = runner.clients

@@ -8,32 +8,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import gevent
 import uvloop
 
 _T = TypeVar("_T")
-_T_co = TypeVar("_T_co", covariant=True)
 
 
-class Result(Protocol[_T_co]):
-    """The result of a coroutine in its thread."""
+class InThread(Generic[_T]):
+    """Runs a coroutine in a thread, from now on."""
 
-    def ready(self) -> bool:
-        """Whether it has ended."""
-        ...
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> None:
+        self._work = work
+        self._values: list[_T] = []
+        self._ended = gevent.get_hub().threadpool.spawn(self._run)
 
-    def get(self) -> _T_co:
-        """Wait for it, while other greenlets run, and return its result or raise its exception."""
-        ...
+    @property
+    def has_ended(self) -> bool:
+        """Whether the coroutine has ended."""
+        return bool(self._ended.ready())
 
+    def wait(self) -> _T:
+        """Wait until it ends, while other greenlets run; return its result or raise its error."""
+        error = self._ended.get()
+        if error is not None:
+            raise error
+        return self._values[0]
 
-def in_thread(work: Callable[[], Coroutine[Any, Any, _T]]) -> Result[_T]:
-    """Start a coroutine in a thread."""
-
-    def run() -> _T:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(work())
-
-    return cast("Result[_T]", gevent.get_hub().threadpool.spawn(run))
+    def _run(self) -> Exception | None:
+        """Return the error: gevent would print one that is raised here."""
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                self._values.append(runner.run(self._work()))
+        except Exception as error:
+            return error
+        return None

@@ -15,7 +15,7 @@ from flask import Response, request
 
 from extproc.loadtest.listing import ListingError, fetch_json
 from extproc.loadtest.locust.plan import options_of
-from extproc.loadtest.locust.threads import in_thread
+from extproc.loadtest.locust.threads import InThread
 
 if TYPE_CHECKING:
     from locust.env import Environment
@@ -97,8 +97,8 @@ class _Snapshot(msgspec.Struct):
 
 
 def _query(url: str) -> dict[str, Any]:
-    fetched = in_thread(lambda: fetch_json(url, _Snapshot, {}, ROUTER_TIMEOUT_S))
+    fetched = InThread(lambda: fetch_json(url, _Snapshot, {}, ROUTER_TIMEOUT_S))
     try:
-        return {"endpoints": fetched.get().endpoints}
+        return {"endpoints": fetched.wait().endpoints}
     except ListingError as error:
         return {"problem": f"--router-admin: {error}"}

@@ -18,7 +18,7 @@ from extproc.loadtest.locust.closedloop import ClosedLoop
 from extproc.loadtest.locust.collecting import News
 from extproc.loadtest.locust.plan import Plan
 from extproc.loadtest.locust.stats import Rows
-from extproc.loadtest.locust.threads import in_thread
+from extproc.loadtest.locust.threads import InThread
 from extproc.loadtest.replay import open_sender, send_when_due
 from extproc.workload.exchange import RequestRecord
 from extproc.workload.requests import Arrival
@@ -71,7 +71,7 @@ class Sending:
         self._clock = clock
         self._report_s = report_s
         self._workload = plan.make_workload()
-        self._rows = Rows(environment, plan.form.path, plan.by, self._workload)
+        self._rows = Rows(environment, plan.form.path)
         # Filled by the thread, emptied by greenlets: each operation of a deque is atomic.
         self._ended: deque[RequestRecord] = deque()
         self._sent_s: deque[float] = deque()
@@ -82,7 +82,7 @@ class Sending:
         # What is there now stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
-        self._thread = in_thread(self._send_all)
+        self._thread = InThread(self._send_all)
         gevent.spawn(self._report)
 
     def stop(self) -> None:
@@ -93,7 +93,7 @@ class Sending:
         with suppress(RuntimeError):  # the thread's loop has ended by itself
             self._cancel()
         try:
-            self._thread.get()
+            self._thread.wait()
         except Exception:  # whatever it is: the records so far count
             _log.exception("sending failed")
         self._log_records()
@@ -107,7 +107,7 @@ class Sending:
 
     def _report(self) -> None:
         while not self._is_stopping:
-            if self._thread.ready():
+            if self._thread.has_ended:
                 self.stop()
                 return
             self._log_records()

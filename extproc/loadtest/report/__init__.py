@@ -1,1 +1,1 @@
-"""The page about a load test, its plots and tables, and how it reads as Markdown."""
+"""The page about a load test: plots, tables and words."""

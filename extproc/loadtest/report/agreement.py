@@ -1,9 +1,8 @@
-"""Whether real runs come out in the order that the laboratory predicts.
+"""Whether real runs have the order that the laboratory predicts.
 
-Of two targets the laboratory predicts an order by a figure if, over its seeds, the difference is
-surely not nought (95 %, paired by seed; with fewer than three seeds that cannot be said and is
-taken as given) and more than `TIE_RATIO` of the larger value. Real runs agree if their means differ
-the same way.
+The laboratory predicts an order of two targets by a figure if the difference over its seeds is
+significant (95 %, paired by seed; assumed with fewer than three seeds) and more than `TIE_RATIO` of
+the larger value. Real runs agree if their means have the same order.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ MIN_SEEDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What became of one prediction.
+    """The outcome of a figure's predictions.
 
     Attributes:
         num_pairs: Pairs of targets whose order was predicted.
-        wrong: Those that came out the other way round, the one predicted to be larger first.
+        wrong: Pairs with the opposite order, the one predicted to be larger first.
     """
 
     num_pairs: int
@@ -35,7 +34,7 @@ class Agreement:
 
     @property
     def words(self) -> str:
-        """For a table's cell."""
+        """The text of a table's cell."""
         if not self.num_pairs:
             return "no difference predicted"
         if not self.wrong:
@@ -44,7 +43,7 @@ class Agreement:
 
 
 def agreement(runs: Sequence[RunResult], figure: Figure) -> Agreement:
-    """Hold real runs of one scenario at one rate against virtual ones."""
+    """Compare real runs of one scenario at one rate with virtual ones."""
     real, virtual = _values(runs, "real", figure), _values(runs, "virtual", figure)
     predicted = [
         (larger, other)
@@ -61,10 +60,7 @@ def agreement(runs: Sequence[RunResult], figure: Figure) -> Agreement:
 
 
 def distance(runs: Sequence[RunResult], figure: Figure) -> float | None:
-    """Median over all runs that have a twin of how far the real value is from the virtual one.
-
-    As a part of the virtual value; None if there is nothing to compare.
-    """
+    """Return the median relative distance of real runs from their twins; None without any."""
     twins = {_key(run): run for run in runs if run.kind == "virtual"}
     apart = []
     for run in runs:
@@ -76,7 +72,7 @@ def distance(runs: Sequence[RunResult], figure: Figure) -> float | None:
 
 
 def _values(runs: Iterable[RunResult], kind: str, figure: Figure) -> dict[str, dict[int, float]]:
-    """By target and seed."""
+    """Return the figure by target and seed."""
     values: dict[str, dict[int, float]] = {}
     for run in runs:
         value = figure.of(run)

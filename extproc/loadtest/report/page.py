@@ -1,4 +1,4 @@
-"""One HTML page that shows a load test to somebody who does not know the project."""
+"""An HTML page about a load test for readers who do not know the project."""
 
 from __future__ import annotations
 
@@ -21,14 +21,10 @@ Values = Mapping[str, object]
 
 
 def render(result: LoadResult, *, link: str = "") -> str:
-    """The page.
-
-    Args:
-        result: The load test.
-        link: Where its file is, seen from the page; "" to leave that out.
+    """Return the page, with a link to the result's file unless that is "".
 
     Raises:
-        PageError: What it is made with is not installed.
+        PageError: A library is not installed.
         ValueError: It has no runs.
     """
     real = result.of_kind("real")
@@ -60,7 +56,7 @@ def render(result: LoadResult, *, link: str = "") -> str:
 
 
 def page_of(path: Path) -> str:
-    """The page of a result's file, which lies beside it.
+    """Return the page of a result's file in the same folder.
 
     Raises:
         OSError: It cannot be read.
@@ -80,7 +76,7 @@ def _distances(result: LoadResult) -> list[str]:
 
 
 def _orders(result: LoadResult) -> Values:
-    """How many orders the laboratory predicts, and how many came out that way."""
+    """Return the number of predicted orders, and of those that real runs have."""
     cells = dict.fromkeys((run.scenario, run.rate_rps) for run in result.of_kind("real"))
     verdicts = [
         agreement([r for r in result.runs if (r.scenario, r.rate_rps) == cell], figure)
@@ -109,7 +105,7 @@ def _scenario(result: LoadResult, name: str) -> Values:
 
 
 def _rate(rate_rps: float, runs: Sequence[RunResult], ordered: Sequence[str]) -> Values:
-    """All figures at one rate: each target real and virtual, and whether the order agrees."""
+    """Return all figures at one rate: real and virtual by target, and whether the order agrees."""
     real = {
         target: [run for run in runs if run.target == target and run.kind == "real"]
         for target in ordered

@@ -11,21 +11,21 @@ from extproc.sim.trials.charts import COLOURS, Axis, Series, curve, line_chart
 from extproc.sim.trials.suites import SloSpec
 
 SHORTEST_S = 0.001
-"""Shorter times are drawn as this one: the axis is logarithmic."""
+"""The shortest time drawn: the axis is logarithmic."""
 QUANTILES_PER_DOT = 5
 MARGIN = 0.04
-"""Beside the lowest and the highest rate, as a part of what is between."""
+"""Space at both ends of the rate axis, as a share of the range."""
 Colours = Mapping[str, str]
 """By target."""
 
 
 def colours_of(result: LoadResult) -> dict[str, str]:
-    """A colour for each target."""
+    """Return a colour for each target."""
     return {target: COLOURS[index % len(COLOURS)] for index, target in enumerate(result.targets)}
 
 
 def rate_charts(runs: Sequence[RunResult], colours: Colours, slo: SloSpec) -> list[tuple[str, str]]:
-    """What happens as load grows, each with its title; none if there is only one rate."""
+    """Return charts over the rate, each with its title; none if there is only one rate."""
     rates = [run.rate_rps for run in runs]
     if min(rates) == max(rates):
         return []
@@ -50,7 +50,7 @@ def rate_charts(runs: Sequence[RunResult], colours: Colours, slo: SloSpec) -> li
 
 
 def wait_chart(runs: Sequence[RunResult], colours: Colours) -> str:
-    """How many had their first word within how long, of runs at one rate with one seed."""
+    """Return the distribution of waits for the first word, for runs of one rate and seed."""
     series = []
     for run in runs:
         points = [
@@ -70,9 +70,9 @@ def wait_chart(runs: Sequence[RunResult], colours: Colours) -> str:
 
 
 def rate_curves(runs: Sequence[RunResult], key: str, colours: Colours) -> list[Series]:
-    """A measure over the rate: a line for virtual runs; points for real ones, joined without twin.
+    """Return a measure over the rate: lines for virtual runs, points for real ones.
 
-    Virtual runs are those with the seeds that the real ones have, to be the same requests.
+    Points are joined if there is no twin. Virtual runs are those of the real ones' seeds.
     """
     series = []
     for target in dict.fromkeys(run.target for run in runs):

@@ -1,4 +1,4 @@
-"""A load test's summary for people: as a table, and in words."""
+"""A load test's summary as a table and in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S
 
 
 def print_summary(summary: LoadSummary, console: Console) -> None:
-    """Show a load test at the terminal, and say whether its generator kept up."""
+    """Print a load test, and whether its generator kept up."""
     console.print(
         f"{summary.num_requests} requests in {summary.duration_s:.1f} s: "
         f"{summary.offered_rps:.1f}/s offered, {summary.throughput_rps:.1f}/s finished, "
@@ -30,7 +30,7 @@ def print_summary(summary: LoadSummary, console: Console) -> None:
         "first token": summary.ttft_s,
         "per token": summary.tpot_s,
         "between pieces": summary.gap_s,
-        "whole answer": summary.e2e_s,
+        "whole response": summary.e2e_s,
         "sent late": summary.delay_s,
     }
     for name, values in rows.items():
@@ -40,7 +40,7 @@ def print_summary(summary: LoadSummary, console: Console) -> None:
 
 
 def error_words(summary: LoadSummary) -> str:
-    """What failed, in words."""
+    """Return the failures in words."""
     if not summary.errors:
         return "no errors"
     kinds = ", ".join(f"{count} {kind}" for kind, count in summary.errors.items())
@@ -48,7 +48,7 @@ def error_words(summary: LoadSummary) -> str:
 
 
 def delay_words(summary: LoadSummary) -> str:
-    """Whether the generator kept up, in words."""
+    """Return in words whether the generator kept up."""
     delay = summary.delay_s
     late = (
         f"the median request was sent {1e3 * delay.p50:.1f} ms late, the 99th percentile "

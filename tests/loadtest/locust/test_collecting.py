@@ -28,7 +28,6 @@ PLAN = Plan(
     patience_s=0.0,
     mode="open",
     think_s=0.0,
-    by="none",
     slo_ttft_s=SLO.ttft_s,
     slo_tpot_s=SLO.tpot_s,
     workers=("w1", "w2"),
@@ -41,7 +40,7 @@ def some(num: int, error: str = "") -> list[RequestRecord]:
     return [RequestRecord(n, "a", "", 0.0, 0.0, 1.0, error=error) for n in range(num)]
 
 
-def test_a_test_is_whole_when_everybody_has_said_everything() -> None:
+def test_a_test_is_whole_with_the_final_news_of_all_processes() -> None:
     collecting = Collecting(PLAN, [5, 4])
 
     collecting.take("w1", News(some(5), [], [], True))
@@ -54,18 +53,18 @@ def test_a_test_is_whole_when_everybody_has_said_everything() -> None:
     assert (len(collecting.records), collecting.num_requests) == (9, 9)
 
 
-def test_what_was_cut_and_what_never_sent_is_said() -> None:
+def test_cut_and_unsent_requests_are_counted() -> None:
     collecting = Collecting(PLAN, [5, 4])
 
     collecting.take("w1", News([*some(1), *some(2, "stopped")], [], [], True))
     collecting.take("w2", News(some(4), [], [], True))
 
     assert collecting.words() == [
-        "stopped in the middle: 2 requests under way were cut, 2 were never sent"
+        "stopped in the middle: 2 requests in flight were cut, 2 were never sent"
     ]
 
 
-def test_a_process_that_is_gone_leaves_what_was_never_accounted_for() -> None:
+def test_a_lost_process_leaves_requests_unaccounted_for() -> None:
     collecting = Collecting(PLAN, [5, 4])
 
     collecting.take("w1", News(some(5), [], [], True))
@@ -78,7 +77,7 @@ def test_a_process_that_is_gone_leaves_what_was_never_accounted_for() -> None:
     ]
 
 
-def test_what_comes_after_the_last_or_from_a_stranger_does_not_count() -> None:
+def test_news_after_the_final_ones_or_of_unknown_workers_do_not_count() -> None:
     collecting = Collecting(PLAN, [5, 4])
 
     collecting.take("w1", News(some(5), [], [], True))

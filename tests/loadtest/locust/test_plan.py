@@ -62,7 +62,7 @@ def test_names_can_stay_as_they_are(url: str) -> None:
     assert sorted(made.make_workload().adapters) == [f"adapter-000{n}" for n in range(3)]
 
 
-def test_with_names_as_they_are_and_a_model_nobody_is_asked() -> None:
+def test_with_own_names_and_a_model_nothing_is_fetched() -> None:
     made = plan("http://127.0.0.1:1", "--adapter-names", "as-is", "--model", "m")
 
     assert made.base_model == "m"
@@ -78,7 +78,7 @@ def test_an_endpoint_without_adapters_lends_the_names_of_its_models() -> None:
     assert (made.base_model, made.listed) == ("gpt", ("gpt", "gpt-mini"))
 
 
-def test_the_form_is_what_was_asked_for(url: str) -> None:
+def test_the_form_follows_the_options(url: str) -> None:
     form = plan(url, *KEY, "--api", "chat", "--ignore-eos", "--model", "mine").form
 
     assert (form.path, form.base_model) == (CHAT, "mine")
@@ -113,7 +113,7 @@ def test_shares_are_the_whole_workload_each_request_once(url: str, num_workers: 
         ((), "status 401"),
     ],
 )
-def test_a_test_that_cannot_begin_says_why_in_one_line(
+def test_an_invalid_option_is_an_error_of_one_line(
     url: str, arguments: tuple[str, ...], says: str
 ) -> None:
     with pytest.raises(PlanError) as caught:
@@ -131,7 +131,7 @@ def test_a_test_that_cannot_begin_says_why_in_one_line(
         ([1], "Expected"),
     ],
 )
-def test_an_endpoint_without_models_is_said_so(
+def test_an_endpoint_without_models_is_an_error(
     answer: Mapping[str, Any] | list[int], says: str
 ) -> None:
     async def models(_: web.Request) -> web.StreamResponse:
@@ -141,13 +141,13 @@ def test_an_endpoint_without_models_is_said_so(
         plan(url)
 
 
-def test_an_endpoint_that_is_not_there_is_said_so() -> None:
+def test_a_missing_endpoint_is_an_error() -> None:
     with pytest.raises(PlanError, match=r"127\.0\.0\.1:1"):
         plan("http://127.0.0.1:1")
     with pytest.raises(PlanError, match="--host: '' is not"):
         plan("")
 
 
-def test_a_workload_that_does_not_exist_is_said_so(url: str) -> None:
+def test_an_unknown_workload_is_an_error(url: str) -> None:
     with pytest.raises(PlanError, match="no workload 'nope'"):
         plan(url, *KEY, "--workload", "nope").make_workload()

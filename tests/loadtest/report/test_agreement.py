@@ -89,9 +89,8 @@ def test_the_distance_is_from_the_same_requests() -> None:
     assert distance(both({"policy:a": 1}, {}), TTFT) is None
 
 
-def test_what_is_not_known_of_pods_is_not_nought() -> None:
+def test_an_unknown_figure_of_pods_is_none() -> None:
     unknown = msgspec.structs.replace(BASE, knows_pods=False)
 
-    assert LOADS.mean([unknown]) is None
-    assert LOADS.mean([BASE, unknown]) == LOADS.of(BASE)
+    assert LOADS.of(unknown) is None
     assert FIGURES["attainment"].of(unknown) == BASE.metrics.attainment

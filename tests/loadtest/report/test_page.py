@@ -86,7 +86,7 @@ def test_the_page_says_how_late_the_generator_was_and_what_failed(page: str) -> 
     assert "24 failed." in page
 
 
-def test_a_generator_that_lagged_is_told_before_anything_else() -> None:
+def test_a_lagging_generator_is_reported_first() -> None:
     late = single_run(records(late_s=0.02), name="x", target="url:http://h", slo=SLO, date="d")
 
     page = render(late)
