@@ -60,7 +60,7 @@ def test_the_listed_paths_are_those_of_the_router(mode: Mode) -> None:
 
 
 @ALL_MODES
-def test_everything_not_listed_is_answered_by_envoy(mode: Mode) -> None:
+def test_paths_that_are_not_listed_get_a_local_reply(mode: Mode) -> None:
     routes = manager(rendered(mode=mode))["route_config"]["virtual_hosts"][0]["routes"]
 
     assert routes[-1]["match"] == {"prefix": "/"}
@@ -68,7 +68,7 @@ def test_everything_not_listed_is_answered_by_envoy(mode: Mode) -> None:
 
 
 @ALL_MODES
-def test_workers_hear_at_once_what_a_health_check_of_the_router_has_found(mode: Mode) -> None:
+def test_workers_learn_health_check_results_at_once(mode: Mode) -> None:
     """Otherwise a second late: requests go to a router that has gone, and retries, too."""
     settings = cluster(rendered(mode=mode), "router")["common_lb_config"]
 
@@ -93,7 +93,7 @@ def test_the_files_share_all_but_what_makes_them_different() -> None:
     assert documents[0] == documents[1] == documents[2]
 
 
-def test_addresses_are_taken_over() -> None:
+def test_addresses_are_set() -> None:
     document = rendered(listen="0.0.0.0:80", admin="[::1]:1", routers=("10.0.0.1:2",))
 
     listener = document["static_resources"]["listeners"][0]["address"]
@@ -125,7 +125,7 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
         render(BootstrapOptions(routers=(address,)))
 
 
-def test_each_of_several_routers_hears_of_every_finished_request() -> None:
+def test_each_of_several_routers_gets_every_access_log_entry() -> None:
     document = rendered(routers=("10.0.0.1:2", "10.0.0.2:2"))
 
     logs = manager(document)["access_log"]
@@ -150,7 +150,7 @@ def test_the_access_log_can_be_slower_or_off() -> None:
     assert "access_log" not in manager(rendered(access_log=False))
 
 
-def test_limits_times_and_failure_mode_are_taken_over() -> None:
+def test_limits_times_and_failure_mode_are_set() -> None:
     document = rendered(
         max_body_bytes=1000,
         max_heap_bytes=2000,

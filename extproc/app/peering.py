@@ -70,7 +70,11 @@ class Peering:
         self._on_num_routers = on_num_routers
         self._clock = clock
         self._rng = rng
-        self.relay = Relay(_relay_settings(config.peers))
+        self.relay = Relay(
+            RelaySettings()
+            if config.peers is None
+            else RelaySettings(config.peers.max_queued_bytes, config.peers.hold_s)
+        )
         self._service = PeersService(
             self.relay, router_id, on_entries=on_entries, clock=clock, on_garbage=on_garbage
         )
@@ -241,9 +245,3 @@ def _tls(config: Config) -> ssl.SSLContext | None:
         verify=peers.tls_verify,
         checks_name=peers.tls_name is not None,
     )
-
-
-def _relay_settings(peers: PeersConfig | None) -> RelaySettings:
-    if peers is None:
-        return RelaySettings()
-    return RelaySettings(max_queued_bytes=peers.max_queued_bytes, hold_s=peers.hold_s)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 
 from extproc.app.settings import max_message_bytes, tls_files
 from extproc.config import Config
@@ -14,19 +14,19 @@ from extproc.shell import wire
 from extproc.shell.certificates import Certificates
 from extproc.shell.rpc import Method
 
-if TYPE_CHECKING:
-    from extproc.shell.grpcio import GrpcioServer
 
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """A listening server.
 
-class Transport(Protocol):
-    """A listening server."""
+    Attributes:
+        address: `host:port` with the port that was bound, or `unix:PATH`.
+        drain: Stops accepting, redirects clients, lets running calls end within the given seconds,
+            then cancels the rest.
+    """
 
-    @property
-    def address(self) -> str:
-        """`host:port` with the port that was bound, or `unix:PATH`."""
-
-    async def drain(self, timeout_s: float) -> None:
-        """Accept nothing new, redirect clients, let running calls end; then cancel the rest."""
+    address: str
+    drain: Callable[[float], Awaitable[None]]
 
 
 async def listen(
@@ -42,17 +42,7 @@ async def listen(
     return await _listen_wire(config, methods, counters, budget)
 
 
-class _Grpcio:
-    def __init__(self, server: GrpcioServer, address: str) -> None:
-        self._server = server
-        self.address = address
-
-    async def drain(self, timeout_s: float) -> None:
-        self._server.end_long_lived()
-        await self._server.stop(timeout_s)
-
-
-async def _listen_grpcio(config: Config, methods: Iterable[Method], budget: Budget) -> _Grpcio:
+async def _listen_grpcio(config: Config, methods: Iterable[Method], budget: Budget) -> Transport:
     # Imported here: grpc takes 9 MB that the other transport does not need.
     from extproc.shell.grpcio import GrpcioServer
     from extproc.shell.tls import server_credentials
@@ -64,22 +54,17 @@ async def _listen_grpcio(config: Config, methods: Iterable[Method], budget: Budg
         max_concurrent_streams=config.server.max_concurrent_streams,
         budget=budget,
     )
-    return _Grpcio(server, await server.start(config.server.address, credentials))
 
+    async def drain(timeout_s: float) -> None:
+        server.end_long_lived()
+        await server.stop(timeout_s)
 
-class _Wire:
-    def __init__(self, server: wire.WireServer) -> None:
-        self._server = server
-        self.address = server.address
-
-    async def drain(self, timeout_s: float) -> None:
-        await self._server.drain(timeout_s)
-        await self._server.close()
+    return Transport(await server.start(config.server.address, credentials), drain)
 
 
 async def _listen_wire(
     config: Config, methods: Iterable[Method], counters: Counters, budget: Budget
-) -> _Wire:
+) -> Transport:
     certificates = None
     if config.server.tls is not None:
         certificates = Certificates(*tls_files(config))
@@ -100,4 +85,9 @@ async def _listen_wire(
         budget=budget,
         on_tick=(lambda: None) if certificates is None else certificates.reload_if_changed,
     )
-    return _Wire(server)
+
+    async def drain(timeout_s: float) -> None:
+        await server.drain(timeout_s)
+        await server.close()
+
+    return Transport(server.address, drain)

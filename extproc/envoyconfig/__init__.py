@@ -64,7 +64,9 @@ class RequestBody(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BootstrapOptions:
-    """The options of a bootstrap. None keeps the value in the mode's file.
+    """The options of a bootstrap; see also `extproc envoy --help`.
+
+    None keeps the value in the mode's file, for TLS plain text.
 
     Attributes:
         response_phases: Whether the response's headers and trailers (and, in full duplex, its
@@ -74,8 +76,6 @@ class BootstrapOptions:
         admin: `host:port` of Envoy's admin interface. It has no password: keep it on loopback.
         routers: `host:port` or `unix:PATH` of each router; names are resolved by DNS. List each of
             several routers, so that all of them receive access logs (see `shared_access_log`).
-        router_tls: TLS to the router; None for plain text.
-        pod_tls: TLS to the pods; None for plain text.
         static_pods: `ip:port` of each pod, instead of endpoint discovery; `override-host` only.
         inference_paths: The paths that are sent to the pods: the router's `request.paths`.
         max_body_bytes: Larger request bodies get 413; the router's `request.max_body_bytes`.
@@ -84,14 +84,8 @@ class BootstrapOptions:
         request_timeout_s: Time for a whole request to arrive, else 408; responses may take longer.
         router_ping_s: Interval and timeout of pings to a router. In full duplex only they end a
             request to a router that hangs: after six intervals, because Envoy tries three times.
-        message_timeout_s: Time for one reply of the router.
-        max_message_timeout_s: Longest time for which the router may hold a request.
-        access_log: Whether finished requests are reported to the router.
         shared_access_log: Whether several routers share one access log, because they pass its
             entries on to each other (their section `peers`); else each gets its own.
-        access_log_flush_interval_s: Longest delay of an entry.
-        failure_mode_allow: Whether requests pass without the router.
-        allow_mode_override: Whether the router may request the body.
     """
 
     mode: Mode = Mode.ORIGINAL_DST

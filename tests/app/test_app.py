@@ -56,7 +56,7 @@ async def test_requests_are_turned_away_until_the_endpoints_are_known(tmp_path: 
     assert (after.status, after.body["error"]["code"]) == (503, "no_endpoints")
 
 
-async def test_a_pod_that_does_not_answer_keeps_requests_away_for_a_limited_time(
+async def test_a_pod_that_does_not_respond_delays_readiness_for_a_limited_time(
     pods: list[RunningPod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("extproc.app.app.READINESS_LIMIT_S", 1.0)
@@ -74,7 +74,7 @@ async def test_a_pod_that_does_not_answer_keeps_requests_away_for_a_limited_time
     assert after.destination == pods[0].address
 
 
-async def test_while_it_drains_requests_are_answered(pods: list[RunningPod]) -> None:
+async def test_while_it_drains_requests_are_routed(pods: list[RunningPod]) -> None:
     """Not ready, but able: until the delay is over, nobody has to go elsewhere."""
     config = configuration(pods)
     config["server"]["drain_delay_s"] = 1
@@ -140,7 +140,7 @@ async def test_without_an_access_log_the_pods_own_counts_end_a_pick(
         assert await service.metric('extproc_completions_total{outcome="expired"}') == 1
 
 
-async def test_a_pick_that_nobody_ends_ages_out(pods: list[RunningPod]) -> None:
+async def test_a_pick_without_a_reported_end_expires(pods: list[RunningPod]) -> None:
     config = configuration(
         pods, completions={"source": "access_log", "max_age_s": 0.1, "lost_after_s": 3600}
     )

@@ -21,7 +21,7 @@ def counted(scene: Scene, outcome: Outcome) -> float | None:
     return registry.get_sample_value("extproc_completions_total", {"outcome": outcome})
 
 
-def test_an_endpoint_that_answers_404_is_asked_for_its_models() -> None:
+def test_an_endpoint_that_returns_404_is_polled_for_its_models() -> None:
     scene = Scene()
     for status in (200, 404):
         assert scene.endings.complete(completion(picked(scene).id, status=status))
@@ -41,7 +41,7 @@ def test_an_ejection_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_picks_that_nobody_tells_of_count_as_expired() -> None:
+def test_picks_without_a_reported_end_count_as_expired() -> None:
     scene = Scene()
     picked(scene)
     scene.pool.record_report(address(1), report(), taken_at_s=60.0)

@@ -112,7 +112,7 @@ async def has_in_flight(service: Service, number: int) -> bool:
     return await service.in_flight() == number
 
 
-async def test_a_request_that_nobody_tells_the_end_of_is_counted_until_the_pods_do(
+async def test_a_request_without_a_reported_end_is_counted_until_the_pods_report_it(
     pods: list[RunningPod],
 ) -> None:
     [silent] = [each for each in GATEWAYS if not each.has_responses]
@@ -164,7 +164,7 @@ async def test_what_is_no_request_for_a_model_is_refused(
 
 
 @each_that_tells_of_responses
-async def test_an_answered_request_counts_as_completed(
+async def test_a_finished_request_counts_as_completed(
     gateway: Gateway, pods: list[RunningPod]
 ) -> None:
     async with serving(epp(pods)) as service:

@@ -61,7 +61,7 @@ class Scene:
         return json.loads(self.feed.compose())
 
 
-def test_a_pod_is_told_with_its_load_and_the_age_of_its_report() -> None:
+def test_a_pod_is_shown_with_its_load_and_the_age_of_its_report() -> None:
     view = endpoint_view(
         1,
         name="pod-1",
@@ -150,7 +150,7 @@ def test_what_is_too_much_is_cut_and_counted() -> None:
     assert scene.frame()["num_decisions_left_out"] == 0
 
 
-def test_a_decision_is_told_in_words_newest_first() -> None:
+def test_decisions_are_explained_newest_first() -> None:
     view = endpoint_view(1, name="pod-1")
     scene = Scene(view)
     info = request("a", path="/v1/completions")
@@ -209,7 +209,7 @@ def test_without_decisions_the_time_for_one_is_not_known() -> None:
     }
 
 
-def test_each_route_has_its_share_and_where_times_are_not_told_it_says_so() -> None:
+def test_each_route_has_its_share_and_unknown_times_are_marked() -> None:
     scene = Scene()
     for first_byte_s in (0.1, 0.9, 0.2):
         scene.attainment.completed(

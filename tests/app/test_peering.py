@@ -133,7 +133,7 @@ def test_a_relay_that_fails_is_counted_and_no_access_log_breaks_off_for_it() -> 
     assert replica.observers.num_errors["relay"] == 1
 
 
-async def test_an_entry_without_a_pick_goes_to_everybody() -> None:
+async def test_an_entry_without_a_pick_goes_to_all_peers() -> None:
     """Its metadata was lost; whoever picked finds it by its request id."""
     async with two() as (near, far):
         near.pass_on("", b"whose?")

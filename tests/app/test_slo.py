@@ -44,7 +44,7 @@ async def has_judged(service: Service, count: int) -> bool:
     return await service.metric("extproc_slo_requests_total") == count
 
 
-async def test_answers_are_judged_by_their_first_byte_and_our_rejections_are_misses(
+async def test_responses_are_judged_by_their_first_byte_and_our_rejections_are_misses(
     pods: list[RunningPod],
 ) -> None:
     config = configuration(
@@ -73,7 +73,7 @@ async def test_answers_are_judged_by_their_first_byte_and_our_rejections_are_mis
 
 
 @pytest.mark.parametrize("source", ["auto", "scrape"])
-async def test_where_nothing_tells_the_times_nothing_is_judged(
+async def test_without_response_times_nothing_is_judged(
     pods: list[RunningPod], source: str
 ) -> None:
     config = configuration(

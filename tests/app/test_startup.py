@@ -285,7 +285,7 @@ def test_what_serve_refuses_check_config_refuses_in_the_same_words(name: str, fi
     assert line.startswith("extproc: ")
 
 
-def test_all_that_is_wrong_is_told_at_once(files: Files) -> None:
+def test_all_errors_are_reported_at_once(files: Files) -> None:
     bad = {"server": tls(files, key_file=MISSING), "pods": {"api_key_file": str(MISSING)}}
     check, serve = both(files, bad)
 

@@ -87,7 +87,7 @@ def test_whatever_ends_it_no_process_stays(
 
 @pytest.mark.e2e
 @slow
-async def test_it_stays_up_when_told_to_and_prints_a_request_that_works(
+async def test_it_keeps_running_if_asked_and_prints_a_request_that_works(
     tmp_path: Path, demos: list[Command]
 ) -> None:
     demo = Command(tmp_path, "demo", "--seconds", "1", "--rate", "4", "--keep")
@@ -138,7 +138,7 @@ def test_both_runs_get_the_same_requests() -> None:
     assert max(each.output_tokens for each in workload.arrivals) <= MAX_OUTPUT_TOKENS
 
 
-async def test_a_request_that_gets_no_answer_is_counted_as_failed() -> None:
+async def test_a_request_without_a_response_is_counted_as_failed() -> None:
     workload = make_workload(0.1, 200, seed=7)
     num_requests = len(workload.arrivals)
     num_known = sum(arrival.adapter == ADAPTERS[0] for arrival in workload.arrivals)

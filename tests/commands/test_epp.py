@@ -208,7 +208,7 @@ def test_tls_is_on_by_default_with_a_certificate_made_once() -> None:
     assert number_made == 1
 
 
-def test_a_certificate_of_one_s_own_is_taken_from_its_folder() -> None:
+def test_a_given_certificate_is_read_from_its_folder() -> None:
     assert tls_files(config(*POOL, "--cert-path=/certs")) == (
         Path("/certs/tls.crt"),
         Path("/certs/tls.key"),
@@ -226,7 +226,7 @@ def test_tls_is_switched_off_by_the_flag_alone(file: Path) -> None:
 # --- the file under the flags ----------------------------------------------------------------
 
 
-def test_our_file_is_taken_over_where_no_flag_says_otherwise(file: Path) -> None:
+def test_our_file_applies_where_no_flag_overrides_it(file: Path) -> None:
     file.write_text(
         f"{OURS}policy: {{name: least_pending}}\nscrape: {{interval_s: 0.2, expiry_s: 9}}\n"
         "completions: {source: access_log}\n"
@@ -271,7 +271,7 @@ def test_a_section_that_is_none_is_refused_in_words(file: Path, text: str) -> No
         planned(f"--config-file={file}")
 
 
-def test_another_picker_s_configuration_is_ignored_and_told(file: Path) -> None:
+def test_another_picker_s_configuration_is_ignored_with_a_warning(file: Path) -> None:
     """It is what charts mount by default."""
     file.write_text(THEIRS)
     made = planned(*POOL, f"--config-file={file}")

@@ -117,7 +117,7 @@ async def test_serve_is_ready_until_a_signal_and_ends_well(pod: RunningPod) -> N
     ],
 )
 @pytest.mark.parametrize("command", ["serve", "check-config"])
-def test_a_wrong_configuration_is_told_in_a_line(
+def test_a_wrong_configuration_is_reported_on_one_line(
     command: str, config: Path, text: str, message: str
 ) -> None:
     config.write_text(text)
@@ -134,7 +134,7 @@ def test_a_wrong_configuration_is_told_in_a_line(
 
 
 @pytest.mark.parametrize("transport", ["wire", "grpcio"])
-def test_serve_says_which_address_is_taken(config: Path, transport: str) -> None:
+def test_serve_says_which_address_is_in_use(config: Path, transport: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -262,7 +262,7 @@ async def test_check_pod_uses_the_key_in_the_file(tmp_path: Path) -> None:
     assert with_key.exit_code == 0, with_key.output
 
 
-def test_check_pod_fails_where_nobody_answers() -> None:
+def test_check_pod_fails_for_a_server_that_does_not_respond() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         result = invoke("check-pod", f"http://127.0.0.1:{unused.getsockname()[1]}")

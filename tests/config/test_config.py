@@ -49,7 +49,7 @@ def test_endpoints_may_have_names_and_come_from_a_file() -> None:
     assert parse_config("discovery: {file: pods.yaml}").discovery.file == Path("pods.yaml")
 
 
-def test_values_are_taken_where_they_are_given() -> None:
+def test_given_values_override_defaults() -> None:
     config = parse_config(
         PODS
         + """
@@ -103,7 +103,7 @@ log: {level: debug}
         ),
     ],
 )
-def test_a_mistake_is_told_with_path_value_and_what_is_allowed(
+def test_a_mistake_is_reported_with_path_value_and_what_is_allowed(
     text: str, path: str, value: str, allowed: str
 ) -> None:
     line = mistakes(text)[-1]
@@ -113,7 +113,7 @@ def test_a_mistake_is_told_with_path_value_and_what_is_allowed(
     assert allowed in line
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     lines = mistakes("scrape: {interval_s: 0, expiry_s: -1}\nlog: {level: 1}")
 
     assert [line.partition(":")[0] for line in lines] == [
@@ -126,7 +126,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "path"), [("scrpe: {}", "scrpe"), ("scrape: {timeuot_s: 1}", "scrape.timeuot_s")]
 )
-def test_a_name_that_does_not_exist_is_told_not_ignored(text: str, path: str) -> None:
+def test_an_unknown_name_is_an_error(text: str, path: str) -> None:
     [line] = mistakes(text)
 
     assert line.startswith(f"{path}: ")
@@ -142,7 +142,7 @@ def test_a_name_that_does_not_exist_is_told_not_ignored(text: str, path: str) ->
         ("discovery: {static: [{address: 'a:1', nmae: x}]}", "address, name"),
     ],
 )
-def test_a_name_that_does_not_exist_is_answered_with_those_that_do(text: str, allowed: str) -> None:
+def test_the_error_for_an_unknown_name_lists_the_known_ones(text: str, allowed: str) -> None:
     assert allowed in mistakes(text)[-1]
 
 
@@ -167,14 +167,14 @@ def test_the_pods_must_be_given() -> None:
         ),
     ],
 )
-def test_a_preset_is_not_bent(text: str, message: str) -> None:
+def test_a_preset_refuses_contradicting_values(text: str, message: str) -> None:
     [line] = mistakes(f"preset: founding\n{text}")
 
     assert line == f"(top level): preset founding: {message}"
     assert parse_config(PODS + text).preset is None
 
 
-def test_the_preset_is_taken_with_what_it_leaves_open() -> None:
+def test_the_preset_allows_the_values_that_it_leaves_open() -> None:
     config = parse_config(f"{PODS}preset: founding\npolicy: {{args: {{threshold: 4}}}}")
 
     assert (config.preset, config.policy.args) == ("founding", {"threshold": 4})
@@ -190,7 +190,7 @@ def test_the_preset_is_taken_with_what_it_leaves_open() -> None:
         ("- a", "must be a mapping of sections, got list"),
     ],
 )
-def test_what_is_no_mapping_of_sections_is_told(text: str, message: str) -> None:
+def test_a_document_that_is_not_a_mapping_is_an_error(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match="file.yaml: ") as error:
         parse_config(text, source="file.yaml")
 
@@ -254,14 +254,14 @@ def test_names_in_the_configuration_exist() -> None:
     assert all(f"`{name}`" in (policy.description or "") for name in BUILT_IN)
 
 
-def test_many_mistakes_are_told_in_part() -> None:
+def test_many_mistakes_are_reported_in_part() -> None:
     lines = mistakes(f"discovery: {{static: [{', '.join(['x'] * 1000)}]}}")
 
     assert len(lines) == MAX_MISTAKES + 1
     assert lines[-1] == f"and {1000 - MAX_MISTAKES} more mistakes"
 
 
-def test_a_long_value_is_told_in_part_and_a_strange_name_in_one_line() -> None:
+def test_a_long_value_is_shortened_and_a_strange_name_stays_on_one_line() -> None:
     [long] = mistakes(f"log: {{level: {'x' * 4000}}}")
     [strange] = mistakes('"a\\nb\\x1b[2J": {}')
 

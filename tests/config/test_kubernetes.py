@@ -41,6 +41,6 @@ def test_pods_are_found_by_labels_service_or_pool(section: str, port: object) ->
         ("{service: vllm, pod: x}", "unknown; allowed: namespace"),
     ],
 )
-def test_a_mistake_is_told_with_what_is_allowed(section: str, message: str) -> None:
+def test_a_mistake_is_reported_with_what_is_allowed(section: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(f"discovery: {{kubernetes: {section}}}")

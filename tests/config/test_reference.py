@@ -56,7 +56,7 @@ def test_the_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == configdocs.render()
 
 
-def test_the_script_tells_an_old_page_from_a_current_one_and_writes_it(tmp_path: Path) -> None:
+def test_the_script_detects_an_old_page_and_writes_a_current_one(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "docs").mkdir()
     script, page = tmp_path / "scripts" / "gen", tmp_path / "docs" / "configuration.md"
