@@ -26,7 +26,7 @@ DESTINATION = "x-gateway-destination-endpoint"
 SUBSET_HEADER = "x-test-subset"
 """A request header that the gateway turns into the subset hint."""
 SUBSET_TEXT_HEADER = "x-test-subset-text"
-TOLD_HEADER = "x-test-told"
+CHOSEN_HEADER = "x-test-chosen"
 SCORES_HEADER = "x-test-scores"
 """Response headers with the metadata that the router set."""
 
@@ -109,7 +109,7 @@ static_resources:
               domains: ["*"]
               response_headers_to_add:
               - header:
-                  key: x-test-told
+                  key: x-test-chosen
                   value: "%DYNAMIC_METADATA(envoy.lb:x-gateway-destination-endpoint)%"
               - header:
                   key: x-test-scores

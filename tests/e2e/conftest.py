@@ -1,7 +1,7 @@
 """Pods, routers and Envoys that the end-to-end tests share.
 
-A session has one event loop. Pods run in this process, routers and Envoys in their own. Tests that
-break something start their own.
+All tests here are marked e2e and run in one event loop. Pods run in this process, routers and
+Envoys in their own. Tests that break something start their own.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import pytest_asyncio
 
 from extproc.envoyconfig import BootstrapOptions, Mode, render
@@ -23,10 +25,18 @@ from tests.e2e.harness import EnvoyProcess, RouterProcess, eventually
 NUM_PODS = 3
 MAX_BODY_BYTES = 2 * 1024 * 1024
 PATIENCE_S = 60.0
-
-
 SLOW = replace(INSTANT, step_s=0.05)
 """An engine that needs 50 ms for a token."""
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder, and run them in the session's event loop."""
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+            if pytest_asyncio.is_async_test(item):
+                item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 def pod_config(number: int, **more: Any) -> PodConfig:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -25,13 +27,15 @@ from extproc.stack.router import Router
 
 
 async def eventually(
-    check: Callable[[], Awaitable[object]], *, within_s: float = 60.0, every_s: float = 0.02
+    check: Callable[[], object], *, within_s: float = 60.0, every_s: float = 0.02
 ) -> Any:
-    """Repeat `check` until its result is true; return that result."""
+    """Repeat `check`, which may be a coroutine function, until its result is true; return that."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     while True:
-        result = await check()
+        result = check()
+        if inspect.isawaitable(result):
+            result = await result
         if result:
             return result
         if loop.time() > deadline:
@@ -54,7 +58,7 @@ def connection_manager(bootstrap: dict[str, Any]) -> Any:
 class EnvoyProcess(Envoy):
     """An Envoy process, with questions that tests ask it."""
 
-    async def believes_in(self, *addresses: str, cluster: str = "router") -> bool:
+    async def considers_healthy(self, *addresses: str, cluster: str = "router") -> bool:
         """Return whether Envoy considers all of these endpoints of a cluster healthy."""
         page = await self.admin("/clusters")
         return all(f"{cluster}::{each}::health_flags::healthy\n" in page for each in addresses)
@@ -178,6 +182,22 @@ class Client:
     ) -> Answer:
         """Send a chat completion request for `model`."""
         return await self.request("POST", "/v1/chat/completions", chat(model, **body), headers)
+
+    @asynccontextmanager
+    async def streaming(
+        self, model: str, *, headers: Mapping[str, str] = MappingProxyType({}), **body: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A streamed chat completion whose first token has come."""
+        async with self._http.post(
+            f"{self._url}/v1/chat/completions",
+            data=chat(model, stream=True, **body),
+            headers={"content-type": "application/json", **headers},
+            timeout=aiohttp.ClientTimeout(total=200),
+        ) as response:
+            assert response.status == 200, await response.read()
+            first = await response.content.readuntil(b"\n\n")
+            assert first.startswith(b"data: {")
+            yield response
 
 
 def lower(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:

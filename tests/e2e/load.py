@@ -22,7 +22,7 @@ class Load:
 
     Attributes:
         answers: In the order in which they came.
-        lost_s: When the requests were sent (monotonic seconds) whose answer was not `served`.
+        lost_s: When each request that was not served was sent, monotonic seconds.
         num_sent: Requests so far.
     """
 
@@ -73,11 +73,7 @@ class Load:
     async def some(self, num: int = 40) -> list[Answer]:
         """Wait for the next `num` answers, and return them."""
         seen = len(self.answers)
-
-        async def has_enough() -> bool:
-            return len(self.answers) >= seen + num
-
-        await eventually(has_enough)
+        await eventually(lambda: len(self.answers) >= seen + num)
         return self.answers[seen : seen + num]
 
     async def until_served(self) -> None:

@@ -24,8 +24,6 @@ from tests.e2e.harness import (
     h2_request,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
-
 MODELS = [f"only-{number}" for number in range(NUM_PODS)]
 SERVERS = [f"pod-{number}" for number in range(NUM_PODS)]
 
@@ -169,9 +167,9 @@ async def test_a_request_with_trailers_is_routed(gateway: Gateway) -> None:
 
 async def test_trailers_without_a_body_are_an_error_at_once(gateway: Gateway) -> None:
     if gateway.case.body is RequestBody.STREAMED:
-        pytest.skip("Envoy keeps the trailers until the headers are answered: 504 in the end")
+        pytest.skip("Envoy keeps the trailers until the reply to the headers: 504 in the end")
     if gateway.case.body is RequestBody.HEADERS_ONLY:
-        pytest.skip("Envoy asks nobody about them: there was no body to read")
+        pytest.skip("Envoy does not ask the router about them: there is no body")
 
     answer = await h2_request(gateway.envoy.port, b"", has_trailers=True)
 

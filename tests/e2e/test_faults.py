@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -31,21 +30,8 @@ from tests.e2e.harness import (
 )
 from tests.e2e.load import Load, outcome
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
-
 PATH = "/v1/chat/completions"
 NUM_CLIENTS = 8
-
-
-@asynccontextmanager
-async def streaming(
-    envoy: EnvoyProcess, http: aiohttp.ClientSession, model: str, **body: Any
-) -> AsyncIterator[aiohttp.ClientResponse]:
-    """A response that streams."""
-    data = chat(model, stream=True, **body)
-    headers = {"content-type": "application/json"}
-    async with http.post(envoy.url + PATH, data=data, headers=headers) as answer:
-        yield answer
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -147,9 +133,8 @@ async def test_a_running_response_does_not_need_the_router(http: aiohttp.ClientS
         own_pods(profile=SLOW) as pods,
         RouterProcess(router_config(pods)) as router,
         running_envoy(Mode.ORIGINAL_DST, router) as envoy,
-        streaming(envoy, http, "only-1", max_tokens=20) as answer,
+        Client(envoy.url, http).streaming("only-1", max_tokens=20) as answer,
     ):
-        await answer.content.readline()
         await router.kill()
         rest = await answer.content.read()
 

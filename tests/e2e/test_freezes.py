@@ -20,11 +20,7 @@ from tests.e2e.conftest import MAX_BODY_BYTES, NUM_PODS, pod_config, running_env
 from tests.e2e.harness import ChildProcess, Client, EnvoyProcess, RouterProcess, eventually
 from tests.e2e.load import Load
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(240),
-]
+pytestmark = pytest.mark.timeout(240)
 
 MODES = (Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST, Mode.FULL_DUPLEX)
 
@@ -64,7 +60,7 @@ async def running_service(mode: Mode, **options: Any) -> AsyncIterator[Service]:
         }
         router = await stack.enter_async_context(RouterProcess(config))
         envoy = await stack.enter_async_context(running_envoy(mode, router, **options))
-        await eventually(lambda: envoy.believes_in(router.address))
+        await eventually(lambda: envoy.considers_healthy(router.address))
         yield Service(pods, router, envoy)
 
 
@@ -103,7 +99,7 @@ async def test_a_router_frozen_for_longer_than_envoy_waits_costs_clear_errors(
             await load.until_served()
         await service.check_counts(load)
 
-    # Health checks find out meanwhile, and from then on Envoy asks nobody and says so.
+    # Once health checks have failed, Envoy asks no router and says so.
     allowed = {"served", "router_timeout", "router_unavailable"}
     assert set(load.outcomes) <= allowed, load.outcomes
     if mode is Mode.OVERRIDE_HOST:

@@ -12,8 +12,6 @@ from bench.fuzzattack import choices
 from bench.fuzzreport import render
 from extproc.envoyconfig import Mode
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", list(Mode))

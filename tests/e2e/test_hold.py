@@ -14,8 +14,6 @@ from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
-
 MESSAGE_TIMEOUT_S = 0.5
 HOLD_S = 3 * MESSAGE_TIMEOUT_S
 NUM_AT_ONCE = 50

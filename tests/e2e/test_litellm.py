@@ -25,8 +25,6 @@ START_TIMEOUT_S = 900
 """Its imports take ten CPU seconds, which is long on a busy machine."""
 
 pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.timeout(START_TIMEOUT_S + 60),
     pytest.mark.skipif(
         not (VENV / ".installed").exists(), reason="no LiteLLM here: run scripts/install-litellm"

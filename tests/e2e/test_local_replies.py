@@ -8,8 +8,6 @@ from extproc.envoyconfig import Mode
 from tests.e2e.conftest import running_envoy, server_that_says
 from tests.e2e.harness import Answer, free_port, raw_request
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
-
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 NOT_HTTP = {
     "words": (b"GARBAGE\r\n\r\n", 400, "bad_request"),

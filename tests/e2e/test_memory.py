@@ -24,11 +24,7 @@ from tests.e2e.harness import (
     peak_memory_bytes,
 )
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(240),
-]
+pytestmark = pytest.mark.timeout(240)
 
 MIB = 1024 * 1024
 PART_BYTES = 256 * 1024
@@ -65,8 +61,8 @@ async def stack(
 async def upload(envoy: EnvoyProcess, num_bytes: int = len(LARGE)) -> tuple[int, bytes]:
     """Send so much of a large body; status and the whole answer.
 
-    On a plain socket: an answer that comes while we send is followed by a reset, and streams then
-    forget what they have not read.
+    On a plain socket: a response that comes while we send is followed by a reset, and asyncio's
+    streams then drop what was not read.
     """
     loop = asyncio.get_running_loop()
     with socket.create_connection(("127.0.0.1", envoy.port)) as connection:
@@ -90,7 +86,7 @@ async def upload(envoy: EnvoyProcess, num_bytes: int = len(LARGE)) -> tuple[int,
 
 
 async def read_answer(connection: socket.socket) -> bytes:
-    """All that comes until an answer with a content-length is whole."""
+    """Return all bytes until a response with a content-length is whole."""
     received = b""
     while True:
         part = await asyncio.get_running_loop().sock_recv(connection, 65_536)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
-import pytest
 import yaml
 
 from extproc.envoyconfig import Mode, TlsFiles
@@ -19,8 +18,6 @@ from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import knows_pods, own_pods, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, eventually
 from tests.shell.pki import Pki
-
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 NUM_LEAVING = 10_000
 
@@ -88,7 +85,7 @@ async def test_endpoint_discovery_keeps_envoys_pods_current(
         await knows_pods(envoy, 3)
         await eventually(lambda: _is_served_by(client, "only-2", "pod-2"))
         path.write_text("{not a list of pods")
-        await eventually(lambda: _has_logged(router, "endpoints:"))
+        await eventually(lambda: has_logged_error(router, "endpoints:"))
         kept = await client.chat("only-2")
         write(pods[1:])
         await knows_pods(envoy, 2)
@@ -101,7 +98,7 @@ async def _is_served_by(client: Client, model: str, pod: str) -> bool:
     return (await client.chat(model)).served_by == pod
 
 
-async def _has_logged(router: RouterProcess, text: str) -> bool:
+def has_logged_error(router: RouterProcess, text: str) -> bool:
     return any(text in line and "ERROR" in line for line in router.log.splitlines())
 
 

@@ -24,8 +24,6 @@ from tests.e2e.conftest import (
 )
 from tests.e2e.harness import Answer, Client, RouterProcess, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
-
 NUM_CLIENTS = 8
 NUM_REQUESTS = 400
 

@@ -34,8 +34,6 @@ from tests.e2e.harness import (
 )
 from tests.e2e.load import Load, outcome
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
-
 PATH = "/v1/chat/completions"
 NUM_CLIENTS = 8
 
@@ -105,7 +103,7 @@ async def test_a_killed_pod_costs_at_most_its_running_requests(
     assert causes(envoy).keys() <= {"200/-", "503/UC"}
 
 
-async def has_logged(envoy: EnvoyProcess, num_requests: int) -> bool:
+def has_logged(envoy: EnvoyProcess, num_requests: int) -> bool:
     return sum(causes(envoy).values()) >= num_requests
 
 
@@ -195,7 +193,7 @@ async def test_a_request_that_a_pod_has_begun_is_not_sent_to_another(
     assert sum(seen) == 1
 
 
-async def with_requests(pods: list[RunningPod]) -> list[RunningPod]:
+def with_requests(pods: list[RunningPod]) -> list[RunningPod]:
     return [pod for pod in pods if pod.pod.last_requests]
 
 

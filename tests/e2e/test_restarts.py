@@ -20,8 +20,6 @@ from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, eventually
 from tests.e2e.load import Load, outcome
 from tests.e2e.test_faults import is_served, is_unready
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
-
 
 def without_health_checks(mode: Mode, *routers: RouterProcess) -> str:
     """A bootstrap with which Envoy considers every router healthy."""
@@ -137,5 +135,5 @@ async def test_a_restarted_router_is_asked_again_once_it_passes_a_health_check(
         async def is_asked() -> bool:
             return bool((await first.admin("/debug/decisions?n=1"))["decisions"])
 
-        await eventually(lambda: envoy.believes_in(first.address))
+        await eventually(lambda: envoy.considers_healthy(first.address))
         await eventually(is_asked)

@@ -12,8 +12,6 @@ from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import router_config
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, connection_manager
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
-
 PREFIX = "/llm/qwen"
 PATH = f"{PREFIX}/v1/chat/completions"
 

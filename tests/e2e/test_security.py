@@ -22,8 +22,6 @@ from extproc.sim.fakepod.pod import RunningPod
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, raw_request
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
-
 DESTINATION = "x-gateway-destination-endpoint"
 STEERING_HEADERS = (
     DESTINATION,

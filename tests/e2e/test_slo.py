@@ -17,8 +17,6 @@ from tests.e2e.harness import RouterProcess, chat, eventually
 SLO_S = 1.0
 LONG_S = 3.0
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_a_streamed_response_is_judged_by_its_first_token(mode: Mode) -> None:

@@ -27,11 +27,7 @@ from tests.e2e.realfleet import (
 
 SECONDS = float(os.environ.get("EXTPROC_FLEET_S", "25"))
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(100 + 8 * SECONDS),
-]
+pytestmark = pytest.mark.timeout(100 + 8 * SECONDS)
 
 
 _runs: dict[str, RealRun] = {}

@@ -1,4 +1,4 @@
-"""A real kube-apiserver over a real etcd, both on loopback and in a folder of their own.
+"""A real kube-apiserver over a real etcd, both on loopback and in their own folder.
 
 The programs are those of controller-runtime's envtest: looked for in the folder that
 KUBEBUILDER_ASSETS names, then on PATH. There is no kubelet, no scheduler and no controller: tests
@@ -147,7 +147,7 @@ class ApiServer:
         )
 
     def wait_until_ready(self) -> None:
-        """Wait until requests are answered and the service's own bookkeeping is done.
+        """Wait until the API server is ready.
 
         Raises:
             AssertionError: With the end of its log.

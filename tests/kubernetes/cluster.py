@@ -1,4 +1,4 @@
-"""Writes objects to the API server as the parts would that are not there: many, and quickly."""
+"""Writes objects to the API server in place of kubelet and controllers, many and quickly."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Cluster:
         await self._session.close()
 
     async def request(self, method: str, path: str, body: Any = None, **more: Any) -> Any:
-        """Do it in this namespace; answers the object.
+        """Send a request in this namespace; return the object.
 
         Raises:
-            AssertionError: The API server did not do it.
+            AssertionError: The API server refused.
         """
         group, _, rest = path.rpartition("//")
         prefix = f"/apis/{group}" if group else "/api/v1"

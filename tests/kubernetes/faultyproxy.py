@@ -37,15 +37,15 @@ class Faults:
     Attributes:
         cut: The connection is closed.
         tear: The connection is closed in the middle of the event.
-        end: The answer ends as if its time had come.
+        end: The response ends as after its timeout.
         gone: A 410 as an event, and the end.
         twice: The event comes twice.
         again: An event comes again that came before.
         lost: The event does not come, nor what follows; then the connection is closed.
         missed: The event does not come, what follows does; then a 410.
         swallowed: The event does not come, without a sign. Only a list can repair this.
-        gone_status: Per request that goes on from something: the answer is 410.
-        error_status: Per request: the answer is 500, 503 or 429 with Retry-After.
+        gone_status: Per request that continues a list or watch: the status is 410.
+        error_status: Per request: the status is 500, 503 or 429 with Retry-After.
         refused: Per request: the connection is closed without an answer.
         delay_s: Per event and per request: seconds that it is held up, at most.
     """

@@ -49,26 +49,20 @@ class Followed:
             return None
         return {endpoint.address: endpoint.is_ready for endpoint in self.endpoints}
 
-    async def until(self, truth: Truth, *, within_s: float = PATIENCE_S) -> float:
-        """Wait until the report is the truth; return the seconds that it took.
+    async def until(self, truth: Truth, *, within_s: float = PATIENCE_S) -> None:
+        """Wait until the report is the truth.
 
         Raises:
             AssertionError: It does not become the truth; with the differences.
         """
-        began_s = time.monotonic()
-
-        async def is_true() -> bool:
-            return self.seen == truth
-
         try:
-            await eventually(is_true, within_s=within_s, every_s=0.005)
+            await eventually(lambda: self.seen == truth, within_s=within_s, every_s=0.005)
         except AssertionError:
             seen = self.seen or {}
             too_many = {each: seen[each] for each in seen if seen[each] != truth.get(each)}
             too_few = {each: truth[each] for each in truth if seen.get(each) != truth[each]}
             message = f"after {within_s} s: seen {too_many}, true {too_few}"
             raise AssertionError(message) from None
-        return time.monotonic() - began_s
 
 
 @asynccontextmanager

@@ -208,7 +208,7 @@ async def test_a_client_does_not_steer(installed: Installed) -> None:
 async def test_envoy_s_own_errors_for_paths_are_not_in_openai_shape(
     installed: Installed, path: str, status: int
 ) -> None:
-    """As manifests/README.md says: these are answered before any route's policy."""
+    """As manifests/README.md says: Envoy refuses them before any route's policy."""
     answer = await installed.client.request("POST", path, b"{}")
     assert (answer.status, answer.served_by) == (status, "")
     assert "application/json" not in answer.headers.get("content-type", "")
@@ -228,9 +228,9 @@ async def test_the_routers_learn_of_the_end_of_each_request(installed: Installed
     async def all_logged() -> bool:
         return await log_entries() >= before + 6
 
-    await eventually(all_logged, within_s=60)
+    await eventually(all_logged)
     for router in installed.routers:
-        await eventually(router.has_none_in_flight, within_s=60)
+        await eventually(router.has_none_in_flight)
 
 
 async def test_a_router_that_is_killed_costs_no_request(installed: Installed) -> None:
@@ -269,7 +269,7 @@ async def goes_on_without_routers(installed: Installed) -> bool:
     return answer.served_by != ""
 
 
-async def is_logged(installed: Installed, path: str) -> bool:
+def is_logged(installed: Installed, path: str) -> bool:
     """Return whether Envoy's text log has a request: its listener has kept it."""
     # Not parsed: the last line may be half written.
     return any(path in line for line in installed.proxy.log.splitlines() if line.startswith("{"))

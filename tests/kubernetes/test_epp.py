@@ -90,7 +90,7 @@ async def served_by(client: Client, model: str) -> str:
     async def ask() -> str:
         return (await client.chat(model)).served_by
 
-    name: str = await eventually(ask, within_s=60)
+    name: str = await eventually(ask)
     return name
 
 
@@ -107,7 +107,7 @@ async def test_an_inference_pool_is_served_by_the_flags_of_a_chart(
     async with serving(kubeconfig, *flags_of(cluster)) as (_, client):
         served = [await served_by(client, f"only-{number}") for number in range(2)]
         await cluster.delete_pool("pool")
-        await eventually(lambda: is_refused(client), within_s=60)
+        await eventually(lambda: is_refused(client))
 
     assert served == ["pod-0", "pod-1"]
 
@@ -123,11 +123,8 @@ async def test_a_pool_that_does_not_exist_is_not_served_before_it_does(
     try:
         with pytest.raises(AssertionError):
             await router.start(within_s=0.0)
-
-        async def says_why() -> bool:
-            return f"InferencePool {name} does not exist: not ready" in router.log
-
-        await eventually(says_why, within_s=60)
+        why = f"InferencePool {name} does not exist: not ready"
+        await eventually(lambda: why in router.log)
         missing = await healths(router), await router.admin("/healthz"), await router.metrics()
         with pytest.raises(aio.AioRpcError) as turned_away:
             async with aio.insecure_channel(router.address) as channel:
@@ -137,7 +134,7 @@ async def test_a_pool_that_does_not_exist_is_not_served_before_it_does(
         async def is_ready() -> bool:
             return await healths(router) == dict.fromkeys(HEALTH_NAMES, SERVING)
 
-        await eventually(is_ready, within_s=60)
+        await eventually(is_ready)
         found = await router.metrics()
     finally:
         await router.close()
@@ -159,7 +156,7 @@ async def test_a_pool_that_is_deleted_leaves_the_router_ready_to_say_503(
     async with serving(kubeconfig, *flags_of(cluster)) as (router, client):
         await served_by(client, "only-0")
         await cluster.delete_pool("pool")
-        await eventually(lambda: is_refused(client), within_s=60)
+        await eventually(lambda: is_refused(client))
         gone = await healths(router), await router.metrics()
         await cluster.put_pool("pool", {"app": "vllm"}, [port])
 
@@ -182,11 +179,7 @@ async def test_objects_of_the_pool_that_are_not_read_are_logged_in_one_line(
     await put_reference(cluster, NEW_GROUP, "InferenceModelRewrite", "r", "pool", rules=[rule])
     await cluster.put_pool("pool", {"app": "vllm"}, [port])
     async with serving(kubeconfig, *flags_of(cluster)) as (router, _):
-
-        async def is_told() -> bool:
-            return "not read" in router.log
-
-        await eventually(is_told, within_s=60)
+        await eventually(lambda: "not read" in router.log)
         [line] = [line for line in router.log.splitlines() if "not read" in line]
 
     assert "InferencePool pool: 2 inferenceobjectives, 1 inferencemodelrewrites not read" in line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,33 +130,24 @@ def truth_of(writers: list[Writer]) -> Truth:
 async def test_the_pool_becomes_the_truth_after_changes_through_faults(
     cluster: Cluster, proxy: FaultyProxy, kubeconfig: Path
 ) -> None:
-    """500 pods created, made ready, moved, relabelled, ended and deleted at random.
-
-    The times from the last change to the truth are printed: with the proxy healed at that moment,
-    and with faults going on.
-    """
+    """500 pods created, made ready, moved, relabelled, ended and deleted at random."""
     proxy.faults = ALL
     async with following(
         kubeconfig, lambda it, on: it.follow_pods("app=vllm", (8000,), on)
     ) as followed:
-        began_s = time.monotonic()
         writers = await create(cluster, num_pods=NUM_PODS)
         await change(writers, NUM_CHANGES)
-        print(f"{NUM_PODS} pods, {NUM_CHANGES} changes in {time.monotonic() - began_s:.0f} s")
         while proxy.not_made_yet():
             await change(writers, NUM_CHANGES // 10)
         proxy.faults = NONE
-        took_s = await followed.until(truth_of(writers))
+        await followed.until(truth_of(writers))
         assert len(truth_of(writers)) > NUM_PODS / 4
         assert followed.kubernetes.failures["gone"] > 0
-        print(f"the truth after {took_s:.2f} s; changes {followed.num_reports}, {dict(proxy.done)}")
 
         proxy.faults = ALL
-        times = []
         for _ in range(NUM_ROUNDS):
             await change(writers, 10 * NUM_WRITERS)
-            times.append(await followed.until(truth_of(writers)))
-        print("with faults going on:", " ".join(f"{took_s:.2f}" for took_s in sorted(times)))
+            await followed.until(truth_of(writers))
 
 
 async def test_a_terminating_pod_stays_unready_until_it_is_gone(
@@ -195,17 +185,10 @@ async def one_pod(cluster: Cluster, kubeconfig: Path) -> AsyncIterator[Followed]
 async def test_a_connection_that_is_silent_for_too_long_is_given_up(
     cluster: Cluster, proxy: FaultyProxy, one_pod: Followed
 ) -> None:
-    async def is_watched() -> bool:
-        return sum(proxy.paths.values()) >= 2
-
-    await eventually(is_watched)
+    await eventually(lambda: sum(proxy.paths.values()) >= 2)
     proxy.is_silent = True
     await cluster.set_pod("a", ip="10.0.0.1", is_ready=False)
-
-    async def is_given_up() -> bool:
-        return one_pod.kubernetes.failures["timeout"] > 0
-
-    await eventually(is_given_up)
+    await eventually(lambda: one_pod.kubernetes.failures["timeout"])
     assert one_pod.seen == {"10.0.0.1:8000": True}
     proxy.is_silent = False
     await one_pod.until({"10.0.0.1:8000": False})
@@ -225,15 +208,11 @@ async def test_refusals_change_nothing_and_are_counted(
     cluster: Cluster, proxy: FaultyProxy, one_pod: Followed
 ) -> None:
     proxy.faults = Faults(error_status=1.0)
-
-    async def is_refused() -> bool:
-        counts = one_pod.kubernetes.failures
-        return all(counts[f"status_{status}"] for status in (429, 500, 503))
-
-    await eventually(is_refused, within_s=60)
+    counts = one_pod.kubernetes.failures
+    await eventually(lambda: all(counts[f"status_{status}"] for status in (429, 500, 503)))
     assert one_pod.seen == {"10.0.0.1:8000": True}
     assert one_pod.num_reports == 1
     await cluster.set_pod("a", ip="10.0.0.2", is_ready=True)
     proxy.faults = NONE
     await one_pod.until({"10.0.0.2:8000": True})
-    assert one_pod.kubernetes.contact_age_s < 40.0
+    await eventually(lambda: one_pod.kubernetes.contact_age_s < 40.0)

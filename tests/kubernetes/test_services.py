@@ -126,9 +126,7 @@ async def test_the_pool_is_the_union_of_the_services_slices(
         for _ in range(NUM_CHANGES):
             await service.change()
         proxy.faults = NONE
-        took_s = await followed.until(service.truth())
-        print(f"the truth after {took_s:.2f} s; {dict(proxy.done)}")
-
+        await followed.until(service.truth())
         assert len(service.truth()) > NUM_PODS / 3
         assert {each.name for each in followed.endpoints or ()} <= {
             f"pod-{number}" for number in range(NUM_PODS)
@@ -146,11 +144,7 @@ async def test_a_service_with_one_port_needs_no_port_name(
         await followed.until({"10.1.0.1:8000": True})
         with caplog.at_level(logging.ERROR):
             await cluster.put_slice("a", "vllm", [endpoint(1, "10.1.0.2", {})], ports=two)
-
-            async def is_logged() -> bool:
-                return "http (8000), metrics (9090)" in caplog.text
-
-            await eventually(is_logged)
+            await eventually(lambda: "http (8000), metrics (9090)" in caplog.text)
         assert followed.seen == {"10.1.0.1:8000": True}
         await cluster.put_slice("a", "vllm", [endpoint(1, "10.1.0.2", {})], ports=one)
         await followed.until({"10.1.0.2:8000": True})

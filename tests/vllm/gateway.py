@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from extproc.envoyconfig import BootstrapOptions, Mode, render
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, eventually
 from tests.vllm.server import BASE_MODEL, MAX_CPU_LORAS, MAX_LORAS, VllmClient, VllmServer
-from tests.vllm.test_residency import assert_holds
+from tests.vllm.test_residency import assert_caches
 
 PATH = "/v1/completions"
 PROMPT = "the fox"
@@ -128,11 +128,7 @@ class Gateway:
     async def assert_residency_equals(self) -> None:
         """The router's view of GPU slots and CPU caches is what the workers hold."""
         for client, view in zip(self.servers, await self.views(), strict=True):
-            caches = await client.caches()
-            newest = {a.name: a for a in sorted(caches.ever, key=lambda a: a.id)}
-            present = [newest[name] for name in await client.adapters()]
-            assert_holds(view["gpu_adapters"], caches.gpu, present)
-            assert_holds(view["cpu_adapters"], caches.cpu, present)
+            await assert_caches(client, view["gpu_adapters"], view["cpu_adapters"])
 
 
 async def _num_served(client: VllmClient) -> int:

@@ -118,13 +118,22 @@ def assert_holds(
     assert set(inferred) ^ expected <= tied, (inferred, held, ever)
 
 
-async def assert_equals_engine(router: Router) -> EngineCaches:
-    """GPU slots and CPU cache, and that the probe agrees with the engine's own `list_loras`."""
-    caches = await router.client.caches()
+async def assert_caches(
+    client: VllmClient, gpu_adapters: Sequence[str], cpu_adapters: Sequence[str]
+) -> EngineCaches:
+    """The inferred GPU slots and CPU cache are what the worker holds, which is returned."""
+    caches = await client.caches()
     newest = {a.name: a for a in sorted(caches.ever, key=lambda a: a.id)}
-    present = [newest[name] for name in await router.client.adapters()]
-    assert_holds(router.residency.gpu_adapters, caches.gpu, present)
-    assert_holds(router.residency.cpu_adapters, caches.cpu, present)
+    present = [newest[name] for name in await client.adapters()]
+    assert_holds(gpu_adapters, caches.gpu, present)
+    assert_holds(cpu_adapters, caches.cpu, present)
+    return caches
+
+
+async def assert_equals_engine(router: Router) -> EngineCaches:
+    """The caches agree, and the probe agrees with the engine's own `list_loras`."""
+    residency = router.residency
+    caches = await assert_caches(router.client, residency.gpu_adapters, residency.cpu_adapters)
     assert {adapter.id for adapter in caches.cpu} == await router.client.listed_loras()
     return caches
 

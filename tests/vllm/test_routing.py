@@ -242,11 +242,7 @@ async def test_no_request_gets_404_once_the_router_knows_of_an_unload(gateway: G
 
     async def come(num: int) -> None:
         wanted = len(answers) + num
-
-        async def check() -> bool:
-            return len(answers) >= wanted
-
-        await eventually(check, within_s=PATIENCE_S)
+        await eventually(lambda: len(answers) >= wanted, within_s=PATIENCE_S)
 
     async with asyncio.TaskGroup() as group:
         asking = [group.create_task(ask_on()) for _ in range(3)]
