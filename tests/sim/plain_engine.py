@@ -14,8 +14,12 @@ from extproc.sim.engine.lru import AdapterCache, AdapterLoad
 from extproc.sim.engine.profiles import EngineProfile
 from extproc.sim.engine.records import EngineRequest, EngineStats, Step, Timeline
 
-Content = tuple[str, int, int]
-"""A block's key: the request, how often it was preempted before, and the block's position."""
+Content = tuple[str | None, str, int, int]
+"""What a block can be found by: adapter, prefix, length of the prefix in blocks, position.
+
+What one request alone can find has the request's id behind a dash for prefix, and for length how
+often it was preempted before.
+"""
 
 
 class PlainBlocks:
@@ -78,7 +82,9 @@ class _State:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     num_preemptions: int = 0
-    is_deferred: bool = False
+    num_cached_tokens: int = 0
+    deferred_s: float | None = None
+    slot_wait_s: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -93,6 +99,9 @@ class _State:
             self.scheduled_s,
             self.first_token_s,
             finished_s,
+            self.num_preemptions,
+            self.slot_wait_s,
+            self.num_cached_tokens,
         )
 
 
@@ -129,7 +138,7 @@ class PlainEngine:
         return EngineStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
-            num_deferred=sum(state.is_deferred for state in self.waiting),
+            num_deferred=sum(state.deferred_s is not None for state in self.waiting),
             kv_usage_ratio=1 - len(self.blocks.queue) / self.kv_blocks,
         )
 
@@ -199,7 +208,7 @@ class PlainEngine:
         state.blocks = []
         state.computed = 0
         state.num_preemptions += 1
-        state.is_deferred = False
+        state.deferred_s = None
         self.waiting.insert(0, state)
         batch.preempted.append(state.request)
 
@@ -212,7 +221,8 @@ class PlainEngine:
             if not batch.budget or len(self.running) == self.profile.max_num_seqs:
                 break
             if adapter is not None and adapter not in adapters and len(adapters) == self.max_loras:
-                state.is_deferred = True
+                if state.deferred_s is None:
+                    state.deferred_s = now
                 kept.append(self.waiting.pop(0))
                 continue
             cached = self.blocks.cached(self._contents(state, state.num_preemptions - 1))
@@ -228,8 +238,11 @@ class PlainEngine:
         self.blocks.share(cached)
         state.blocks = cached
         state.computed = len(cached) * self.profile.block_tokens
+        if state.deferred_s is not None:
+            state.slot_wait_s += now - state.deferred_s
         if state.scheduled_s is None:
             state.scheduled_s = now
+            state.num_cached_tokens = state.computed
         self.running.append(state)
         batch.admitted.append(state.request)
         self._take(state, min(state.num_tokens - state.computed, batch.budget), batch)
@@ -245,8 +258,16 @@ class PlainEngine:
         batch.budget -= tokens
 
     def _contents(self, state: _State, num_preemptions: int) -> list[Content]:
-        num_full = state.num_tokens // self.profile.block_tokens
-        return [(state.request.id, num_preemptions, index) for index in range(num_full)]
+        request, block_tokens = state.request, self.profile.block_tokens
+        tokens = min(request.prefix_tokens, request.prompt_tokens - 1) if request.prefix else 0
+        length, own = tokens // block_tokens, f"-{request.id}"
+        return [
+            *((request.adapter, request.prefix, length, index) for index in range(length)),
+            *(
+                (request.adapter, own, num_preemptions, index)
+                for index in range(length, state.num_tokens // block_tokens)
+            ),
+        ]
 
     def _compute(
         self, batch: _Batch, ended_s: float

@@ -207,4 +207,4 @@ def request_of(event: Event, prefixes: Mapping[str, tuple[str, int]]) -> EngineR
     """Return the request of an `add` event; `prefixes` by the client's request id."""
     prefix = prefixes.get(event["id"].split("-")[1], ("", 0))
     lengths = event["prompt_tokens"], event["output_tokens"]
-    return EngineRequest(event["id"], *lengths, event["adapter"])
+    return EngineRequest(event["id"], *lengths, event["adapter"], *prefix)

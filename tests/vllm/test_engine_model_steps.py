@@ -55,6 +55,7 @@ class Load:
         max_prompt_tokens: Longest prompt.
         min_output_tokens: Shortest answer.
         max_output_tokens: Longest answer.
+        num_prefixes: Of how many long beginnings each prompt has one; 0 for none.
         leaving: Part of the clients that leave early.
     """
 
@@ -65,6 +66,7 @@ class Load:
     max_prompt_tokens: int = 200
     min_output_tokens: int = 1
     max_output_tokens: int = 60
+    num_prefixes: int = 0
     leaving: float = 0.0
 
 
@@ -82,6 +84,7 @@ LOADS = {
     ),
     "one adapter": Load(num_adapters=1, max_prompt_tokens=30, max_output_tokens=20),
     "light": Load(num_requests=40, rate_rps=6),
+    "shared beginnings": Load(num_prefixes=3, max_prompt_tokens=200, max_output_tokens=100),
     "clients that leave": Load(leaving=0.3, max_prompt_tokens=300, max_output_tokens=100),
 }
 
@@ -115,8 +118,10 @@ async def client(recorded: Recorded) -> AsyncIterator[VllmClient]:
         yield VllmClient(recorded.server, session)
 
 
-async def send(client: VllmClient, load: Load, rng: Random) -> None:
-    """Send it and wait for the responses."""
+async def send(client: VllmClient, load: Load, rng: Random) -> dict[str, tuple[str, int]]:
+    """Send it and wait for the answers; the beginning that each request shares with others."""
+    prefixes: dict[str, tuple[str, int]] = {}
+    beginnings = [rng.choices(range(10, 250), k=300) for _ in range(load.num_prefixes)]
     async with asyncio.TaskGroup() as group:
         for number in range(load.num_requests):
             await asyncio.sleep(rng.expovariate(load.rate_rps))
@@ -125,6 +130,10 @@ async def send(client: VllmClient, load: Load, rng: Random) -> None:
                 rng.choices(range(10, 250), k=rng.randint(1, load.max_prompt_tokens))
                 for _ in range(load.num_prompts)
             ]
+            if beginnings:
+                prefix = rng.randrange(len(beginnings))
+                prompts = [beginnings[prefix] + prompt for prompt in prompts]
+                prefixes[id] = (str(prefix), len(beginnings[prefix]))
             is_leaving = rng.random() < load.leaving
             output_tokens = rng.randint(load.min_output_tokens, load.max_output_tokens)
             adapters = ADAPTERS[: load.num_adapters]
@@ -137,6 +146,7 @@ async def send(client: VllmClient, load: Load, rng: Random) -> None:
             }
             patience_s = rng.uniform(0.02, 2.0) if is_leaving else None
             group.create_task(_ask(client, body, patience_s))
+    return prefixes
 
 
 async def _ask(client: VllmClient, body: dict[str, object], patience_s: float | None) -> None:
@@ -148,7 +158,7 @@ async def _ask(client: VllmClient, body: dict[str, object], patience_s: float | 
     assert status == 200, answer
 
 
-def follow(recorded: Recorded) -> dict[str, int]:
+def follow(recorded: Recorded, prefixes: dict[str, tuple[str, int]]) -> dict[str, int]:
     """Let the model take the steps that were recorded since the last time; what they were."""
     engine = recorded.engine
     events = events_in(recorded.trace)
@@ -156,12 +166,12 @@ def follow(recorded: Recorded) -> dict[str, int]:
     recorded.num_read = len(events)
     totals = dict.fromkeys(("steps", "preemptions", "loads", "evictions", "deferrals"), 0)
     for real in real_steps(new):
-        _apply(engine, real.before, recorded.now)
+        _apply(engine, real.before, recorded.now, prefixes)
         model = engine.follow(real, now=recorded.now)
         recorded.now = model.ended_s
-        _apply(engine, [e for e in real.during if e["event"] == "abort"], recorded.now)
+        _apply(engine, [e for e in real.during if e["event"] == "abort"], recorded.now, prefixes)
         assert differences(real, model, engine) == [], f"in step {totals['steps']}"
-        _apply(engine, [e for e in real.during if e["event"] != "abort"], recorded.now)
+        _apply(engine, [e for e in real.during if e["event"] != "abort"], recorded.now, prefixes)
         totals["steps"] += 1
         totals["preemptions"] += len(real.preempted)
         totals["loads"] += len(real.loads)
@@ -171,10 +181,15 @@ def follow(recorded: Recorded) -> dict[str, int]:
     return totals
 
 
-def _apply(engine: FollowingEngine, events: list[Event], now: float) -> None:
+def _apply(
+    engine: FollowingEngine,
+    events: list[Event],
+    now: float,
+    prefixes: dict[str, tuple[str, int]],
+) -> None:
     for event in events:
         if event["event"] == "add":
-            engine.submit(request_of(event), now=now)
+            engine.submit(request_of(event, prefixes), now=now)
         elif event["event"] == "load":
             engine.load_adapter(event["adapter"])
         elif event["event"] == "abort":
@@ -188,8 +203,8 @@ async def test_every_step_equals_the_real_one(
 ) -> None:
     """Tokens computed, adapters loaded and evicted in their order, requests preempted and finished,
     and after each step how many run, wait, are deferred, and how many KV blocks are free."""
-    await send(client, LOADS[name], Random(name))
-    totals = follow(recorded)
+    prefixes = await send(client, LOADS[name], Random(name))
+    totals = follow(recorded, prefixes)
 
     print(f"{name}: equal in all of {totals}")
     assert totals["steps"] > 100

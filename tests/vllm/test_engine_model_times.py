@@ -153,7 +153,7 @@ def handoff_s(events: Sequence[Event]) -> float:
 
 def figures_of_engine(events: Sequence[Event]) -> Figures:
     """From the real engine's record of one run."""
-    requests = {e["id"]: request_of(e) for e in events if e["event"] == "add"}
+    requests = {e["id"]: request_of(e, {}) for e in events if e["event"] == "add"}
     added_s = {e["id"]: e["at_s"] for e in events if e["event"] == "add"}
     computed = dict.fromkeys(requests, 0)
     first_s: dict[str, float] = {}
@@ -187,7 +187,7 @@ def figures_of_model(events: Sequence[Event], profile: EngineProfile) -> Figures
 
     for add in adds:
         advance(add["at_s"])
-        engine.submit(request_of(add), now=add["at_s"])
+        engine.submit(request_of(add, {}), now=add["at_s"])
         gauges.append((max(now, add["at_s"]), engine.stats))
     advance(float("inf"))
     return _figures(

@@ -1,16 +1,21 @@
-"""The KV cache of one engine, as counts of blocks.
+"""The KV cache of one engine: blocks, and the prefixes that requests share in it.
 
 As vLLM 0.32 does it (`v1/core/block_pool.py`, `v1/core/kv_cache_manager.py`):
 
-1. Free blocks stand in a queue. Allocation takes from its head. Freed blocks go to its tail, except
-   those that are not full, whose content cannot be found again: they go to its head.
-2. A full block keeps its content until it is allocated again, so a preempted request finds the
-   blocks that it lost and nobody has allocated since.
-3. A request's blocks are freed last one first, so that the end of its sequence is lost before its
+1. Free blocks stand in a queue. Allocation takes from its head. Freed blocks go to its tail, but
+   for those that are not full, and so cannot be found again: they go to its head.
+2. A full block keeps its content, and can be found by it, until it is allocated again. Blocks that
+   somebody uses are shared, not copied; blocks found in the queue leave it.
+3. A request's blocks are freed last one first, so that the end of a prefix goes before its
    beginning.
+4. The adapter is part of what a block is found by: the same prompt under another adapter, or under
+   the base model, finds nothing.
+5. A block can be found as soon as the step that computes it is put together.
 
-One simplification: requests do not find each other's blocks (vLLM shares equal beginnings of
-prompts under the same adapter). No workload here has prompts that begin alike.
+6. So a preempted request finds what it lost, as far as nobody has allocated it.
+
+One simplification: other requests find the shared beginning that a request names, and not the rest
+of its prompt or its answer.
 """
 
 from __future__ import annotations
@@ -18,18 +23,33 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+PrefixKey = tuple[str | None, str, int]
+"""Adapter, name of the prefix, and its length in blocks."""
+
+_KEPT: PrefixKey = (None, "", 0)
+"""No shared beginning has this key."""
+
 
 @dataclass(slots=True, eq=False)
-class FreeRun:
-    """Neighbours in the queue of free blocks.
+class Prefix:
+    """Blocks that can be found again: the first `blocks` of its `key[2]` have their content.
 
-    Attributes:
-        blocks: How many are left.
-        is_kept: Whether they hold what one preempted sequence can find again.
+    While nobody uses it, `run` are its blocks in the queue. With the key `_KEPT` it is what one
+    preempted sequence had behind its shared beginning.
     """
 
+    key: PrefixKey
+    blocks: int = 0
+    num_users: int = 0
+    run: _Run | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Neighbours in the queue of free blocks that are alike: of one prefix, or without use."""
+
     blocks: int
-    is_kept: bool = False
+    prefix: Prefix | None = None
 
 
 class BlockPool:
@@ -37,45 +57,111 @@ class BlockPool:
 
     Attributes:
         size: Blocks in all.
-        free: Blocks that nobody uses.
+        free: Blocks that nobody uses, those with a prefix that can still be found among them.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.free = size
-        self._queue = deque([FreeRun(size)])
+        self._queue = deque([_Run(size)])
+        self._prefixes: dict[PrefixKey, Prefix] = {}
+
+    def cost(self, blocks: int, key: PrefixKey | None) -> int:
+        """Free blocks that `blocks` take which begin with the prefix `key`."""
+        prefix = self._prefixes.get(key) if key else None
+        return blocks if prefix is None or not prefix.num_users else blocks - prefix.blocks
+
+    def hold(self, key: PrefixKey) -> Prefix:
+        """Use the prefix `key`, as far as it is here, at the beginning of a sequence."""
+        prefix = self._prefixes.get(key)
+        if prefix is None:
+            prefix = self._prefixes[key] = Prefix(key)
+        if prefix.run is not None:
+            self._withdraw(prefix)
+        prefix.num_users += 1
+        return prefix
 
     def allocate(self, blocks: int) -> None:
-        """Allocate `blocks` free ones; the caller has checked that there are as many."""
+        """Take `blocks` free ones; there are as many."""
         self.free -= blocks
         while blocks:
             run = self._queue[0]
             taken = min(blocks, run.blocks)
             run.blocks -= taken
             blocks -= taken
+            if run.prefix is not None:
+                self._forget(run.prefix, taken)
             if not run.blocks:
                 self._queue.popleft()
 
-    def release(self, blocks: int, num_full: int, *, is_kept: bool = False) -> FreeRun | None:
-        """Free a sequence of `blocks`, of which the first `num_full` are full.
+    def release(
+        self, blocks: int, num_full: int, prefix: Prefix | None, *, is_kept: bool = False
+    ) -> Prefix | None:
+        """Give back a sequence of `blocks`, of which the first `num_full` are full, and the first
+        of these `prefix`.
 
         Returns:
-            If `is_kept`, the full ones, for `take_back`.
+            If `is_kept`, the other full ones, for `take_back`.
         """
-        self.free += blocks
-        if blocks > num_full:
-            self._queue.appendleft(FreeRun(blocks - num_full))
-        if not num_full:
-            return None
-        if not is_kept and self._queue and not self._queue[-1].is_kept:
-            self._queue[-1].blocks += num_full
-            return None
-        run = FreeRun(num_full, is_kept)
-        self._queue.append(run)
-        return run if is_kept else None
+        self._prepend(blocks - num_full)
+        own = num_full - (prefix.blocks if prefix else 0)
+        kept = None
+        if is_kept and own:
+            kept = Prefix(_KEPT, own)
+            self._queue_up(kept)
+        else:
+            self._append(own)
+        if prefix is not None:
+            self._leave(prefix)
+        return kept
 
-    def take_back(self, kept: FreeRun) -> int:
-        """Allocate what is left of `kept`, and return how many blocks that is."""
-        blocks, kept.blocks, kept.is_kept = kept.blocks, 0, False
-        self.free -= blocks
-        return blocks
+    def take_back(self, kept: Prefix) -> int:
+        """Take what is left of `kept` out of the queue; how many blocks that is."""
+        if kept.run is not None:
+            self._withdraw(kept)
+        return kept.blocks
+
+    def _leave(self, prefix: Prefix) -> None:
+        prefix.num_users -= 1
+        if prefix.num_users:
+            return
+        if prefix.blocks:
+            self._queue_up(prefix)
+        else:
+            del self._prefixes[prefix.key]
+
+    def _queue_up(self, prefix: Prefix) -> None:
+        prefix.run = _Run(prefix.blocks, prefix)
+        self._queue.append(prefix.run)
+        self.free += prefix.blocks
+
+    def _withdraw(self, prefix: Prefix) -> None:
+        assert prefix.run is not None
+        prefix.run.blocks = 0
+        prefix.run.prefix = None
+        prefix.run = None
+        self.free -= prefix.blocks
+
+    def _append(self, blocks: int) -> None:
+        if not blocks:
+            return
+        self.free += blocks
+        if self._queue and self._queue[-1].prefix is None:
+            self._queue[-1].blocks += blocks
+        else:
+            self._queue.append(_Run(blocks))
+
+    def _prepend(self, blocks: int) -> None:
+        if not blocks:
+            return
+        self.free += blocks
+        if self._queue and self._queue[0].prefix is None:
+            self._queue[0].blocks += blocks
+        else:
+            self._queue.appendleft(_Run(blocks))
+
+    def _forget(self, prefix: Prefix, blocks: int) -> None:
+        prefix.blocks -= blocks
+        if not prefix.blocks:
+            prefix.run = None
+            self._prefixes.pop(prefix.key, None)

@@ -15,11 +15,11 @@ those of vLLM 0.32 (`v1/core/sched/scheduler.py`):
 4. A waiting request is admitted only if its whole sequence so far fits into the free blocks.
 5. The adapters of the batch are brought onto the GPU before the forward pass; the batch waits.
 
-6. A preempted request finds the KV that it lost, as far as nobody has allocated it
-   (`extproc.sim.engine.blocks`).
+6. KV of a shared beginning is found again under the same adapter, and what a preempted request
+   lost by itself as far as nobody has allocated it (`extproc.sim.engine.blocks`).
 
-Two simplifications: prompts share no KV, and the adapters of a batch are placed in the batch's
-order (vLLM iterates over a set, an order that differs between processes).
+One simplification: the adapters of a batch are placed in the batch's order (vLLM iterates over a
+set, an order that differs between processes).
 """
 
 from __future__ import annotations
@@ -127,14 +127,16 @@ class Engine:
         """Queue a request.
 
         Raises:
-            ValueError: Its id is in use, it is longer than the model allows, it is empty, or it
-                names an adapter where there are no slots.
+            ValueError: Its id is in use, it is longer than the model allows, it is empty, its
+                prefix is longer than its prompt, or it names an adapter where there are no slots.
         """
         length = request.prompt_tokens + request.output_tokens
         if request.id in self._scheduler.sequences:
             raise ValueError(f"request {request.id!r} is unfinished")
         if request.prompt_tokens < 1 or request.output_tokens < 0:
             raise ValueError(f"request {request.id!r} has no prompt or a negative output")
+        if not 0 <= request.prefix_tokens <= request.prompt_tokens:
+            raise ValueError(f"request {request.id!r} has a prefix longer than its prompt")
         if length > self.profile.max_model_len:
             raise ValueError(f"{length} tokens exceed max_model_len")
         if request.adapter is not None and self._cache is None:
@@ -205,20 +207,24 @@ class Engine:
 
         Equal to repeated calls of `step`, and much faster.
         """
+        num_steps = self.counters.num_steps
         first_tokens: list[Timeline] = []
         finished: list[Timeline] = []
+        loads: list[AdapterLoad] = []
         while now < until and self._scheduler.sequences:
             if self._scheduler.is_steady and not self._scheduler.is_regrouped:
                 now = self._repeat(now, until)
                 if now >= until:
                     break
-            batch, _, duration_s = self._take_step(now)
+            batch, batch_loads, duration_s = self._take_step(now)
             now += duration_s
             first_tokens += batch.first_tokens
             finished += batch.finished
+            loads += batch_loads
         if not self._scheduler.sequences:
             self._activity.show_idle(now=now)
-        return Advance(now, tuple(first_tokens), tuple(finished))
+        num_steps = self.counters.num_steps - num_steps
+        return Advance(now, num_steps, tuple(first_tokens), tuple(finished), tuple(loads))
 
     def _repeat(self, now: float, until: float) -> float:
         """Run steps in which no request comes, ends or lacks a block; return the end of the last.
@@ -285,6 +291,7 @@ class Engine:
         counters.num_preemptions += len(batch.preempted)
         counters.num_finished += len(batch.finished)
         counters.num_prompt_tokens += batch.num_prompt_tokens
+        counters.num_cached_tokens += batch.num_cached_tokens
         for timeline in batch.first_tokens:
             self._activity.add(timeline.request)
         for timeline in batch.finished:

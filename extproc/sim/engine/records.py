@@ -1,11 +1,11 @@
-"""The engine model's input and output, as values.
+"""What goes into the engine model and what comes out of it, as values.
 
 Times are the caller's seconds, virtual or real.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from extproc.sim.engine.lru import AdapterLoad
 from extproc.workload.requests import Arrival
@@ -20,12 +20,17 @@ class EngineRequest:
         prompt_tokens: At least 1.
         output_tokens: Tokens to generate; 0 for a request that ends with its prefill (embeddings).
         adapter: None for the base model.
+        prefix: Id of the beginning that its prompt shares with others; "" for none. KV of the same
+            prefix is shared only under the same adapter, as in vLLM.
+        prefix_tokens: Length of that beginning, at most `prompt_tokens`.
     """
 
     id: str
     prompt_tokens: int
     output_tokens: int
     adapter: str | None = None
+    prefix: str = ""
+    prefix_tokens: int = 0
 
     @classmethod
     def of(cls, arrival: Arrival, id: str) -> EngineRequest:
@@ -42,6 +47,10 @@ class Timeline:
         first_token_s: End of the step that produced its first token; for a request without output
             the end of its prefill.
         finished_s: End of its last step; None while it runs.
+        num_preemptions: Number of times that it lost its KV.
+        slot_wait_s: Seconds from when it was first skipped for want of an adapter slot until it
+            ran; 0 if it never was.
+        num_cached_tokens: Prompt tokens whose KV was cached.
     """
 
     request: EngineRequest
@@ -49,6 +58,9 @@ class Timeline:
     scheduled_s: float
     first_token_s: float
     finished_s: float | None
+    num_preemptions: int
+    slot_wait_s: float = 0.0
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,7 @@ class EngineStats:
     """Gauges at the end of a step, as the engine's scheduler counts them.
 
     Attributes:
+        num_running: Requests in the running batch.
         num_waiting: Requests in the queue, deferred ones included.
         num_deferred: Queued requests that were skipped for want of an adapter slot.
         kv_usage_ratio: Part of the KV blocks in use, 0 to 1.
@@ -69,7 +82,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. Its results count from `ended_s` on.
+    """One step: what it took and what it produced. It counts from `started_s + duration_s` on.
 
     Attributes:
         started_s: The `now` it was called with.
@@ -80,8 +93,10 @@ class Step:
         admitted: Requests that came from the queue.
         preempted: Requests that lost their KV and went back to the queue.
         adapters: Distinct adapters of the batch, in its order.
+        loads: Adapters that had to be moved for it.
         prefill_tokens: Prompt tokens computed.
         num_decoding: Sequences that computed one token after their prefill.
+        stats: The gauges after the step.
     """
 
     started_s: float
@@ -99,41 +114,46 @@ class Step:
 
     @property
     def ended_s(self) -> float:
-        """The end of the step."""
+        """When its results count."""
         return self.started_s + self.duration_s
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """The results of consecutive steps, in the order in which they happened.
+    """What a run of steps produced; in it, each in the order it happened.
 
     Attributes:
         ended_s: When the last step ends, which may be after `until`, and the
             engine begins the next; the time of the call if there was nothing to do.
+        num_steps: How many.
         first_tokens: As in `Step`.
         finished: As in `Step`.
+        loads: As in `Step`.
     """
 
     ended_s: float
-    first_tokens: tuple[Timeline, ...]
-    finished: tuple[Timeline, ...]
+    num_steps: int = 0
+    first_tokens: tuple[Timeline, ...] = ()
+    finished: tuple[Timeline, ...] = ()
+    loads: tuple[AdapterLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """The engine's metrics page at a moment, as of the last step that has ended.
+    """What the engine's metrics page says at a moment: the end of the last step that has ended.
 
     Attributes:
         shown_s: The end of that step; minus infinity before the first.
+        stats: The gauges.
         active_adapters: Adapters with a request between its first and its last token.
         adapter_log: (adapter, seconds when it was last reported active), latest first; those of
             one moment in no order to rely on.
     """
 
     shown_s: float
-    stats: EngineStats
-    active_adapters: frozenset[str]
-    adapter_log: tuple[tuple[str, float], ...]
+    stats: EngineStats = field(default_factory=EngineStats)
+    active_adapters: frozenset[str] = frozenset()
+    adapter_log: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(slots=True)
@@ -148,3 +168,4 @@ class EngineCounters:
     num_disk_loads: int = 0
     num_gpu_loads: int = 0
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from extproc.sim.engine.blocks import BlockPool, FreeRun
+from extproc.sim.engine.blocks import BlockPool, Prefix, PrefixKey
 from extproc.sim.engine.profiles import EngineProfile
 from extproc.sim.engine.records import EngineRequest, EngineStats, Timeline
 from extproc.sim.engine.sequences import Decoders, Sequence
@@ -26,6 +26,7 @@ class Batch:
         num_decoding: Sequences that compute one token after their prefill.
         kv_tokens: KV of the batch with this step's tokens.
         num_prompt_tokens: Prompt tokens of the sequences that run for the first time.
+        num_cached_tokens: How many of them were found.
         chunks: (sequence, tokens) of those that do more than decode.
         tokens: After a detailed step: requests that got a token.
         first_tokens: After the step: requests with their first token or the end of their prefill.
@@ -36,6 +37,7 @@ class Batch:
     kv_tokens: int = 0
     prefill_tokens: int = 0
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     admitted: list[EngineRequest] = field(default_factory=list)
     preempted: list[EngineRequest] = field(default_factory=list)
@@ -199,17 +201,18 @@ class Scheduler:
             self._preempt(sequence, batch)
             return
         self.pool.allocate(needed)
-        batch.add(sequence, tokens)
+        self._take(sequence, tokens, batch)
 
     def _preempt(self, sequence: Sequence, batch: Batch) -> None:
         sequence.kept = self._leave(sequence, is_kept=True)
         sequence.is_running = False
         sequence.computed = 0
+        sequence.num_preemptions += 1
         self.waiting.put_back(sequence)
         batch.preempted.append(sequence.request)
 
     def _admit(self, batch: Batch, now: float) -> None:
-        """Admit what may run. Everything queued before the last candidate was skipped."""
+        """Admit what may run. What stands before the place where that ends was skipped."""
         self._is_blocked = True
         while len(self.running) < self._profile.max_num_seqs:
             if not batch.budget:
@@ -218,41 +221,64 @@ class Scheduler:
             is_full = len(self._num_by_adapter) >= self._max_loras
             sequence = self.waiting.first(self._num_by_adapter if is_full else None)
             if sequence is None:
-                self.waiting.defer_all()
+                self.waiting.defer_all(now=now)
                 return
-            self.waiting.defer(sequence.order)
-            if self._blocks(sequence.num_tokens) > self.pool.free:
+            self.waiting.defer(sequence.order, now=now)
+            if not self._has_room(sequence):
                 return
             self._start(sequence, batch, now)
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        blocks = self._blocks(sequence.num_tokens)
+        return self.pool.cost(blocks, self._prefix_key(sequence.request)) <= self.pool.free
 
     def _start(self, sequence: Sequence, batch: Batch, now: float) -> None:
         self.waiting.remove(sequence)
         self.running[sequence] = None
         self.is_regrouped = True
         sequence.is_running = True
-        if sequence.kept is not None:
-            sequence.computed = self.pool.take_back(sequence.kept) * self._block_tokens
-            sequence.kept = None
+        if sequence.deferred_s is not None:
+            sequence.slot_wait_s += now - sequence.deferred_s
+        self._find_prefix(sequence)
         if sequence.scheduled_s is None:
             sequence.scheduled_s = now
+            sequence.num_cached_tokens = sequence.computed
             batch.num_prompt_tokens += sequence.request.prompt_tokens
+            batch.num_cached_tokens += sequence.computed
         tokens = min(sequence.num_tokens - sequence.computed, batch.budget)
         self.pool.allocate(
             self._blocks(sequence.computed + tokens) - self._blocks(sequence.computed)
         )
-        batch.add(sequence, tokens)
+        self._take(sequence, tokens, batch)
         batch.admitted.append(sequence.request)
         adapter = sequence.request.adapter
         if adapter is not None:
             self._num_by_adapter[adapter] = self._num_by_adapter.get(adapter, 0) + 1
+
+    def _find_prefix(self, sequence: Sequence) -> None:
+        key = self._prefix_key(sequence.request)
+        wanted = found = 0
+        if key is not None:
+            sequence.prefix = self.pool.hold(key)
+            wanted, found = key[2], sequence.prefix.blocks
+        if sequence.kept is not None and found == wanted:
+            found += self.pool.take_back(sequence.kept)
+        sequence.kept = None
+        sequence.computed = found * self._block_tokens
+
+    def _take(self, sequence: Sequence, tokens: int, batch: Batch) -> None:
+        batch.add(sequence, tokens)
+        if sequence.prefix is not None:
+            full = (sequence.computed + tokens) // self._block_tokens
+            sequence.prefix.blocks = min(sequence.prefix.key[2], full)
 
     def _finish(self, sequence: Sequence, batch: Batch, ended_s: float) -> None:
         batch.finished.append(sequence.timeline(ended_s))
         del self.sequences[sequence.request.id]
         self._leave(sequence)
 
-    def _leave(self, sequence: Sequence, *, is_kept: bool = False) -> FreeRun | None:
-        """Take a running sequence out of the batch and free its KV; see `BlockPool.release`."""
+    def _leave(self, sequence: Sequence, *, is_kept: bool = False) -> Prefix | None:
+        """Take a running sequence out of the batch, and its KV with it: `BlockPool.release`."""
         if sequence.joined is not None:
             self.decoders.leave(sequence)
         if self._cut is sequence:
@@ -261,13 +287,22 @@ class Scheduler:
         self.is_regrouped = True
         self._is_blocked = False
         blocks, num_full = self._blocks(sequence.computed), sequence.computed // self._block_tokens
-        kept = self.pool.release(blocks, num_full, is_kept=is_kept)
+        kept = self.pool.release(blocks, num_full, sequence.prefix, is_kept=is_kept)
+        sequence.prefix = None
         adapter = sequence.request.adapter
         if adapter is not None:
             self._num_by_adapter[adapter] -= 1
             if not self._num_by_adapter[adapter]:
                 del self._num_by_adapter[adapter]
         return kept
+
+    def _prefix_key(self, request: EngineRequest) -> PrefixKey | None:
+        """The blocks of its prompt that can be shared: whole ones, and at least one token less
+        than the prompt, whose last token is always computed."""
+        if not request.prefix:
+            return None
+        blocks = min(request.prefix_tokens, request.prompt_tokens - 1) // self._block_tokens
+        return (request.adapter, request.prefix, blocks) if blocks else None
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._block_tokens)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from extproc.sim.engine.blocks import FreeRun
+from extproc.sim.engine.blocks import Prefix
 from extproc.sim.engine.records import EngineRequest, Timeline
 
 
@@ -24,10 +24,15 @@ class Sequence:
         computed: Tokens that have their KV; while it decodes, those at tick `joined`.
         generated: Tokens of output; while it decodes, those at tick `joined`.
         joined: Tick at which it began to decode; None while it does not.
+        prefix: The shared part of its KV; None while it holds none.
         kept: The rest of its KV if it was preempted.
-        is_deferred: Skipped for want of a slot since it was queued.
+        is_running: In the batch, not in the queue.
+        deferred_s: Time when it was first skipped for want of a slot since it was queued.
+        slot_wait_s: Seconds from there until it ran.
+        num_cached_tokens: Tokens whose KV was cached when it last began.
         scheduled_s: Start of the first step that ran it.
         first_token_s: End of the step with its first token.
+        num_preemptions: Number of times that it lost its KV.
     """
 
     request: EngineRequest
@@ -36,11 +41,15 @@ class Sequence:
     computed: int = 0
     generated: int = 0
     joined: int | None = None
-    kept: FreeRun | None = None
+    prefix: Prefix | None = None
+    kept: Prefix | None = None
     is_running: bool = False
-    is_deferred: bool = False
+    deferred_s: float | None = None
+    slot_wait_s: float = 0.0
+    num_cached_tokens: int = 0
     scheduled_s: float | None = None
     first_token_s: float | None = None
+    num_preemptions: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -52,7 +61,14 @@ class Sequence:
         assert self.scheduled_s is not None
         assert self.first_token_s is not None
         return Timeline(
-            self.request, self.submitted_s, self.scheduled_s, self.first_token_s, finished_s
+            request=self.request,
+            submitted_s=self.submitted_s,
+            scheduled_s=self.scheduled_s,
+            first_token_s=self.first_token_s,
+            finished_s=finished_s,
+            num_preemptions=self.num_preemptions,
+            slot_wait_s=self.slot_wait_s,
+            num_cached_tokens=self.num_cached_tokens,
         )
 
 

@@ -58,7 +58,7 @@ class WaitingQueue:
         if not queue:
             del self._queues[adapter]
         self._size -= 1
-        self.num_deferred -= sequence.is_deferred
+        self.num_deferred -= sequence.deferred_s is not None
         sequence.order = 0
         if not self._size:
             self._heap.clear()
@@ -82,21 +82,21 @@ class WaitingQueue:
                 best = queue[0]
         return best
 
-    def defer_all(self) -> None:
-        """Mark every sequence as skipped."""
-        self.defer(self._last + 1)
+    def defer_all(self, *, now: float) -> None:
+        """Mark everything as skipped at `now`."""
+        self.defer(self._last + 1, now=now)
 
-    def defer(self, before: int) -> None:
-        """Mark the sequences before place `before` as skipped."""
+    def defer(self, before: int, *, now: float) -> None:
+        """Mark as skipped at `now` what stands before place `before`."""
         unmarked = self._unmarked
         while unmarked and unmarked[0][0] < before:
             order, sequence = unmarked.popleft()
             if _is_here(order, sequence):
-                sequence.is_deferred = True
+                sequence.deferred_s = now
                 self.num_deferred += 1
 
     def _enter(self, sequence: Sequence) -> None:
-        sequence.is_deferred = False
+        sequence.deferred_s = None
         self._size += 1
         heappush(self._heap, (sequence.order, sequence))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,11 @@ TINY = replace(
     max_num_seqs=5,
     slot_tokens_per_rank=0.5,
 )
+
+
+class Shared(TypedDict):
+    prefix: str
+    prefix_tokens: int
 
 
 @dataclass(frozen=True)
@@ -266,9 +272,9 @@ def test_a_full_kv_cache_preempts_the_newest_which_recomputes() -> None:
     profile = replace(INSTANT, kv_capacity_tokens=64, max_model_len=40)
     engine = Engine(profile, max_loras=0)
     steps = _run_to_end(engine, EngineRequest("old", 30, 10), EngineRequest("new", 30, 10))
-    finished = [timeline.request.id for step in steps for timeline in step.finished]
+    finished = [timeline for step in steps for timeline in step.finished]
 
-    assert finished == ["old", "new"]
+    assert [(t.request.id, t.num_preemptions) for t in finished] == [("old", 0), ("new", 1)]
     assert [[r.id for r in step.preempted] for step in steps if step.preempted] == [["new"]]
 
 
@@ -416,6 +422,51 @@ def test_a_request_behind_one_too_long_runs_once_that_one_is_aborted() -> None:
     assert [request.id for request in engine.running] == ["old", "short"]
 
 
+def test_a_shared_beginning_is_computed_once_for_each_adapter() -> None:
+    engine = Engine(INSTANT, max_loras=2)
+    shared: Shared = {"prefix": "system", "prefix_tokens": 100}
+    steps = [
+        _run_to_end(engine, EngineRequest(name, 150, 1, adapter, **shared))[0].prefill_tokens
+        for name, adapter in [("1", "a"), ("2", "a"), ("3", "b"), ("4", None), ("5", "b")]
+    ]
+
+    assert steps == [150, 54, 150, 150, 54]  # 6 whole blocks of 16 tokens are found
+    assert (engine.counters.num_prompt_tokens, engine.counters.num_cached_tokens) == (750, 192)
+
+
+def test_the_last_token_of_a_prompt_is_computed_even_if_all_of_it_is_shared() -> None:
+    engine = Engine(INSTANT, max_loras=0)
+    shared: Shared = {"prefix": "system", "prefix_tokens": 32}
+    steps = [
+        _run_to_end(engine, EngineRequest(name, 32, 1, None, **shared))[0].prefill_tokens
+        for name in "12"
+    ]
+
+    assert steps == [32, 16]
+
+
+def test_requests_that_run_together_share_the_kv_of_their_beginning() -> None:
+    engine = Engine(replace(INSTANT, kv_capacity_tokens=1600, max_model_len=1600), max_loras=0)
+    for number in range(10):
+        engine.submit(EngineRequest(str(number), 816, 5, None, "system", 800), now=0.0)
+    step = engine.step(now=0.0)
+
+    assert step is not None
+    assert step.prefill_tokens == 816 + 9 * 16
+    assert step.stats.kv_usage_ratio == 60 / 100  # 50 shared blocks, and 10 of their own
+
+
+def test_the_time_that_a_request_waits_for_a_slot_is_told_apart() -> None:
+    engine = Engine(replace(INSTANT, step_s=1.0), max_loras=1)
+    engine.submit(EngineRequest("first", 10, 3, "a"), now=0.0)
+    engine.submit(EngineRequest("gated", 10, 1, "b"), now=0.0)
+    finished = engine.advance(now=0.0, until=100.0).finished
+
+    assert [(t.request.id, t.slot_wait_s) for t in finished] == [("first", 0.0), ("gated", 3.0)]
+
+
 def test_a_step_must_have_room_for_a_token_of_every_sequence() -> None:
     with pytest.raises(ValueError, match="max_num_seqs"):
         Engine(replace(INSTANT, max_num_batched_tokens=10, max_num_seqs=11))
+    with pytest.raises(ValueError, match="prefix"):
+        Engine(INSTANT).submit(EngineRequest("r", 5, 1, None, "p", 6), now=0.0)
