@@ -200,7 +200,7 @@ def main(
     parser.add_argument("--swap", default="", help="NAME=OTHER: run policy OTHER as NAME")
     options = parser.parse_args(arguments)
     console, suite = Console(highlight=False), read_suite(name)
-    specs = swapped(parse_targets([f"policy:{policy}" for policy in suite.rules]), options.swap)
+    specs = swapped(parse_targets([f"policy:{policy}" for policy in suite.policies]), options.swap)
     try:
         if options.write:
             lines = lines_of([measured_ratios(suite, specs, console) for _ in range(options.runs)])

@@ -130,7 +130,7 @@ def committed_expectation(path: Path = EXPECTATION) -> Expectation:
 
 def test_the_committed_expectation_is_of_the_suite_that_is_run() -> None:
     committed = committed_expectation()
-    policies = read_suite(committed.suite).rules
+    policies = read_suite(committed.suite).policies
 
     assert committed.suite == "guard"
     assert {(line.policy, line.other) for line in committed.lines} == {
@@ -158,11 +158,11 @@ def virtual_ratios(swapped: str = "founding") -> Ratios:
                     seed=block.seed,
                 ),
             )
-            for policy in suite.rules
+            for policy in suite.policies
         ]
         for block in blocks
     ]
-    return ratios_of(rounds, suite.rules)
+    return ratios_of(rounds, suite.policies)
 
 
 def test_the_committed_expectation_is_what_the_laboratory_says() -> None:

@@ -153,7 +153,7 @@ def _progress(console: Console) -> Watching:
             task = progress.add_task("starting", total=num_trials, completed=num_known)
 
             def advance(trial: Trial) -> None:
-                what = f"{trial.sweep or trial.scenario.name}: {trial.rule}"
+                what = f"{trial.sweep or trial.scenario.name}: {trial.policy}"
                 progress.update(task, advance=1, description=what)
 
             yield advance
@@ -172,7 +172,7 @@ def _print(result: dict[str, Any], console: Console) -> None:
             capacity, measures = row["capacity_rps"], row["measures"]
             low, informed = capacity["low"], row["over_informed"]
             table.add_row(
-                row["rule"],
+                row["policy"],
                 f"{capacity['mean']:.1f}",
                 "" if low is None else f"{max(0.0, low):.1f}-{capacity['high']:.1f}",
                 f"{row['over_baseline']['mean']:.2f}",

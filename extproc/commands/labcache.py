@@ -45,7 +45,7 @@ class TrialCache:
         Raises:
             OSError: The file cannot be written.
         """
-        if not is_bound(trial.rule) and opponent(trial.rule) is None:
+        if not is_bound(trial.policy) and opponent(trial.policy) is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
@@ -62,10 +62,10 @@ class TrialCache:
 
     def _key(self, trial: Trial) -> str:
         # The lists of a suite do not affect the result of a single trial.
-        knobs: dict[str, Any] = {"rules": [], "bounds": [], "scenarios": [], "sweeps": []}
+        knobs: dict[str, Any] = {"policies": [], "bounds": [], "scenarios": [], "sweeps": []}
         suite = msgspec.structs.replace(trial.suite, **knobs)
         content = msgspec.json.encode((self._code, suite, msgspec.structs.asdict(trial.scenario)))
-        own = (trial.rule, trial.seeds, trial.rates_rps, trial.sweep, trial.value)
+        own = (trial.policy, trial.seeds, trial.rates_rps, trial.sweep, trial.value)
         kept = msgspec.json.encode((*own, trial.keeps_placement))
         return sha256(content + kept).hexdigest()
 

@@ -70,7 +70,7 @@ def run(
     if policy is not None:
         sys.path.insert(0, os.getcwd())  # where a user's policy is
         load_policy(policy, {})
-        suite = msgspec.structs.replace(suite, rules=[policy, *suite.rules])
+        suite = msgspec.structs.replace(suite, policies=[policy, *suite.policies])
     kept = out / f"{suite.name}.trials.jsonl"
     if fresh:
         kept.unlink(missing_ok=True)
@@ -94,7 +94,7 @@ def tune(
     if suite.name == "evaluation":
         raise SuiteError("the evaluation suite is not for tuning")
     labels = [label for policy in policies for label in settings_of(policy)]
-    suite = msgspec.structs.replace(suite, rules=labels, bounds=[], sweeps=[])
+    suite = msgspec.structs.replace(suite, policies=labels, bounds=[], sweeps=[])
     return best_settings(_run_all(plan(suite), jobs, watching))
 
 
@@ -129,13 +129,13 @@ def plan(suite: Suite) -> list[Trial]:
         Trial(
             suite,
             scenario,
-            rule,
+            policy,
             tuple(suite.seeds),
             tuple(suite.rates_of(scenario)),
-            keeps_placement=rule in suite.rules[:4],
+            keeps_placement=policy in suite.policies[:4],
         )
         for scenario in suite.scenarios
-        for rule in [*suite.bounds, *suite.rules]
+        for policy in [*suite.bounds, *suite.policies]
     ]
     scenarios = {scenario.name: scenario for scenario in suite.scenarios}
     for sweep in suite.sweeps:
@@ -143,14 +143,14 @@ def plan(suite: Suite) -> list[Trial]:
             Trial(
                 suite,
                 varied(scenarios[sweep.scenario], sweep, value),
-                rule,
+                policy,
                 tuple(suite.seeds[: sweep.num_seeds]),
                 (sweep.rate_rps,),
                 sweep=sweep.name,
                 value=value,
             )
             for value in sweep.values
-            for rule in sweep.rules
+            for policy in sweep.policies
         ]
     return trials
 

@@ -86,7 +86,7 @@ def run_command(
     with refusing():
         check_libraries()
         found = read_suite(suite)
-        specs = parse_targets([f"policy:{policy}" for policy in policies or found.rules])
+        specs = parse_targets([f"policy:{policy}" for policy in policies or found.policies])
         chosen = scenarios_of(found, scenarios or ())
         blocks = plan_suite(found, chosen, rates_rps=rates or (), seeds=seeds or ())
     console, began = Console(), _now()

@@ -20,7 +20,7 @@ PREFIX = "policy:"
 def virtual_run(
     suite: Suite,
     scenario: ScenarioSpec,
-    rule: str,
+    policy: str,
     *,
     rate_rps: float,
     seed: int,
@@ -38,11 +38,11 @@ def virtual_run(
         suite, scenario, rate_rps=rate_rps, seed=seed, num=num_requests
     )
     result = Fleet(
-        settings, workload, make_policy(rule), seed=seed, events=events, policy_name=rule
+        settings, workload, make_policy(policy), seed=seed, events=events, policy_name=policy
     ).run()
     slo = slo_of(suite)
     return RunResult(
-        target=f"{PREFIX}{rule}",
+        target=f"{PREFIX}{policy}",
         scenario=scenario.name,
         rate_rps=rate_rps,
         seed=seed,
@@ -78,8 +78,8 @@ def twins_of(suite: Suite, runs: Sequence[RunResult], *, more_rates: int = 0) ->
             for seed in suite.seeds:
                 wanted[run.scenario, run.policy, run.rate_rps, seed] = None
     return [
-        virtual_run(suite, scenarios[name], rule, rate_rps=rate_rps, seed=seed)
-        for name, rule, rate_rps, seed in wanted
+        virtual_run(suite, scenarios[name], policy, rate_rps=rate_rps, seed=seed)
+        for name, policy, rate_rps, seed in wanted
     ]
 
 

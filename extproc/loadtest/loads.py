@@ -174,7 +174,9 @@ def workload_load(name: str, overrides: Overrides) -> WorkloadLoad:
     Raises:
         PlanError: There is no such fleet.
     """
-    empty = Suite(name="", about="", num_requests=1, seeds=[], rates_rps=[], rules=[], scenarios=[])
+    empty = Suite(
+        name="", about="", num_requests=1, seeds=[], rates_rps=[], policies=[], scenarios=[]
+    )
     suite = overrides.apply(empty)
     try:
         settings = FleetSettings(**suite.fleet, profile=PROFILES[suite.profile])

@@ -20,7 +20,7 @@ about: Two servers, four adapters.
 num_requests: 30
 seeds: [1]
 rates_rps: [10]
-rules: [founding, round_robin]
+policies: [founding, round_robin]
 slo: {ttft_s: 2, tpot_s: 0.5, target: 0.9}
 fleet: {num_pods: 2, max_loras: 2, drain_s: 30, scrape_interval_s: 0.2}
 scenarios:

@@ -19,7 +19,7 @@ num_requests: 240
 warm_up: 0.1
 seeds: [1, 2]
 rates_rps: [20, 40]
-rules: [round_robin, least_pending, founding]
+policies: [round_robin, least_pending, founding]
 fleet: {num_pods: 2, max_loras: 2, max_cpu_loras: 4}
 scenarios:
   - name: zipf

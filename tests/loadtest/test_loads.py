@@ -26,7 +26,7 @@ about: Two scenarios.
 num_requests: 40
 seeds: [1, 2]
 rates_rps: [5, 10]
-rules: [founding]
+policies: [founding]
 fleet: {num_pods: 2}
 scenarios:
   - {name: small, workload: {num_adapters: 4}}

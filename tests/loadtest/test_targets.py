@@ -98,7 +98,8 @@ def test_the_router_gets_the_policy_that_the_laboratory_runs(policy: str) -> Non
 def _parameters(policy: object) -> dict[str, Any]:
     """Plain values of a policy, and of a policy inside it."""
     found: dict[str, Any] = {}
-    for name, value in vars(policy).items():
+    for name in [*getattr(policy, "__dict__", ()), *getattr(policy, "__slots__", ())]:
+        value = getattr(policy, name)
         if isinstance(value, int | float | str | bool | None):
             found[name] = value
         elif hasattr(value, "choose"):

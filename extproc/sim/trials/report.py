@@ -45,7 +45,7 @@ def render(result: Json) -> str:
         suite=suite,
         scenarios=[_scenario(result, scenario, colours) for scenario in suite["scenarios"]],
         sweeps=sweep_charts(result, colours),
-        rules=[(label, describe(label)) for label in suite["rules"]],
+        policies=[(label, describe(label)) for label in suite["policies"]],
         columns=_COLUMNS,
         called=called,
         provenance=result["provenance"],
@@ -56,8 +56,8 @@ def render(result: Json) -> str:
 
 def colours_of(suite: Json) -> dict[str, str]:
     """Return a colour for each policy; bounds are grey."""
-    rules = [policy for policy in suite["rules"] if not is_bound(policy)]
-    colours = {policy: COLOURS[index % len(COLOURS)] for index, policy in enumerate(rules)}
+    policies = [policy for policy in suite["policies"] if not is_bound(policy)]
+    colours = {policy: COLOURS[index % len(COLOURS)] for index, policy in enumerate(policies)}
     return {**colours, **{bound: GREYS.get(bound[:2], GREYS["B4"]) for bound in suite["bounds"]}}
 
 
@@ -65,18 +65,18 @@ def _scenario(result: Json, scenario: Json, colours: Mapping[str, str]) -> Json:
     suite, summary = result["suite"], result["summary"][scenario["name"]]
     rows = summary["rows"]
     own = [t for t in result["trials"] if t["scenario"] == scenario["name"] and not t["sweep"]]
-    rules = [row for row in rows if not row["is_bound"]]
-    limit_rps = MAX_BOUND_RATIO * rules[0]["capacity_rps"]["mean"]
+    policies = [row for row in rows if not row["is_bound"]]
+    limit_rps = MAX_BOUND_RATIO * policies[0]["capacity_rps"]["mean"]
     beyond = [row for row in rows if row["is_bound"] and row["capacity_rps"]["mean"] > limit_rps]
     rates = scenario["rates_rps"] or suite["rates_rps"]
     return {
         "title": scenario["title"] or scenario["name"],
         "rate_rps": summary["main_rate_rps"],
         "rows": rows,
-        "rules": rules,
-        "better": [row["rule"] for row in rules if (row["over_baseline"]["low"] or 0) > 1],
+        "policies": policies,
+        "better": [row["policy"] for row in policies if (row["over_baseline"]["low"] or 0) > 1],
         "capacities": _capacity_chart([row for row in rows if row not in beyond], colours),
-        "beyond": [f"{called(row['rule'])}: {row['capacity_rps']['mean']:.3g}" for row in beyond],
+        "beyond": [f"{called(row['policy'])}: {row['capacity_rps']['mean']:.3g}" for row in beyond],
         "charts": [
             *latency_charts(own, colours, suite["slo"], rates),
             loads_chart(own, colours),
@@ -86,7 +86,7 @@ def _scenario(result: Json, scenario: Json, colours: Mapping[str, str]) -> Json:
 
 
 def _capacity_chart(rows: Sequence[Json], colours: Mapping[str, str]) -> str:
-    capacities = [(row["rule"], row["capacity_rps"]) for row in rows]
+    capacities = [(row["policy"], row["capacity_rps"]) for row in rows]
     bars: list[Bar] = [
         (called(policy), rps["mean"], rps["low"], rps["high"], colours[policy])
         for policy, rps in capacities

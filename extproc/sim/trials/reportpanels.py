@@ -70,7 +70,7 @@ def curves(
         for run in trial["runs"]:
             at = place(trial, run)
             if at is not None:
-                values[trial["rule"]][at].append(run[key])
+                values[trial["policy"]][at].append(run[key])
     return [
         curve(
             called(policy), own, colours.get(policy, "#333333"), "o--" if is_bound(policy) else "o-"
@@ -99,8 +99,8 @@ def loads_chart(trials: Sequence[Json], colours: Mapping[str, str]) -> Chart:
     bounds: list[float] = []
     for trial in trials:
         for run in trial["runs"]:
-            if "belady_loads_per_1000" in run and trial["rule"] != POOLED:
-                loads[trial["rule"]].append(run["loads_per_1000"])
+            if "belady_loads_per_1000" in run and trial["policy"] != POOLED:
+                loads[trial["policy"]].append(run["loads_per_1000"])
                 bounds.append(run["belady_loads_per_1000"])
     if not loads:
         return ("", "", "")
@@ -154,5 +154,5 @@ def heat_maps(trials: Sequence[Json]) -> list[Chart]:
             for adapter in range(len(adapters))
         ]
         names = [f"server {number + 1}" for number in range(len(pods))]
-        charts.append((called(trial["rule"]), heat_map(cells, adapters, names, len(counts)), ""))
+        charts.append((called(trial["policy"]), heat_map(cells, adapters, names, len(counts)), ""))
     return charts

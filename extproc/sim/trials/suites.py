@@ -88,7 +88,7 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
         scenario: The scenario that is varied.
         section: `workload`, `fleet` or `profile`, which has the factor.
         key: The factor.
-        rules: Policies.
+        policies: Policies.
         num_seeds: How many of the suite's seeds are used.
     """
 
@@ -99,7 +99,7 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     key: str
     values: list[float]
     rate_rps: float
-    rules: list[str]
+    policies: list[str]
     num_seeds: int = 1
 
 
@@ -127,7 +127,7 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
         baseline: The policy that the others are compared with.
         profile: Name of the engine profile.
         fleet: Fields of `FleetSettings`.
-        rules: Policies, with arguments or without: `founding`, `founding?threshold=8`.
+        policies: Policies, with arguments or without: `founding`, `founding?threshold=8`.
         bounds: `B0_pooled`, `B3_informed`, `B4_stale_<n>ms`.
     """
 
@@ -136,7 +136,7 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     num_requests: int
     seeds: list[int]
     rates_rps: list[float]
-    rules: list[str]
+    policies: list[str]
     scenarios: list[ScenarioSpec]
     num_search_requests: int = 0
     min_search_s: float = 20.0
@@ -195,9 +195,9 @@ def parse_suite(text: str) -> Suite:
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise SuiteError(f"not a suite: {error}") from error
     try:
-        unknown = [label for label in suite.rules if opponent(label) is None]
+        unknown = [label for label in suite.policies if opponent(label) is None]
     except (TypeError, ValueError) as error:
-        raise SuiteError(f"rules: {error}") from error
+        raise SuiteError(f"policies: {error}") from error
     if unknown:
         raise SuiteError(f"unknown policies: {', '.join(unknown)}")
     names = {scenario.name for scenario in suite.scenarios}

@@ -55,7 +55,7 @@ class Row:
         measures: Means over the seeds at the main rate.
     """
 
-    rule: str
+    policy: str
     is_bound: bool
     capacity_rps: Interval
     over_baseline: Interval
@@ -95,7 +95,7 @@ def summarize(suite: Suite, trials: Sequence[TrialResult]) -> dict[str, Any]:
         scenarios[scenario.name] = {"main_rate_rps": rate_rps, "rows": rows}
     kept = [asdict(trial) for trial in trials]
     timing = [
-        {k: trial[k] for k in ("scenario", "rule", "seed", "sweep", "value", "decision_us")}
+        {k: trial[k] for k in ("scenario", "policy", "seed", "sweep", "value", "decision_us")}
         for trial in kept
     ]
     for trial in kept:
@@ -113,14 +113,14 @@ def rows_of(suite: Suite, trials: Sequence[TrialResult], rate_rps: float) -> lis
     """Return the table of one scenario, highest capacity first."""
     capacities: dict[str, list[float]] = {}
     for trial in sorted(trials, key=lambda trial: trial.seed):
-        capacities.setdefault(trial.rule, []).append(trial.capacity_rps)
+        capacities.setdefault(trial.policy, []).append(trial.capacity_rps)
     runs = {policy: _runs(trials, policy, rate_rps) for policy in capacities}
     baseline = suite.baseline if suite.baseline in capacities else next(iter(capacities))
     rows = []
     for policy, values in capacities.items():
         over_baseline = paired_ratio(values, capacities[baseline])
         row = Row(
-            rule=policy,
+            policy=policy,
             is_bound=is_bound(policy),
             capacity_rps=interval(values),
             over_baseline=over_baseline,
@@ -134,14 +134,14 @@ def rows_of(suite: Suite, trials: Sequence[TrialResult], rate_rps: float) -> lis
             measures={name: fmean(run[name] for run in runs[policy]) for name in MEASURES},
         )
         rows.append(row)
-    return sorted(rows, key=lambda row: (-row.capacity_rps.mean, row.rule))
+    return sorted(rows, key=lambda row: (-row.capacity_rps.mean, row.policy))
 
 
 def _runs(trials: Sequence[TrialResult], policy: str, rate_rps: float) -> list[dict[str, Any]]:
     return [
         run
         for trial in sorted(trials, key=lambda trial: trial.seed)
-        if trial.rule == policy
+        if trial.policy == policy
         for run in trial.runs
         if run["rate_rps"] == rate_rps
     ]

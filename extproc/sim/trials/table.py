@@ -20,7 +20,7 @@ def markdown(result: Json) -> str:
     rows: dict[str, dict[str, Json]] = {}
     for scenario in scenarios:
         for row in result["summary"][scenario]["rows"]:
-            rows.setdefault(row["rule"], {})[scenario] = row
+            rows.setdefault(row["policy"], {})[scenario] = row
     lines = [
         "| policy | " + " | ".join(scenarios) + " | of B3 |",
         "|---" * (len(scenarios) + 2) + "|",

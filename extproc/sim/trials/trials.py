@@ -49,7 +49,7 @@ class Trial:
 
     Attributes:
         scenario: One of the suite's, or a variation of it.
-        rule: A policy or a bound.
+        policy: A policy or a bound.
         seeds: One run each at every rate.
         rates_rps: Rates at which runs are complete.
         sweep: Its sweep, or "".
@@ -60,7 +60,7 @@ class Trial:
 
     suite: Suite
     scenario: ScenarioSpec
-    rule: str
+    policy: str
     seeds: tuple[int, ...]
     rates_rps: tuple[float, ...]
     sweep: str = ""
@@ -82,7 +82,7 @@ class TrialResult:
     """
 
     scenario: str
-    rule: str
+    policy: str
     seed: int
     sweep: str
     value: float
@@ -116,7 +116,7 @@ def _run_seed(
     make_policy: MakePolicy,
     clock: Callable[[], float],
 ) -> TrialResult:
-    done = TrialResult(trial.scenario.name, trial.rule, seed, trial.sweep, trial.value)
+    done = TrialResult(trial.scenario.name, trial.policy, seed, trial.sweep, trial.value)
     slo = slo_of(trial.suite)
     decisions_s: list[float] = []
 
@@ -162,7 +162,7 @@ def _run(
     num = suite.num_of_search(rate_rps) if is_short else suite.num_requests
     parts = make_trial_parts(suite, trial.scenario, rate_rps=rate_rps, seed=seed, num=num)
     settings, workload, events = parts
-    if trial.rule == POOLED:
+    if trial.policy == POOLED:
         # Events are about single pods, so there are none here.
         pooled = pooled_settings(settings), pooled_workload(workload)
         return Fleet(*pooled, RandomChoice, seed=seed).run(), settings, workload
@@ -174,10 +174,10 @@ def _run(
     fleet = Fleet(
         settings,
         workload,
-        _bound(trial) or make_policy(trial.rule),
+        _bound(trial) or make_policy(trial.policy),
         seed=seed,
         events=events,
-        policy_name=trial.rule,
+        policy_name=trial.policy,
         clock=clock,
         gives_up=None if is_whole else gives_up,
     )
@@ -197,10 +197,10 @@ def _ceiling(
 
 def _bound(trial: Trial) -> Callable[[], Policy] | None:
     slo = slo_of(trial.suite)
-    if trial.rule == INFORMED:
+    if trial.policy == INFORMED:
         return lambda: Oracle(slo)
-    if trial.rule.startswith(STALE):
-        age_s = float(trial.rule.removeprefix(STALE).removesuffix("ms")) / 1000
+    if trial.policy.startswith(STALE):
+        age_s = float(trial.policy.removeprefix(STALE).removesuffix("ms")) / 1000
         return lambda: Oracle(slo, age_s)
     return None
 

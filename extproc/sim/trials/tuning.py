@@ -35,7 +35,7 @@ def best_settings(results: Sequence[TrialResult]) -> dict[str, tuple[str, float]
     """
     capacities: defaultdict[str, list[float]] = defaultdict(list)
     for result in results:
-        capacities[result.rule].append(log(max(result.capacity_rps, 1e-3)))
+        capacities[result.policy].append(log(max(result.capacity_rps, 1e-3)))
     best: dict[str, tuple[str, float]] = {}
     for label in sorted(capacities):
         policy, mean = label.partition("?")[0], exp(fmean(capacities[label]))

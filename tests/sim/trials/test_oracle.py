@@ -111,11 +111,11 @@ def test_an_old_state_is_worth_less_than_a_fresh_one() -> None:
     assert fresh.attainment > stale.attainment
 
 
-@pytest.mark.parametrize("rule", ["founding_hold_slots", "dynamo_sticky_hold", "random"])
+@pytest.mark.parametrize("policy", ["founding_hold_slots", "dynamo_sticky_hold", "random"])
 @pytest.mark.parametrize("rate_rps", [20.0, 60.0])
-def test_no_policy_beats_it_with_or_without_holding(rule: str, rate_rps: float) -> None:
+def test_no_policy_beats_it_with_or_without_holding(policy: str, rate_rps: float) -> None:
     work = poisson(500, rate_rps=rate_rps, num_adapters=30, output_tokens=300)
-    make = opponent(rule)
+    make = opponent(policy)
     assert make is not None
     other = Fleet(FleetSettings(num_pods=3, max_loras=4), work, make, seed=1).run()
     informed = served(work, num_pods=3, max_loras=4)

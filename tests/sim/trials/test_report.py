@@ -115,7 +115,7 @@ def test_the_report_takes_the_newest_run(folder: Path, tmp_path: Path) -> None:
 def test_the_commands_work_and_fail_in_one_line(tmp_path: Path) -> None:
     runner = CliRunner()
     path = tmp_path / "tiny.yaml"
-    path.write_text(suite_text(bounds=[], rules=["least_pending"], seeds=[1], rates_rps=[8]))
+    path.write_text(suite_text(bounds=[], policies=["least_pending"], seeds=[1], rates_rps=[8]))
     ran = runner.invoke(lab_app, ["run", str(path), "--out", str(tmp_path), "--jobs", "1"])
     made = runner.invoke(lab_app, ["report", "--out", str(tmp_path)])
 
@@ -196,7 +196,7 @@ def test_without_its_libraries_a_page_is_one_line(
 def test_with_few_common_rates_curves_are_made_of_the_runs_of_all_searches() -> None:
     def line(*rates: float) -> list[tuple[float, float]]:
         runs = [{"rate_rps": r, "ttft_p99_s": r, "attainment": 1.0} for r in (8, *rates)]
-        trial = {"rule": "founding", "runs": runs}
+        trial = {"policy": "founding", "runs": runs}
         (series,) = curves([trial], "ttft_p99_s", {}, place_at([8]))
         return list(series.points)
 
@@ -216,7 +216,7 @@ def test_the_table_has_a_line_per_policy_and_a_column_per_scenario(folder: Path)
     assert lines[0] == "| policy | z | of B3 |"
     assert len(lines) == 2 + len(rows)
     assert {line.count("|") for line in lines} == {4}
-    founding = next(row for row in rows if row["rule"] == "founding")
+    founding = next(row for row in rows if row["policy"] == "founding")
     line = next(line for line in lines if line.startswith("| `founding`"))
     assert f"| {founding['capacity_rps']['mean']:.1f} ± " in line
     assert f"| {founding['over_informed']['mean']:.0%} |" in line
@@ -226,11 +226,11 @@ def test_the_table_has_a_line_per_policy_and_a_column_per_scenario(folder: Path)
 
 
 def test_a_policy_that_ran_on_some_scenarios_only_has_empty_cells() -> None:
-    def row(rule: str, over: float | None) -> dict[str, Any]:
+    def row(policy: str, over: float | None) -> dict[str, Any]:
         capacity = {"mean": 5.0, "low": None, "high": None}
         informed = None if over is None else {"mean": over}
         return {
-            "rule": rule,
+            "policy": policy,
             "is_bound": False,
             "capacity_rps": capacity,
             "over_informed": informed,

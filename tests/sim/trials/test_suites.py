@@ -38,7 +38,7 @@ def suite_text(**fields: Any) -> str:
         "seeds": [1, 2],
         "rates_rps": [8, 16],
         "fleet": {"num_pods": 2, "max_loras": 4},
-        "rules": ["founding", "least_pending"],
+        "policies": ["founding", "least_pending"],
         "bounds": ["B0_pooled", "B3_informed", "B4_stale_50ms"],
         "scenarios": [{"name": "z", "workload": {"num_adapters": 12, "output_tokens": 20}}],
         **fields,
@@ -55,7 +55,7 @@ def test_every_suite_of_the_repository_can_be_run(path: Any) -> None:
     suite = parse_suite(path.read_text(encoding="utf-8"))
 
     assert suite.name == path.stem
-    assert suite.baseline in suite.rules
+    assert suite.baseline in suite.policies
     assert plan(suite)
 
 
@@ -74,9 +74,9 @@ def test_development_and_evaluation_share_no_seed() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rules": ["nonsense"]}, "unknown policies: nonsense"),
-        ({"rules": ["founding?threshold=x"]}, "could not convert"),
-        ({"rules": ["founding?nonsense=1"]}, "nonsense"),
+        ({"policies": ["nonsense"]}, "unknown policies: nonsense"),
+        ({"policies": ["founding?threshold=x"]}, "could not convert"),
+        ({"policies": ["founding?nonsense=1"]}, "nonsense"),
         ({"nonsense": 1}, "unknown field"),
         ({"scenarios": [{"name": "z", "workload": {"nonsense": 1}}]}, "nonsense"),
         ({"scenarios": [{"name": "z", "workload": {"kind": "nonsense"}}]}, "Invalid enum"),
@@ -172,7 +172,7 @@ def sweep(section: str, key: str, value: float) -> dict[str, Any]:
         "key": key,
         "values": [value],
         "rate_rps": 8,
-        "rules": ["founding"],
+        "policies": ["founding"],
     }
 
 
@@ -231,8 +231,8 @@ def test_a_sweep_is_run_at_its_own_rate_only() -> None:
 
 def test_trials_are_decided_by_their_seed() -> None:
     suite = tiny()
-    for rule in ("founding", "B0_pooled", "B3_informed", "B4_stale_50ms"):
-        trial = Trial(suite, suite.scenarios[0], rule, (1,), (8.0,))
+    for policy in ("founding", "B0_pooled", "B3_informed", "B4_stale_50ms"):
+        trial = Trial(suite, suite.scenarios[0], policy, (1,), (8.0,))
         first, second = (run_trial(trial, make_policy, perf_counter)[0].runs for _ in range(2))
         assert first == second
 
@@ -242,13 +242,13 @@ def test_rows_are_ordered_by_capacity_and_compared_seed_by_seed() -> None:
     (tried,) = run_trial(trial, make_policy, perf_counter)
     measures = tried.runs[0]
     trials = [
-        TrialResult("z", rule, seed, "", 0.0, capacity * seed, [{**measures, "rate_rps": 16}])
-        for rule, capacity in (("least_pending", 5.0), ("founding", 10.0), ("B0_pooled", 20.0))
+        TrialResult("z", policy, seed, "", 0.0, capacity * seed, [{**measures, "rate_rps": 16}])
+        for policy, capacity in (("least_pending", 5.0), ("founding", 10.0), ("B0_pooled", 20.0))
         for seed in (1, 2)
     ]
     rows = rows_of(tiny(), trials, 16)
 
-    assert [row.rule for row in rows] == ["B0_pooled", "founding", "least_pending"]
+    assert [row.policy for row in rows] == ["B0_pooled", "founding", "least_pending"]
     assert [row.is_bound for row in rows] == [True, False, False]
     assert rows[1].over_baseline.low == pytest.approx(2.0)
     assert rows[1].is_not_worse
@@ -262,13 +262,13 @@ def test_rows_are_ordered_by_capacity_and_compared_seed_by_seed() -> None:
 
 def test_a_suite_runs_with_a_custom_policy(tmp_path: Any) -> None:
     path = tmp_path / "tiny.yaml"
-    path.write_text(suite_text(bounds=[], rules=["least_pending"], seeds=[1], rates_rps=[8]))
+    path.write_text(suite_text(bounds=[], policies=["least_pending"], seeds=[1], rates_rps=[8]))
     own = "extproc.core.policies:Founding"
     result = run(str(path), policy=own, jobs=1, out=tmp_path)
     again = run(str(path), policy=own, jobs=1, out=tmp_path)
     kept = msgspec.json.decode((tmp_path / "tiny.json").read_bytes())
 
-    assert {row["rule"] for row in kept["summary"]["z"]["rows"]} == {own, "least_pending"}
+    assert {row["policy"] for row in kept["summary"]["z"]["rows"]} == {own, "least_pending"}
     assert kept["provenance"] == "model, not measured"
     assert result["trials"] == again["trials"]
     assert result["summary"] == again["summary"]
@@ -302,7 +302,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
     ran: list[str] = []
 
     def counting(trial: Trial) -> list[TrialResult]:
-        ran.append(trial.rule)
+        ran.append(trial.policy)
         return run_trial(trial, make_policy, lambda: 0.0)
 
     monkeypatch.setattr(labrun, "_run_one", counting)
@@ -314,23 +314,23 @@ def test_an_interrupted_run_goes_on_where_it_was(
         path.write_text(suite_text(bounds=[], seeds=[1], rates_rps=[8], num_requests=30, **fields))
         return run(str(path), jobs=1, fresh=fresh, out=tmp_path)
 
-    first = run_it(rules=["founding"])
+    first = run_it(policies=["founding"])
     kept = tmp_path / "tiny.trials.jsonl"
     kept.write_bytes(kept.read_bytes() + b'{"key": "cut off wh')
     assert ran == ["founding"]
-    second = run_it(rules=["founding", "round_robin"])
+    second = run_it(policies=["founding", "round_robin"])
     assert ran == ["round_robin"]
     assert second["trials"][: len(first["trials"])] == first["trials"]
-    run_it(rules=["founding", "round_robin"])
+    run_it(policies=["founding", "round_robin"])
     assert not ran
-    run_it(rules=["founding"], slo={"ttft_s": 0.4})
+    run_it(policies=["founding"], slo={"ttft_s": 0.4})
     assert ran == ["founding"]
-    run_it(rules=["founding"], fresh=True)
+    run_it(policies=["founding"], fresh=True)
     assert ran == ["founding"]
 
 
 def test_what_seeds_do_not_decide_is_kept_apart() -> None:
-    suite = tiny(bounds=[], rules=["least_pending"])
+    suite = tiny(bounds=[], policies=["least_pending"])
     trial = Trial(suite, suite.scenarios[0], "least_pending", (1, 2), (8, 16))
     summary = summarize(suite, run_trial(trial, make_policy, perf_counter))
 
@@ -352,8 +352,8 @@ def test_a_policy_may_be_named_with_arguments() -> None:
 
 
 def test_every_policy_is_tuned_with_the_same_budget() -> None:
-    for rule in TUNABLE:
-        labels = settings_of(rule)
+    for policy in TUNABLE:
+        labels = settings_of(policy)
         assert len(labels) == len(set(labels)) <= BUDGET
         for label in labels:
             assert make_policy(label)()
