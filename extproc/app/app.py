@@ -1,9 +1,9 @@
 """The composition root: one running service, from its configuration to its end.
 
-Start: listen, then discover; ready once each endpoint of the first list has been polled once. Until
-then requests are rejected with UNAVAILABLE, so that the data plane tries another router or fails
-open. Stop: not ready, long-lived streams end so that Envoy reconnects elsewhere, and running
-requests finish within `drain_timeout_s`.
+Start: listen, then discover; ready once each endpoint that is up in the first list has been polled
+once. Until then requests are rejected with UNAVAILABLE, so that the data plane tries another router
+or fails open. Stop: not ready, long-lived streams end so that Envoy reconnects elsewhere, and
+running requests finish within `drain_timeout_s`.
 """
 
 from __future__ import annotations

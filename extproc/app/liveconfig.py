@@ -52,7 +52,7 @@ class LiveConfig:
             interval_s=INTERVAL_S,
             on_change=self._on_change,
             on_failure=self._on_failure,
-            initial=self._text,
+            text=self._text,
         ).run()
 
     def _on_change(self, text: str) -> None:

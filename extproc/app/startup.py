@@ -90,12 +90,12 @@ def serve(
         ConfigError: The checks found errors, a line each.
         OSError: An address cannot be bound.
     """
+    logs.configure_logging(config.log.level, is_json=config.log.json_lines)
     found = check_start(config)
     if found.errors or found.in_use or found.policy is None:
         found.close()
         raise ConfigError("\n".join([*found.errors, *found.in_use]))
     policy, tracing = found.policy, found.tracing
-    logs.configure_logging(config.log.level, is_json=config.log.json_lines)
     for line in warnings:
         log.warning(line)
 

@@ -21,7 +21,10 @@ _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: +1 an
 
 
 class _Skipper:
-    """The position in one value. `skip` returns where a piece goes on behind the value."""
+    """The state of skipping one value.
+
+    `skip` returns the position behind the value's end, or the end of the piece.
+    """
 
     has_ended = False
     work = 0  # units of work done so far (`slices.WORK_PER_PASS`)

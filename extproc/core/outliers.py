@@ -253,7 +253,7 @@ class Outliers:
         return Cause.UNREACHABLE if is_gone else None
 
     def _is_streak_unusual(self, health: _Health, now: float) -> bool:
-        """Return whether the others do not fail nearly as much as one that only fails."""
+        """Return whether the others fail so much less that one that only fails stands out."""
         others = self._rate_of_others(health, self._settings.consecutive_failures, now)
         return 1.0 - (others or 0.0) >= self._settings.min_excess_ratio
 

@@ -10,10 +10,11 @@ from extproc.core.types import Endpoint
 class Readiness:
     """The router's readiness after its start.
 
-    It is ready when each endpoint of the first list has been asked for its models, and one has
-    listed them. If all fail, the cause may as well be on our side (a busy start, a network that
-    comes up), so they are asked again. It is ready in any case after `limit_s`, and at once where
-    no endpoint is up. Endpoints that join later are not waited for. Once ready, it stays ready.
+    It is ready when each endpoint that was up in the first list, and still is, has been asked for
+    its models, and one has listed them. If all fail, the cause may as well be on our side (a busy
+    start, a network that comes up), so they are asked again. It is ready in any case after
+    `limit_s`, and at once where no endpoint is up. Endpoints that join later are not waited for.
+    Once ready, it stays ready.
 
     Args:
         limit_s: Seconds after the first list of endpoints.
@@ -26,7 +27,10 @@ class Readiness:
         self._has_models = False
 
     def set_endpoints(self, endpoints: Iterable[Endpoint], *, now: float) -> None:
-        """Record a list from discovery. Only the endpoints of the first one are waited for."""
+        """Record a list from discovery.
+
+        The first sets the endpoints to wait for; later ones can only remove some.
+        """
         up = {endpoint.address for endpoint in endpoints if endpoint.is_ready}
         if self._until_s is None:
             self._until_s = now + self._limit_s

@@ -58,7 +58,10 @@ _DROPPED_REASONS = {
 
 
 def dropped(rejection: Rejection) -> dict[str, str]:
-    """Return llm-d's header that says why a request was dropped: on every 503 and 429."""
+    """Return llm-d's header that says why a request was dropped.
+
+    None unless it was for want of endpoints, capacity or memory.
+    """
     reason = _DROPPED_REASONS.get(rejection.reason)
     return {} if reason is None else {"x-llm-d-request-dropped-reason": reason}
 

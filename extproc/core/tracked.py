@@ -209,9 +209,9 @@ def verdicts(
     """Return the verdict on each endpoint that a pick was sent to, by address.
 
     `verdict` and `address` ("" for the pick's own) are those of the last attempt, the only one that
-    the data plane reports. It tries a pick's endpoints and alternates in order, and retries only
-    requests that did not reach the endpoint (so do our Envoy configurations); where it dials an
-    address twice, only the last attempt counts.
+    the data plane reports. It tries a pick's endpoints and alternates in order. A request that is
+    retried is assumed not to have reached the endpoint: our Envoy configurations retry nothing
+    else. Where an address is dialled twice, only the last attempt counts.
     """
     tried = (*pick.endpoints, *pick.alternates)[: max(1, num_attempts)]
     said = dict.fromkeys(tried[: max(0, num_attempts - 1)], Verdict.UNREACHABLE)

@@ -43,6 +43,6 @@ def pending(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
 
 
 def spread(counts: Sequence[int]) -> str:
-    """Say the least and the most of `counts`, which are not empty."""
+    """Say the least and the most of `counts`, which is not empty."""
     low, high = min(counts), max(counts)
     return str(low) if low == high else f"{low} to {high}"

@@ -66,7 +66,7 @@ class RequestBody(StrEnum):
 class BootstrapOptions:
     """The options of a bootstrap; see also `extproc envoy --help`.
 
-    None keeps the value in the mode's file, for TLS plain text.
+    None keeps the value in the mode's file; for TLS it means plain text.
 
     Attributes:
         response_phases: Whether the response's headers and trailers (and, in full duplex, its

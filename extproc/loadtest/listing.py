@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 _TIMEOUT_S = 10.0
+_MAX_ERROR_BYTES = 200
 _T = TypeVar("_T")
 
 
@@ -87,10 +88,12 @@ async def fetch_json(
     try:
         async with (
             aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
-            session.get(url, raise_for_status=True) as response,
+            session.get(url, allow_redirects=False) as response,
         ):
-            return msgspec.json.decode(await response.read(), type=kind)
-    except aiohttp.ClientResponseError as error:
-        raise ListingError(f"{url}: status {error.status}") from error
-    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+            body = await response.read()
+            if response.status != 200:
+                text = " ".join(body[:_MAX_ERROR_BYTES].decode(errors="replace").split())
+                raise ListingError(f"{url}: status {response.status} {text}".rstrip())
+            return msgspec.json.decode(body, type=kind)
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, ValueError) as error:
         raise ListingError(f"{url}: {str(error) or f'no response in {timeout_s:g} s'}") from error

@@ -33,7 +33,8 @@ class RampPlan:
     Attributes:
         seconds: Length of each step.
         from_rps: The first step's rate.
-        resolution: Ratio between the first rate that failed and the last that passed at the end.
+        resolution: The search ends when the first rate that failed is at most this many times the
+            last one that passed.
     """
 
     load: Load

@@ -24,7 +24,12 @@ MAX_MEDIAN_DELAY_S = 0.005
 STOPPED = "stopped"
 """The error of a request that was in flight when the test was stopped."""
 
-_HEADERS = {"content-type": "application/json"}
+_HEADERS = {
+    "content-type": "application/json",
+    # Compressed events arrive in bunches.
+    "accept-encoding": "identity",
+    "user-agent": "extproc-loadtest",
+}
 _SERVED_BY = "x-served-by"
 _STREAM = "text/event-stream"
 
@@ -190,7 +195,7 @@ class Sender:
             return "abandoned" if is_abandoned else "timeout"
         except aiohttp.ClientConnectorError:
             return "connect"
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError, ValueError):  # the last: bytes that are no HTTP
             return "reset"
         except asyncio.CancelledError:
             return STOPPED
@@ -200,7 +205,7 @@ class Sender:
         self, response: _Response, body: bytes, on_first_token: Callable[[], None]
     ) -> None:
         meter = response.meter
-        async with self._session.post(self._url, data=body) as received:
+        async with self._session.post(self._url, data=body, allow_redirects=False) as received:
             response.status = received.status
             response.served_by = received.headers.get(_SERVED_BY, "")
             response.is_stream = received.content_type == _STREAM

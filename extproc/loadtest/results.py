@@ -20,7 +20,7 @@ from extproc.workload.exchange import RequestRecord
 from extproc.workload.flights import PodTotals
 from extproc.workload.judge import Metrics, Slo, measure
 
-FORMAT = "extproc-loadtest-1"
+FORMAT = "extproc-loadtest-2"
 NUM_DIGITS = 5
 """Significant digits in the file: far more than a measurement has."""
 

@@ -199,8 +199,8 @@ def is_loopback(host: str) -> bool:
 def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
     """Return a snapshot as plain values.
 
-    Keys as below, endpoints sorted by address; the meanings are those of `EndpointView`. Adapters
-    are ordered by last use, the latest first.
+    Keys as below, endpoints sorted by address; the meanings are those of `EndpointView`. The
+    adapters in `gpu_adapters` and `cpu_adapters` are ordered by last use, the latest first.
     """
     return {"endpoints": [_describe_view(view, snapshot.now) for view in snapshot.endpoints]}
 

@@ -36,7 +36,8 @@ class Certificates:
         self._trouble = ""
 
     def reload_if_changed(self) -> bool:
-        """Load the files again if one has changed, for new connections; return whether they were.
+        """Load the files again, for new connections, if one has changed; return whether they were
+        loaded.
 
         Files that do not match (half of a rotation) change nothing; the next call tries again. A
         new client authority is added to the former ones, which stay trusted until a restart.

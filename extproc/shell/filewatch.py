@@ -24,7 +24,7 @@ class FileWatch:
         on_change: Called with the text, at first and after each change. Its exceptions are reported
             to `on_failure`, and the same text is not reported again.
         on_failure: Called with a message, once per new failure.
-        initial: The text that the caller already has; not reported.
+        text: The text last read; at first the one that the caller has, which is not reported.
     """
 
     path: Path
@@ -32,7 +32,7 @@ class FileWatch:
     interval_s: float
     on_change: Callable[[str], None]
     on_failure: Callable[[str], None]
-    initial: str | None = None
+    text: str | None = None
     _failure: str = ""
 
     async def run(self) -> None:
@@ -45,8 +45,8 @@ class FileWatch:
         """Read the file once."""
         try:
             text = read_text(self.path)
-            if text != self.initial:
-                self.initial = text
+            if text != self.text:
+                self.text = text
                 self.on_change(text)
             self._failure = ""
         except Exception as error:

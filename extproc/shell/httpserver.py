@@ -28,11 +28,11 @@ class HttpLimits:
             browser six at most, and the live page has its own limit.
         request_s: From connecting, or from a request's first byte, to the end of its headers.
         idle_s: Between two requests of a connection; above Prometheus's usual minute.
-        answer_s: For a response to remain unread.
+        answer_s: Longest time that a response may remain unread.
         max_unread_bytes: Unread on all connections together; the connection that exceeds it is
             dropped. Thirty pages of metrics about a thousand pods.
-        body_s: For reading and discarding a request's body, so that the response arrives.
-        stop_s: For requests in progress when the listener stops.
+        body_s: Time to read and discard a request's body, so that the response arrives.
+        stop_s: Time for requests in progress when the listener stops.
         tick_s: Interval of the checks, and so the precision of the times.
     """
 
@@ -62,8 +62,9 @@ class HttpListener:
     """Serves an application on one address.
 
     Attributes:
-        port: Port; 0 for a free one.
-        port: The bound port, once started.
+        port: 0 for a free one; the bound port, once started.
+        limits: Bounds on the resources of peers.
+        dropped: Counts dropped connections.
     """
 
     host: str

@@ -35,7 +35,7 @@ class PeersService:
     """All links of this process, whoever dialled.
 
     Attributes:
-        relay: The entries to send.
+        relay: Holds the entries to send.
         on_entries: Called with the entries relayed by a peer.
         clock: Monotonic seconds.
         on_garbage: Called once per malformed message.

@@ -53,7 +53,7 @@ def make_certificate(*, now: dt.datetime) -> tuple[Path, Path]:
 
 
 def _file(name: str, content: bytes) -> Path:
-    """Make a file that ends with this process; if the system has none, a private one."""
+    """Make a file that disappears with this process, or a private one if there is no such kind."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create(name)
         os.write(descriptor, content)

@@ -176,7 +176,10 @@ class _Session:
             self._call.end(code, details)
 
     def half_close(self) -> None:
-        """End the RPC, at once or, while a policy holds the request, after the response."""
+        """End the RPC, unless the data plane still wants an answer (`is_wanted_half_closed`).
+
+        Then it ends after that, once the body is read and no policy holds the request.
+        """
         self._is_half_closed = True
         self._end_if_half_closed()
 

@@ -121,7 +121,7 @@ class Telemetry:
         return Totals(self._decision_s.count, self._decision_s.sum, self._rejections.total)
 
     def completion_unmatched(self) -> None:
-        """Record an access log entry about none of our picks."""
+        """Record an access log entry about a pick of ours that had already ended."""
         self._unmatched.add(())
 
     def picks_expired(self, count: int = 1) -> None:
@@ -197,7 +197,7 @@ class Telemetry:
             "slo_requests", "Requests by whether they were answered in time", ("path", "attained")
         )
         self._unmatched = _Counter(
-            "completions_unmatched", "Access log entries about none of our picks"
+            "completions_unmatched", "Access log entries about our picks that had already ended"
         )
         self._expired = _Counter("picks_expired", "Picks that expired without news of their end")
         self._scrape_failures = _Counter("scrape_failures", "Failed scrapes", ("endpoint",))

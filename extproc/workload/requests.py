@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-_FORMAT = "lora-workload-1"
+_FORMAT = "lora-workload-2"
 
 
 @dataclass(frozen=True, slots=True)

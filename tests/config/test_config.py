@@ -147,7 +147,7 @@ def test_the_error_for_an_unknown_name_lists_the_known_ones(text: str, allowed: 
 
 
 def test_a_key_that_stands_twice_is_a_mistake() -> None:
-    with pytest.raises(ConfigError, match="'policy' stands twice"):
+    with pytest.raises(ConfigError, match="'policy' is given twice"):
         parse_config(PODS + "policy: {name: random}\npolicy: {name: founding}")
 
 

@@ -75,7 +75,7 @@ def test_an_endpoint_of_which_nothing_is_known_has_a_result() -> None:
         ("{", "not a load test's result"),
         ("[]", "not a load test's result"),
         ("{}", f"its format is '', not '{FORMAT}'"),
-        ('{"format": "extproc-lab-1"}', "its format is 'extproc-lab-1'"),
+        ('{"format": "extproc-lab-2"}', "its format is 'extproc-lab-2'"),
         (f'{{"format": "{FORMAT}", "name": 1}}', r"not a load test's result: .*name"),
     ],
 )

@@ -85,7 +85,7 @@ def test_two_targets_have_two_names() -> None:
 
 @pytest.mark.parametrize("policy", [*OPPONENTS, "founding?threshold=8", "toppings?load_s=0.5"])
 def test_the_router_gets_the_policy_that_the_laboratory_runs(policy: str) -> None:
-    section = policy_section(policy)
+    section = yaml.safe_load(yaml.safe_dump(policy_section(policy)))
     make = opponent(policy)
     assert make
 
@@ -98,7 +98,8 @@ def test_the_router_gets_the_policy_that_the_laboratory_runs(policy: str) -> Non
 def _parameters(policy: object) -> dict[str, Any]:
     """Plain values of a policy, and of a policy inside it."""
     found: dict[str, Any] = {}
-    for name in [*getattr(policy, "__dict__", ()), *getattr(policy, "__slots__", ())]:
+    slots = [name for kind in type(policy).__mro__ for name in getattr(kind, "__slots__", ())]
+    for name in [*getattr(policy, "__dict__", ()), *slots]:
         value = getattr(policy, name)
         if isinstance(value, int | float | str | bool | None):
             found[name] = value

@@ -28,7 +28,7 @@ class Follower:
             interval_s=0.001,
             on_change=self.take,
             on_failure=self.troubles.append,
-            initial=self.initial,
+            text=self.initial,
         )
 
     def take(self, text: str) -> None:

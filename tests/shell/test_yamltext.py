@@ -50,7 +50,7 @@ def num_values(value: Any) -> int:
         ("x" * (MAX_CHARS + 1), f"more than {MAX_CHARS} characters"),
         ("1" + ":1" * 300_000, f"a value of more than {MAX_VALUE_CHARS} characters"),
         ("a: *nothing", "line 1, column 4: found undefined alias 'nothing'"),
-        ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' stands twice"),
+        ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' is given twice"),
         ("a: [", "line 1, column 5: "),
         ("a: 1\n---\nb: 2", "not YAML: line 2"),
         ("!!python/object:os.system {}", "could not determine a constructor"),

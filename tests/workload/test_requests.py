@@ -112,7 +112,7 @@ def test_a_rate_factor_must_be_positive() -> None:
     [
         b"",
         b"{}",
-        _workload().to_bytes().replace(b"lora-workload-1", b"lora-workload-9"),
+        _workload().to_bytes().replace(b"lora-workload-2", b"lora-workload-9"),
         _workload().to_bytes() + b'[0.0,null,"long",1,""]\n',
         _workload().to_bytes() + b"[0.0,null,1]\n",
     ],

@@ -18,7 +18,8 @@ PROMPT = "tell me more " * 20
 MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS = 12, 36
 ZIPF_EXPONENT = 0.7
 TIMEOUT_S = 120.0
-"""Of each step of a request. The client's default, 5 s to connect, is too short if it is busy."""
+"""Of each step of a request. The client's default, 5 s to connect, is too short on a busy
+machine."""
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ class Condition(Struct, frozen=True):
 
 
 class PodStatus(Struct, rename="camel", frozen=True):
-    """Of a Pod."""
+    """The fields of a Pod's status that are read."""
 
     phase: str = ""
     pod_ip: str | None = field(default=None, name="podIP")

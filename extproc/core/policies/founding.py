@@ -29,7 +29,7 @@ _MAX_NAMED = 3
 class Founding:
     """The founding rule.
 
-    From `threshold` pending requests, at least 1, of one adapter on one endpoint it spills.
+    An adapter spills from an endpoint where `threshold` of its requests, at least 1, are pending.
     """
 
     def __init__(self, threshold: int = DEFAULT_THRESHOLD) -> None:
@@ -68,7 +68,10 @@ class Founding:
 
 
 def _emptiest(views: Sequence[EndpointView], rng: random.Random) -> EndpointView:
-    """Return that with the fewest active adapters, then the least pending; of equals any."""
+    """Return the endpoint with the fewest active adapters, then the least pending.
+
+    A random one of equals.
+    """
     fewest = lowest(views, [len(view.pending_by_adapter) for view in views])
     return one_of(lowest(fewest, [view.num_pending for view in fewest]), rng)
 

@@ -154,7 +154,7 @@ class HeaderReader:
         return self._decode(block)[0]
 
     def _decode(self, block: bytes) -> tuple[list[Field], bool]:
-        """Decode a block; return whether it changed the dynamic table, too."""
+        """Decode a block; return its fields, and whether it changed the dynamic table."""
         table = self._decoder.header_table
         entries = table.dynamic_entries
         # Held, so that no new entry can be the same object: insertions are at the front.

@@ -83,7 +83,10 @@ class Method:
 
 
 class _NoSession:
-    """A session that does nothing: of a refused call, or of a method that has returned none yet."""
+    """A session that does nothing.
+
+    That of a refused or closed call, or of a method that has returned none yet, or failed to.
+    """
 
     def receive(self, message: bytes) -> None: ...
 

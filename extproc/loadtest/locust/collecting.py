@@ -21,12 +21,14 @@ class News(msgspec.Struct, array_like=True):
         begun_s: Times of requests that were sent.
         firsts_s: Times of sending of requests that got their first token.
         is_final: These are the process's last news.
+        problem: The error that ended its sending, or "".
     """
 
     records: list[RequestRecord]
     begun_s: list[float]
     firsts_s: list[float]
     is_final: bool
+    problem: str = ""
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class _Share:
     num_requests: int
     num_records: int = 0
     is_final: bool = False
+    problem: str = ""
 
 
 class Collecting:
@@ -69,6 +72,7 @@ class Collecting:
             self.records.append(record)
             self.figures.take(record)
         share.is_final = news.is_final
+        share.problem = news.problem
 
     @property
     def num_requests(self) -> int:
@@ -94,6 +98,8 @@ class Collecting:
                 f"{num_unsent} were never sent"
             )
         for share in self._shares:
+            if share.problem:
+                lines.append(f"worker {share.worker} stopped sending: {share.problem}")
             num_lost = share.num_requests - share.num_records
             if not share.is_final:
                 lines.append(
@@ -101,6 +107,11 @@ class Collecting:
                     "requests were never accounted for"
                 )
         return lines
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error ended the sending of a process."""
+        return any(share.problem for share in self._shares)
 
     @property
     def is_whole(self) -> bool:

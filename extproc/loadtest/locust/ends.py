@@ -38,6 +38,8 @@ def conclude(
     options = options_of(environment)
     if not collecting.is_whole:
         environment.process_exit_code = EXIT_LOST
+    elif collecting.has_failed:
+        environment.process_exit_code = 1
     if not collecting.records:
         return None
     summary = summarize_records(collecting.records, slo=collecting.plan.slo)

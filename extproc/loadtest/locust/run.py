@@ -110,9 +110,11 @@ class LoadTest:
             plan = options.extproc_plan and msgspec.convert(options.extproc_plan, type=Plan)
             if plan and not isinstance(runner, MasterRunner):
                 self._begin_sending(runner, plan)
-        except PlanError as error:
-            self._problem = str(error)
-            _log.error("%s", error)
+        except Exception as error:  # locust would only log it, and run on
+            if not isinstance(error, PlanError):
+                _log.exception("the test cannot begin")
+            self._problem = str(error) or type(error).__name__
+            _log.error("%s", self._problem)
             environment.process_exit_code = 1
             gevent.spawn(self._end)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from flask import Response, request
 
-from extproc.loadtest.listing import ListingError, fetch_json
+from extproc.loadtest.listing import ListingError, base_url, fetch_json
 from extproc.loadtest.locust.plan import options_of
 from extproc.loadtest.locust.threads import InThread
 
@@ -87,8 +87,8 @@ class _Router:
             return None
         now = self._clock()
         if url != self._url or now - self._shown_s >= ROUTER_AGE_S:
+            self._shown = _query(url)
             self._url, self._shown_s = url, now
-            self._shown = _query(f"{url}/debug/snapshot")
         return self._shown
 
 
@@ -97,8 +97,9 @@ class _Snapshot(msgspec.Struct):
 
 
 def _query(url: str) -> dict[str, Any]:
-    fetched = InThread(lambda: fetch_json(url, _Snapshot, {}, ROUTER_TIMEOUT_S))
     try:
+        url = f"{base_url(url)}/debug/snapshot"
+        fetched = InThread(lambda: fetch_json(url, _Snapshot, {}, ROUTER_TIMEOUT_S))
         return {"endpoints": fetched.wait().endpoints}
     except ListingError as error:
         return {"problem": f"--router-admin: {error}"}

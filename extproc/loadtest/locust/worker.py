@@ -64,6 +64,7 @@ class Sending:
         self.plan = plan
         self.is_final = False
         self._is_stopping = False
+        self._problem = ""
         self._place = place
         self._environment = environment
         self._hand_over = hand_over
@@ -94,8 +95,9 @@ class Sending:
             self._cancel()
         try:
             self._thread.wait()
-        except Exception:  # whatever it is: the records so far count
+        except Exception as error:  # whatever it is: the records so far count
             _log.exception("sending failed")
+            self._problem = f"{type(error).__name__}: {error}"
         self._log_records()
         self.is_final = True
         self._hand_over()
@@ -103,7 +105,8 @@ class Sending:
     def take_news(self) -> News:
         """Return what has happened since the last call."""
         records, self._records = self._records, []
-        return News(records, _emptied(self._sent_s), _emptied(self._firsts_s), self.is_final)
+        times_s = _emptied(self._sent_s), _emptied(self._firsts_s)
+        return News(records, *times_s, self.is_final, self._problem)
 
     def _report(self) -> None:
         while not self._is_stopping:

@@ -32,7 +32,7 @@ def render(result: LoadResult, *, link: str = "") -> str:
         raise ValueError(f"{result.name}: a load test without real runs")
     check_libraries()
     profile = PROFILES.get(result.suite.profile) if result.suite else None
-    policies = [policy_of(target) for target in result.targets if "policy:" in target]
+    policies = [policy_of(target) for target in result.targets if target.startswith("policy:")]
     return rendered(
         Path(__file__).with_name("page.html"),
         result=result,

@@ -57,7 +57,7 @@ function show() {
   const { about, health } = frame;
   setBadge($("health"), health.length ? `not ready: ${health.join("; ")}` : "ready", health.length ? "bad" : "good");
   const up = duration(Math.max(0, (frame.wall_ms - about.started_wall_ms) / 1000));
-  setText($("about"), `version ${about.version}, rule ${frame.policy}, router ${about.router}, up ${up}`);
+  setText($("about"), `version ${about.version}, policy ${frame.policy}, router ${about.router}, up ${up}`);
   showTiles();
   showSlo();
   showPods();

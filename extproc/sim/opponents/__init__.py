@@ -30,8 +30,14 @@ from extproc.sim.opponents.vllm_balancer import VllmBalancer
 __all__ = ["OPPONENTS", "TUNABLE", "opponent"]
 
 
-def _held(make: Callable[[], Policy], **hold: Any) -> Policy:
-    return Hold(make(), **hold)
+# Factories with plain arguments and names of their own: load tests write them into a router's
+# configuration.
+def _held_sticky(**hold: Any) -> Policy:
+    return Hold(ProportionalSticky(), **hold)
+
+
+def _held_founding(**hold: Any) -> Policy:
+    return Hold(Founding(), **hold)
 
 
 OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
@@ -58,9 +64,9 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
         "toppings": Toppings,
         "toppings_with_loads": partial(Toppings, load_s=0.1),
         "dynamo_sticky": ProportionalSticky,
-        "dynamo_sticky_hold": partial(_held, ProportionalSticky),
-        "dynamo_sticky_hold_slots": partial(_held, ProportionalSticky, is_slot_aware=True),
-        "founding_hold_slots": partial(_held, Founding, is_slot_aware=True),
+        "dynamo_sticky_hold": partial(_held_sticky),
+        "dynamo_sticky_hold_slots": partial(_held_sticky, is_slot_aware=True),
+        "founding_hold_slots": partial(_held_founding, is_slot_aware=True),
         "slora_fcfs": SloraQueue,
         "slora_lcfs": partial(SloraQueue, "lcfs"),
         "slora_abort": partial(SloraQueue, "abort"),

@@ -88,7 +88,7 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
         scenario: The scenario that is varied.
         section: `workload`, `fleet` or `profile`, which has the factor.
         key: The factor.
-        policies: Policies.
+        policies: Run in this sweep, instead of the suite's.
         num_seeds: How many of the suite's seeds are used.
     """
 

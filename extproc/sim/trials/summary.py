@@ -21,7 +21,7 @@ from extproc.workload.intervals import (
     paired_ratio,
 )
 
-FORMAT = "extproc-lab-1"
+FORMAT = "extproc-lab-2"
 MEASURES = (
     "attainment",
     "throughput_rps",

@@ -150,7 +150,7 @@ def test_lab_report_takes_a_load_tests_result(tmp_path: Path) -> None:
 
 def test_lab_report_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    path.write_text('{"format": "extproc-loadtest-1", "name": 3}')
+    path.write_text('{"format": "extproc-loadtest-2", "name": 3}')
 
     done = CliRunner().invoke(app, ["lab", "report", str(path)])
 

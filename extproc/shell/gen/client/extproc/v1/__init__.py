@@ -33,7 +33,7 @@ betterproto2.check_compiler_version(_COMPILER_VERSION)
 @dataclass(eq=False, repr=False)
 class Candidate(betterproto2.Message):
     """
-    One endpoint, as the rule saw it.
+    One endpoint, as the policy saw it.
     """
 
     address: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
@@ -161,19 +161,19 @@ class Pick(betterproto2.Message):
 
     policy: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
     """
-    Name of the rule that chose.
+    Name of the policy that chose.
     """
 
     reason: "str" = betterproto2.field(9, betterproto2.TYPE_STRING)
     """
-    The rule's slug, such as `affinity`.
+    The policy's slug, such as `affinity`.
     """
 
     candidates: "list[Candidate]" = betterproto2.field(
         10, betterproto2.TYPE_MESSAGE, repeated=True
     )
     """
-    What the rule chose from.
+    What the policy chose from.
     """
 
 
