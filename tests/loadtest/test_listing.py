@@ -41,7 +41,11 @@ async def test_a_document_is_fetched() -> None:
 
 @pytest.mark.parametrize(
     ("status", "text", "says"),
-    [(500, "first\nsecond", "status 500"), (200, "<html>", "malformed"), (200, "1", "Expected")],
+    [
+        (500, "first\nsecond", "status 500 first second"),
+        (200, "<html>", "malformed"),
+        (200, "1", "Expected"),
+    ],
 )
 async def test_a_missing_document_has_an_error_of_one_line(
     status: int, text: str, says: str
@@ -55,6 +59,17 @@ async def test_a_missing_document_has_an_error_of_one_line(
 
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+async def test_bytes_that_are_no_text_and_headers_that_are_none_are_errors() -> None:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=b'{"a": "\xff"}')
+
+    async with server(handler) as url:
+        with pytest.raises(ListingError):
+            await fetch_json(f"{url}/x", dict[str, str], {})
+        with pytest.raises(ListingError):
+            await fetch_json(f"{url}/x", dict[str, str], {"authorization": "Bearer key\n"})
 
 
 async def test_the_wait_for_a_document_ends() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from extproc.loadtest.replay import STOPPED, ReplaySettings, open_sender, replay
+from extproc.shell.selfsigned import make_certificate
 from extproc.sim.engine.profiles import INSTANT
 from extproc.sim.fakepod.pod import PodConfig, start_pod
 from extproc.workload.exchange import CHAT, RequestForm, RequestRecord
@@ -25,15 +28,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def server(handler: Handler) -> AsyncIterator[str]:
+async def server(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """The URL of a server that answers every request so."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
     try:
-        yield "http://{}:{}".format(*runner.addresses[0])
+        yield "{}://{}:{}".format("https" if tls else "http", *runner.addresses[0])
     finally:
         await runner.cleanup()
 
@@ -98,6 +101,35 @@ async def test_a_server_that_is_not_there_is_a_connect_error() -> None:
     async with server(nothing) as url:
         gone = url
     assert await error_at(gone) == "connect"
+
+
+async def test_a_certificate_that_is_not_trusted_is_a_connect_error() -> None:
+    async def nothing(request: web.Request) -> web.StreamResponse:
+        raise AssertionError
+
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*make_certificate(now=dt.datetime.now(dt.UTC)))
+    async with server(nothing, tls) as url:
+        assert await error_at(url) == "connect"
+
+
+async def test_a_redirect_is_an_error_and_not_followed() -> None:
+    async def redirect(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPTemporaryRedirect("/elsewhere")
+
+    async with server(redirect) as url:
+        assert await error_at(url) == "http_307"
+
+
+async def test_one_request_that_cannot_be_sent_loses_no_other() -> None:
+    pod = await start_pod(PodConfig(adapters=["a"]))
+    try:
+        work = workload(arrival(0.0, "a"), arrival(0.1, "a"))
+        records = await sent(work, pod.url, headers={"x-bad": "a\nb"})
+    finally:
+        await pod.stop()
+
+    assert [record.error for record in records] == ["reset", "reset"]
 
 
 async def test_an_answer_that_is_an_error_has_its_status() -> None:

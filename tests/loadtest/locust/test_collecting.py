@@ -64,6 +64,20 @@ def test_cut_and_unsent_requests_are_counted() -> None:
     ]
 
 
+def test_an_error_that_ended_the_sending_of_a_process_is_said_and_fails_the_test() -> None:
+    collecting = Collecting(PLAN, [5, 4])
+
+    collecting.take("w1", News(some(5), [], [], True))
+    before = collecting.has_failed
+    collecting.take("w2", News(some(1), [], [], True, "ValueError: no"))
+
+    assert (before, collecting.has_failed) == (False, True)
+    assert collecting.words() == [
+        "stopped in the middle: 0 requests in flight were cut, 3 were never sent",
+        "worker w2 stopped sending: ValueError: no",
+    ]
+
+
 def test_a_lost_process_leaves_requests_unaccounted_for() -> None:
     collecting = Collecting(PLAN, [5, 4])
 
