@@ -56,7 +56,9 @@ listener, the loops over endpoints and HTTP to them, the transport's contract, w
 SHELL_PAIRS = {
     ("server", "codec"),
     ("codec", "cutbody"),
+    ("codec", "encoding"),
     ("podcheck", "podprobes"),
+    ("telemetry", "counters"),
     ("wire", "tlsbytes"),
 }
 """Pairs of files for one outside thing."""

@@ -11,7 +11,6 @@ and disappear when their endpoint leaves the pool.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -19,17 +18,13 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     InfoMetricFamily,
 )
 from prometheus_client.metrics_core import Metric
 
-from extproc.core.bounds import plain
 from extproc.core.types import EndpointView, Outcome, Pick, Reason, Rejection, Snapshot, Wait
+from extproc.shell.counters import CappedLabel, Counter, Histogram
 
-OTHER = "other"
-MAX_LABEL_CHARS = 256
-"""Longest label value chosen by a client: a model's name (`openai.MAX_MODEL_BYTES`)."""
 _MAX_SLUGS = 100  # a user's policy may invent reasons; any further ones count as OTHER
 
 _DECISION_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
@@ -70,16 +65,16 @@ class Telemetry:
         self._snapshot = snapshot
         self._version = version
         self._readings: list[Callable[[], Metric]] = []
-        self._adapters = _Labels(max_adapter_labels)
-        self._slugs = _Labels(_MAX_SLUGS)
+        self._adapters = CappedLabel(max_adapter_labels)
+        self._slugs = CappedLabel(_MAX_SLUGS)
         self._make_counters()
-        self._decision_s = _Histogram(
+        self._decision_s = Histogram(
             "decision_seconds", "Time that choosing an endpoint took", _DECISION_S
         )
-        self._scrape_s = _Histogram(
+        self._scrape_s = Histogram(
             "scrape_seconds", "Duration of a successful scrape of a model server", _SCRAPE_S
         )
-        self._lag_s = _Histogram(
+        self._lag_s = Histogram(
             "access_log_lag_seconds", "From the end of a request to its access log entry", _LAG_S
         )
         self.registry = CollectorRegistry() if registry is None else registry
@@ -177,116 +172,31 @@ class Telemetry:
         yield from _endpoint_families(snapshot)
 
     def _make_counters(self) -> None:
-        self._picks = _Counter("picks", "Requests given an endpoint", ("policy", "reason"))
-        self._affinity = _Counter(
+        self._picks = Counter("picks", "Requests given an endpoint", ("policy", "reason"))
+        self._affinity = Counter(
             "affinity",
             "Picks for an adapter: hit, the endpoint had it loaded; cold, no candidate had; "
             "spill, one had but another was chosen",
             ("result",),
             ("hit", "cold", "spill"),
         )
-        self._picks_by_adapter = _Counter("picks_by_adapter", "Picks for an adapter", ("adapter",))
-        self._waits = _Counter("waits", "Times that a policy held a request", ("reason",))
-        self._rejections = _Counter(
+        self._picks_by_adapter = Counter("picks_by_adapter", "Picks for an adapter", ("adapter",))
+        self._waits = Counter("waits", "Times that a policy held a request", ("reason",))
+        self._rejections = Counter(
             "rejections", "Requests answered with an error", ("reason",), tuple(Reason)
         )
-        self._completions = _Counter(
-            "completions", "Picks that ended", ("outcome",), tuple(Outcome)
-        )
-        self._slo_requests = _Counter(
+        self._completions = Counter("completions", "Picks that ended", ("outcome",), tuple(Outcome))
+        self._slo_requests = Counter(
             "slo_requests", "Requests by whether they were answered in time", ("path", "attained")
         )
-        self._unmatched = _Counter(
+        self._unmatched = Counter(
             "completions_unmatched", "Access log entries about our picks that had already ended"
         )
-        self._expired = _Counter("picks_expired", "Picks that expired without news of their end")
-        self._scrape_failures = _Counter("scrape_failures", "Failed scrapes", ("endpoint",))
-        self._eds_refusals = _Counter("eds_refusals", "Endpoint updates that Envoy refused")
-        self._access_log_errors = _Counter("access_log_errors", "Unreadable access log messages")
-        self._counters = [each for each in vars(self).values() if isinstance(each, _Counter)]
-
-
-class _Labels:
-    """The first `max_values` values of a label; all others become OTHER."""
-
-    def __init__(self, max_values: int) -> None:
-        self._max_values = max_values
-        self._values: set[str] = set()
-
-    def cap(self, value: str) -> str:
-        if value in self._values:
-            return value
-        value = plain(value, MAX_LABEL_CHARS)
-        if value not in self._values:
-            if len(self._values) >= self._max_values:
-                return OTHER
-            self._values.add(value)
-        return value
-
-
-class _Counter:
-    """One counter family; the `known` values of its single label start at 0."""
-
-    def __init__(
-        self,
-        name: str,
-        documentation: str,
-        labels: tuple[str, ...] = (),
-        known: tuple[str, ...] = (),
-    ) -> None:
-        self._name = f"extproc_{name}"
-        self._documentation = documentation
-        self._labels = labels
-        self._counts: dict[tuple[str, ...], float] = {(each,): 0 for each in known}
-        if not labels:
-            self._counts[()] = 0
-
-    def add(self, labels: tuple[str, ...], count: float = 1) -> None:
-        self._counts[labels] = self._counts.get(labels, 0) + count
-
-    @property
-    def total(self) -> float:
-        """The sum over all labels."""
-        return sum(self._counts.values())
-
-    def keep(self, values: set[str]) -> None:
-        """Forget all other values of the first label."""
-        self._counts = {each: n for each, n in self._counts.items() if each[0] in values}
-
-    def family(self) -> Metric:
-        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
-        for labels, count in self._counts.items():
-            family.add_metric(labels, count)
-        return family
-
-
-class _Histogram:
-    """One histogram without labels, with upper bounds in seconds."""
-
-    def __init__(self, name: str, documentation: str, bounds: tuple[float, ...]) -> None:
-        self._name = f"extproc_{name}"
-        self._documentation = documentation
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    @property
-    def count(self) -> int:
-        """The number of observations."""
-        return sum(self._counts)
-
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self.sum += seconds
-
-    def family(self) -> Metric:
-        total, buckets = 0, []
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound == float("inf") else repr(bound), total))
-        family = HistogramMetricFamily(self._name, self._documentation)
-        family.add_metric((), buckets, self.sum)
-        return family
+        self._expired = Counter("picks_expired", "Picks that expired without news of their end")
+        self._scrape_failures = Counter("scrape_failures", "Failed scrapes", ("endpoint",))
+        self._eds_refusals = Counter("eds_refusals", "Endpoint updates that Envoy refused")
+        self._access_log_errors = Counter("access_log_errors", "Unreadable access log messages")
+        self._counters = [each for each in vars(self).values() if isinstance(each, Counter)]
 
 
 def _affinity(pick: Pick, adapter: str) -> str:

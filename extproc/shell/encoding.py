@@ -1,0 +1,218 @@
+"""Core's commands as ext_proc responses.
+
+Header values are written to `raw_value` alone: a mutation with both fields set is an error.
+`append_action` is set for other data planes and later versions of Envoy; Envoy itself overwrites by
+default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from envoy.config.core.v3 import base_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+
+from extproc.core import messages as m
+from extproc.core.protocol import (
+    ALTERNATE_KEYS,
+    ALTERNATES_NAMESPACE,
+    DESTINATION_KEY,
+    DESTINATION_NAMESPACE,
+    PICK_ID_KEY,
+    PICK_NAMESPACE,
+    SCORES_KEY,
+)
+from extproc.core.types import Pick
+
+ORCA_REQUEST_HEADER = "endpoint-load-metrics-format"
+"""Request header; vLLM adds a load report to the headers of non-streaming responses for it."""
+
+MAX_TEMPLATES = 4096
+"""Encoded responses kept, about 300 bytes each: one per destination and lengths of the rest."""
+
+_TemplateKey = tuple[type, tuple[str, ...], tuple[int, ...], tuple[str, ...]]
+"""Kind of response, destination, lengths of the pick's id and alternates, headers to remove."""
+
+_Template = tuple[bytes, tuple[int, ...]]
+"""A format string, and for each of its places the id (0) or one of the alternates (1, 2)."""
+
+_BLANKS = "\x7f~}"
+"""Placeholders of the id and the alternates while a template is encoded. They occur in no address
+and in no score: the binary form of a fraction by 17 or less has none of these bytes."""
+
+_OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+
+
+class Encoder:
+    """Encodes commands.
+
+    Args:
+        asks_for_load: Also set the request header that asks the pod for an ORCA load report.
+        tells_scores: Also set the destinations' scores in the metadata.
+    """
+
+    def __init__(self, *, asks_for_load: bool = False, tells_scores: bool = False) -> None:
+        self._asks_for_load, self._tells_scores = asks_for_load, tells_scores
+        self._templates: dict[_TemplateKey, _Template] = {}
+        self._encoders: dict[type, Callable[[Any], bytes]] = {
+            m.ContinueHeaders: self._continue_headers,
+            m.ContinueBody: self._continue_body,
+            m.EchoBody: partial(_echo, "request_body"),
+            m.ContinueTrailers: _constant("request_trailers"),
+            m.ContinueResponseHeaders: _constant("response_headers"),
+            m.ContinueResponseBody: _constant("response_body"),
+            m.EchoResponseBody: partial(_echo, "response_body"),
+            m.ContinueResponseTrailers: _constant("response_trailers"),
+            m.Reply: _reply,
+            m.ExtendTimeout: _extend_timeout,
+        }
+
+    def encode(self, command: m.Command) -> bytes:
+        """Encode one command, other than `End` and `WakeAt`."""
+        return self._encoders[type(command)](command)
+
+    def _continue_headers(self, command: m.ContinueHeaders) -> bytes:
+        if command.pick is not None:
+            return self._routed(m.ContinueHeaders, command.pick)
+        if command.ask_for_body:
+            return _ask_for_body(command)
+        return _PLAIN_HEADERS
+
+    def _continue_body(self, command: m.ContinueBody) -> bytes:
+        if command.pick is not None:
+            return self._routed(m.ContinueBody, command.pick)
+        return _PLAIN_BODY
+
+    def _routed(self, kind: type, pick: Pick) -> bytes:
+        """Encode a response that sets a destination.
+
+        Responses for one destination differ in the pick's id and alternates, and rarely in the
+        headers to remove, so the rest is encoded once: a new message takes 7 us, this takes 1 us.
+        """
+        lengths = (len(pick.id), *[len(each) for each in pick.alternates])
+        key = (kind, pick.endpoints, lengths, pick.request.hints.header_names)
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= MAX_TEMPLATES:
+                self._templates.clear()
+            template = self._templates[key] = self._make_template(*key)
+        text, order = template
+        values = (pick.id, *pick.alternates)
+        return text % tuple([values[place].encode() for place in order])
+
+    def _make_template(
+        self,
+        kind: type,
+        endpoints: tuple[str, ...],
+        lengths: tuple[int, ...],
+        unwanted: tuple[str, ...],
+    ) -> _Template:
+        """Encode the response without the pick's id (0) and its alternates (1, 2)."""
+        blanks = [blank * length for blank, length in zip(_BLANKS, lengths, strict=False)]
+        response = pb.ProcessingResponse()
+        phase = response.request_body if kind is m.ContinueBody else response.request_headers
+        _set_destination(response, phase.response, ",".join(endpoints), blanks[0])
+        if len(blanks) > 1:
+            _set_alternates(response, blanks[1:])
+        phase.response.header_mutation.remove_headers.extend(unwanted)
+        if self._tells_scores:
+            _set_scores(response, endpoints)
+        if self._asks_for_load:
+            _set_header(phase.response.header_mutation, ORCA_REQUEST_HEADER, b"JSON")
+        text = response.SerializeToString().replace(b"%", b"%%")
+        # From the end: the byte before an id of 127 characters is its length.
+        found = [text.rindex(blank.encode()) for blank in blanks]
+        for blank in blanks:
+            text = b"%b".join(text.rsplit(blank.encode(), 1))
+        return text, tuple(sorted(range(len(blanks)), key=found.__getitem__))
+
+
+def _set_destination(
+    response: pb.ProcessingResponse, common: pb.CommonResponse, destination: str, pick_id: str
+) -> None:
+    """Set the destination as header and as metadata, always equal, and the pick's id."""
+    _set_header(common.header_mutation, DESTINATION_KEY, destination.encode())
+    namespaces = response.dynamic_metadata.fields
+    fields = namespaces[DESTINATION_NAMESPACE].struct_value.fields
+    fields[DESTINATION_KEY].string_value = destination
+    namespaces[PICK_NAMESPACE].struct_value.fields[PICK_ID_KEY].string_value = pick_id
+
+
+def _set_alternates(response: pb.ProcessingResponse, addresses: list[str]) -> None:
+    fields = response.dynamic_metadata.fields[ALTERNATES_NAMESPACE].struct_value.fields
+    for key, address in zip(ALTERNATE_KEYS, addresses, strict=False):
+        fields[key].string_value = address
+
+
+def _set_scores(response: pb.ProcessingResponse, endpoints: tuple[str, ...]) -> None:
+    """Policies rank, they do not measure: scores fall from 1 for the first in even steps."""
+    fields = response.dynamic_metadata.fields[PICK_NAMESPACE].struct_value.fields
+    scores, number = fields[SCORES_KEY].struct_value.fields, len(endpoints)
+    for place, address in enumerate(endpoints):
+        scores[address].number_value = (number - place) / number
+
+
+def _set_header(mutation: pb.HeaderMutation, name: str, value: bytes) -> None:
+    option = mutation.set_headers.add()
+    option.header.key, option.header.raw_value = name, value
+    option.append_action = _OVERWRITE
+
+
+def _ask_for_body(command: m.ContinueHeaders) -> bytes:
+    response = pb.ProcessingResponse()
+    response.request_headers.SetInParent()
+    mode = response.mode_override
+    mode.request_body_mode = processing_mode_pb2.ProcessingMode.BUFFERED
+    # An override replaces the whole mode; unset would be SEND for headers, SKIP for trailers.
+    sent = processing_mode_pb2.ProcessingMode
+    response_mode = sent.SEND if command.keeps_response else sent.SKIP
+    mode.response_header_mode = mode.response_trailer_mode = response_mode
+    return _encoded(response)
+
+
+def _echo(phase: str, command: m.EchoBody | m.EchoResponseBody) -> bytes:
+    response = pb.ProcessingResponse()
+    chunk = getattr(response, phase).response.body_mutation.streamed_response
+    chunk.body, chunk.end_of_stream = command.data, command.end_of_stream
+    return _encoded(response)
+
+
+def _reply(command: m.Reply) -> bytes:
+    response = pb.ProcessingResponse()
+    immediate = response.immediate_response
+    immediate.status.code = command.status
+    immediate.body = command.body
+    immediate.details = command.details
+    for key, value in {"content-type": "application/json", **command.headers}.items():
+        _set_header(immediate.headers, key, value.encode("latin-1"))
+    return _encoded(response)
+
+
+def _extend_timeout(command: m.ExtendTimeout) -> bytes:
+    response = pb.ProcessingResponse()
+    response.override_message_timeout.FromMilliseconds(round(command.seconds * 1000))
+    return _encoded(response)
+
+
+def _constant(phase: str) -> Callable[[Any], bytes]:
+    """Encode a response without content once: it is always the same bytes."""
+    encoded = _plain(phase)
+    return lambda _command: encoded
+
+
+def _plain(phase: str) -> bytes:
+    response = pb.ProcessingResponse()
+    getattr(response, phase).SetInParent()
+    return _encoded(response)
+
+
+def _encoded(response: pb.ProcessingResponse) -> bytes:
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+_PLAIN_HEADERS = _plain("request_headers")
+_PLAIN_BODY = _plain("request_body")
