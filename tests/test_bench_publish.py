@@ -8,11 +8,14 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
+from bench import gains
 from bench.publish import markdown, merged, save_plots, trimmed
 from extproc.commands.twins import twins_of
 from extproc.loadtest.figures import FIGURES
-from extproc.loadtest.results import LoadResult, ResultError
+from extproc.loadtest.results import LoadResult, ResultError, load
 from tests.loadtest.loads import result, run, suite
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +106,21 @@ def test_of_seeds_that_were_not_run_for_real_no_distribution_is_kept() -> None:
 
     assert [bool(each.summary.ttft_quantiles_s) for each in small.runs] == [True, False]
     assert small.runs[1].metrics == other.metrics
+
+
+# --- the README's plot -----------------------------------------------------------------------
+
+
+def test_the_table_of_the_readmes_plot_is_what_was_measured() -> None:
+    page = (ROOT / "docs" / "loadtest-results.md").read_text(encoding="utf-8")
+    table = page.split("## The README's plot")[1].split("\n\n")[2]
+    cells = [row.split("|")[2].strip() for row in table.splitlines()[2:]]
+
+    found = gains.waits(load(gains.RESULT)).values()
+    assert cells == [f"{each.mean:.1f} ({each.low:.1f} to {each.high:.1f})" for each in found]
+
+
+def test_the_readmes_plot_has_a_bar_for_each_target() -> None:
+    drawn = gains.draw(load(gains.RESULT))
+
+    assert all(f">{name}<" in drawn for name in (*gains.OTHERS.values(), *gains.LLMD))
