@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--admin", default="", help="the router's admin port, to see its decisions")
     arguments = parser.parse_args()
     client = openai.OpenAI(
-        base_url=f"{arguments.gateway}/v1",
+        base_url=f"{arguments.gateway.rstrip('/')}/v1",
         api_key=os.environ.get("OPENAI_API_KEY", "none"),  # the library wants one
         max_retries=NUM_RETRIES,
     )
@@ -38,7 +38,7 @@ def main() -> None:
             request_id = stream(client, model)
             if arguments.admin:
                 print(f"  {decision(arguments.admin, request_id)}")
-    except openai.APIStatusError as error:
+    except openai.APIError as error:  # of a request, of the connection, or inside a stream
         sys.exit(describe(error))
     show_error(client)
 
@@ -90,7 +90,7 @@ def show_error(client: openai.OpenAI) -> None:
         print(describe(error))
 
 
-def describe(error: openai.APIStatusError) -> str:
+def describe(error: openai.APIError) -> str:
     """Return the parts of an error. `code` is one of a fixed set (docs/errors.md)."""
     return f"{error.message} (type {error.type}, code {error.code}, param {error.param})"
 

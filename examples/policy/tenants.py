@@ -2,7 +2,7 @@
 
 A tenant that floods its pods then slows only those who share them, and its adapters crowd out
 others only there. Among the tenant's pods the founding rule decides. The tenant is the part of the
-adapter's name before the separator: `acme` of `acme/sql`.
+adapter's name before the separator: `acme` of `acme/sql`. Fallbacks may be other pods.
 
     PYTHONPATH=examples/policy extproc serve --config extproc.yaml
 
