@@ -5,6 +5,19 @@ two together, `sim` models engines and fleets and runs the real core. A policy o
 only the names exported here.
 """
 
-from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
+from extproc.core.policies import Founding, Policy
+from extproc.core.types import Choice, EndpointView, Hints, RequestInfo, Snapshot, Wait
 
-__all__ = ["Choice", "RequestInfo", "Snapshot", "Wait"]
+__all__ = [
+    "Choice",
+    "EndpointView",
+    "Founding",
+    "Hints",
+    "Policy",
+    "RequestInfo",
+    "Snapshot",
+    "Wait",
+    "__version__",
+]
+
+__version__ = "0.1.0"

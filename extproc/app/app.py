@@ -19,12 +19,12 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from extproc import __version__
 from extproc.app import settings, transports
 from extproc.app.discovery import Discovery
 from extproc.app.gauges import add_gauges
@@ -146,7 +146,7 @@ class App:
         config, snapshot = self._config, self._routing.snapshot
         telemetry = Telemetry(
             snapshot=snapshot,
-            version=version("lora-extproc"),
+            version=__version__,
             registry=self._registry,
             max_adapter_labels=config.admin.max_adapter_labels,
         )
@@ -171,7 +171,7 @@ class App:
         routing = self._routing
         return LiveFeed(
             about={
-                "version": version("lora-extproc"),
+                "version": __version__,
                 "router": self._router_id,
                 "started_wall_ms": round(time.time() * 1000),
             },

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import version
 
+from extproc import __version__
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.core.types import Pick, Rejection, Wait
@@ -21,7 +21,7 @@ def make_tracing(config: Config) -> Tracing | None:
         return None
     ratio = config.tracing.sample_ratio
     try:
-        return Tracing(sample_ratio=ratio, version=version("lora-extproc"))
+        return Tracing(sample_ratio=ratio, version=__version__)
     except Exception as error:  # OpenTelemetry reads its own environment variables
         raise ConfigError(f"tracing: {error or type(error).__name__}") from error
 

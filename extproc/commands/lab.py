@@ -30,6 +30,7 @@ lab_app = typer.Typer(
     name="lab",
     help="Compare policies in virtual time (docs/lab.md).",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

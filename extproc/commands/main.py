@@ -6,8 +6,11 @@ and `--help` loads little.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from extproc import __version__
 from extproc.commands.checkpod import check_pod
 from extproc.commands.demo import demo
 from extproc.commands.envoy import envoy
@@ -19,7 +22,6 @@ app = typer.Typer(
     name="extproc",
     help="Route OpenAI-API requests to vLLM pods by LoRA adapter, as an Envoy external processor.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -33,7 +35,25 @@ PASSED_ON = {
 
 def main() -> None:
     """Run the command line."""
-    app()
+    app(prog_name="extproc")  # also of `python -m extproc`, whose name no shell can complete
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"extproc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 def lab(context: typer.Context) -> None:

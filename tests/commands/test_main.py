@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 import subprocess
@@ -16,12 +17,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from extproc import __version__
 from extproc.commands.main import app
 from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, TlsFiles, render
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import RouterProcess, chat
 
+ROOT = Path(__file__).parents[2]
+OVERLAYS = ("envoy-gateway", "envoy-gateway-original-dst", "inference-pool")
 COMMANDS = ("serve", "epp", "check-config", "envoy", "check-pod", "watch", "lab", "demo")
 GOOD = "discovery: {static: ['10.0.0.7:8000']}\n"
 
@@ -80,6 +84,45 @@ def test_the_module_is_the_same_command() -> None:
 
     assert done.returncode == 2
     assert done.stderr.startswith("extproc: /nonexistent: cannot be read")
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = invoke("--version")
+
+    assert (result.exit_code, result.stdout) == (0, f"extproc {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "page", ["Dockerfile", *(f"manifests/overlays/{name}/kustomization.yaml" for name in OVERLAYS)]
+)
+def test_images_are_named_by_the_version(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+
+    assert set(re.findall(r"\b(?:VERSION=|newTag: \")(\d[\d.]+)", text)) == {__version__}
+
+
+@pytest.mark.parametrize(
+    ("typed", "proposed"),
+    [("extproc check-", "check-config check-pod"), ("extproc envoy --pr", "--preset")],
+)
+def test_completion_that_was_installed_completes_in_a_shell(
+    tmp_path: Path, typed: str, proposed: str
+) -> None:
+    (tmp_path / "extproc").write_text(f'#!/bin/sh\nexec {sys.executable} -m extproc "$@"\n')
+    (tmp_path / "extproc").chmod(0o755)
+    script = f"""
+        extproc --install-completion >/dev/null
+        . ~/.bashrc
+        COMP_WORDS=({typed}) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+        $(complete -p extproc | sed 's/.*-F \\(\\S*\\).*/\\1/') extproc
+        echo ${{COMPREPLY[@]}}
+    """
+    env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script], env=env, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.split() == proposed.split(), done.stderr
 
 
 def test_what_serves_loads_nothing_of_the_laboratory() -> None:

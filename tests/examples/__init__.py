@@ -1,0 +1,1 @@
+"""The folder examples/, each example run as its head says."""

@@ -1,0 +1,100 @@
+"""The example of a client, as a process, before a real Envoy, a router and fake pods."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from extproc.envoyconfig import Mode
+from extproc.sim.fakepod.pod import PodConfig, RunningPod
+from tests.e2e.conftest import SLOW, router_config, running_envoy, running_pods
+from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, eventually
+
+CLIENT = Path(__file__).parents[2] / "examples" / "client.py"
+WITHIN_S = 60.0
+
+pytestmark = pytest.mark.e2e
+
+Gateway = tuple[list[RunningPod], RouterProcess, EnvoyProcess]
+
+
+@asynccontextmanager
+async def gateway(num_pods: int, config: dict[str, Any], **pod: Any) -> AsyncIterator[Gateway]:
+    configs = [
+        PodConfig(name=f"pod-{n}", base_model="base", adapters=["chat", "sql"], **pod)
+        for n in range(num_pods)
+    ]
+    async with (
+        running_pods(*configs) as pods,
+        RouterProcess(router_config(pods, **config)) as router,
+        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
+    ):
+        yield pods, router, envoy
+
+
+async def run(*arguments: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(CLIENT), *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(WITHIN_S):
+        said, complained = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode(), complained.decode()
+
+
+async def test_it_lists_models_streams_from_two_adapters_and_shows_an_error() -> None:
+    async with gateway(2, {}) as (_, router, envoy):
+        status, said, complained = await run(envoy.url, "--admin", router.admin_url)
+
+    assert (status, complained) == (0, "")
+    bases, adapters, chat, chat_s_pod, sql, sql_s_pod, error = said.splitlines()
+    assert (bases, adapters) == ("base models: base", "adapters: chat, sql")
+    for model, text, routed in (("chat", chat, chat_s_pod), ("sql", sql, sql_s_pod)):
+        # A fake pod says its name.
+        found = re.match(rf"{model}, 0 retries: (pod-\d) says {model}: 1 2 3", text)
+        assert found, text
+        assert routed.startswith(f"  served by {found[1]} (founding: ")
+    assert error.startswith("Error code: 404 - ")
+    assert error.endswith("(type invalid_request_error, code model_not_found, param model)")
+
+
+async def test_it_repeats_what_got_429_until_there_is_room() -> None:
+    config = {"admission": {"max_pending_per_endpoint": 1}}
+    async with (
+        gateway(1, config, profile=SLOW) as (_, router, envoy),
+        aiohttp.ClientSession() as http,
+    ):
+
+        async def has_refused() -> bool:
+            return await router.counter("extproc_rejections_total") > 0
+
+        async with (
+            asyncio.TaskGroup() as tasks,
+            Client(envoy.url, http).streaming("sql", max_tokens=4000),
+        ):
+            running = tasks.create_task(run(envoy.url))
+            await eventually(has_refused)
+    status, said, complained = running.result()
+
+    assert (status, complained) == (0, "")
+    assert re.search(r"^chat, [1-5] retries: pod-0 says", said, re.M)
+
+
+async def test_without_pods_it_ends_with_the_error_of_the_router() -> None:
+    async with gateway(1, {}) as (pods, _, envoy):
+        await pods[0].stop()
+        status, _, complained = await run(envoy.url)
+
+    assert status == 1
+    assert complained.startswith("Error code: 503 - "), complained
+    assert "code endpoint_unavailable" in complained
