@@ -65,6 +65,10 @@ class _State(Struct):
     num_losses: int = 0
 
     @property
+    def is_well(self) -> bool:
+        return self.has_answered and self.failing_s is None and self.lost_s is None
+
+    @property
     def is_lost(self) -> bool:
         return self.lost_s is not None and self.back_s is None
 
@@ -105,6 +109,11 @@ class _Pod(Struct):
     name: str = ""
     is_due: bool = False
 
+    @property
+    def is_well(self) -> bool:
+        """Due, and without a failure since the last answers: most pods at most times."""
+        return self.is_due and self.reports.is_well and self.models.is_well
+
     def state(self, part: Part) -> _State:
         return self.reports if part is Part.REPORTS else self.models
 
@@ -140,8 +149,8 @@ class Losses:
         changes: list[_Change] = []
         for view in snapshot.endpoints:
             pod = self._pods[view.address]
-            pod.name, pod.title = pod_name(view), _title(view)
-            changes += _changes(pod, view, now)
+            if not (view.is_ready and pod.is_well):
+                changes += _changes(pod, view, now)
         lines = [
             Line(text, is_loss)
             for part in Part
@@ -182,25 +191,24 @@ class Losses:
 
     def _whole_pool(self) -> list[Line]:
         """Return a line when the last pod is lost, and when the first is back."""
-        due = [pod for pod in self._pods.values() if pod.is_due]
-        if not due:
-            self._is_all_lost = False
-            return []
-        if all(pod.reports.lost_s is not None for pod in due):
-            if self._is_all_lost:
-                return []
-            self._is_all_lost = True
+        was_all_lost, due = self._is_all_lost, [pod for pod in self._pods.values() if pod.is_due]
+        others = [pod.reports for pod in due if pod.reports.lost_s is None]
+        self._is_all_lost = bool(due) and not others
+        if self._is_all_lost and not was_all_lost:
             fate = "requests are still sent, and fail unless a pod answers"
             return [Line(f"no pod reports ({len(due)} of {len(due)} lost): {fate}", is_loss=True)]
-        num_back = sum(pod.reports.lost_s is None and pod.reports.has_answered for pod in due)
-        if not self._is_all_lost or not num_back:
+        if not was_all_lost or not others:
             return []
-        self._is_all_lost = False
-        return [Line(f"{num_back} of {len(due)} pods report", is_loss=False)]
+        num_back = sum(each.has_answered for each in others)
+        if num_back:
+            return [Line(f"{num_back} of {len(due)} pods report", is_loss=False)]
+        self._is_all_lost = True  # pods have joined, and are not heard of yet
+        return []
 
 
 def _changes(pod: _Pod, view: EndpointView, now: float) -> Iterable[_Change]:
     reports, models = pod.reports, pod.models
+    pod.name, pod.title = pod_name(view), _title(view)
     if view.reported_at_s is not None and not reports.has_answered:  # before the first look
         reports.due_s, reports.has_answered = view.reported_at_s, True
     if not view.is_ready:

@@ -105,3 +105,30 @@ async def test_a_pod_that_leaves_while_lost_is_not_back(
 
     [line] = said(caplog)
     assert line.startswith(f"WARNING {pods[1].address}: no report for ")
+
+
+async def test_a_source_that_fails_and_its_recovery_are_logged_once(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO)
+    file = tmp_path / "pods.yaml"
+    file.write_text("[]")
+    discovery = {"file": str(file), "file_interval_s": 0.02}
+
+    def said_of_it() -> list[str]:
+        found = [each for each in caplog.records if each.name == "extproc.app.discovery"]
+        return [f"{each.levelname} {each.getMessage()}" for each in found]
+
+    async with serving(configuration([], discovery=discovery)):
+        for text in ("[what]", "[]"):
+            num_before = len(said_of_it())
+            file.write_text(text)
+
+            async def has_said_more(num_before: int = num_before) -> bool:
+                return len(said_of_it()) > num_before
+
+            await eventually(has_said_more)
+
+    failure, recovery = said_of_it()
+    assert failure.startswith(f"ERROR endpoints: {file}: ")
+    assert recovery == "INFO endpoints: discovery works again"
