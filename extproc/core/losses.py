@@ -191,19 +191,18 @@ class Losses:
 
     def _whole_pool(self) -> list[Line]:
         """Return a line when the last pod is lost, and when the first is back."""
-        was_all_lost, due = self._is_all_lost, [pod for pod in self._pods.values() if pod.is_due]
-        others = [pod.reports for pod in due if pod.reports.lost_s is None]
-        self._is_all_lost = bool(due) and not others
-        if self._is_all_lost and not was_all_lost:
+        due = [pod.reports for pod in self._pods.values() if pod.is_due]
+        if not self._is_all_lost:
+            if not due or not all(each.is_lost for each in due):
+                return []
+            self._is_all_lost = True
             fate = "requests are still sent, and fail unless a pod answers"
             return [Line(f"no pod reports ({len(due)} of {len(due)} lost): {fate}", is_loss=True)]
-        if not was_all_lost or not others:
+        num_back = sum(each.lost_s is None and each.has_answered for each in due)
+        self._is_all_lost = bool(due) and not num_back
+        if not num_back:
             return []
-        num_back = sum(each.has_answered for each in others)
-        if num_back:
-            return [Line(f"{num_back} of {len(due)} pods report", is_loss=False)]
-        self._is_all_lost = True  # pods have joined, and are not heard of yet
-        return []
+        return [Line(f"{num_back} of {len(due)} pods report", is_loss=False)]
 
 
 def _changes(pod: _Pod, view: EndpointView, now: float) -> Iterable[_Change]:

@@ -211,6 +211,14 @@ def test_the_last_pod_and_the_first_that_is_back_are_said() -> None:
     assert fleet.run(20, [0])[1] == "1 of 2 pods report"
 
 
+def test_a_pod_that_has_just_returned_counts_as_one_that_reports() -> None:
+    fleet = healthy(2)
+    fleet.run(5, [0])
+    fleet.run(1)
+
+    assert fleet.run(3, [1]) == ["pod-1 (10.0.0.1:8000): no report for 2 s: connection refused"]
+
+
 def test_a_pod_that_is_removed_while_lost_is_not_back() -> None:
     fleet = healthy(2)
     fleet.run(5, [0, 1])
