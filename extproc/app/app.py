@@ -53,7 +53,7 @@ from extproc.shell.tracing import Tracing
 log = logging.getLogger(__name__)
 
 UPKEEP_INTERVAL_S = 1.0
-"""Between two checks for picks whose end was not reported."""
+"""Between two checks for picks whose end was not reported, and for pods that are lost."""
 SWITCH_INTERVAL_S = 0.5e-3
 """How long a thread that parses a large page may delay the event loop each time it wakes up; with
 Python's default of 5 ms that adds up to tens of milliseconds per request."""
@@ -163,6 +163,7 @@ class App:
             snapshot=self._routing.snapshot,
             decisions=self._services.decisions.recent,
             health=self._why_not_ready,
+            warnings=self._pods.losses.warnings,
             add_page=LivePage(self._make_feed().compose, time.monotonic).add_to,
             dropped=self._http_dropped,
         )
@@ -200,6 +201,7 @@ class App:
             num_config_failures=lambda: live_config.num_failures if live_config else 0,
             num_left_out=lambda: self._num_left_out,
             is_ready=lambda: not self._why_not_ready(),
+            losses=self._pods.losses,
         )
         self._services.peering.add_metrics(self._telemetry)
         self._discovery.add_metrics(self._telemetry)
@@ -278,6 +280,7 @@ class App:
         while True:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
             self._services.tick()
+            self._pods.tick()
             self._update_health()
 
     async def _drain(self, transport: transports.Transport) -> None:

@@ -28,8 +28,9 @@ class Source(Protocol):
     """A source of endpoints.
 
     It is made with the fields of its section, and with `on_endpoints`, which gets the whole list at
-    first and at each change; `on_failure`, which gets a message once per new failure; `clock`
-    (monotonic seconds); and `scheme`, of the endpoints' URLs. All are keyword arguments.
+    first and at each change; `on_failure`, which gets a message once per new failure;
+    `on_recovery`, called when failures are over; `clock` (monotonic seconds); and `scheme`, of the
+    endpoints' URLs. All are keyword arguments.
     """
 
     num_failures: int
@@ -91,6 +92,7 @@ class Discovery:
                 interval_s=config.file_interval_s,
                 on_change=self._on_file,
                 on_failure=_log_failure,
+                on_recovery=_log_recovery,
             ).run()
         else:
             entries = [each.model_dump() for each in config.static or ()]
@@ -105,6 +107,7 @@ class Discovery:
             **section.model_dump(),
             on_endpoints=self._on_endpoints,
             on_failure=_log_failure,
+            on_recovery=_log_recovery,
             clock=world.clock,
             scheme=self._scheme,
         )
@@ -120,3 +123,7 @@ class Discovery:
 
 def _log_failure(message: str) -> None:
     log.error("endpoints: %s", message)
+
+
+def _log_recovery() -> None:
+    log.info("endpoints: discovery works again")

@@ -10,7 +10,7 @@ from functools import partial
 from extproc.app.recorder import Recorder
 from extproc.app.traced import DecisionTrace
 from extproc.core.accounting import Accounting, Completion
-from extproc.core.outliers import Outliers
+from extproc.core.outliers import Outliers, Readmission
 from extproc.core.ports import StreamSettings
 from extproc.core.router import Router
 from extproc.core.stream import Stream
@@ -114,9 +114,7 @@ class Endings:
         self.recorder.completed(completion, flight.pick.request.path)
         if doubtful:
             self.on_doubt(doubtful)
-        for ejection in self.outliers.take_ejections():
-            address, cause = ejection.address, ejection.cause
-            log.warning("endpoint %s ejected for %g s: %s", address, ejection.for_s, cause)
+        self._log_changes()
         return True
 
     def reported(self, address: str, *, now: float) -> None:
@@ -126,3 +124,12 @@ class Endings:
     def tick(self, *, now: float) -> None:
         """End the picks whose end was not reported in time."""
         self.recorder.given_up(len(self.accounting.expire(now=now)))
+        self._log_changes()
+
+    def _log_changes(self) -> None:
+        for change in self.outliers.take_changes():
+            if isinstance(change, Readmission):
+                log.info("endpoint %s may serve again", change.address)
+            else:
+                address, cause = change.address, change.cause
+                log.warning("endpoint %s ejected for %g s: %s", address, change.for_s, cause)

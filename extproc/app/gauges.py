@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from extproc.app.services import Services
 from extproc.core.budget import Budget
+from extproc.core.losses import Losses
 from extproc.core.pool import Pool
 from extproc.core.wire.limits import Counters
 from extproc.shell.httpserver import HttpLimit
@@ -25,6 +26,7 @@ def add_gauges(
     num_config_failures: Callable[[], int],
     num_left_out: Callable[[], int],
     is_ready: Callable[[], bool],
+    losses: Losses,
 ) -> None:
     """Register the parts' own counts, read at each scrape of the metrics."""
     add = telemetry.add_gauge
@@ -45,6 +47,8 @@ def add_gauges(
         "reason",
         lambda: {str(cause): count for cause, count in pool.outliers.num_ejections.items()},
     )
+    add("endpoints", "Endpoints that should send load reports", lambda: losses.num_due)
+    add("endpoints_lost", "Those that do not, or cannot be reached", lambda: losses.num_lost)
     add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
     add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)
     add(

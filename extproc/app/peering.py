@@ -175,6 +175,7 @@ class Peering:
             port=peer_port(self._config),
             on_endpoints=self._on_endpoints,
             on_failure=lambda trouble: log.error("peers: %s", trouble),
+            on_recovery=lambda: log.info("peers: discovery works again"),
             clock=self._clock,
             interval_s=peers.interval_s,
             nameservers=peers.nameservers,

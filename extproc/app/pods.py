@@ -11,6 +11,7 @@ from extproc.app.observers import Observers
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.engines import PROFILES
+from extproc.core.losses import Losses, Part
 from extproc.core.pool import Pool
 from extproc.core.readiness import Readiness
 from extproc.core.types import Endpoint, LoadReport, ModelCard
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 
 class Pods:
     """The loops that scrape the pods and poll their models.
+
+    Attributes:
+        losses: Which pods do not answer.
 
     Args:
         on_asked: Called after each poll of a pod's models, successful or not.
@@ -49,6 +53,8 @@ class Pods:
         self._telemetry = telemetry
         self._observers = observers
         self._on_asked = on_asked
+        self._clock = world.clock
+        self.losses = Losses()
         scrapes, polls = settings.pod_loops(config)
         self._scraper = Scraper(
             PROFILES[config.pods.engine],
@@ -77,6 +83,11 @@ class Pods:
         """Poll a pod's models soon: it may have lost one."""
         self._models.look(address)
 
+    def tick(self) -> None:
+        """Log which pods were lost, and which are back; call it about once a second."""
+        for line in self.losses.look(self._pool.snapshot(now=self._clock())):
+            log.log(logging.WARNING if line.is_loss else logging.INFO, "%s", line.text)
+
     async def aclose(self) -> None:
         """Cancel all requests."""
         await self._scraper.aclose()
@@ -91,10 +102,12 @@ class Pods:
             log.info("endpoint %s has restarted", address)
             self._models.poke(address)
         self._endings.reported(address, now=taken_at_s)
+        self.losses.answered(address, Part.REPORTS, now=taken_at_s)
 
     def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("endpoint %s: metrics: %s", address, error)
         self._observers.call("telemetry", self._telemetry.scrape_failed, address)
+        self.losses.failed(address, Part.REPORTS, error, now=self._clock())
         if is_unreachable:
             self._pool.record_unreachable(address)
 
@@ -103,11 +116,13 @@ class Pods:
     ) -> None:
         asked_at_s = taken_at_s - duration_s
         self._pool.record_models(address, cards, now=taken_at_s, asked_at_s=asked_at_s)
+        self.losses.answered(address, Part.MODELS, now=taken_at_s)
         self._asked(address, has_listed=True)
 
     def _on_models_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("endpoint %s: models: %s", address, error)
         self._pool.record_silence(address)
+        self.losses.failed(address, Part.MODELS, error, now=self._clock())
         if is_unreachable:
             self._pool.record_unreachable(address)
         self._asked(address, has_listed=False)

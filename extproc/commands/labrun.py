@@ -6,12 +6,14 @@ The laboratory itself has no files, processes, real clock or policies by name; t
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
-from multiprocessing import get_context
+from contextlib import AbstractContextManager, closing, nullcontext
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from time import perf_counter
 from typing import Any
 
@@ -170,8 +172,9 @@ def _run_all(
     """Return results in the order of the trials; those in the cache are not run."""
     done = {n: known for n, trial in enumerate(trials) if cache and (known := cache.get(trial))}
     rest = [n for n in range(len(trials)) if n not in done]
-    with watching(len(trials), len(done)) as on_trial:
-        for number, results in _as_completed(trials, rest, jobs or os.cpu_count() or 1):
+    completed = _as_completed(trials, rest, jobs or os.cpu_count() or 1)
+    with watching(len(trials), len(done)) as on_trial, closing(completed):
+        for number, results in completed:
             done[number] = results
             if cache:
                 cache.add(trials[number], results)
@@ -181,15 +184,42 @@ def _run_all(
 
 def _as_completed(
     trials: list[Trial], numbers: list[int], jobs: int
-) -> Iterator[tuple[int, list[TrialResult]]]:
+) -> Generator[tuple[int, list[TrialResult]]]:
     if jobs == 1:
         yield from ((number, _run_one(trials[number])) for number in numbers)
         return
+    others = active_children()
     # Spawned, not forked: the progress bar has threads.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=_end_with_the_parent
+    )
+    try:
         waiting: dict[Future[list[TrialResult]], int] = {
             pool.submit(_run_one, trials[number]): number for number in numbers
         }
         while waiting:
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 yield waiting.pop(future), future.result()
+    except BaseException:
+        # The pool itself would run every trial to its end.
+        for worker in set(active_children()).difference(others):
+            worker.kill()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with_the_parent() -> None:
+    """Have this worker end when its parent is gone, which may have been killed.
+
+    A Ctrl-C reaches the whole process group: the parent handles it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_wait_for_the_parent_s_end, daemon=True).start()
+
+
+def _wait_for_the_parent_s_end() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -39,8 +39,8 @@ WINDOW_S = 30.0
 """Failure rates cover the last half to whole window; as long as the base ejection."""
 NUM_TRIALS = 3
 """Requests at a time, and served ones needed, before an endpoint counts as healthy again."""
-MAX_EJECTIONS = 100
-"""Ejections kept for `take_ejections`."""
+MAX_CHANGES = 100
+"""Ejections and readmissions kept for `take_changes`."""
 
 
 class Verdict(StrEnum):
@@ -81,6 +81,12 @@ class Ejection(Struct, frozen=True):
     for_s: float
 
 
+class Readmission(Struct, frozen=True):
+    """The end of an ejection: the endpoint has passed its trial, or answers us again."""
+
+    address: str
+
+
 class _Health:
     """The record of one endpoint. Ejected or on trial while `cause` is set."""
 
@@ -102,11 +108,10 @@ class _Health:
         self.num_in_row = self.window = self.num_requests = self.num_failures = 0
         self.older = 0, 0
 
-    def pass_trial(self, now: float) -> None:
+    def passes_trial(self) -> bool:
+        """Count a served trial; return whether that was the last one needed."""
         self.num_passed += 1
-        if self.num_passed >= NUM_TRIALS:
-            self.num_in_row = 0
-            self.readmit(now)
+        return self.num_passed >= NUM_TRIALS
 
     def readmit(self, now: float) -> None:
         self.cause, self.since_s, self.until_s = None, now, -inf
@@ -156,13 +161,13 @@ class Outliers:
         self._settings = settings or OutlierSettings()
         self._health: dict[str, _Health] = {}
         self.num_ejections = dict.fromkeys(Cause, 0)
-        self._ejections: deque[Ejection] = deque(maxlen=MAX_EJECTIONS)
+        self._changes: deque[Ejection | Readmission] = deque(maxlen=MAX_CHANGES)
 
-    def take_ejections(self) -> list[Ejection]:
-        """Return the ejections since the last call, at most the last `MAX_EJECTIONS`."""
-        ejections = list(self._ejections)
-        self._ejections.clear()
-        return ejections
+    def take_changes(self) -> list[Ejection | Readmission]:
+        """Return what has changed since the last call, at most the last `MAX_CHANGES`."""
+        changes = list(self._changes)
+        self._changes.clear()
+        return changes
 
     def configure(self, settings: OutlierSettings) -> None:
         """Apply new thresholds. Ejections that they leave no room for end."""
@@ -207,8 +212,9 @@ class Outliers:
             if is_failure:
                 if self._is_streak_unusual(health, now):
                     self._eject(address, health, Cause.FAILED_TRIAL, now)
-            elif verdict is Verdict.SERVED:
-                health.pass_trial(now)
+            elif verdict is Verdict.SERVED and health.passes_trial():
+                health.num_in_row = 0
+                self._readmit(address, health, now)
         elif verdict is not Verdict.NONE and health.cause in (None, Cause.UNREACHABLE):
             health.add(is_failure, now)
             is_recent = health.asked_s <= (now if ended_s is None else ended_s)
@@ -222,7 +228,7 @@ class Outliers:
         health = self._health[address]
         health.asked_s = max(health.asked_s, asked_at_s)
         if health.cause is Cause.UNREACHABLE and asked_at_s > health.since_s:
-            health.readmit(asked_at_s)
+            self._readmit(address, health, asked_at_s)
 
     def record_restart(self, address: str, *, now: float) -> None:
         """Record that a new process has started there: end the ejection, begin the trial."""
@@ -264,14 +270,18 @@ class Outliers:
         return median(rates) if rates else None
 
     def _eject(self, address: str, health: _Health, cause: Cause, now: float) -> None:
-        ejected, limit = self._ejected()
-        if health.cause is None and len(ejected) >= limit:
+        num_ejected = sum(each.cause is not None for each in self._health.values())
+        if health.cause is None and num_ejected >= self._limit():
             return
         is_brief = cause is Cause.UNREACHABLE
         for_s = UNREACHABLE_S if is_brief else self._next_ejection_s(health, now)
         health.eject(cause, now, for_s)
         self.num_ejections[cause] += 1
-        self._ejections.append(Ejection(address, cause, for_s))
+        self._changes.append(Ejection(address, cause, for_s))
+
+    def _readmit(self, address: str, health: _Health, now: float) -> None:
+        health.readmit(now)
+        self._changes.append(Readmission(address))
 
     def _next_ejection_s(self, health: _Health, now: float) -> float:
         base_s = self._settings.base_ejection_s
@@ -280,15 +290,14 @@ class Outliers:
         health.count += 1
         return min(base_s * health.count, self._settings.max_ejection_s)
 
-    def _ejected(self) -> tuple[list[_Health], int]:
-        """Return all that are ejected or on trial, and how many may be."""
-        ejected = [each for each in self._health.values() if each.cause is not None]
+    def _limit(self) -> int:
+        """Return how many may be ejected or on trial."""
         ratio = self._settings.max_ejected_ratio if self._settings.enabled else 0.0
-        return ejected, int(ratio * len(self._health))
+        return int(ratio * len(self._health))
 
     def _make_room(self) -> None:
         """End the ejections beyond the limit, those first that would end first."""
-        ejected, limit = self._ejected()
-        ejected.sort(key=lambda each: each.until_s)
-        for health in ejected[: max(0, len(ejected) - limit)]:
-            health.readmit(health.since_s)
+        ejected = [item for item in self._health.items() if item[1].cause is not None]
+        ejected.sort(key=lambda item: item[1].until_s)
+        for address, health in ejected[: max(0, len(ejected) - self._limit())]:
+            self._readmit(address, health, health.since_s)

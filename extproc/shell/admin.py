@@ -8,7 +8,7 @@ machine could read it through a name of its own that resolves to 127.0.0.1 (DNS 
 |---|---|
 | `/` | the live page, added by `add_page` |
 | `/metrics` | Prometheus text, or OpenMetrics where the scraper asks for it |
-| `/healthz` | 200 or 503: `{"status": "ok" or "unavailable", "reasons": [...]}` |
+| `/healthz` | 200 or 503: `{"status": "ok" or "unavailable", "reasons": [], "warnings": []}` |
 | `/debug/snapshot` | `describe_snapshot` |
 | `/debug/decisions?n=20` | `{"decisions": [...]}`, newest first |
 """
@@ -128,6 +128,7 @@ class AdminServer(MetricsServer):
     Args:
         decisions: Returns the last n decisions, newest first, one by one.
         health: Returns the reasons, for people, why requests should not be sent here.
+        warnings: Returns what is wrong elsewhere, for people: another router would not do better.
         add_page: Adds the page at `/`.
     """
 
@@ -140,6 +141,7 @@ class AdminServer(MetricsServer):
         snapshot: Callable[[], Snapshot],
         decisions: Callable[[int], Iterable[Mapping[str, Any]]],
         health: Callable[[], Sequence[str]],
+        warnings: Callable[[], Sequence[str]] = tuple,
         add_page: Callable[[web.Application], None],
         limits: HttpLimits = DEFAULT_HTTP_LIMITS,
         dropped: Counter[HttpLimit] | None = None,
@@ -148,6 +150,7 @@ class AdminServer(MetricsServer):
         self._snapshot = snapshot
         self._decisions = decisions
         self._health = health
+        self._warnings = warnings
         self._add_page = add_page
         self._debugging = Turns()
 
@@ -163,7 +166,8 @@ class AdminServer(MetricsServer):
         reasons = list(self._health())
         status = "unavailable" if reasons else "ok"
         return web.json_response(
-            {"status": status, "reasons": reasons}, status=503 if reasons else 200
+            {"status": status, "reasons": reasons, "warnings": list(self._warnings())},
+            status=503 if reasons else 200,
         )
 
     async def _get_snapshot(self, request: web.Request) -> web.Response:

@@ -24,6 +24,7 @@ class FileWatch:
         on_change: Called with the text, at first and after each change. Its exceptions are reported
             to `on_failure`, and the same text is not reported again.
         on_failure: Called with a message, once per new failure.
+        on_recovery: Called when the file can be used again.
         text: The text last read; at first the one that the caller has, which is not reported.
     """
 
@@ -32,8 +33,10 @@ class FileWatch:
     interval_s: float
     on_change: Callable[[str], None]
     on_failure: Callable[[str], None]
+    on_recovery: Callable[[], None] = lambda: None
     text: str | None = None
     _failure: str = ""
+    _is_refused: bool = False  # the text last read
 
     async def run(self) -> None:
         """Follow the file until cancelled."""
@@ -46,9 +49,12 @@ class FileWatch:
         try:
             text = read_text(self.path)
             if text != self.text:
-                self.text = text
+                self.text, self._is_refused = text, True
                 self.on_change(text)
-            self._failure = ""
+                self._is_refused = False
+            if self._failure and not self._is_refused:
+                self._failure = ""
+                self.on_recovery()
         except Exception as error:
             why, where = describe_failure(error), f"{self.path}: "
             failure = why if why.startswith(where) else where + why

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from ssl import SSLContext
 import aiohttp
 
 from extproc.core.types import Endpoint
-from extproc.shell.podhttp import FAILURES, base_url, describe, open_session
+from extproc.shell.podhttp import FAILURES, UNREACHABLE, base_url, describe, open_session
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +38,6 @@ expensive pages do not determine the 99th percentile of decision times."""
 
 # Keeps 2**n finite; every sensible limit is reached long before.
 _MAX_DOUBLINGS = 30
-
-
-# Reported by the host, or a router on the way, when nobody listens on a port. A timeout proves
-# nothing: our own process may have been stopped for as long.
-_UNREACHABLE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +168,8 @@ class EndpointLoops:
                 return await visit()
         except FAILURES as error:
             message = describe(error)
-            is_unreachable = isinstance(error, OSError) and error.errno in _UNREACHABLE
+            # A timeout proves nothing: our own process may have been stopped for as long.
+            is_unreachable = isinstance(error, OSError) and error.errno in UNREACHABLE
         except Exception as error:
             logger.exception("visit of %s broke", address)
             message = repr(error)

@@ -7,8 +7,11 @@ before anything else runs: up to two seconds of the event loop, and 200 MB.
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 from collections.abc import Mapping
+from http import HTTPStatus
 from ssl import SSLContext
 from typing import Any, Final
 
@@ -21,6 +24,10 @@ from extproc.core.types import Endpoint
 
 MAX_HEADS: Final = 16
 """Response heads for one request."""
+UNREACHABLE: Final = frozenset(
+    (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+)
+"""Errors of the host, or of a router on the way, when nobody listens on a port."""
 _SLICE_BYTES: Final = 2048
 """Handled between two counts of heads: a hundred of the shortest."""
 
@@ -119,8 +126,19 @@ async def get(session: aiohttp.ClientSession, url: URL, *, max_bytes: int) -> tu
         return response.status, b"".join(chunks)
 
 
+def describe_status(status: int) -> str:
+    """Return the meaning of a status that is not 200, with what to look at."""
+    try:
+        said = f"HTTP {status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        said = f"HTTP {status}"
+    return f"{said}: pods.api_key_file?" if status in (401, 403) else said
+
+
 def describe(error: BaseException) -> str:
     """Return the reason of a failure, in one line for people."""
     if isinstance(error, TimeoutError):
         return "timed out"
+    if isinstance(error, OSError) and error.errno in UNREACHABLE:
+        return os.strerror(error.errno).lower()
     return str(error) or type(error).__name__

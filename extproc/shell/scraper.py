@@ -23,7 +23,7 @@ from extproc.core.engines import EngineProfile
 from extproc.core.exposition import parse_report
 from extproc.core.types import Endpoint, LoadReport
 from extproc.shell.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
-from extproc.shell.podhttp import ResponseError, TooLargeError, base_url, get
+from extproc.shell.podhttp import ResponseError, TooLargeError, base_url, describe_status, get
 
 OnReport = Callable[[str, LoadReport, float, float], None]
 
@@ -124,7 +124,7 @@ class _Page:
                 if way is not self._filtered:
                     break
         if page_without is None:
-            raise ResponseError(f"HTTP {status} for the metrics page")
+            raise ResponseError(f"metrics page: {describe_status(status)}")
         return page_without
 
     async def _get(self, way: URL) -> tuple[URL, int, bytes]:

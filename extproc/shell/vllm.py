@@ -21,7 +21,7 @@ from extproc.core.errors import ExtprocError
 from extproc.core.openai import is_model_name
 from extproc.core.types import Endpoint, ModelCard
 from extproc.shell.loops import EndpointLoops, LoopSettings, OnFailure, Visit, rest_after
-from extproc.shell.podhttp import base_url, get
+from extproc.shell.podhttp import base_url, describe_status, get
 
 OnModels = Callable[[str, tuple[ModelCard, ...], float, float], None]
 
@@ -106,7 +106,7 @@ async def fetch_list(session: aiohttp.ClientSession, url: str) -> bytes:
     """
     status, body = await get(session, URL(f"{url}/v1/models"), max_bytes=MAX_BODY_BYTES)
     if status != HTTPStatus.OK:
-        raise ModelsError(f"HTTP {status} for the list of models")
+        raise ModelsError(describe_status(status))
     return body
 
 

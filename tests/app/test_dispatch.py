@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from extproc.core.outliers import Verdict
@@ -29,15 +31,20 @@ def test_an_endpoint_that_returns_404_is_polled_for_its_models() -> None:
     assert scene.doubtful == [address(1)]
 
 
-def test_an_ejection_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_ejection_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     scene = Scene()
     scene.pool.set_endpoints([endpoint(1), endpoint(2)])
     unreachable = {"outcome": Outcome.FAILED, "status": 503, "verdict": Verdict.UNREACHABLE}
     for changes in (unreachable, {}):
         scene.endings.complete(completion(picked(scene).id, **changes))
+    scene.pool.record_report(address(1), report(), taken_at_s=1.0)
+    for _ in range(2):
+        scene.endings.tick(now=1.0)
 
     assert [record.message for record in caplog.records] == [
-        f"endpoint {address(1)} ejected for 5 s: unreachable"
+        f"endpoint {address(1)} ejected for 5 s: unreachable",
+        f"endpoint {address(1)} may serve again",
     ]
 
 

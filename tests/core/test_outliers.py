@@ -12,13 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 
 from extproc.core.outliers import (
-    MAX_EJECTIONS,
+    MAX_CHANGES,
     NUM_TRIALS,
     UNREACHABLE_S,
     Cause,
     Ejection,
     Outliers,
     OutlierSettings,
+    Readmission,
     Verdict,
 )
 from extproc.core.tracked import verdicts
@@ -55,8 +56,8 @@ def test_so_many_failures_in_a_row_eject() -> None:
     tell(made, "a", FAILED)
 
     assert (before, ejected(made, 0.0)) == ("", "a")
-    assert made.take_ejections() == [Ejection("a", Cause.CONSECUTIVE_FAILURES, BASE_S)]
-    assert made.take_ejections() == []
+    assert made.take_changes() == [Ejection("a", Cause.CONSECUTIVE_FAILURES, BASE_S)]
+    assert made.take_changes() == []
 
 
 def test_what_says_nothing_neither_breaks_a_row_nor_makes_one() -> None:
@@ -123,7 +124,7 @@ def test_one_that_cannot_be_reached_is_ejected_at_once_and_shortly() -> None:
 
     assert ejected(made, 10.0 + UNREACHABLE_S) == "a"
     assert ejected(made, 10.1 + UNREACHABLE_S) == ""
-    assert made.take_ejections() == [Ejection("a", Cause.UNREACHABLE, UNREACHABLE_S)]
+    assert made.take_changes() == [Ejection("a", Cause.UNREACHABLE, UNREACHABLE_S)]
 
 
 def test_an_answer_to_a_call_of_ours_made_since_ends_that() -> None:
@@ -317,13 +318,31 @@ def test_turned_off_it_ejects_nobody_and_readmits_who_was() -> None:
     assert ejected(made, 0.0) == ""
 
 
+def test_the_end_of_an_ejection_is_news_whatever_ends_it() -> None:
+    made = outliers()
+    eject(made, "a", 0.0)
+    tell(made, "b", UNREACHABLE)
+    assert [type(each) for each in made.take_changes()] == [Ejection]
+    tell(made, "a", *[SERVED] * NUM_TRIALS, now=BASE_S + 1)
+    passed = made.take_changes()
+    tell(made, "b", UNREACHABLE, now=BASE_S + 2)
+    made.record_answer("b", asked_at_s=BASE_S + 3)
+    answered = made.take_changes()
+    eject(made, "c", BASE_S + 4)
+    made.configure(OutlierSettings(enabled=False))
+
+    assert passed == [Readmission("a")]
+    assert answered == [Ejection("b", Cause.UNREACHABLE, UNREACHABLE_S), Readmission("b")]
+    assert made.take_changes()[1:] == [Readmission("c")]
+
+
 def test_news_that_nobody_asks_for_are_bounded() -> None:
     made = outliers()
-    for number in range(2 * MAX_EJECTIONS):
+    for number in range(2 * MAX_CHANGES):
         tell(made, "a", SERVED, UNREACHABLE, now=float(number))
         made.record_answer("a", asked_at_s=number + 0.5)
 
-    assert len(made.take_ejections()) == MAX_EJECTIONS
+    assert len(made.take_changes()) == MAX_CHANGES
 
 
 # --- what attempts say ----------------------------------------------------------------------

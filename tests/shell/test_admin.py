@@ -53,6 +53,7 @@ class Admin:
     def __init__(self, host: str = "127.0.0.1", limits: HttpLimits = DEFAULT_HTTP_LIMITS) -> None:
         self.dropped: collections.Counter[HttpLimit] = collections.Counter()
         self.reasons: list[str] = []
+        self.warnings: list[str] = []
         self.num_described = self.most_describing = self._num_describing = 0
         self.registry = registry = CollectorRegistry()
         Counter("extproc_things", "Things", registry=registry).inc(3)
@@ -63,6 +64,7 @@ class Admin:
             snapshot=lambda: Snapshot((VIEW,), now=100.0),
             decisions=self._decisions,
             health=lambda: self.reasons,
+            warnings=lambda: self.warnings,
             add_page=_add_page,
             limits=limits,
             dropped=self.dropped,
@@ -126,12 +128,27 @@ async def test_metrics_are_openmetrics_on_request() -> None:
 async def test_health_has_the_reasons() -> None:
     async with serving() as admin:
         status, text, _ = await admin.get("/healthz")
-        assert (status, json.loads(text)) == (200, {"status": "ok", "reasons": []})
+        healthy = {"status": "ok", "reasons": [], "warnings": []}
+        assert (status, json.loads(text)) == (200, healthy)
         admin.reasons = ["draining"]
         status, text, _ = await admin.get("/healthz")
 
     assert status == 503
-    assert json.loads(text) == {"status": "unavailable", "reasons": ["draining"]}
+    assert json.loads(text) == {
+        "status": "unavailable",
+        "reasons": ["draining"],
+        "warnings": [],
+    }
+
+
+async def test_warnings_do_not_change_the_status_of_health() -> None:
+    """Kubernetes would restart the router, or Envoy avoid it, for a fault of the pods."""
+    async with serving() as admin:
+        admin.warnings = ["1 of 1 pods give no reports"]
+        status, text, _ = await admin.get("/healthz")
+
+    assert (status, json.loads(text)["status"]) == (200, "ok")
+    assert json.loads(text)["warnings"] == ["1 of 1 pods give no reports"]
 
 
 async def test_the_snapshot_is_json() -> None:

@@ -21,6 +21,7 @@ class Follower:
     initial: str | None = None
     texts: list[str] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
+    num_recoveries: int = 0
 
     def __post_init__(self) -> None:
         self.watch = FileWatch(
@@ -28,8 +29,12 @@ class Follower:
             interval_s=0.001,
             on_change=self.take,
             on_failure=self.troubles.append,
+            on_recovery=self.recover,
             text=self.initial,
         )
+
+    def recover(self) -> None:
+        self.num_recoveries += 1
 
     def take(self, text: str) -> None:
         self.texts.append(text)
@@ -53,7 +58,7 @@ def test_a_text_is_handed_on_at_the_first_look_and_after_each_change(path: Path)
         follower.look()
 
     assert follower.texts == ["one", "two", "", "one"]
-    assert follower.troubles == []
+    assert (follower.troubles, follower.num_recoveries) == ([], 0)
 
 
 def test_the_initial_text_is_not_reported(path: Path) -> None:
@@ -110,6 +115,25 @@ def test_an_unusable_text_is_reported_and_not_offered_again(path: Path) -> None:
 
     assert follower.texts == ["bad 1", "bad 2", "good"]
     assert follower.troubles == [f"{path}: cannot use bad 1", f"{path}: cannot use bad 2"]
+
+
+@pytest.mark.parametrize("trouble", ["gone", "bad"])
+def test_a_recovery_is_reported_once_and_not_while_the_text_is_refused(
+    path: Path, trouble: str
+) -> None:
+    follower = Follower(path)
+    path.write_text("good")
+    follower.look()
+    if trouble == "gone":
+        path.unlink()
+    else:
+        path.write_text("bad")
+    follower.look(3)
+    before = follower.num_recoveries
+    path.write_text("good")
+    follower.look(3)
+
+    assert (before, follower.num_recoveries, len(follower.troubles)) == (0, 1, 1)
 
 
 def test_the_file_is_named_once_even_if_the_error_names_it(path: Path) -> None:

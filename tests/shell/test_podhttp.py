@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import TestServer, unused_port
 from yarl import URL
 
 from extproc.core.types import Endpoint
@@ -21,6 +21,7 @@ from extproc.shell.podhttp import (
     TooLargeError,
     base_url,
     describe,
+    describe_status,
     get,
     open_session,
 )
@@ -90,6 +91,27 @@ def test_an_error_without_a_text_is_described_by_its_name() -> None:
     assert describe(ConnectionResetError()) == "ConnectionResetError"
     assert describe(TimeoutError()) == "timed out"
     assert describe(ResponseError("HTTP 503")) == "HTTP 503"
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (503, "HTTP 503 Service Unavailable"),
+        (401, "HTTP 401 Unauthorized: pods.api_key_file?"),
+        (403, "HTTP 403 Forbidden: pods.api_key_file?"),
+        (799, "HTTP 799"),
+    ],
+)
+def test_a_status_is_described_by_its_meaning(status: int, said: str) -> None:
+    assert describe_status(status) == said
+
+
+async def test_a_refused_connection_is_described_by_its_cause() -> None:
+    async with open_session() as session:
+        with pytest.raises(OSError) as error:  # noqa: PT011 # whichever kind
+            await get(session, URL(f"http://127.0.0.1:{unused_port()}/"), max_bytes=1)
+
+    assert describe(error.value) == "connection refused"
 
 
 # --- what a server that means ill answers ---------------------------------------------------------

@@ -190,7 +190,7 @@ async def test_a_poller_reports_failures_and_continues() -> None:
     async with pod.serve() as server:
         address = f"{server.host}:{server.port}"
         poller.set_endpoints([Endpoint(address)])
-        assert await listener.next() == (address, "HTTP 503 for the list of models", False)
+        assert await listener.next() == (address, "HTTP 503 Service Unavailable", False)
         pod.status = 200
         while (await listener.next())[1] != CARDS:
             pass

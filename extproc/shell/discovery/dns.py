@@ -60,6 +60,7 @@ class DnsDiscovery:
         on_endpoints: Called with all endpoints, sorted by address, at the first result and after
             each change. An SRV record's endpoint is named by the first label of its target.
         on_failure: Called with a message, once per new failure.
+        on_recovery: Called when a lookup succeeds after failures.
         clock: Monotonic seconds.
         family: `auto`: IPv4, or IPv6 where there is no IPv4; `both`: every address is an endpoint.
         timeout_s: Seconds for the response to a question, retries included.
@@ -73,6 +74,7 @@ class DnsDiscovery:
     port: int | None
     on_endpoints: Callable[[Sequence[Endpoint]], None]
     on_failure: Callable[[str], None]
+    on_recovery: Callable[[], None] = lambda: None
     clock: Callable[[], float]
     family: Literal["auto", "ipv4", "ipv6", "both"] = "auto"
     interval_s: float = 5.0
@@ -101,6 +103,8 @@ class DnsDiscovery:
         self.num_failures += failure != ""
         if failure and failure != self._failure:
             self.on_failure(failure)
+        if self._failure and not failure:
+            self.on_recovery()
         self._failure = failure
 
     async def _look(self) -> str:

@@ -27,14 +27,19 @@ class Seen:
         self.now = 1000.0
         self.taken: list[list[Endpoint]] = []
         self.failures: list[str] = []
+        self.num_recoveries = 0
         given = {"port": 8000, "nameservers": [server.address], "timeout_s": 5.0, **options}
         self.discovery = DnsDiscovery(
             name,
             on_endpoints=self._take,
             on_failure=self.failures.append,
+            on_recovery=self._recover,
             clock=lambda: self.now,
             **given,
         )
+
+    def _recover(self) -> None:
+        self.num_recoveries += 1
 
     def _take(self, endpoints: Sequence[Endpoint]) -> None:
         self.taken.append(list(endpoints))
@@ -201,8 +206,10 @@ async def test_an_outage_ends_with_the_next_response_and_the_next_outage_is_repo
     await seen.look()
     server.failing = {"A", "AAAA"}
     await seen.look()
+    assert seen.num_recoveries == 0
     server.failing, server.records["pods.", "A"] = set(), ["10.0.0.2"]
-    assert await seen.look() == ["10.0.0.2:8000"]
+    assert await seen.look(times=2) == ["10.0.0.2:8000"]
+    assert seen.num_recoveries == 1
     server.failing = {"A", "AAAA"}
     await seen.look()
 

@@ -1,0 +1,134 @@
+"""The log, `/healthz` and the metrics when pods do not answer."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import yaml
+
+from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from tests.app.serving import configuration, eventually, serving
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss takes a moment instead of seconds."""
+    monkeypatch.setattr("extproc.app.app.UPKEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr("extproc.app.app.READINESS_LIMIT_S", 0.5)
+    for name in ("PATIENCE_S", "UNREACHABLE_S", "STEADY_S"):
+        monkeypatch.setattr(f"extproc.core.losses.{name}", 0.2)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The level and text of each line about pods."""
+    return [
+        f"{record.levelname} {record.getMessage()}"
+        for record in caplog.records
+        if record.name == "extproc.app.pods" and record.levelno > logging.DEBUG
+    ]
+
+
+async def test_a_killed_pod_and_its_return_are_logged_once(
+    pods: list[RunningPod], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    title = f"pod-1 ({pods[1].address})"
+    async with serving(configuration(pods)) as service:
+
+        async def is_lost() -> bool:
+            return bool((await service.admin("/healthz"))["warnings"])
+
+        async def is_said() -> bool:
+            return any("again" in line for line in said(caplog))
+
+        await pods[1].kill()
+        await eventually(is_lost)
+        during = await service.admin("/healthz")
+        gauges = [await service.metric(f"extproc_endpoints{end} ") for end in ("", "_lost")]
+        port = int(pods[1].address.rpartition(":")[2])
+        pods[1] = await start_pod(PodConfig(name="pod-1", adapters=["a"]), port=port)
+        await eventually(is_said)
+        after = await service.admin("/healthz")
+
+    loss, *others = [line for line in said(caplog) if "restarted" not in line]
+    assert loss.startswith(f"WARNING {title}: no report for ")
+    assert loss.endswith(" s: connection refused")
+    assert [line.partition(" after")[0] for line in others] == [f"INFO {title}: reports again"]
+    assert during["status"] == "ok"
+    assert during["warnings"] == ["1 of 2 pods give no reports: connection refused: pod-1"]
+    assert gauges == [2, 1]
+    assert after["warnings"] == []
+
+
+async def test_models_that_need_another_key_are_logged_once_with_the_setting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pod = await start_pod(PodConfig(name="pod-0", adapters=["a"], api_key="secret"))
+    try:
+        models = {"models_interval_s": 0.05}
+        async with serving(configuration([pod], scrape=models)) as service:
+
+            async def is_said() -> bool:
+                return bool((await service.admin("/healthz"))["warnings"])
+
+            await eventually(is_said)
+            health = await service.admin("/healthz")
+    finally:
+        await pod.stop()
+
+    cause = "HTTP 401 Unauthorized: pods.api_key_file?"
+    assert said(caplog) == [f"WARNING pod-0 ({pod.address}): models: {cause}"]
+    assert health["warnings"] == [f"1 of 1 pods list no models: {cause}: pod-0"]
+
+
+async def test_a_pod_that_leaves_while_lost_is_not_back(
+    pods: list[RunningPod], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO)
+    file = tmp_path / "pods.yaml"
+    file.write_text(yaml.safe_dump([pod.address for pod in pods]))
+    discovery = {"file": str(file), "file_interval_s": 0.05}
+    async with serving(configuration([], discovery=discovery)) as service:
+
+        async def is_lost() -> bool:
+            return bool((await service.admin("/healthz"))["warnings"])
+
+        async def is_gone() -> bool:
+            return await service.metric("extproc_endpoints ") == 1 and not await is_lost()
+
+        await pods[1].kill()
+        await eventually(is_lost)
+        file.write_text(yaml.safe_dump([pods[0].address]))
+        await eventually(is_gone)
+
+    [line] = said(caplog)
+    assert line.startswith(f"WARNING {pods[1].address}: no report for ")
+
+
+async def test_a_source_that_fails_and_its_recovery_are_logged_once(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO)
+    file = tmp_path / "pods.yaml"
+    file.write_text("[]")
+    discovery = {"file": str(file), "file_interval_s": 0.02}
+
+    def said_of_it() -> list[str]:
+        found = [each for each in caplog.records if each.name == "extproc.app.discovery"]
+        return [f"{each.levelname} {each.getMessage()}" for each in found]
+
+    async with serving(configuration([], discovery=discovery)):
+        for text in ("[what]", "[]"):
+            num_before = len(said_of_it())
+            file.write_text(text)
+
+            async def has_said_more(num_before: int = num_before) -> bool:
+                return len(said_of_it()) > num_before
+
+            await eventually(has_said_more)
+
+    failure, recovery = said_of_it()
+    assert failure.startswith(f"ERROR endpoints: {file}: ")
+    assert recovery == "INFO endpoints: discovery works again"
