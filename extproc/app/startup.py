@@ -33,7 +33,7 @@ from extproc.core.policies import Policy
 from extproc.shell import logs
 from extproc.shell.certificates import Certificates
 from extproc.shell.discovery.file import parse_endpoints
-from extproc.shell.discovery.kubernetes import KubernetesClient, MissingLibraryError
+from extproc.shell.discovery.kubernetes import MissingLibraryError, load_library
 from extproc.shell.files import check_readable, describe_failure, read_text
 from extproc.shell.tracing import Tracing
 
@@ -130,9 +130,9 @@ def _check_packages(config: Config) -> None:
         raise ConfigError("server.transport: grpcio: needs the package grpcio")
     if config.discovery.kubernetes is not None:
         try:
-            KubernetesClient()
+            load_library("discovery.kubernetes")
         except MissingLibraryError as error:
-            raise ConfigError(f"discovery.kubernetes: {error}") from error
+            raise ConfigError(str(error)) from error
 
 
 def _check_server_tls(config: Config) -> None:

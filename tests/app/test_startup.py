@@ -388,13 +388,36 @@ def test_the_check_takes_no_connection_and_leaves_a_running_service_s_socket(
         assert path.stat().st_ino == before
 
 
-def test_an_extra_that_is_missing_is_named(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
-    monkeypatch.setitem(sys.modules, "kubernetes_asyncio.client.rest", None)
-    check, serve = both(files, {"discovery": {"kubernetes": {"service": "vllm"}}})
+EXTRAS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "discovery.kubernetes": (
+        {"discovery": {"kubernetes": {"service": "vllm"}}},
+        "kubernetes_asyncio",
+        "kubernetes",
+    ),
+    "peers.service": (
+        {"peers": {"service": "extproc", "port": 9002}},
+        "kubernetes_asyncio",
+        "kubernetes",
+    ),
+    "tracing.enabled": ({"tracing": {"enabled": True}}, "opentelemetry", "otel"),
+}
+"""By the field that needs an extra: a configuration, the package, the extra."""
 
+
+@pytest.mark.parametrize("field", EXTRAS)
+def test_an_extra_that_is_missing_is_named_with_the_field_and_the_command(
+    field: str, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sections, package, extra = EXTRAS[field]
+    for name in (package, *(name for name in sys.modules if name.startswith(f"{package}."))):
+        monkeypatch.setitem(sys.modules, name, None)
+    check, serve = both(files, sections)
+
+    assert (check.exit_code, serve.exit_code) == (2, 2)
     assert check.stderr == serve.stderr
-    assert "discovery.kubernetes: Kubernetes needs: pip install" in check.stderr
+    expected = f"extproc: {field} needs the extra: pip install 'lora-extproc[{extra}]' ("
+    assert check.stderr.startswith(expected)
+    assert len(check.stderr.splitlines()) == 1
 
 
 def test_the_router_of_gateways_does_the_same_checks(files: Files) -> None:
