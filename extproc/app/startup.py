@@ -14,6 +14,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,7 @@ from extproc.app.routing import make_policy
 from extproc.app.traced import make_tracing
 from extproc.config import Config
 from extproc.config.file import ConfigError, ConfigParser, parse_config
+from extproc.config.server import TlsConfig
 from extproc.core.address import Address
 from extproc.core.policies import Policy
 from extproc.shell import logs
@@ -144,6 +146,7 @@ def _check_server_tls(config: Config) -> None:
     try:
         Certificates(tls.cert_file, tls.key_file)
     except ssl.SSLError as error:
+        _check_not_swapped(tls)
         raise ConfigError(
             f"server.tls: {tls.cert_file} and {tls.key_file} are not a certificate and its private "
             f"key: {describe_failure(error)}"
@@ -155,6 +158,12 @@ def _check_server_tls(config: Config) -> None:
         raise ConfigError(f"server.tls.client_ca_file: {tls.client_ca_file}: {why}") from error
 
 
+def _check_not_swapped(tls: TlsConfig) -> None:
+    with suppress(ssl.SSLError):
+        Certificates(tls.key_file, tls.cert_file)
+        raise ConfigError("server.tls: cert_file and key_file are swapped")
+
+
 def _check_file(name: str, path: Path | None) -> None:
     try:
         check_readable(path)
@@ -163,8 +172,10 @@ def _check_file(name: str, path: Path | None) -> None:
 
 
 def _missing_sources(config: Config) -> Iterator[str]:
-    """Yield a line for each file that is missing but may be written later, by a sidecar say."""
+    """Yield a line for each source without pods: a file may be written later, by a sidecar say."""
     discovery = config.discovery
+    if discovery.static == ():
+        yield "discovery.static: empty: every request will be answered with 503"
     if discovery.file is not None:
         try:
             parse_endpoints(read_text(discovery.file))

@@ -11,8 +11,10 @@ FAILED, UNUSABLE = 1, 2
 def failure(reason: object, status: int = UNUSABLE) -> typer.Exit:
     """Print each line of the reason, and return the exit to raise."""
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(stderr=True)
     for line in str(reason).splitlines() or [""]:
-        console.print(f"extproc: {line}", style="red", markup=False, soft_wrap=True)
+        # Text as it is: `:x:` in it is no emoji, `[a]` no style.
+        console.print(Text(f"extproc: {line}"), style="red", soft_wrap=True)
     return typer.Exit(status)
