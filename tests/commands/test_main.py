@@ -227,12 +227,32 @@ def test_envoy_takes_over_each_option(arguments: list[str], options: dict[str, A
         (["--preset", "x"], "--preset x: allowed: founding"),
         (["--preset", "founding", "--body", "streamed"], "--preset founding is original-dst"),
         (["--preset", "founding", "--mode", "full-duplex"], "--preset founding is original-dst"),
-        (["--listen", "nowhere"], "'nowhere' is not host:port"),
-        (["--pod", "10.0.0.7:8000"], "in original-dst mode Envoy does not know the pods"),
+        (["--listen", "nowhere"], "--listen: 'nowhere' is not host:port"),
+        (["--admin", "nowhere"], "--admin: 'nowhere' is not host:port"),
+        (["--router", "http://a:1"], "--router: 'http://a:1' is not host:port"),
+        (["--pod", "10.0.0.7:8000"], "--pod: in original-dst mode Envoy does not know the pods"),
+        (
+            ["--mode", "override-host", "--pod", "vllm:8000"],
+            "--pod vllm:8000: must be `ip:port`: vllm is no IP address",
+        ),
+        (["--path", "v1/x"], "--path: not an inference path in normal form: 'v1/x'"),
+        (["--tls-cert", "c", "--tls-key", "k"], "--tls-cert needs --tls-ca"),
+        (["--tls-name", "n"], "--tls-name needs --tls-ca"),
+        (["--tls-ca", "a", "--tls-cert", "c"], "--tls-cert needs --tls-key"),
+        (["--tls-ca", "a", "--tls-key", "k"], "--tls-key needs --tls-cert"),
+        (["--pod-tls-name", "n"], "--pod-tls-name needs --pod-tls-ca"),
     ],
 )
 def test_envoy_refuses_what_does_not_fit(arguments: list[str], message: str) -> None:
     assert message in error_line(invoke("envoy", *arguments))
+
+
+@pytest.mark.parametrize("option", ["--max-body-bytes", "--message-timeout-s", "--router-ping-s"])
+def test_envoy_refuses_what_envoy_would_not_take(option: str) -> None:
+    result = invoke("envoy", option, "0")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert option in result.stderr
 
 
 # --- check-pod -------------------------------------------------------------------------------
