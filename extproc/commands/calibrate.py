@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from extproc.commands.failure import FAILED, failure
+from extproc.commands.failure import FAILED, failure, http_url
 from extproc.core.errors import needs_extra
 from extproc.sim.calibration.calibrate import Sample
 from extproc.sim.calibration.fitting import Fit, errors_of, fit
@@ -205,7 +205,10 @@ def show(calibration: Calibration, console: Console) -> None:
 
 def calibrate_command(
     url: Annotated[
-        str, typer.Argument(help="Base URL of a vLLM server that nobody else is using.")
+        str,
+        typer.Argument(
+            callback=http_url, help="Base URL of a vLLM server that nobody else is using."
+        ),
     ],
     adapters: Annotated[
         str, typer.Option(help="Adapters to measure with, separated by commas.")

@@ -192,7 +192,7 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
     ),
     "API key empty": (
         lambda f: {"pods": {"api_key_file": str(f.write("key", "\n"))}},
-        "must be one line of printable ASCII",
+        "key: empty",
     ),
     "path without a slash": (lambda f: {"request": {"paths": ["v1/x"]}}, "request.paths: "),
     "path of the root": (lambda f: {"request": {"paths": ["/"]}}, "request.paths: "),

@@ -295,11 +295,28 @@ def test_check_pod_fails_for_a_server_that_does_not_respond() -> None:
     ("arguments", "message"),
     [
         (["--engine", "x"], "--engine x: allowed: sglang, vllm"),
-        (["--api-key-file", "/nonexistent"], "/nonexistent"),
+        (["--api-key-file", "/nonexistent"], "--api-key-file /nonexistent: No such file"),
+        (["--api-key-file", "/dev/null"], "--api-key-file /dev/null: not a regular file"),
+        (["--api-key-file", __file__], f"--api-key-file {__file__}: must be one line"),
     ],
 )
 def test_check_pod_refuses_wrong_options(arguments: list[str], message: str) -> None:
     assert message in error_line(invoke("check-pod", "http://127.0.0.1:1", *arguments))
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "http://", "10.0.0.7", "grpc://a:1", "http://["])
+@pytest.mark.parametrize("command", [["check-pod"], ["lab", "calibrate"]])
+def test_what_is_no_url_of_a_server_is_refused(command: list[str], url: str) -> None:
+    result = invoke(*command, url)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is not an http:// or https:// URL" in result.stderr
+
+
+def test_check_pod_names_the_file_without_certificates() -> None:
+    line = error_line(invoke("check-pod", "https://127.0.0.1:1", "--ca-file", __file__))
+
+    assert line.startswith(f"--ca-file {__file__}: ")
 
 
 # --- watch -----------------------------------------------------------------------------------
@@ -340,7 +357,9 @@ async def _post(url: str, body: bytes) -> None:
         (["nowhere"], "'nowhere' is not host:port"),
         (["127.0.0.1:1"], "127.0.0.1:1"),
         (["127.0.0.1:1", "--tls-ca", "/nonexistent"], "No such file"),
-        (["127.0.0.1:1", "--tls-cert", "/nonexistent"], "No such file"),
+        (["127.0.0.1:1", "--tls-cert", "/nonexistent"], "/nonexistent: No such file"),
+        (["127.0.0.1:1", "--tls-ca", __file__], f"{__file__}: NO_CERTIFICATE"),
+        (["127.0.0.1:1", "--tls-key", "k"], "--tls-key needs --tls-cert"),
     ],
 )
 def test_watch_says_why_it_can_not(arguments: list[str], message: str) -> None:
