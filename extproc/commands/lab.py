@@ -33,7 +33,7 @@ lab_app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-JobsOption = Annotated[int, typer.Option(help="Processes to run it in; 0 for one per core.")]
+JobsOption = Annotated[int, typer.Option(min=0, help="Processes to run it in; 0 for one per core.")]
 OutOption = Annotated[Path, typer.Option(help="Folder of the results.")]
 ResultArgument = Annotated[
     Path | None, typer.Argument(help="JSON file of a run; the newest one by default.")

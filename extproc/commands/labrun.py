@@ -105,7 +105,10 @@ def read_result(path: Path) -> dict[str, Any]:
         OSError: The file cannot be read.
         ValueError: It is not such a file.
     """
-    content = msgspec.json.decode(path.read_bytes())
+    try:
+        content = msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path}: not a result of this version's `extproc lab run`")
     return content

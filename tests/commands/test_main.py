@@ -374,6 +374,15 @@ def test_the_laboratory_explains_itself() -> None:
     assert "SUITE" in invoke("lab", "run", "--help").stdout.upper()
 
 
+def test_the_laboratory_names_what_it_cannot_use(config: Path) -> None:
+    report = invoke("lab", "report", str(config))
+    jobs = invoke("lab", "run", "quick", "--jobs", "-1")
+
+    assert (report.exit_code, jobs.exit_code) == (1, 2)
+    assert report.stderr.startswith(f"extproc: {config}: JSON is malformed")
+    assert "--jobs" in jobs.stderr
+
+
 @pytest.mark.parametrize("command", ["serve", "check-config"])
 def test_of_a_configuration_that_may_not_be_read_one_learns_whose_it_is(
     command: str, unreadable: Path
