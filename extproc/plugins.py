@@ -69,5 +69,7 @@ def _import(name: str, reference: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:  # whatever a user's module raises on import
-        raise PolicyError(f"policy {name}: cannot be imported: {error}") from error
+        is_missing = isinstance(error, ModuleNotFoundError)
+        cure = "; install it, or name its folder in PYTHONPATH" if is_missing else ""
+        raise PolicyError(f"policy {name}: cannot be imported: {error}{cure}") from error
     return found

@@ -99,7 +99,11 @@ def test_an_entry_point_that_leads_nowhere_is_reported() -> None:
         ("founding", {"threshold": 0}, "policy founding: threshold is 0; allowed: 1 or more"),
         ("founding", {"treshold": 1}, "policy founding: args: treshold: unknown; allowed: thresh"),
         ("random", {"threshold": 1}, "policy random: args: threshold: unknown; allowed: none"),
-        ("no.such.module:Custom", {}, "cannot be imported: No module named 'no'"),
+        (
+            "no.such.module:Custom",
+            {},
+            "No module named 'no'; install it, or name its folder in PYTHONPATH",
+        ),
         (f"{__name__}:Missing", {}, "cannot be imported: .*Missing"),
         (f"{__name__}:", {}, "cannot be imported"),
         (":Custom", {}, "cannot be imported"),
