@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from inspect import Parameter, signature
 from typing import Any
 
 from extproc.core.policies import BUILT_IN, Policy
@@ -24,6 +25,9 @@ def load_policy(name: str, args: Mapping[str, Any]) -> Policy:
         PolicyError: It is unknown, cannot be imported, refuses its arguments, or is not a policy.
     """
     factory = _find(name)
+    unknown = _unknown(factory, args)
+    if unknown:
+        raise PolicyError(f"policy {name}: args: {unknown}")
     try:
         policy = factory(**args)
     except Exception as error:  # whatever a user's policy raises for its arguments
@@ -31,6 +35,18 @@ def load_policy(name: str, args: Mapping[str, Any]) -> Policy:
     if not callable(getattr(policy, "choose", None)):
         raise PolicyError(f"policy {name}: has no method choose(snapshot, request, *, rng)")
     return policy  # type: ignore[no-any-return] # checked in the line above
+
+
+def _unknown(factory: Any, args: Mapping[str, Any]) -> str:
+    """Return which arguments a policy does not take, and which it does; empty if there are none."""
+    try:
+        parameters = signature(factory).parameters
+    except (TypeError, ValueError):  # not callable, or written in C
+        return ""
+    if any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
+        return ""
+    wrong = ", ".join(sorted(args.keys() - parameters.keys()))
+    return f"{wrong}: unknown; allowed: {', '.join(parameters) or 'none'}" if wrong else ""
 
 
 def _find(name: str) -> Any:
@@ -53,5 +69,7 @@ def _import(name: str, reference: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:  # whatever a user's module raises on import
-        raise PolicyError(f"policy {name}: cannot be imported: {error}") from error
+        is_missing = isinstance(error, ModuleNotFoundError)
+        cure = "; install it, or name its folder in PYTHONPATH" if is_missing else ""
+        raise PolicyError(f"policy {name}: cannot be imported: {error}{cure}") from error
     return found

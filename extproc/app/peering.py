@@ -18,7 +18,7 @@ from extproc.core.accounting import Completion
 from extproc.core.address import Address
 from extproc.core.relay import Relay, RelaySettings, count_routers
 from extproc.core.types import Endpoint
-from extproc.shell.discovery.kubernetes import KubernetesClient, MissingLibraryError
+from extproc.shell.discovery.kubernetes import MissingLibraryError, load_library
 from extproc.shell.files import check_readable, describe_failure
 from extproc.shell.peers import METHOD, PeersService
 from extproc.shell.rpc import Method
@@ -208,10 +208,10 @@ def check_peers(config: Config) -> None:
         raise ConfigError("peers.port: must be given where server.address has no fixed port")
     try:
         if peers.service is not None:
-            KubernetesClient()
+            load_library("peers.service")
         check_readable(None if config.server.tls is None else peers.ca_file)
     except MissingLibraryError as error:
-        raise ConfigError(f"peers: {error}") from error
+        raise ConfigError(str(error)) from error
     except OSError as error:
         raise ConfigError(f"peers.ca_file: {peers.ca_file}: {describe_failure(error)}") from error
     try:

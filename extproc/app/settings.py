@@ -22,7 +22,7 @@ from extproc.core.picker import PickerSettings
 from extproc.core.pool import PoolSettings
 from extproc.core.ports import StreamSettings
 from extproc.core.routes import RouteTable
-from extproc.shell.files import describe_failure, read_text
+from extproc.shell.files import describe_failure, read_key
 from extproc.shell.loops import LoopSettings
 from extproc.shell.memory import memory_limit_bytes
 from extproc.shell.tls import client_context
@@ -121,7 +121,11 @@ def pod_access(config: Config) -> tuple[dict[str, str], ssl.SSLContext | None]:
     pods = config.pods
     headers = {}
     if pods.api_key_file is not None:
-        headers["authorization"] = f"Bearer {_read_key(pods.api_key_file)}"
+        try:
+            headers["authorization"] = f"Bearer {read_key(pods.api_key_file)}"
+        except OSError as error:
+            why = describe_failure(error)
+            raise ConfigError(f"pods.api_key_file: {pods.api_key_file}: {why}") from error
     try:
         context = client_context(pods.ca_file, verify=pods.tls_verify) if pods.tls else None
     except OSError as error:
@@ -143,16 +147,6 @@ def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:
             scrape.models_interval_s, scrape.timeout_s, MAX_MODELS_REST_S, headers, context
         ),
     )
-
-
-def _read_key(path: Path) -> str:
-    try:
-        key = read_text(path).strip()
-    except OSError as error:
-        raise ConfigError(f"pods.api_key_file: {path}: {describe_failure(error)}") from error
-    if not (key and key.isascii() and key.isprintable()):
-        raise ConfigError(f"pods.api_key_file: {path}: must be one line of printable ASCII")
-    return key
 
 
 def needs_restart(old: Config, new: Config) -> Iterator[str]:

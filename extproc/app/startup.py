@@ -14,6 +14,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,12 +29,13 @@ from extproc.app.routing import make_policy
 from extproc.app.traced import make_tracing
 from extproc.config import Config
 from extproc.config.file import ConfigError, ConfigParser, parse_config
+from extproc.config.server import TlsConfig
 from extproc.core.address import Address
 from extproc.core.policies import Policy
 from extproc.shell import logs
 from extproc.shell.certificates import Certificates
 from extproc.shell.discovery.file import parse_endpoints
-from extproc.shell.discovery.kubernetes import KubernetesClient, MissingLibraryError
+from extproc.shell.discovery.kubernetes import MissingLibraryError, load_library
 from extproc.shell.files import check_readable, describe_failure, read_text
 from extproc.shell.tracing import Tracing
 
@@ -130,9 +132,9 @@ def _check_packages(config: Config) -> None:
         raise ConfigError("server.transport: grpcio: needs the package grpcio")
     if config.discovery.kubernetes is not None:
         try:
-            KubernetesClient()
+            load_library("discovery.kubernetes")
         except MissingLibraryError as error:
-            raise ConfigError(f"discovery.kubernetes: {error}") from error
+            raise ConfigError(str(error)) from error
 
 
 def _check_server_tls(config: Config) -> None:
@@ -144,6 +146,7 @@ def _check_server_tls(config: Config) -> None:
     try:
         Certificates(tls.cert_file, tls.key_file)
     except ssl.SSLError as error:
+        _check_not_swapped(tls)
         raise ConfigError(
             f"server.tls: {tls.cert_file} and {tls.key_file} are not a certificate and its private "
             f"key: {describe_failure(error)}"
@@ -155,6 +158,12 @@ def _check_server_tls(config: Config) -> None:
         raise ConfigError(f"server.tls.client_ca_file: {tls.client_ca_file}: {why}") from error
 
 
+def _check_not_swapped(tls: TlsConfig) -> None:
+    with suppress(ssl.SSLError):
+        Certificates(tls.key_file, tls.cert_file)
+        raise ConfigError("server.tls: cert_file and key_file are swapped")
+
+
 def _check_file(name: str, path: Path | None) -> None:
     try:
         check_readable(path)
@@ -163,8 +172,10 @@ def _check_file(name: str, path: Path | None) -> None:
 
 
 def _missing_sources(config: Config) -> Iterator[str]:
-    """Yield a line for each file that is missing but may be written later, by a sidecar say."""
+    """Yield a line for each source without pods: a file may be written later, by a sidecar say."""
     discovery = config.discovery
+    if discovery.static == ():
+        yield "discovery.static: empty: every request will be answered with 503"
     if discovery.file is not None:
         try:
             parse_endpoints(read_text(discovery.file))

@@ -8,7 +8,7 @@ from extproc import __version__
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.core.types import Pick, Rejection, Wait
-from extproc.shell.tracing import DecisionSpan, Tracing
+from extproc.shell.tracing import DecisionSpan, Tracing, TracingError
 
 
 def make_tracing(config: Config) -> Tracing | None:
@@ -22,6 +22,8 @@ def make_tracing(config: Config) -> Tracing | None:
     ratio = config.tracing.sample_ratio
     try:
         return Tracing(sample_ratio=ratio, version=__version__)
+    except TracingError as error:
+        raise ConfigError(str(error)) from error
     except Exception as error:  # OpenTelemetry reads its own environment variables
         raise ConfigError(f"tracing: {error or type(error).__name__}") from error
 

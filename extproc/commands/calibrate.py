@@ -17,7 +17,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from extproc.commands.failure import FAILED, failure
+from extproc.commands.failure import FAILED, failure, http_url
+from extproc.core.errors import needs_extra
 from extproc.sim.calibration.calibrate import Sample
 from extproc.sim.calibration.fitting import Fit, errors_of, fit
 from extproc.sim.calibration.live import CalibrationError, LiveServer, LoadTimes
@@ -104,7 +105,7 @@ async def calibrate(
         aiohttp.ClientError: The server does not respond.
     """
     if find_spec("numpy") is None:
-        raise CalibrationError("fitting needs `pip install 'lora-extproc[loadtest]'`")
+        raise CalibrationError(needs_extra("fitting", "loadtest"))
     headers = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
@@ -204,7 +205,10 @@ def show(calibration: Calibration, console: Console) -> None:
 
 def calibrate_command(
     url: Annotated[
-        str, typer.Argument(help="Base URL of a vLLM server that nobody else is using.")
+        str,
+        typer.Argument(
+            callback=http_url, help="Base URL of a vLLM server that nobody else is using."
+        ),
     ],
     adapters: Annotated[
         str, typer.Option(help="Adapters to measure with, separated by commas.")

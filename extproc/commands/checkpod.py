@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from extproc.commands.failure import failure
+from extproc.commands.failure import failure, http_url
 
 
 def check_pod(
-    url: Annotated[str, typer.Argument(help="Base URL of the model server.")],
+    url: Annotated[str, typer.Argument(callback=http_url, help="Base URL of the model server.")],
     engine: Annotated[
         str, typer.Option(help="Engine of the server, as in `pods.engine`.")
     ] = "vllm",
@@ -29,16 +29,19 @@ def check_pod(
     """Check that a model server provides what the router needs (docs/model-server.md)."""
     from extproc.core.engines import PROFILES
     from extproc.shell import podcheck
-    from extproc.shell.files import read_text
+    from extproc.shell.files import describe_failure, read_key
     from extproc.shell.tls import client_context
 
     if engine not in PROFILES:
         raise failure(f"--engine {engine}: allowed: {', '.join(sorted(PROFILES))}")
     try:
-        key = read_text(api_key_file).strip() if api_key_file else ""
+        key = read_key(api_key_file) if api_key_file else ""
+    except OSError as error:
+        raise failure(f"--api-key-file {api_key_file}: {describe_failure(error)}") from error
+    try:
         context = client_context(ca_file, verify=True) if url.startswith("https:") else None
     except OSError as error:
-        raise failure(error) from error
+        raise failure(f"--ca-file {ca_file}: {describe_failure(error)}") from error
     checks = asyncio.run(
         podcheck.check_pod(
             url,

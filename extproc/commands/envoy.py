@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
@@ -9,6 +10,8 @@ import typer
 
 from extproc.commands.failure import failure
 
+MIN_S = 0.001
+"""Envoy's shortest time: it counts in milliseconds, and 0 would mean at once, or never."""
 _Enum = TypeVar("_Enum", bound=StrEnum)
 
 
@@ -52,33 +55,38 @@ def envoy(
         list[str] | None,
         typer.Option(help="Inference path to accept; may be repeated."),
     ] = None,
-    max_body_bytes: Annotated[int, typer.Option(help="Bytes of the largest request body.")] = 16
-    * 1024
-    * 1024,
+    max_body_bytes: Annotated[
+        int, typer.Option(min=1, help="Bytes of the largest request body.")
+    ] = 16 * 1024 * 1024,
     max_heap_bytes: Annotated[
-        int, typer.Option(help="Bytes of Envoy's memory; near this limit, requests are refused.")
+        int,
+        typer.Option(min=1, help="Bytes of Envoy's memory; near this limit, requests are refused."),
     ] = 1024 * 1024 * 1024,
     max_connections: Annotated[
-        int, typer.Option(help="Largest number of connections from clients.")
+        int, typer.Option(min=1, help="Largest number of connections from clients.")
     ] = 50_000,
     request_timeout_s: Annotated[
         float,
         typer.Option(
-            help="Seconds in which a whole request must arrive; responses may take longer."
+            min=MIN_S,
+            help="Seconds in which a whole request must arrive; responses may take longer.",
         ),
     ] = 60.0,
     router_ping_s: Annotated[
         float,
-        typer.Option(help="Seconds between two pings of a router, and for its reply."),
+        typer.Option(min=MIN_S, help="Seconds between two pings of a router, and for its reply."),
     ] = 5.0,
     message_timeout_s: Annotated[
-        float, typer.Option(help="Seconds for the router to reply to a message.")
+        float, typer.Option(min=MIN_S, help="Seconds for the router to reply to a message.")
     ] = 10.0,
     max_message_timeout_s: Annotated[
-        float, typer.Option(help="Longest time in seconds for which the router may hold a request.")
+        float,
+        typer.Option(
+            min=MIN_S, help="Longest time in seconds for which the router may hold a request."
+        ),
     ] = 120.0,
     flush_interval_s: Annotated[
-        float, typer.Option(help="Seconds by which an access log entry may be delayed.")
+        float, typer.Option(min=MIN_S, help="Seconds by which an access log entry may be delayed.")
     ] = 0.05,
     response_phases: Annotated[
         bool | None, typer.Option(help="Send response headers and trailers to the router, too.")
@@ -125,14 +133,25 @@ def envoy(
         raise failure(f"--preset {preset}: allowed: founding")
     if preset and (mode != "original-dst" or body not in ("", "buffered")):
         raise failure("--preset founding is original-dst with buffered bodies")
+    routers = tuple(router or ("127.0.0.1:9002",))
     try:
+        _check_addresses("--listen", (listen,))
+        _check_addresses("--admin", (admin,))
+        _check_addresses("--router", (each for each in routers if not each.startswith("unix:")))
+        _check_pods(mode, pod or ())
+        _check_paths(path)
+        _check_pair("--tls-ca", tls_ca, "--tls-cert", tls_cert)
+        _check_pair("--tls-ca", tls_ca, "--tls-name", tls_name)
+        _check_pair("--tls-key", tls_key, "--tls-cert", tls_cert)
+        _check_pair("--tls-cert", tls_cert, "--tls-key", tls_key)
+        _check_pair("--pod-tls-ca", pod_tls_ca, "--pod-tls-name", pod_tls_name)
         options = BootstrapOptions(
             mode=_one_of(Mode, "--mode", mode),
             request_body=_one_of(RequestBody, "--body", body) if body else None,
             response_phases=response_phases,
             listen=listen,
             admin=admin,
-            routers=tuple(router or ("127.0.0.1:9002",)),
+            routers=routers,
             router_tls=TlsFiles(tls_ca, tls_cert, tls_key, tls_name) if tls_ca else None,
             pod_tls=TlsFiles(pod_tls_ca, server_name=pod_tls_name) if pod_tls_ca else None,
             static_pods=tuple(pod or ()),
@@ -164,3 +183,40 @@ def _one_of(kind: type[_Enum], option: str, value: str) -> _Enum:
     if value not in list(kind):
         raise ValueError(f"{option} {value}: allowed: {', '.join(kind)}")
     return kind(value)
+
+
+def _check_addresses(option: str, addresses: Iterable[str]) -> None:
+    from extproc.core.address import Address
+
+    for address in addresses:
+        try:
+            Address.parse(address)
+        except ValueError as error:
+            raise ValueError(f"{option}: {error}") from None
+
+
+def _check_pods(mode: str, pods: Sequence[str]) -> None:
+    from extproc.core.address import check_endpoint_address
+
+    if pods and mode != "override-host":
+        raise ValueError(f"--pod: in {mode} mode Envoy does not know the pods")
+    for pod in pods:
+        try:
+            check_endpoint_address(pod)
+        except ValueError as error:
+            raise ValueError(f"--pod {pod}: {error}") from None
+
+
+def _check_paths(paths: Sequence[str] | None) -> None:
+    from extproc.core.routes import RouteTable
+
+    try:
+        RouteTable(paths or ())
+    except ValueError as error:
+        raise ValueError(f"--path: {error}") from None
+
+
+def _check_pair(needed: str, value: str, option: str, given: str) -> None:
+    """Refuse an option that does nothing without another, lest TLS be off unnoticed."""
+    if given and not value:
+        raise ValueError(f"{option} needs {needed}")

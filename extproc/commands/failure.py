@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import typer
 
 FAILED, UNUSABLE = 1, 2
@@ -11,8 +13,25 @@ FAILED, UNUSABLE = 1, 2
 def failure(reason: object, status: int = UNUSABLE) -> typer.Exit:
     """Print each line of the reason, and return the exit to raise."""
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(stderr=True)
     for line in str(reason).splitlines() or [""]:
-        console.print(f"extproc: {line}", style="red", markup=False, soft_wrap=True)
+        # Text as it is: `:x:` in it is no emoji, `[a]` no style.
+        console.print(Text(f"extproc: {line}"), style="red", soft_wrap=True)
     return typer.Exit(status)
+
+
+def http_url(text: str) -> str:
+    """Return the argument if it is the URL of a server.
+
+    Raises:
+        typer.BadParameter: It is not.
+    """
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise typer.BadParameter(f"{text!r} is not an http:// or https:// URL")
+    return text

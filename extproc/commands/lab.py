@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,7 +15,16 @@ from rich.table import Table
 
 from extproc.commands.calibrate import calibrate_command
 from extproc.commands.failure import FAILED, failure
-from extproc.commands.labrun import DEFAULT_OUT, OnTrial, Watching, newest, read_result, run, tune
+from extproc.commands.labrun import (
+    DEFAULT_OUT,
+    OnTrial,
+    Watching,
+    newest,
+    read_json,
+    read_result,
+    run,
+    tune,
+)
 from extproc.loadtest.report.page import page_of
 from extproc.loadtest.results import FORMAT as LOADTEST_FORMAT
 from extproc.plugins import PolicyError
@@ -34,7 +42,7 @@ lab_app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-JobsOption = Annotated[int, typer.Option(help="Processes to run it in; 0 for one per core.")]
+JobsOption = Annotated[int, typer.Option(min=0, help="Processes to run it in; 0 for one per core.")]
 OutOption = Annotated[Path, typer.Option(help="Folder of the results.")]
 ResultArgument = Annotated[
     Path | None, typer.Argument(help="JSON file of a run; the newest one by default.")
@@ -80,7 +88,7 @@ def report_command(
     """Write a run's results as one HTML page."""
     try:
         page = report(result, out=out)
-    except (OSError, msgspec.DecodeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise failure(error, FAILED) from error
     Console().print(f"[bold]{page}[/]")
 
@@ -96,7 +104,7 @@ def table_command(
     """Print a run's capacities as a Markdown table."""
     try:
         content = read_result(result or newest(out))
-    except (OSError, msgspec.DecodeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise failure(error, FAILED) from error
     typer.echo(markdown(content))
 
@@ -132,7 +140,7 @@ def report(result: Path | None = None, *, out: Path = DEFAULT_OUT) -> Path:
     """
     result = result or newest(out)
     page = result.with_suffix(".html")
-    content = msgspec.json.decode(result.read_bytes())
+    content = read_json(result)
     is_real = isinstance(content, dict) and content.get("format") == LOADTEST_FORMAT
     text = page_of(result) if is_real else render(read_result(result))
     page.write_text(text, encoding="utf-8")

@@ -100,6 +100,19 @@ def tune(
     return best_settings(_run_all(plan(suite), jobs, watching))
 
 
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is not JSON.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
 def read_result(path: Path) -> dict[str, Any]:
     """Read the results that `run` wrote.
 
@@ -107,7 +120,7 @@ def read_result(path: Path) -> dict[str, Any]:
         OSError: The file cannot be read.
         ValueError: It is not such a file.
     """
-    content = msgspec.json.decode(path.read_bytes())
+    content = read_json(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path}: not a result of this version's `extproc lab run`")
     return content

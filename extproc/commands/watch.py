@@ -21,7 +21,7 @@ def watch(
         str, typer.Option(help="Show requests sent to this pod (ip:port) only.")
     ] = "",
     only_rejections: Annotated[bool, typer.Option(help="Show refused requests only.")] = False,
-    last: Annotated[int, typer.Option(help="Show the last N decisions first.")] = 0,
+    last: Annotated[int, typer.Option(min=0, help="Show the last N decisions first.")] = 0,
     tls: Annotated[bool, typer.Option(help="Connect with TLS.")] = False,
     tls_ca: Annotated[
         str | None,
@@ -40,13 +40,20 @@ def watch(
     from rich.console import Console
 
     from extproc.shell import watch as client
+    from extproc.shell.files import describe_failure
 
+    if tls_key and not tls_cert:
+        raise failure("--tls-key needs --tls-cert")
     console = Console(highlight=False, soft_wrap=True)
 
     async def run() -> None:
         context = None
         if tls or tls_ca or tls_cert:
-            context = client.tls_context(ca_file=tls_ca, cert_file=tls_cert, key_file=tls_key)
+            try:
+                context = client.tls_context(ca_file=tls_ca, cert_file=tls_cert, key_file=tls_key)
+            except OSError as error:
+                given = " ".join(each for each in (tls_ca, tls_cert, tls_key) if each)
+                raise client.WatchError(f"{given}: {describe_failure(error)}") from error
         decisions = client.watch(
             target,
             tls=context,

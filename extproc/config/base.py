@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -24,8 +25,24 @@ def check_host_port(text: str) -> str:
     return text
 
 
+def check_ip_port(text: str) -> str:
+    """Return the text if it is an address without a name.
+
+    Raises:
+        ValueError: It is not; the message says what is allowed.
+    """
+    host = Address.parse(check_host_port(text)).host
+    try:
+        ip_address(host)
+    except ValueError:
+        raise ValueError(f"must be `ip:port`: {host} is a name") from None
+    return text
+
+
 HostPort = Annotated[str, AfterValidator(check_host_port)]
 """`host:port` or `[v6]:port`, as `core.address` reads it."""
+IpPort = Annotated[str, AfterValidator(check_ip_port)]
+"""The same where nothing looks a name up."""
 
 
 class Section(BaseModel):

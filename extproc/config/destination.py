@@ -14,8 +14,8 @@ class DestinationConfig(Section):
         0,
         ge=0,
         le=16,
-        description="Addresses sent after the first; only clusters in override-host mode use them. "
-        "Live.",
+        description="Addresses sent after the first, for clusters in override-host mode only: in "
+        "original-dst mode Envoy takes no list, and every request would get 503. Live.",
     )
     num_alternates: int = Field(
         2,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from extproc.config.base import HostPort, Section
+from extproc.config.base import IpPort, Section
 from extproc.core.address import MAX_PORT, check_endpoint_address
 
 _KUBERNETES_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
@@ -135,11 +136,20 @@ class DnsConfig(Section):
         description="Seconds for which the last known pods are kept when the name has no addresses "
         "or does not exist. While no server answers at all, they are kept without limit.",
     )
-    nameservers: tuple[HostPort, ...] = Field(
+    nameservers: tuple[IpPort, ...] = Field(
         (),
         description="`ip:port` of the DNS servers; none means those in /etc/resolv.conf. With "
         "servers listed here, the search list is not used.",
     )
+
+    @field_validator("name")
+    @classmethod
+    def _is_no_address(cls, value: str) -> str:
+        try:
+            IPv4Address(value)
+        except ValueError:
+            return value
+        raise ValueError("an IP address has no records: list the pod in discovery.static")
 
     @model_validator(mode="after")
     def _port_with_a_alone(self) -> DnsConfig:
@@ -173,7 +183,7 @@ class DiscoveryConfig(Section):
     def _written_short(cls, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             return value
-        return [{"address": each} if isinstance(each, str) else each for each in value]
+        return [{"address": each} if isinstance(each, str | int) else each for each in value]
 
     @field_validator("static")
     @classmethod

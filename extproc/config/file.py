@@ -17,6 +17,13 @@ MAX_MISTAKES = 50
 """Reported in full; further ones are only counted."""
 _MAX_SHOWN_CHARS = 200
 """Of a wrong value in a message."""
+_PLAIN = {
+    "dict_type": "must be a mapping",
+    "tuple_type": "must be a list",
+    "string_type": "must be text",
+    "path_type": "must be a path",
+}
+"""What is allowed, by the kind of pydantic's error, where its own message is about Python."""
 
 
 class ConfigError(Exception):
@@ -93,12 +100,25 @@ def read_config(path: Path) -> str:
 
 def _describe(item: Any) -> str:
     where = ".".join(_name(part) for part in item["loc"]) or "(top level)"
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        return f"{where}: unknown; allowed: {', '.join(_allowed_beside(item['loc']))}"
-    if item["type"] == "missing" or not item["loc"]:
+    kind, message = item["type"], item["msg"].removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        return f"{where}: unknown; allowed: {', '.join(_allowed_in(item['loc'][:-1]))}"
+    if kind == "missing":
+        return f"{where}: missing"
+    if not item["loc"]:
         return f"{where}: {message}"
-    return f"{where}: {repr(item['input'])[:_MAX_SHOWN_CHARS]}: {message}"
+    return (
+        f"{where}: {repr(item['input'])[:_MAX_SHOWN_CHARS]}: {_plain(kind, message, item['loc'])}"
+    )
+
+
+def _plain(kind: str, message: str, location: tuple[int | str, ...]) -> str:
+    """Return pydantic's message without words of Python."""
+    if kind == "model_type":
+        return f"must be a mapping; allowed in it: {', '.join(_allowed_in(location))}"
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    return message.replace("Input should", "must", 1).replace("String should", "must", 1)
 
 
 def _name(part: int | str) -> str:
@@ -107,10 +127,10 @@ def _name(part: int | str) -> str:
     return (text if text.isprintable() else ascii(text))[:_MAX_SHOWN_CHARS]
 
 
-def _allowed_beside(location: tuple[int | str, ...]) -> list[str]:
-    """Return the names that are allowed in place of an unknown one."""
+def _allowed_in(location: tuple[int | str, ...]) -> list[str]:
+    """Return the names that are allowed in the section at this place."""
     section: Any = Config
-    for part in location[:-1]:
+    for part in location:
         if isinstance(part, str):
             section = section_in(section.model_fields[part].annotation)
     return list(section.model_fields)

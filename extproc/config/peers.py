@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from extproc.config.base import HostPort, Section
+from extproc.config.base import HostPort, IpPort, Section
 from extproc.core.address import MAX_PORT
 
 
@@ -40,7 +40,7 @@ class PeersConfig(Section):
     interval_s: float = Field(
         5.0, ge=0.1, le=3600, description="Seconds between two lookups of `dns`."
     )
-    nameservers: tuple[HostPort, ...] = Field(
+    nameservers: tuple[IpPort, ...] = Field(
         (),
         description="`ip:port` of the DNS servers for `dns`; none means those in /etc/resolv.conf.",
     )

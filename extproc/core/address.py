@@ -45,27 +45,51 @@ def host_of(address: str) -> str:
 
 
 def check_endpoint_address(address: str) -> str:
-    """Return the address if Envoy can dial it: `1.2.3.4:80` or `[::1]:80`, the port from 1.
+    """Return the address as Envoy writes it if Envoy can dial it: `1.2.3.4:80` or `[::1]:80`.
 
     Neither an original-destination cluster nor `override_host` resolves names: with a name instead
-    of the IP address each request would end with 503.
+    of the IP address each request would end with 503. `override_host` compares addresses as text:
+    written in another way, such as `[0::1]:80`, it would not find the endpoint and take any.
 
     Raises:
         ValueError: It cannot; the message says what is allowed.
     """
-    problem = f"must be `ip:port`, got {address!r}"
     try:
         parsed = Address.parse(address)
     except ValueError:
-        raise ValueError(problem) from None
+        raise ValueError(f"must be `ip:port`{_cure(address)}") from None
     if not parsed.port:
-        raise ValueError(problem)
+        raise ValueError("must be `ip:port`, the port from 1")
     host = parsed.host
     try:
-        _ = IPv6Address(host) if ":" in host else IPv4Address(host)
+        ip = IPv6Address(host) if ":" in host else IPv4Address(host)
     except ValueError:
+        local = "; this host is 127.0.0.1" if host == "localhost" else ""
         raise ValueError(
-            f"{problem}: {host} is no IP address, and Envoy looks no names up here; "
-            "discovery.dns does"
+            f"must be `ip:port`: {host} is no IP address, and Envoy looks no names up here; "
+            f"discovery.dns does{local}"
         ) from None
-    return address
+    return str(Address(_as_envoy_writes(ip), parsed.port))
+
+
+def _cure(address: str) -> str:
+    """Return what to change in an address that is not `host:port`; empty if that is not clear."""
+    if "://" in address:
+        return ", without `http://` or `https://`; for HTTPS set pods.tls"
+    if "/" in address:
+        return ", without a path"
+    if ":" not in address:
+        return ": the port is missing"
+    if address.count(":") > 1 and "[" not in address:
+        return ", an IPv6 address in brackets: `[2001:db8::1]:8000`"
+    return ""
+
+
+def _as_envoy_writes(ip: IPv4Address | IPv6Address) -> str:
+    """Return an IP address as inet_ntop(3) writes it: some of IPv6 end like one of IPv4."""
+    packed = ip.packed
+    head, tail = packed[:-4], packed[-4:]
+    is_mapped = head == bytes(10) + b"\xff\xff"
+    if is_mapped or (head == bytes(12) and tail[:2] != bytes(2)):
+        return f"::{'ffff:' if is_mapped else ''}{IPv4Address(tail)}"
+    return str(ip)

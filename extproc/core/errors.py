@@ -1,5 +1,7 @@
 """Exceptions of the core: malformed input and broken protocol, never expected outcomes.
 
+And what every part says of an extra that is not installed.
+
 ExtprocError
 ├── RequestError      the client's request cannot be routed; carries its `Rejection`
 ├── ProtocolError     Envoy (or another data plane) sent what the protocol does not allow
@@ -13,6 +15,18 @@ from extproc.core.types import Rejection
 
 class ExtprocError(Exception):
     """Root of every exception that this package raises on purpose."""
+
+
+def needs_extra(what: str, extra: str, error: ImportError | None = None) -> str:
+    """Return the message about an extra of this package that is not installed.
+
+    Args:
+        what: The setting or the command that uses it.
+        extra: Its name in pyproject.toml.
+        error: What is missing, if it is known: an extra may be there, but broken.
+    """
+    missing = f" ({error})" if error else ""
+    return f"{what} needs the extra: pip install 'lora-extproc[{extra}]'{missing}"
 
 
 class RequestError(ExtprocError):

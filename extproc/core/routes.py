@@ -100,8 +100,11 @@ class RouteTable:
 
     def __post_init__(self) -> None:
         for path in self.inference_paths:
-            if normalize_path(path) != path:
-                raise ValueError(f"not an inference path in normal form: {path!r}")
+            if normalize_path(path) != path or "*" in path:
+                raise ValueError(
+                    f"not an inference path in normal form: {path!r}; allowed: each in full, as "
+                    "`/v1/completions`, without `*` and without a slash at its end"
+                )
             if f"{path}/".startswith(f"{MODELS_PATH}/"):
                 raise ValueError(f"answered by this service, so not an inference path: {path!r}")
         json, form = RouteKind.INFERENCE_JSON, RouteKind.INFERENCE_FORM

@@ -65,6 +65,18 @@ def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
         raise FileError(path, f"not UTF-8 (byte {error.start})") from None
 
 
+def read_key(path: Path) -> str:
+    """Return the API key in a file.
+
+    Raises:
+        OSError: As `read_text`; also if it is not one line that fits into a header.
+    """
+    key = read_text(path).strip()
+    if not (key and key.isascii() and key.isprintable()):
+        raise FileError(path, "must be one line of printable ASCII" if key else "empty")
+    return key
+
+
 def check_readable(*paths: Path | None) -> None:
     """Read each file before a library opens it. None is no file.
 

@@ -11,6 +11,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from extproc.core.errors import needs_extra
+
 LIFETIME = dt.timedelta(days=3650)
 """Longer than any process runs; each start makes a new certificate."""
 CLOCK_SKEW = dt.timedelta(hours=1)
@@ -28,9 +30,7 @@ def make_certificate(*, now: dt.datetime) -> tuple[Path, Path]:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
-        raise ImportError(
-            "a self-signed certificate needs: pip install 'lora-extproc[kubernetes]'"
-        ) from error
+        raise ImportError(needs_extra("a self-signed certificate", "kubernetes", error)) from error
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "extproc")])
     certificate = (

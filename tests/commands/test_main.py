@@ -270,12 +270,32 @@ def test_envoy_takes_over_each_option(arguments: list[str], options: dict[str, A
         (["--preset", "x"], "--preset x: allowed: founding"),
         (["--preset", "founding", "--body", "streamed"], "--preset founding is original-dst"),
         (["--preset", "founding", "--mode", "full-duplex"], "--preset founding is original-dst"),
-        (["--listen", "nowhere"], "'nowhere' is not host:port"),
-        (["--pod", "10.0.0.7:8000"], "in original-dst mode Envoy does not know the pods"),
+        (["--listen", "nowhere"], "--listen: 'nowhere' is not host:port"),
+        (["--admin", "nowhere"], "--admin: 'nowhere' is not host:port"),
+        (["--router", "http://a:1"], "--router: 'http://a:1' is not host:port"),
+        (["--pod", "10.0.0.7:8000"], "--pod: in original-dst mode Envoy does not know the pods"),
+        (
+            ["--mode", "override-host", "--pod", "vllm:8000"],
+            "--pod vllm:8000: must be `ip:port`: vllm is no IP address",
+        ),
+        (["--path", "v1/x"], "--path: not an inference path in normal form: 'v1/x'"),
+        (["--tls-cert", "c", "--tls-key", "k"], "--tls-cert needs --tls-ca"),
+        (["--tls-name", "n"], "--tls-name needs --tls-ca"),
+        (["--tls-ca", "a", "--tls-cert", "c"], "--tls-cert needs --tls-key"),
+        (["--tls-ca", "a", "--tls-key", "k"], "--tls-key needs --tls-cert"),
+        (["--pod-tls-name", "n"], "--pod-tls-name needs --pod-tls-ca"),
     ],
 )
 def test_envoy_refuses_what_does_not_fit(arguments: list[str], message: str) -> None:
     assert message in error_line(invoke("envoy", *arguments))
+
+
+@pytest.mark.parametrize("option", ["--max-body-bytes", "--message-timeout-s", "--router-ping-s"])
+def test_envoy_refuses_what_envoy_would_not_take(option: str) -> None:
+    result = invoke("envoy", option, "0")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert option in result.stderr
 
 
 # --- check-pod -------------------------------------------------------------------------------
@@ -318,11 +338,28 @@ def test_check_pod_fails_for_a_server_that_does_not_respond() -> None:
     ("arguments", "message"),
     [
         (["--engine", "x"], "--engine x: allowed: sglang, vllm"),
-        (["--api-key-file", "/nonexistent"], "/nonexistent"),
+        (["--api-key-file", "/nonexistent"], "--api-key-file /nonexistent: No such file"),
+        (["--api-key-file", "/dev/null"], "--api-key-file /dev/null: not a regular file"),
+        (["--api-key-file", __file__], f"--api-key-file {__file__}: must be one line"),
     ],
 )
 def test_check_pod_refuses_wrong_options(arguments: list[str], message: str) -> None:
     assert message in error_line(invoke("check-pod", "http://127.0.0.1:1", *arguments))
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "http://", "10.0.0.7", "grpc://a:1", "http://["])
+@pytest.mark.parametrize("command", [["check-pod"], ["lab", "calibrate"]])
+def test_what_is_no_url_of_a_server_is_refused(command: list[str], url: str) -> None:
+    result = invoke(*command, url)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is not an http:// or https:// URL" in result.stderr
+
+
+def test_check_pod_names_the_file_without_certificates() -> None:
+    line = error_line(invoke("check-pod", "https://127.0.0.1:1", "--ca-file", __file__))
+
+    assert line.startswith(f"--ca-file {__file__}: ")
 
 
 # --- watch -----------------------------------------------------------------------------------
@@ -363,7 +400,9 @@ async def _post(url: str, body: bytes) -> None:
         (["nowhere"], "'nowhere' is not host:port"),
         (["127.0.0.1:1"], "127.0.0.1:1"),
         (["127.0.0.1:1", "--tls-ca", "/nonexistent"], "No such file"),
-        (["127.0.0.1:1", "--tls-cert", "/nonexistent"], "No such file"),
+        (["127.0.0.1:1", "--tls-cert", "/nonexistent"], "/nonexistent: No such file"),
+        (["127.0.0.1:1", "--tls-ca", __file__], f"{__file__}: NO_CERTIFICATE"),
+        (["127.0.0.1:1", "--tls-key", "k"], "--tls-key needs --tls-cert"),
     ],
 )
 def test_watch_says_why_it_can_not(arguments: list[str], message: str) -> None:
@@ -376,6 +415,15 @@ def test_the_laboratory_explains_itself() -> None:
     assert result.exit_code == 0, result.stderr
     assert "report" in result.stdout
     assert "SUITE" in invoke("lab", "run", "--help").stdout.upper()
+
+
+def test_the_laboratory_names_what_it_cannot_use(config: Path) -> None:
+    report = invoke("lab", "report", str(config))
+    jobs = invoke("lab", "run", "quick", "--jobs", "-1")
+
+    assert (report.exit_code, jobs.exit_code) == (1, 2)
+    assert report.stderr.startswith(f"extproc: {config}: JSON is malformed")
+    assert "--jobs" in jobs.stderr
 
 
 @pytest.mark.parametrize("command", ["serve", "check-config"])

@@ -74,7 +74,39 @@ log: {level: debug}
         ("scrape: {interval_s: fast}", "scrape.interval_s", "'fast'", "valid number"),
         ("log: {level: loud}", "log.level", "'loud'", "'debug', 'info', 'warning' or 'error'"),
         ("pods: {engine: tgi}", "pods.engine", "'tgi'", "'vllm' or 'sglang'"),
-        ("admin: 5", "admin", "5", "valid dictionary"),
+        ("admin: 5", "admin", "5", "must be a mapping; allowed in it: address, metrics"),
+        ("policy: random", "policy", "'random'", "must be a mapping; allowed in it: name, args"),
+        ("policy: {args: [3]}", "policy.args", "[3]", "must be a mapping"),
+        ("server: {tls: true}", "server.tls", "True", "must be a mapping; allowed in it: cert_f"),
+        ("server: {address: 9002}", "server.address", "9002", "must be text"),
+        ("pods: {ca_file: 5}", "pods.ca_file", "5", "must be a path"),
+        ("discovery: [a]", "discovery", "['a']", "must be a mapping; allowed in it: static"),
+        ("discovery: {static: '1.1.1.1:1'}", "discovery.static", "'1.1.1.1:1'", "must be a list"),
+        ("discovery: {static: [8000]}", "discovery.static.0.address", "8000", "must be text"),
+        (
+            "discovery: {static: ['[::1]:1', '[0::1]:1']}",
+            "discovery.static",
+            "0::1",
+            "[::1]:1 is listed twice; allowed: once",
+        ),
+        (
+            "discovery: {static: ['http://10.0.0.7:8000']}",
+            "discovery.static.0.address",
+            "'http://10.0.0.7:8000'",
+            "must be `ip:port`, without `http://` or `https://`; for HTTPS set pods.tls",
+        ),
+        (
+            "discovery: {dns: {name: 10.0.0.7, port: 1}}",
+            "discovery.dns.name",
+            "'10.0.0.7'",
+            "list the pod in discovery.static",
+        ),
+        (
+            "discovery: {dns: {name: x, port: 1, nameservers: ['ns:53']}}",
+            "discovery.dns.nameservers.0",
+            "'ns:53'",
+            "must be `ip:port`: ns is a name",
+        ),
         ("server: {address: nowhere}", "server.address", "'nowhere'", "`unix:PATH`"),
         ("request: {session_header: X-A}", "request.session_header", "'X-A'", "[a-z0-9-]"),
         ("request: {paths: []}", "request.paths", "[]", "at least 1 item"),
@@ -152,7 +184,7 @@ def test_a_key_that_stands_twice_is_a_mistake() -> None:
 
 
 def test_the_pods_must_be_given() -> None:
-    with pytest.raises(ConfigError, match="discovery: Field required"):
+    with pytest.raises(ConfigError, match="discovery: missing"):
         parse_config("log: {}")
 
 

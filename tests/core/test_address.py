@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+from ipaddress import IPv4Address, IPv6Address
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.core.address import MAX_PORT, Address, check_endpoint_address, host_of
@@ -47,11 +50,21 @@ def test_what_is_not_host_and_port_is_refused(text: str) -> None:
         Address.parse(text)
 
 
-@given(st.ip_addresses(), st.integers(1, 65_535))
-def test_every_ip_address_with_a_port_is_taken_as_it_is(ip: object, port: int) -> None:
-    address = f"[{ip}]:{port}" if ":" in str(ip) else f"{ip}:{port}"
+@given(st.ip_addresses(v=4), st.integers(1, MAX_PORT))
+def test_every_ipv4_address_with_a_port_is_taken_as_it_is(ip: IPv4Address, port: int) -> None:
+    assert check_endpoint_address(f"{ip}:{port}") == f"{ip}:{port}"
 
-    assert check_endpoint_address(address) == address
+
+@given(st.ip_addresses(v=6), st.integers(1, MAX_PORT))
+@example(IPv6Address("::ffff:10.0.0.7"), 80)
+@example(IPv6Address("::10.0.0.7"), 80)
+@example(IPv6Address("::a00"), 80)
+@example(IPv6Address("::1"), 80)
+def test_an_ipv6_address_is_written_as_the_system_does(ip: IPv6Address, port: int) -> None:
+    written = f"[{socket.inet_ntop(socket.AF_INET6, ip.packed)}]:{port}"
+
+    for text in (ip.compressed, ip.exploded, ip.exploded.upper()):
+        assert check_endpoint_address(f"[{text}]:{port:05d}") == written
 
 
 @pytest.mark.parametrize(
@@ -59,16 +72,30 @@ def test_every_ip_address_with_a_port_is_taken_as_it_is(ip: object, port: int) -
     ["localhost:80", "pod-0.vllm:8000", "a:1", "010.0.0.1:80", "10.0.0:80", "[::1::]:80"],
 )
 def test_a_name_is_refused_with_a_word_on_what_takes_names(address: str) -> None:
-    with pytest.raises(ValueError, match=r"must be `ip:port`, got .*; discovery\.dns does"):
+    with pytest.raises(ValueError, match=r"must be `ip:port`: .*; discovery\.dns does"):
         check_endpoint_address(address)
 
 
 @pytest.mark.parametrize(
-    "address",
-    ["", "10.0.0.1", "10.0.0.1:0", "10.0.0.1:65536", "::1:80", "[1]:80", "[fe80::1%eth0]:80"],
+    ("address", "cure"),
+    [
+        ("10.0.0.1", "the port is missing"),
+        ("10.0.0.1:0", "the port from 1"),
+        ("http://10.0.0.1:80", "without `http://`"),
+        ("https://pod", "for HTTPS set pods.tls"),
+        ("10.0.0.1:80/v1", "without a path"),
+        ("::1:80", "in brackets"),
+        ("localhost:80", "this host is 127.0.0.1"),
+    ],
 )
+def test_what_newcomers_write_is_refused_with_its_cure(address: str, cure: str) -> None:
+    with pytest.raises(ValueError, match=f"must be `ip:port`.*{cure}"):
+        check_endpoint_address(address)
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1:65536", "[1]:80", "[fe80::1%eth0]:80"])
 def test_what_is_no_address_and_port_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match="must be `ip:port`, got"):
+    with pytest.raises(ValueError, match="must be `ip:port`"):
         check_endpoint_address(address)
 
 
@@ -78,4 +105,4 @@ def test_whatever_is_taken_has_no_name_and_no_list_in_it(text: str) -> None:
         address = check_endpoint_address(text)
     except ValueError:
         return
-    assert set(address) <= set("0123456789abcdefABCDEF.:[]")
+    assert set(address) <= set("0123456789abcdef.:[]")

@@ -84,7 +84,8 @@ class TestInference:
         assert rejection("POST", "/v1/completions", table) == (404, Reason.UNKNOWN_PATH)
 
     @pytest.mark.parametrize(
-        "path", ["", "/", "v1/x", "/v1/x/", "/v1//x", "/a/../b", "/v1/%78", "/x?y", "/x y\n"]
+        "path",
+        ["", "/", "v1/x", "/v1/x/", "/v1//x", "/a/../b", "/v1/%78", "/x?y", "/x y\n", "/v1/*"],
     )
     def test_list_takes_normal_paths_only(self, path: str) -> None:
         with pytest.raises(ValueError, match="normal form"):

@@ -27,7 +27,9 @@ def demo(
     Exit status: 0 if no request failed, 128 plus its number if a signal ended the demo.
     """
     if importlib.util.find_spec("openai") is None:
-        raise failure("the demo needs more packages: pip install 'lora-extproc[demo]'")
+        from extproc.core.errors import needs_extra
+
+        raise failure(needs_extra("the demo", "demo"))
     from extproc.commands.demo.story import run
 
     raise typer.Exit(run(keep=keep, seconds=seconds, rate=rate, slots=slots))

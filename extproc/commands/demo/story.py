@@ -13,6 +13,7 @@ from rich.live import Live
 from extproc.commands.demo import screen
 from extproc.commands.demo.fleet import ADAPTERS, NUM_PODS, start
 from extproc.commands.demo.traffic import Results, make_workload, send_all
+from extproc.commands.failure import FAILED, failure
 from extproc.stack.processes import StackError
 from extproc.stack.signals import SignalledError, until_signalled
 from extproc.stack.stack import Stack
@@ -41,20 +42,22 @@ class Run:
 
 
 def run(*, keep: bool, seconds: float, rate: float, slots: int) -> int:
-    """Run the demo and return the exit status."""
+    """Run the demo and return the exit status.
+
+    Raises:
+        typer.Exit: It cannot run; the reason was printed.
+    """
     console = Console(highlight=False)
     workload = make_workload(seconds, rate, SEED)
     if not workload.arrivals:
-        console.print("[red]no requests in this time: raise --seconds or --rate[/red]")
-        return 2
+        raise failure("no requests in this time: raise --seconds or --rate")
     console.print(screen.introduction(slots, rate, seconds))
     try:
         return asyncio.run(until_signalled(_Demo(console, workload, slots).run(keep=keep)))
     except SignalledError as error:
         return 128 + error.number
     except StackError as error:
-        console.print(f"[red]{error}[/red]")
-        return 1
+        raise failure(error, FAILED) from error
 
 
 class _Demo:

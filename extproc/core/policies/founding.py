@@ -33,8 +33,8 @@ class Founding:
     """
 
     def __init__(self, threshold: int = DEFAULT_THRESHOLD) -> None:
-        if threshold < 1:
-            raise ValueError(f"threshold is {threshold}; allowed: 1 or more requests")
+        if type(threshold) is not int or threshold < 1:  # a bool is an int, too
+            raise ValueError(f"threshold is {threshold!r}; allowed: 1 or more, a whole number")
         self.threshold = threshold
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:

@@ -59,9 +59,9 @@ def _endpoint(index: int, entry: Any, scheme: str) -> Endpoint:
     if not isinstance(address, str):
         raise ValueError(f"entry {index}: address must be `ip:port`, got {_short(address)}")
     try:
-        check_endpoint_address(address)
+        address = check_endpoint_address(address)
     except ValueError as error:
-        raise ValueError(f"entry {index}: address {error}") from error
+        raise ValueError(f"entry {index}: address {_short(address)}: {error}") from error
     if not isinstance(name, str):
         raise ValueError(f"entry {index}: name must be a string, got {_short(name)}")
     return Endpoint(address, f"{scheme}://{address}", name)

@@ -24,7 +24,7 @@ from typing import Any
 
 import aiohttp
 
-from extproc.core.errors import ExtprocError
+from extproc.core.errors import ExtprocError, needs_extra
 from extproc.core.kubernetes.store import ApiError, refusal
 from extproc.shell.files import check_readable, read_text
 
@@ -45,6 +45,23 @@ _FAILURES = (aiohttp.ClientError, OSError, RuntimeError)
 
 class MissingLibraryError(ExtprocError):
     """kubernetes_asyncio is not installed; the message has the command."""
+
+
+def load_library(what: str) -> Any:
+    """Return kubernetes_asyncio.
+
+    Args:
+        what: The setting that needs it, for the message.
+
+    Raises:
+        MissingLibraryError: It is not installed.
+    """
+    try:
+        import kubernetes_asyncio.client.rest
+        import kubernetes_asyncio.config
+    except ImportError as error:
+        raise MissingLibraryError(needs_extra(what, "kubernetes", error)) from error
+    return kubernetes_asyncio
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +87,7 @@ class KubernetesClient:
     def __init__(
         self, kubeconfig: Path | None = None, *, service_account: Path = SERVICE_ACCOUNT
     ) -> None:
-        try:
-            import kubernetes_asyncio.client.rest
-            import kubernetes_asyncio.config
-        except ImportError as error:
-            raise MissingLibraryError(
-                f"Kubernetes needs: pip install 'lora-extproc[kubernetes]' ({error})"
-            ) from error
-        self._library: Any = kubernetes_asyncio
+        self._library = load_library("the Kubernetes API")
         self._kubeconfig = kubeconfig
         self._service_account = service_account
         self._access: _Access | None = None

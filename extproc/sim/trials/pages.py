@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from extproc.core.errors import needs_extra
 from extproc.sim.opponents.descriptions import DESCRIPTIONS
 
 _HERE = Path(__file__).parent
@@ -19,7 +20,7 @@ def check_libraries() -> None:
         import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise PageError("a page needs `pip install 'lora-extproc[loadtest]'`") from error
+        raise PageError(needs_extra("a page", "loadtest", error)) from error
 
 
 def rendered(template: Path, **values: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -192,9 +193,9 @@ def test_complete_equals_are_drawn_uniformly(fields: dict[str, object]) -> None:
     assert all(abs(count - 1000) < epsilon for count in counts.values())
 
 
-@pytest.mark.parametrize("threshold", [0, -1])
-def test_a_threshold_below_one_is_refused_with_what_is_allowed(threshold: int) -> None:
-    with pytest.raises(ValueError, match=rf"threshold is {threshold}; allowed: 1 or more"):
+@pytest.mark.parametrize("threshold", [0, -1, 2.5, "3", True, None])
+def test_what_is_no_threshold_is_refused_with_what_is_allowed(threshold: Any) -> None:
+    with pytest.raises(ValueError, match=rf"threshold is {threshold!r}; allowed: 1 or more"):
         Founding(threshold)
 
 

@@ -84,15 +84,23 @@ def test_errors_name_the_wrong_entry(text: str, message: str) -> None:
     ],
 )
 def test_addresses_that_envoy_cannot_dial_are_refused(address: str) -> None:
-    with pytest.raises(ValueError, match="entry 0: address must be `ip:port`"):
+    with pytest.raises(ValueError, match="entry 0: address .*: must be `ip:port`"):
         make_endpoints([{"address": address}])
 
 
-@given(st.lists(st.tuples(st.ip_addresses(), st.integers(1, 65_535)), unique=True, max_size=5))
+@given(st.lists(st.tuples(st.ip_addresses(v=4), st.integers(1, 65_535)), unique=True, max_size=5))
 def test_every_address_and_port_is_taken_as_it_is(pairs: list[tuple[object, int]]) -> None:
-    addresses = [f"[{ip}]:{port}" if ":" in str(ip) else f"{ip}:{port}" for ip, port in pairs]
+    addresses = [f"{ip}:{port}" for ip, port in pairs]
 
     made = make_endpoints(addresses)
 
     assert [endpoint.address for endpoint in made] == addresses
     assert all(endpoint.is_ready for endpoint in made)
+
+
+def test_two_spellings_of_one_address_are_one_pod() -> None:
+    (made,) = make_endpoints(["[0:0::1]:80"])
+
+    assert (made.address, made.url) == ("[::1]:80", "http://[::1]:80")
+    with pytest.raises(ValueError, match=r"entry 1: \[::1\]:80 is a duplicate"):
+        make_endpoints(["[::1]:80", "[0:0::1]:80"])
