@@ -183,7 +183,8 @@ def test_serve_says_which_address_is_in_use(config: Path, transport: str) -> Non
         taken.listen()
         port = taken.getsockname()[1]
         server = {"address": f"127.0.0.1:{port}", "transport": transport}
-        config.write_text(GOOD + yaml.safe_dump({"server": server}))
+        admin = {"address": "127.0.0.1:0"}
+        config.write_text(GOOD + yaml.safe_dump({"server": server, "admin": admin}))
         done = subprocess.run(
             [sys.executable, "-m", "extproc", "serve", "--config", str(config)],
             capture_output=True,
