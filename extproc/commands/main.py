@@ -12,6 +12,7 @@ from extproc.commands.checkpod import check_pod
 from extproc.commands.demo import demo
 from extproc.commands.envoy import envoy
 from extproc.commands.epp import epp
+from extproc.commands.fakepod import fake_pod
 from extproc.commands.serve import check_config, serve
 from extproc.commands.watch import watch
 
@@ -59,3 +60,4 @@ app.command()(watch)
 app.command(context_settings=PASSED_ON)(lab)
 app.command(context_settings=PASSED_ON)(loadtest)
 app.command()(demo)
+app.command()(fake_pod)

@@ -22,7 +22,9 @@ from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import RouterProcess, chat
 
-COMMANDS = ("serve", "epp", "check-config", "envoy", "check-pod", "watch", "lab", "demo")
+COMMANDS = (
+    *("serve", "epp", "check-config", "envoy", "check-pod", "watch", "lab", "demo", "fake-pod"),
+)
 GOOD = "discovery: {static: ['10.0.0.7:8000']}\n"
 
 
