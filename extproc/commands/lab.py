@@ -16,6 +16,7 @@ from rich.table import Table
 
 from extproc.commands.calibrate import calibrate_command
 from extproc.commands.failure import FAILED, failure
+from extproc.commands.hints import own_command
 from extproc.commands.labrun import DEFAULT_OUT, OnTrial, Watching, newest, read_result, run, tune
 from extproc.loadtest.report.page import page_of
 from extproc.loadtest.results import FORMAT as LOADTEST_FORMAT
@@ -68,7 +69,8 @@ def run_command(
     except (SuiteError, PolicyError, OSError) as error:
         raise failure(error, FAILED) from error
     _print(result, console)
-    console.print(f"[bold]{out / (result['suite'].name + '.json')}[/]: next, `extproc lab report`")
+    written = out / (result["suite"].name + ".json")
+    console.print(f"[bold]{written}[/]: next, `{own_command()} lab report`")
 
 
 @lab_app.command("report")
