@@ -58,7 +58,7 @@ class Envoy(ChildProcess):
 
     @property
     def url(self) -> str:
-        """The first listener's base URL."""
+        """The base URL of the first listener on 127.0.0.1."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self, *, within_s: float = START_TIMEOUT_S) -> None:

@@ -21,6 +21,8 @@ from typing import Self, TypeVar
 
 import aiohttp
 
+from extproc.core.address import Address
+
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.05
@@ -238,7 +240,7 @@ def check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from error
+            raise OSError(error.errno, f"{Address(host, port)}: {error.strerror}") from error
 
 
 async def get_page(url: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -28,11 +29,10 @@ from extproc.config.file import parse_config
 from extproc.sim.fakepod.pod import PodConfig, build_app, start_pod
 from extproc.stack.envoy import find_envoy
 from extproc.stack.processes import free_port
-from tests.commandline import Command, commands
+from tests.commandline import Command, commands, snippets
 from tests.shell.pki import Pki
 
-NUM_PROCESSES = 3
-"""The command itself, the router and Envoy."""
+ROOT = Path(__file__).parents[2]
 
 slow = pytest.mark.timeout(180)
 
@@ -186,6 +186,24 @@ def test_a_gateway_on_a_usual_port_of_the_router_moves_the_router() -> None:
     assert config["admin"]["address"] == "127.0.0.1:9091"
 
 
+def test_the_page_s_commands_split_what_is_printed_into_the_two_files(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    (block,) = (
+        each for each in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) if "mv " in each
+    )
+    ours = f"{shlex.quote(sys.executable)} -m extproc "
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    script = "set -e\n" + re.sub("^extproc ", ours, block, flags=re.M)
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "extproc.yaml: ok (policy founding)\n"
+    assert yaml.safe_load((tmp_path / "envoy.yaml").read_text())["static_resources"]
+
+
 @pytest.mark.e2e
 @pytest.mark.smoke
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -236,12 +254,6 @@ async def ended(command: Command) -> int:
     status = await asyncio.to_thread(command.process.wait)
     await asyncio.to_thread(command.wait_until_gone)
     return status
-
-
-def snippets(output: str) -> tuple[str, str]:
-    """Return the request for a shell and the one for Python."""
-    shell, python = output.split("# in a shell\n")[1].split("# in Python\n")
-    return shell, python.split("\n\n\n")[0]
 
 
 async def run(*command: str) -> str:
@@ -307,7 +319,7 @@ async def test_its_snippets_work_with_a_key_and_a_model_that_the_pods_list(
         from_shell = await run("sh", "-c", shell.replace("curl ", "curl --silent "))
         from_python = await run(sys.executable, "-c", python)
 
-    assert "2 pods, policy round_robin; " in up.output
+    assert f"  pods        {', '.join(addresses)}\n  policy      round_robin\n" in up.output
     assert "says it's 'quoted' \\ ü:" in yaml.safe_load(from_shell)["choices"][0]["text"]
     assert "says it's 'quoted' \\ ü:" in from_python
     up.process.send_signal(signal.SIGTERM)
@@ -383,7 +395,7 @@ async def test_if_a_process_dies_it_says_so_with_its_log_and_ends(
 
         assert await ended(up) == 1
     name = "router" if program == "serve" else "envoy"
-    said = up.output.split("print(reply.choices[0].text)\n")[1]
+    said = up.output.split("# Ctrl-C")[1]
     assert f"{name}: ended with status -9" in said
     assert "serving on" in said or name == "envoy"
 

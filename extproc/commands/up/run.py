@@ -119,8 +119,8 @@ def _url(plan: Plan) -> str:
 
 def _places(plan: Plan, router: Router, pods: Sequence[Pod]) -> str:
     return f"""
-{len(pods)} pod{"s" * (len(pods) != 1)}, policy {check(plan, pods)}; Ctrl-C stops it
-
+  pods        {_listed([pod.name or pod.address for pod in pods])}
+  policy      {check(plan, pods)}
   gateway     {_url(plan)}
   live page   {router.admin_url}/
   decisions   {own_command()} watch {router.address}"""
@@ -132,7 +132,6 @@ def _snippets(plan: Plan, cards: Sequence[dict[str, Any]]) -> str:
     They are completions: models without a chat template refuse chats.
     """
     names = [card["id"] for card in cards]
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     model = next((card["id"] for card in cards if card["parent"]), names[0])
     body = {"model": model, "prompt": "Once upon a time", "max_tokens": 16}
     arguments = ", ".join(f"{key}={_literal(value)}" for key, value in body.items())
@@ -140,10 +139,10 @@ def _snippets(plan: Plan, cards: Sequence[dict[str, Any]]) -> str:
     if plan.api_key_file is not None:
         headers += f' -H "authorization: Bearer $(cat {shlex.quote(str(plan.api_key_file))})"'
         key = f"open({_literal(str(plan.api_key_file))}).read().strip()"
-    return f"""  models      {", ".join(names[:_MAX_NAMES])}{more}
+    return f"""  models      {_listed(names)}
 
 # in a shell
-curl {_url(plan)}/completions {headers} \\
+curl {shlex.quote(_url(plan) + "/completions")} {headers} \\
   -d {shlex.quote(_literal(body))}
 
 # in Python
@@ -152,7 +151,14 @@ from openai import OpenAI
 client = OpenAI(base_url="{_url(plan)}", api_key={key})
 reply = client.completions.create({arguments})
 print(reply.choices[0].text)
+
+# Ctrl-C stops Envoy and the router
 """
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
 
 
 def _literal(value: object) -> str:
