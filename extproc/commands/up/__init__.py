@@ -65,7 +65,7 @@ def up(
         pods = [] if fake_pods else find_pods(given, plan.access())
         check(plan, pods)
     except OSError as error:
-        raise failure(error.strerror or error) from error
+        raise failure(f"--port {port}: {error.strerror}") from error
     except (ConfigError, ValueError) as error:
         raise failure(error) from error
     if print_files:
