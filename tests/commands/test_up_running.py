@@ -139,9 +139,9 @@ async def test_pods_that_do_not_answer_are_named_and_the_others_served(
         up = start("--pod", address, "--pod", dead)
         await wait_for(up, "reply.choices")
 
-    (cause,) = re.findall(rf"^{dead} does not answer: (.+)$", up.output, flags=re.M)
+    (cause,) = re.findall(rf"^{dead} does not list its models: (.+)$", up.output, flags=re.M)
     assert "connect" in cause.lower()
-    assert f"{address} does not answer" not in up.output
+    assert f"{address} does not list" not in up.output
     assert '"model": "sql"' in up.output
 
 

@@ -15,6 +15,7 @@ from extproc.app.startup import check_start
 from extproc.commands.hints import own_command, shown
 from extproc.commands.up.pods import Access, Pod
 from extproc.config.file import ConfigError, check_sections
+from extproc.config.policy import PolicyConfig
 from extproc.core.address import Address
 from extproc.envoyconfig import BootstrapOptions, TlsFiles, render
 from extproc.stack.envoy import find_envoy
@@ -33,7 +34,7 @@ class Plan:
         router: `host:port` of the router's gRPC services.
         admin: `host:port` of the router's admin port.
         envoy_admin: `host:port` of Envoy's admin interface.
-        policy: "" for the router's default.
+        policy: Its name.
         api_key_file: The pods' API key.
         ca_file: The CAs of the pods' certificates; None for plain HTTP.
     """
@@ -59,6 +60,8 @@ class Plan:
     ) -> Plan:
         """Return the plan with the usual ports; to be run, with free ports in place of taken ones.
 
+        The policy is the router's default if it is "".
+
         Raises:
             ValueError: The host is no IP address.
             OSError: The gateway cannot listen on its port.
@@ -74,7 +77,8 @@ class Plan:
             ports = [_free(each) for each in ports]
         router, admin, envoy_admin = (f"{_LOOPBACK}:{each}" for each in ports)
         key, ca = (path and path.absolute() for path in (api_key_file, ca_file))
-        return cls(listen, router, admin, envoy_admin, policy, key, ca)
+        name = policy or PolicyConfig().name
+        return cls(listen, router, admin, envoy_admin, name, key, ca)
 
     def config(self, pods: Sequence[Pod]) -> dict[str, Any]:
         """Return the router's configuration."""
@@ -91,7 +95,7 @@ class Plan:
             "admin": {"address": self.admin},
             "discovery": {"static": static},
             **({"pods": common} if common else {}),
-            **({"policy": {"name": self.policy}} if self.policy else {}),
+            "policy": {"name": self.policy},
             "log": {"json_lines": False},
         }
 
@@ -124,18 +128,16 @@ def _free(usual: int) -> int:
     return usual
 
 
-def check(plan: Plan, pods: Sequence[Pod]) -> str:
-    """Check the router's configuration as its start does; return the policy's name.
+def check(plan: Plan, pods: Sequence[Pod]) -> None:
+    """Check the router's configuration as its start does.
 
     Raises:
         ConfigError: There are mistakes, a line each.
     """
-    config = check_sections(plan.config(pods), source="extproc up")
-    found = check_start(config)
+    found = check_start(check_sections(plan.config(pods), source="extproc up"))
     found.close()
     if found.errors:
         raise ConfigError("\n".join(found.errors))
-    return config.policy.name
 
 
 def text_of(plan: Plan, pods: Sequence[Pod]) -> str:

@@ -119,8 +119,7 @@ async def _find_local(access: Access) -> list[Pod]:
         return found
     ours = own_command()
     others = [
-        f"{address} is no vLLM that can be used: {describe(error)}"
-        + (" (--api-key-file gives a key)" if "401" in str(error) else "")
+        f"{address} does not list its models: {cause(error)}"
         for address, error in failures.items()
         if not isinstance(error, aiohttp.ClientConnectorError)
     ]
@@ -135,6 +134,12 @@ async def _find_local(access: Access) -> list[Pod]:
             ]
         )
     )
+
+
+def cause(error: Exception) -> str:
+    """Return why a pod does not list its models, on one line."""
+    hint = " (--api-key-file gives a key)" if "401" in str(error) else ""
+    return describe(error) + hint
 
 
 async def ask(addresses: Iterable[str], access: Access) -> dict[str, Exception]:

@@ -14,9 +14,8 @@ import typer
 from extproc.commands.demo.fleet import fake_pods
 from extproc.commands.failure import FAILED, failure
 from extproc.commands.hints import own_command
-from extproc.commands.up.files import Plan, check
-from extproc.commands.up.pods import Pod, ask
-from extproc.shell.podhttp import describe
+from extproc.commands.up.files import Plan
+from extproc.commands.up.pods import Pod, ask, cause
 from extproc.stack.envoy import find_envoy
 from extproc.stack.processes import ChildProcess, StackError, get_page
 from extproc.stack.router import Router
@@ -52,7 +51,7 @@ async def _run(plan: Plan, pods: Sequence[Pod], num_fake_pods: int) -> int:
             pods = [Pod(pod.address, pod.name) for pod in stack.pods.values()]
         failures = await ask((pod.address for pod in pods), plan.access())
         for address, error in failures.items():
-            typer.echo(f"{address} does not answer: {describe(error)}", err=True)
+            typer.echo(f"{address} does not list its models: {cause(error)}", err=True)
         router = await stack.start_router(plan.config(pods))
         await stack.start_envoy(plan.bootstrap(), keeps_ports=True)
         typer.echo(_places(plan, router, pods))
@@ -120,7 +119,7 @@ def _url(plan: Plan) -> str:
 def _places(plan: Plan, router: Router, pods: Sequence[Pod]) -> str:
     return f"""
   pods        {_listed([pod.name or pod.address for pod in pods])}
-  policy      {check(plan, pods)}
+  policy      {plan.policy}
   gateway     {_url(plan)}
   live page   {router.admin_url}/
   decisions   {own_command()} watch {router.address}"""
