@@ -1,4 +1,4 @@
-# The router (and, as `python -m extproc.sim.fakepod.pod`, the fake pod):
+# The router (and, as `extproc fake-pod`, the fake pod):
 #
 #   docker build -t extproc --build-arg VERSION=0.1.0 --build-arg REVISION=$(git rev-parse HEAD) .
 #

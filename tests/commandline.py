@@ -81,6 +81,12 @@ def commands() -> Iterator[list[Command]]:
             command.close()
 
 
+def snippets(output: str) -> tuple[str, str]:
+    """Return the requests that `extproc up` printed: for a shell, and for Python."""
+    shell, python = output.split("# in a shell\n")[1].split("# in Python\n")
+    return shell, python.split("# Ctrl-C")[0]
+
+
 def _environment(folder: Path) -> bytes:
     try:
         return (folder / "environ").read_bytes()

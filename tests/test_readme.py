@@ -27,7 +27,10 @@ from tests.e2e.harness import Client, RouterProcess
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ENVOY_PAGE = (ROOT / "envoy" / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/policy.md", "docs/operations.md"]
+PAGES = [
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *("docs/quickstart.md", "docs/policy.md", "docs/operations.md"),
+]
 
 
 def blocks(text: str, language: str) -> list[str]:

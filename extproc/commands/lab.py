@@ -15,6 +15,7 @@ from rich.table import Table
 
 from extproc.commands.calibrate import calibrate_command
 from extproc.commands.failure import FAILED, failure
+from extproc.commands.hints import own_command
 from extproc.commands.labrun import (
     DEFAULT_OUT,
     OnTrial,
@@ -77,7 +78,8 @@ def run_command(
     except (SuiteError, PolicyError, OSError) as error:
         raise failure(error, FAILED) from error
     _print(result, console)
-    console.print(f"[bold]{out / (result['suite'].name + '.json')}[/]: next, `extproc lab report`")
+    written = out / (result["suite"].name + ".json")
+    console.print(f"[bold]{written}[/]: next, `{own_command()} lab report`")
 
 
 @lab_app.command("report")

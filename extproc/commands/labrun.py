@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from extproc.commands.hints import own_command
 from extproc.commands.labcache import TrialCache
 from extproc.core.policies import Policy
 from extproc.plugins import load_policy
@@ -134,7 +135,7 @@ def newest(out: Path) -> Path:
     """
     found = sorted(out.glob("*.json"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise ValueError(f"no results in {out}; run `extproc lab run quick` first")
+        raise ValueError(f"no results in {out}; run `{own_command()} lab run quick` first")
     return found[-1]
 
 

@@ -15,7 +15,9 @@ from extproc.commands.checkpod import check_pod
 from extproc.commands.demo import demo
 from extproc.commands.envoy import envoy
 from extproc.commands.epp import epp
+from extproc.commands.fakepod import fake_pod
 from extproc.commands.serve import check_config, serve
+from extproc.commands.up import up
 from extproc.commands.watch import watch
 
 app = typer.Typer(
@@ -78,4 +80,6 @@ app.command()(check_pod)
 app.command()(watch)
 app.command(context_settings=PASSED_ON)(lab)
 app.command(context_settings=PASSED_ON)(loadtest)
+app.command()(up)
 app.command()(demo)
+app.command()(fake_pod)

@@ -18,6 +18,13 @@ from extproc.stack.processes import START_TIMEOUT_S, ChildProcess, StackError, f
 class Envoy(ChildProcess):
     """An Envoy whose admin and static listeners are moved to free ports of 127.0.0.1.
 
+    Args:
+        bootstrap: The configuration.
+        concurrency: Worker threads.
+        log_level: The lowest level that it logs.
+        name: For messages.
+        keeps_ports: Whether the bootstrap is left as it is, its ports included.
+
     Attributes:
         ports: The listeners' ports, once it has started.
         admin_url: The admin interface.
@@ -30,16 +37,18 @@ class Envoy(ChildProcess):
         concurrency: int = 1,
         log_level: str = "warning",
         name: str = "envoy",
+        keeps_ports: bool = False,
     ) -> None:
         super().__init__(name)
         self._arguments = ["--concurrency", str(concurrency), "-l", log_level]
-        document = yaml.safe_load(bootstrap)
-        port = free_port()
-        document["admin"]["address"] = _on_loopback(port)
-        self.admin_url = f"http://127.0.0.1:{port}"
         self.ports: list[int] = []
-        for listener in document["static_resources"]["listeners"]:
-            listener["address"] = _on_loopback(0)
+        document = yaml.safe_load(bootstrap)
+        if not keeps_ports:
+            document["admin"]["address"] = _on_loopback(free_port())
+            for listener in document["static_resources"]["listeners"]:
+                listener["address"] = _on_loopback(0)
+        admin = document["admin"]["address"]["socket_address"]
+        self.admin_url = f"http://{admin['address']}:{admin['port_value']}"
         self._config_path = self.dir / "envoy.yaml"
         self._config_path.write_text(yaml.safe_dump(document), encoding="utf-8")
 
@@ -50,7 +59,7 @@ class Envoy(ChildProcess):
 
     @property
     def url(self) -> str:
-        """The first listener's base URL."""
+        """The base URL of the first listener on 127.0.0.1."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self, *, within_s: float = START_TIMEOUT_S) -> None:

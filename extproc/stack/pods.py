@@ -29,7 +29,7 @@ class FakePod(ChildProcess):
         Raises:
             StackError: It ended or did not become ready.
         """
-        command = [sys.executable, "-m", "extproc.sim.fakepod.pod"]
+        command = [sys.executable, "-m", "extproc", "fake-pod"]
         self.spawn([*command, "--config", str(self._config_path), "--port", str(self._port)])
         await self.wait_until(self._is_up)
 

@@ -21,6 +21,8 @@ from typing import Self, TypeVar
 
 import aiohttp
 
+from extproc.core.address import Address
+
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.05
@@ -130,17 +132,27 @@ class ChildProcess:
         Raises:
             StackError: The process ended first, or took longer; with the end of its log.
         """
-        why = f"not ready within {within_s:g} s"
         try:
             async with asyncio.timeout(within_s):
-                while self.is_running:
+                while True:
+                    self.check_running()
                     if found := await check():
                         return found
                     await asyncio.sleep(_POLL_S)
-            why = f"ended with status {self.returncode}"
         except TimeoutError:
-            pass
-        raise StackError(f"{self.name}: {why}\n{self.log[-_LOG_CHARS:]}")
+            raise self._failure(f"not ready within {within_s:g} s") from None
+
+    def check_running(self) -> None:
+        """Do nothing as long as the process runs.
+
+        Raises:
+            StackError: It has ended; with the end of its log.
+        """
+        if not self.is_running:
+            raise self._failure(f"ended with status {self.returncode}")
+
+    def _failure(self, why: str) -> StackError:
+        return StackError(f"{self.name}: {why}\n{self.log[-_LOG_CHARS:]}")
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the whole group, if the process runs."""
@@ -214,6 +226,21 @@ def free_port() -> int:
         if port not in _given_ports:
             _given_ports.add(port)
             return port
+
+
+def check_port(host: str, port: int) -> None:
+    """Do nothing if a server can listen on this IP address and TCP port.
+
+    Raises:
+        OSError: Another one does, or it is not allowed; the message names the address.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise OSError(error.errno, f"{Address(host, port)}: {error.strerror}") from error
 
 
 async def get_page(url: str) -> str | None:

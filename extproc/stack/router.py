@@ -16,8 +16,8 @@ class Router(ChildProcess):
     """`extproc serve`, on ports of 127.0.0.1 that stay the same over restarts.
 
     Args:
-        config: The configuration; addresses are filled in.
-        address: `host:port` of the gRPC services; by default a free port.
+        config: The configuration; the addresses that it lacks are filled in.
+        address: `host:port` of the gRPC services, unless `config` has one; by default a free port.
         folder: The working directory; by default this process's.
 
     Attributes:
@@ -33,19 +33,17 @@ class Router(ChildProcess):
         folder: Path | None = None,
     ) -> None:
         super().__init__(name)
-        self.address = address or f"127.0.0.1:{free_port()}"
-        admin = f"127.0.0.1:{free_port()}"
-        self.admin_url = f"http://{admin}"
+        address = address or f"127.0.0.1:{free_port()}"
+        server = {"address": address, **config.get("server", {})}
+        admin = {"address": f"127.0.0.1:{free_port()}", **config.get("admin", {})}
+        self.address: str = server["address"]
+        self.admin_url = f"http://{admin['address']}"
         self._folder = folder
         self._config_path = self.dir / "config.yaml"
         serve = ("-m", "extproc", "serve", "--config", str(self._config_path))
         self.command: list[str] = [sys.executable, *serve]
         self.env: Mapping[str, str] = {}
-        document = {
-            **config,
-            "server": {"address": self.address, **config.get("server", {})},
-            "admin": {"address": admin, **config.get("admin", {})},
-        }
+        document = {**config, "server": server, "admin": admin}
         self._config_path.write_text(yaml.safe_dump(document), encoding="utf-8")
 
     async def start(self, *, within_s: float = START_TIMEOUT_S) -> None:

@@ -54,14 +54,21 @@ class Stack:
         return router
 
     async def start_envoy(
-        self, bootstrap: str, models: Collection[str], *, log_level: str = "warning"
+        self,
+        bootstrap: str,
+        models: Collection[str] = (),
+        *,
+        log_level: str = "warning",
+        keeps_ports: bool = False,
     ) -> None:
         """Start Envoy, and wait until it lists every model: then the whole chain works.
+
+        It listens on free ports unless it `keeps_ports`.
 
         Raises:
             StackError: There is no Envoy, or it does not become ready.
         """
-        envoy = Envoy(bootstrap, log_level=log_level)
+        envoy = Envoy(bootstrap, log_level=log_level, keeps_ports=keeps_ports)
         self.children["envoy"] = envoy
         await envoy.start()
         self.url = envoy.url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
@@ -32,11 +33,15 @@ class Pki:
         )
         self.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """Write certificate and key of `name`, over those that are there; return their paths."""
+    def issue(self, name: str, *ips: str) -> tuple[Path, Path]:
+        """Write certificate and key of `name`, over those that are there; return their paths.
+
+        The certificate is valid for `localhost` and these IP addresses.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        names = x509.SubjectAlternativeName([x509.DNSName("localhost")])
+        addresses = (x509.IPAddress(ip_address(ip)) for ip in ips)
+        names = x509.SubjectAlternativeName([x509.DNSName("localhost"), *addresses])
         certificate = (
             self._builder(subject, key.public_key())
             .add_extension(names, critical=False)

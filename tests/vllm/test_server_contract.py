@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -10,6 +13,8 @@ import aiohttp
 from extproc.core.engines import PROFILES
 from extproc.core.exposition import parse_report
 from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.stack.processes import free_port
+from tests.commandline import Command, commands, snippets
 from tests.vllm.server import ADAPTERS, BASE_MODEL, MAX_LORAS, VllmClient
 
 PROFILE = PROFILES["vllm"]
@@ -109,3 +114,18 @@ async def test_every_adapter_has_its_own_text(vllm_client: VllmClient) -> None:
 
     assert len(set(texts.values())) == len(names)
     assert texts == {name: await vllm_client.complete(name, max_tokens=16) for name in names}
+
+
+async def test_up_serves_it_by_the_request_that_it_prints(
+    vllm_client: VllmClient, tmp_path: Path
+) -> None:
+    url = vllm_client.server.url
+    with commands() as started:
+        up = Command(tmp_path, "up", "--pod", url, "--port", str(free_port()))
+        started.append(up)
+        await asyncio.to_thread(up.wait_for_output, "reply.choices")
+        _, python = snippets(up.output)
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", python)
+
+        assert await process.wait() == 0
+    assert f'model="{STARTED_WITH[0]}"' in python

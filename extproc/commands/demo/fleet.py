@@ -18,11 +18,16 @@ async def start(stack: Stack, policy: str, slots: int) -> None:
     Raises:
         StackError: A program is missing or does not start.
     """
-    names = [f"pod-{index}" for index in range(1, NUM_PODS + 1)]
-    await stack.start_pods({name: _pod(name, slots) for name in names})
+    await stack.start_pods(fake_pods(NUM_PODS, slots))
     config = {"pods": {"max_cpu_loras": cpu_places(slots)}, "policy": {"name": policy}}
     router = await stack.start_router(config)
     await stack.start_envoy(render(BootstrapOptions(routers=(router.address,))), ADAPTERS)
+
+
+def fake_pods(num_pods: int, slots: int) -> dict[str, PodConfig]:
+    """Return the configurations of fake pods with all adapters, by name."""
+    names = [f"pod-{index}" for index in range(1, num_pods + 1)]
+    return {name: _pod(name, slots) for name in names}
 
 
 def cpu_places(slots: int) -> int:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from extproc.commands.demo.fleet import ADAPTERS, NUM_PODS, PROFILE, cpu_places
 from extproc.commands.demo.traffic import Results
+from extproc.commands.hints import own_command
 
 
 def introduction(slots: int, rate: float, seconds: float) -> Panel:
@@ -139,7 +140,7 @@ def _fit(slots: int) -> str:
         f"One pod has {slots} slots, all {NUM_PODS} pods together have {NUM_PODS * slots}, and "
         f"there are {len(ADAPTERS)} adapters. If each adapter stays on few pods, it is seldom "
         "loaded; the price is a less even load. Where all adapters fit on each pod, there is "
-        f"nothing to gain: try `extproc demo --slots {len(ADAPTERS)}`."
+        f"nothing to gain: try `{own_command()} demo --slots {len(ADAPTERS)}`."
     )
 
 
@@ -203,7 +204,7 @@ The demo runs until Ctrl-C. Try:
   curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model": "{adapter}", "messages": [{{"role": "user", "content": "hi"}}], "stream": true}}'
 
-  extproc watch {grpc}
+  {own_command()} watch {grpc}
 
   {admin_url}/
     live in a browser: pods x adapters, each pod's load, each decision with its reason, the SLO

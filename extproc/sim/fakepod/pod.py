@@ -1,33 +1,27 @@
 """A fake vLLM 0.32 pod: the engine model in real time behind vLLM's HTTP endpoints.
 
-`start_pod` runs one inside a test; `python -m extproc.sim.fakepod.pod --name pod-1 --port 8001`
-runs one as a process. Everything but `/debug/*` and the headers `x-served-by` and `x-served-model`
-is as in vLLM, as far as a gateway can see.
+`start_pod` runs one inside a test, `extproc fake-pod` as a process. Everything but `/debug/*` and
+the headers `x-served-by` and `x-served-model` is as in vLLM, as far as a gateway can see.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
 import uvloop
 from aiohttp import web
 
-from extproc.sim.engine.profiles import PROFILES
 from extproc.sim.fakepod.apierrors import ApiError, engine_dead
 from extproc.sim.fakepod.config import PodConfig
 from extproc.sim.fakepod.handlers import Pod
 from extproc.sim.fakepod.runner import EngineDeadError
 
-__all__ = ["PodConfig", "RunningPod", "build_app", "main", "start_pod"]
+__all__ = ["PodConfig", "RunningPod", "build_app", "run_pods", "start_pod"]
 
 POD: web.AppKey[Pod] = web.AppKey("pod", Pod)
 
@@ -184,62 +178,44 @@ async def start_pod(
     return RunningPod(config.name, f"{bound_host}:{bound_port}", app[POD], runner)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a pod as a process until SIGTERM or SIGINT; print its address."""
-    options = _parser().parse_args(arguments)
-    uvloop.run(_serve(_config(options), options.host, options.port))
+def run_pods(
+    configs: Sequence[PodConfig],
+    host: str,
+    port: int,
+    *,
+    announce: Callable[[Sequence[RunningPod]], None],
+) -> None:
+    """Run pods on consecutive ports until SIGTERM or SIGINT.
+
+    Args:
+        configs: One for each pod.
+        host: The address to listen on.
+        port: The first pod's port; 0 takes a free one for each pod.
+        announce: Called with the pods once all of them listen.
+
+    Raises:
+        OSError: A port is taken.
+        ValueError, ApiError: As for `build_app`.
+    """
+    uvloop.run(_run_pods(configs, host, port, announce))
 
 
-def _config(options: argparse.Namespace) -> PodConfig:
-    if options.config is not None:
-        return msgspec.json.decode(options.config.read_bytes(), type=PodConfig)
-    return PodConfig(
-        name=options.name,
-        base_model=options.base_model,
-        adapters=[name for name in options.adapters.split(",") if name],
-        max_loras=options.max_loras,
-        max_cpu_loras=options.max_cpu_loras,
-        profile=PROFILES[options.profile],
-        drain_s=options.drain_s,
-    )
-
-
-async def _serve(config: PodConfig, host: str, port: int) -> None:
+async def _run_pods(
+    configs: Sequence[PodConfig],
+    host: str,
+    port: int,
+    announce: Callable[[Sequence[RunningPod]], None],
+) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    pod = await start_pod(config, host, port)
-    sys.stdout.write(f"{pod.name} listens on {pod.address}\n")
-    sys.stdout.flush()
-    await stopped.wait()
-    await pod.drain()
-    await pod.stop()
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m extproc.sim.fakepod.pod", description=__doc__)
-    parser.add_argument(
-        "--config",
-        type=Path,
-        help="a `PodConfig` as JSON, instead of all options but --host and --port",
-    )
-    parser.add_argument("--name", default="pod-1")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
-    parser.add_argument("--base-model", default="base")
-    parser.add_argument("--adapters", default="", help="names, separated by commas")
-    parser.add_argument("--max-loras", type=int, default=4)
-    parser.add_argument("--max-cpu-loras", type=int, default=None)
-    parser.add_argument("--profile", choices=sorted(PROFILES), default="instant")
-    parser.add_argument(
-        "--drain-s",
-        type=float,
-        default=0.0,
-        help="seconds to keep serving after SIGTERM, while /health and /metrics respond 503",
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    main()
+    pods: list[RunningPod] = []
+    try:
+        for index, config in enumerate(configs):
+            pods.append(await start_pod(config, host, port and port + index))
+        announce(pods)
+        await stopped.wait()
+        await asyncio.gather(*(pod.drain() for pod in pods))
+    finally:
+        await asyncio.gather(*(pod.stop() for pod in pods))

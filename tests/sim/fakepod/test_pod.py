@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -453,71 +449,6 @@ async def test_a_taken_port_is_an_error() -> None:
     async with _pod() as (pod, _):
         with pytest.raises(OSError, match="address already in use"):
             await start_pod(PodConfig(), port=int(pod.address.split(":")[1]))
-
-
-@asynccontextmanager
-async def pod_process(*options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A pod as a process, and the line that it prints; ended by SIGTERM if it has not ended yet."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "extproc.sim.fakepod.pod", *options), stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        yield process, (await process.stdout.readline()).decode()
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-        await process.stdout.read()
-
-    assert await process.wait() == 0
-
-
-async def test_a_pod_runs_as_a_process_and_ends_on_sigterm() -> None:
-    async with pod_process("--name", "pod-9", "--adapters", "x,y") as (_, line):
-        assert line.startswith("pod-9 listens on 127.0.0.1:")
-        async with aiohttp.ClientSession(f"http://{line.split()[-1]}") as session:
-            _, body, _ = await _post(session, "/v1/completions", _completion("y", max_tokens=1))
-            assert body["choices"][0]["text"] == "pod-9 says y:"
-
-
-async def test_a_pod_that_drains_says_so_and_serves_what_comes_and_what_runs() -> None:
-    async with (
-        pod_process("--profile", "a100-8b", "--drain-s", "2") as (process, line),
-        aiohttp.ClientSession(f"http://{line.split()[-1]}") as session,
-    ):
-        running = _completion(None, max_tokens=200, stream=True)  # longer than the drain
-        async with session.post("/v1/completions", json=running) as response:
-            await response.content.readline()
-            process.send_signal(signal.SIGTERM)
-            while (await _status(session, "/health")) == 200:
-                await asyncio.sleep(0.01)
-            assert await _status(session, "/metrics") == 503
-            assert await _status(session, "/metrics/?name[]=vllm:num_requests_running") == 503
-            status, _, _ = await _post(session, "/v1/completions", _completion(None))
-            assert status == 200
-            assert (await response.text()).endswith("data: [DONE]\n\n")
-        assert await process.wait() == 0
-
-
-async def _status(session: aiohttp.ClientSession, path: str) -> int:
-    async with session.get(path) as response:
-        return response.status
-
-
-async def test_a_pod_as_a_process_takes_its_whole_configuration_from_a_file(tmp_path: Path) -> None:
-    profile = replace(INSTANT, name="made up", max_num_seqs=3)
-    config = PodConfig("pod-8", adapters={"a": "/a"}, ranks_by_path={"/a": 8}, profile=profile)
-    path = tmp_path / "pod.json"
-    path.write_bytes(msgspec.json.encode(config))
-    async with (
-        pod_process("--config", str(path)) as (_, line),
-        aiohttp.ClientSession(f"http://{line.split()[-1]}") as session,
-    ):
-        engine = await _get(session, "/debug/engine")
-        models = await _get(session, "/v1/models")
-
-    assert (engine["pod"], engine["profile"]) == ("pod-8", "made up")
-    assert [(card["id"], card["root"]) for card in models["data"]][1:] == [("a", "/a")]
 
 
 class _BrokenEngine(Engine):

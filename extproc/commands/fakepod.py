@@ -1,0 +1,130 @@
+"""The command `extproc fake-pod`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from extproc.commands.failure import failure
+
+if TYPE_CHECKING:
+    from extproc.sim.fakepod.config import PodConfig
+    from extproc.sim.fakepod.pod import RunningPod
+
+
+def fake_pod(
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")
+    ] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    count: Annotated[
+        int, typer.Option(min=1, max=1000, help="Number of pods, on consecutive ports.")
+    ] = 1,
+    name: Annotated[
+        str,
+        typer.Option(
+            help="Name in `x-served-by` and in the texts of responses, with a number where there "
+            "are several; by default `pod-` and the port."
+        ),
+    ] = "",
+    base_model: Annotated[str, typer.Option(help="Name of the base model.")] = "base",
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(help="Adapter to serve, or several with commas between; may be repeated."),
+    ] = None,
+    max_loras: Annotated[
+        int, typer.Option(min=0, help="Adapter slots on the GPU; 0 for a server without LoRA.")
+    ] = 4,
+    max_cpu_loras: Annotated[
+        int | None, typer.Option(min=1, help="Adapters in the CPU cache; by default the slots.")
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(help="Costs and limits of the engine (docs/lab.md), or `instant`.")
+    ] = "a100-8b",
+    api_key: Annotated[
+        str | None, typer.Option(help="Key that requests to paths under /v1 must have.")
+    ] = None,
+    drain_s: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds to keep serving after SIGTERM, while /health and /metrics respond 503.",
+        ),
+    ] = 0.0,
+    config: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Serve as a vLLM pod without a GPU: a model of the engine behind vLLM's HTTP endpoints.
+
+    The options that vLLM has, too, mean the same. Stop it with Ctrl-C.
+    """
+    from extproc.sim.engine.profiles import PROFILES
+    from extproc.sim.fakepod.apierrors import ApiError
+    from extproc.sim.fakepod.config import PodConfig
+    from extproc.sim.fakepod.pod import run_pods
+
+    if port and port + count - 1 > 65_535:
+        raise failure(f"--count {count}: there are not so many ports from {port} on")
+    if profile not in PROFILES:
+        raise failure(f"--profile {profile}: allowed: {', '.join(sorted(PROFILES))}")
+    if config is not None:
+        configs = [_read(config)]
+    else:
+        names = _names(name, port, count)
+        adapters = _adapters(adapter or (), base_model)
+        configs = [
+            PodConfig(
+                name=each,
+                base_model=base_model,
+                adapters=adapters,
+                max_loras=max_loras,
+                max_cpu_loras=max_cpu_loras,
+                profile=PROFILES[profile],
+                api_key=api_key,
+                drain_s=drain_s,
+            )
+            for each in names
+        ]
+    try:
+        run_pods(configs, host, port, announce=_announce)
+    except OSError as error:
+        raise failure(error.strerror or error) from error
+    except (ValueError, ApiError) as error:
+        raise failure(error) from error
+
+
+def _read(path: Path) -> PodConfig:
+    """Return the configuration that a parent process wrote as JSON."""
+    import msgspec
+
+    from extproc.sim.fakepod.config import PodConfig
+
+    return msgspec.json.decode(path.read_bytes(), type=PodConfig)
+
+
+def _names(name: str, port: int, count: int) -> list[str]:
+    if not name:
+        return [f"pod-{port + index if port else index + 1}" for index in range(count)]
+    return [name] if count == 1 else [f"{name}-{index + 1}" for index in range(count)]
+
+
+def _adapters(given: Sequence[str], base_model: str) -> list[str]:
+    """Return the adapters in the order given.
+
+    Raises:
+        typer.Exit: A name is there twice.
+    """
+    adapters = [each for option in given for each in option.split(",") if each]
+    twice = [each for each in {base_model, *adapters} if [base_model, *adapters].count(each) > 1]
+    if twice:
+        raise failure(f"--adapter {min(twice)}: another model has this name")
+    return adapters
+
+
+def _announce(pods: Sequence[RunningPod]) -> None:
+    for running in pods:
+        config = running.pod.config
+        models = ", ".join([config.base_model, *config.adapter_paths])
+        typer.echo(f"{config.name} listens on {running.url} and serves: {models}")

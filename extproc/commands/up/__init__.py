@@ -1,0 +1,74 @@
+"""`extproc up`: a real Envoy and the router before pods that run already.
+
+What it runs are two files, which `--print` prints.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from extproc.commands.failure import failure
+
+
+def up(
+    pod: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Pod, as http://host:port or host:port; may be repeated. By default every vLLM "
+            "on ports 8000 to 8007 of this host."
+        ),
+    ] = None,
+    fake_pods: Annotated[
+        int, typer.Option(min=0, max=64, help="Start so many fake pods, and serve those.")
+    ] = 0,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Policy (docs/policy.md), by name or as module:attribute; by default the "
+            "router's default."
+        ),
+    ] = "",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the gateway.")] = 8080,
+    host: Annotated[
+        str, typer.Option(help="IP address on which the gateway listens.")
+    ] = "127.0.0.1",
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the API key that the pods require.")
+    ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(help="PEM file with the CAs of the certificates of https pods."),
+    ] = None,
+    print_files: Annotated[
+        bool,
+        typer.Option("--print", help="Print the two files that it would use, and start nothing."),
+    ] = False,
+) -> None:
+    """Start Envoy and the router before pods that run already; Ctrl-C stops both.
+
+    Exit status: 0 after Ctrl-C or SIGTERM, 128 plus the signal's number before everything has
+    started, 1 if something does not start or dies.
+    """
+    from extproc.commands.up.files import Plan, check, text_of
+    from extproc.commands.up.pods import find_pods, parse_pods
+    from extproc.commands.up.run import run
+    from extproc.config.file import ConfigError
+
+    if fake_pods and (pod or print_files):
+        raise failure("--fake-pods starts its own: it goes with neither --pod nor --print")
+    try:
+        given = parse_pods(pod or (), ca_file)
+        plan = Plan.make(host, port, policy, api_key_file, ca_file, is_printed=print_files)
+        pods = [] if fake_pods else find_pods(given, plan.access())
+        check(plan, pods)
+    except OSError as error:
+        raise failure(f"--port {port}: {error.strerror}") from error
+    except (ConfigError, ValueError) as error:
+        raise failure(error) from error
+    if print_files:
+        typer.echo(text_of(plan, pods), nl=False)
+        return
+    raise typer.Exit(run(plan, pods, fake_pods))

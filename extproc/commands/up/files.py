@@ -1,0 +1,154 @@
+"""The two files of `extproc up`: the router's configuration and Envoy's bootstrap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from extproc.app import settings
+from extproc.app.startup import check_start
+from extproc.commands.hints import own_command, shown
+from extproc.commands.up.pods import Access, Pod
+from extproc.config.file import ConfigError, check_sections
+from extproc.config.policy import PolicyConfig
+from extproc.core.address import Address
+from extproc.envoyconfig import BootstrapOptions, TlsFiles, render
+from extproc.stack.envoy import find_envoy
+from extproc.stack.processes import StackError, check_port, free_port
+
+_LOOPBACK = "127.0.0.1"
+_ROUTER_PORT, _ADMIN_PORT, _ENVOY_ADMIN_PORT = 9002, 9090, 9901
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is in the files, apart from the pods.
+
+    Attributes:
+        listen: `host:port` of the gateway.
+        router: `host:port` of the router's gRPC services.
+        admin: `host:port` of the router's admin port.
+        envoy_admin: `host:port` of Envoy's admin interface.
+        policy: Its name.
+        api_key_file: The pods' API key.
+        ca_file: The CAs of the pods' certificates; None for plain HTTP.
+    """
+
+    listen: Address
+    router: str
+    admin: str
+    envoy_admin: str
+    policy: str
+    api_key_file: Path | None
+    ca_file: Path | None
+
+    @classmethod
+    def make(
+        cls,
+        host: str,
+        port: int,
+        policy: str,
+        api_key_file: Path | None,
+        ca_file: Path | None,
+        *,
+        is_printed: bool,
+    ) -> Plan:
+        """Return the plan with the usual ports; to be run, with free ports in place of taken ones.
+
+        The policy is the router's default if it is "".
+
+        Raises:
+            ValueError: The host is no IP address.
+            OSError: The gateway cannot listen on its port.
+        """
+        try:
+            listen = Address(str(ip_address(host)), port)
+        except ValueError:
+            raise ValueError(f"--host {host}: must be an IP address") from None
+        usual = (_ROUTER_PORT, _ADMIN_PORT, _ENVOY_ADMIN_PORT)
+        ports = [each + (each == port) for each in usual]
+        if not is_printed:
+            check_port(listen.host, port)
+            ports = [_free(each) for each in ports]
+        router, admin, envoy_admin = (f"{_LOOPBACK}:{each}" for each in ports)
+        key, ca = (path and path.absolute() for path in (api_key_file, ca_file))
+        name = policy or PolicyConfig().name
+        return cls(listen, router, admin, envoy_admin, name, key, ca)
+
+    def config(self, pods: Sequence[Pod]) -> dict[str, Any]:
+        """Return the router's configuration."""
+        static = [
+            {"address": pod.address, "name": pod.name} if pod.name else pod.address for pod in pods
+        ]
+        common: dict[str, Any] = {}
+        if self.ca_file is not None:
+            common |= {"tls": True, "ca_file": str(self.ca_file)}
+        if self.api_key_file is not None:
+            common["api_key_file"] = str(self.api_key_file)
+        return {
+            "server": {"address": self.router},
+            "admin": {"address": self.admin},
+            "discovery": {"static": static},
+            **({"pods": common} if common else {}),
+            "policy": {"name": self.policy},
+            "log": {"json_lines": False},
+        }
+
+    def bootstrap(self) -> str:
+        """Return Envoy's bootstrap."""
+        return render(
+            BootstrapOptions(
+                listen=str(self.listen),
+                admin=self.envoy_admin,
+                routers=(self.router,),
+                pod_tls=TlsFiles(str(self.ca_file)) if self.ca_file else None,
+            )
+        )
+
+    def access(self) -> Access:
+        """Return what our own requests to pods need.
+
+        Raises:
+            ConfigError: A file cannot be read or used.
+        """
+        return settings.pod_access(check_sections(self.config(())))
+
+
+def _free(usual: int) -> int:
+    """Return the usual port, or a free one if that is taken."""
+    try:
+        check_port(_LOOPBACK, usual)
+    except OSError:
+        return free_port()
+    return usual
+
+
+def check(plan: Plan, pods: Sequence[Pod]) -> None:
+    """Check the router's configuration as its start does.
+
+    Raises:
+        ConfigError: There are mistakes, a line each.
+    """
+    found = check_start(check_sections(plan.config(pods), source="extproc up"))
+    found.close()
+    if found.errors:
+        raise ConfigError("\n".join(found.errors))
+
+
+def text_of(plan: Plan, pods: Sequence[Pod]) -> str:
+    """Return both files, each under a comment with its name and the command that starts it."""
+    config = yaml.safe_dump(plan.config(pods), sort_keys=False)
+    try:
+        envoy = shown(find_envoy())
+    except StackError:
+        envoy = "envoy"
+    return (
+        f"# extproc.yaml: {own_command()} serve --config extproc.yaml\n{config}\n"
+        f"# envoy.yaml: {envoy} -c envoy.yaml --concurrency 1 --disable-hot-restart\n"
+        f"{plan.bootstrap()}"
+    )

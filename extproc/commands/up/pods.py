@@ -1,0 +1,162 @@
+"""The pods of `extproc up`: as given, or found on this host."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from ssl import SSLContext
+
+import aiohttp
+
+from extproc.commands.hints import own_command
+from extproc.core.address import Address
+from extproc.shell.podhttp import FAILURES, describe, open_session
+from extproc.shell.vllm import ModelsError, decode_models, fetch_list
+
+USUAL_PORTS = range(8000, 8008)
+"""vLLM's default, and where further ones are put."""
+_ASK_TIMEOUT_S = 2.0
+_URL = re.compile(r"(?:(?P<scheme>https?)://)?(?P<address>[^/?#@]+)/?", re.IGNORECASE)
+
+Access = tuple[dict[str, str], SSLContext | None]
+"""The headers and the TLS context of our own requests to pods."""
+
+
+class PodError(ValueError):
+    """Pods cannot be used, or there is none; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod as the router's configuration lists it.
+
+    Attributes:
+        address: `ip:port`.
+        name: Shown to people; "" for the address.
+    """
+
+    address: str
+    name: str = ""
+
+
+def parse_pods(texts: Sequence[str], ca_file: Path | None) -> list[Address]:
+    """Parse `http://host:port`, `https://host:port` or `host:port`.
+
+    Raises:
+        PodError: One is something else, or they do not all speak the same protocol.
+    """
+    found = [_parse(text) for text in texts]
+    schemes = {scheme for scheme, _ in found}
+    if len(schemes) > 1:
+        raise PodError("--pod: all of them must be https, or none")
+    if schemes == {"https"} and ca_file is None:
+        raise PodError(
+            "--pod: https needs --ca-file, the CAs that signed the pods' certificates; without "
+            "it Envoy would accept any certificate"
+        )
+    if schemes != {"https"} and ca_file is not None:
+        raise PodError("--ca-file: goes with --pod https://host:port")
+    return [address for _, address in found]
+
+
+def _parse(text: str) -> tuple[str, Address]:
+    match = _URL.fullmatch(text)
+    try:
+        address = Address.parse(match["address"] if match else "")
+    except ValueError:
+        address = None
+    if match is None or address is None or not address.port:
+        raise PodError(f"--pod {text}: must be like http://10.0.0.7:8000 or 10.0.0.7:8000")
+    return (match["scheme"] or "http").lower(), address
+
+
+def find_pods(given: Sequence[Address], access: Access) -> list[Pod]:
+    """Return the given pods, or else those on the usual ports of this host.
+
+    Raises:
+        PodError: A name has no address, or no pod was found.
+    """
+    if given:
+        return [pod for address in given for pod in _resolve(address)]
+    return asyncio.run(_find_local(access))
+
+
+def _resolve(given: Address) -> list[Pod]:
+    """Return the pods at a host: one for an IP address, one for each address of a name.
+
+    The system looks a name up, once. As in `discovery.dns`, IPv6 addresses count only where there
+    are no others: most hosts have one of each family.
+
+    Raises:
+        PodError: The name has no address.
+    """
+    try:
+        return [Pod(str(Address(str(ip_address(given.host)), given.port)))]
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(given.host, given.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PodError(f"--pod {given}: {given.host} cannot be looked up: {reason}") from error
+    hosts = dict.fromkeys((family, str(where[0])) for family, *_, where in found)
+    ipv4 = [host for family, host in hosts if family == socket.AF_INET]
+    addresses = [Address(host, given.port) for host in ipv4 or [host for _, host in hosts]]
+    name = str(given) if len(addresses) == 1 else ""
+    return [Pod(str(address), name) for address in addresses]
+
+
+async def _find_local(access: Access) -> list[Pod]:
+    addresses = [f"127.0.0.1:{port}" for port in USUAL_PORTS]
+    failures = await ask(addresses, access)
+    found = [Pod(address) for address in addresses if address not in failures]
+    if found:
+        return found
+    ours = own_command()
+    others = [
+        f"{address} does not list its models: {cause(error)}"
+        for address, error in failures.items()
+        if not isinstance(error, aiohttp.ClientConnectorError)
+    ]
+    raise PodError(
+        "\n".join(
+            [
+                f"no vLLM on ports {USUAL_PORTS[0]} to {USUAL_PORTS[-1]} of this host",
+                *others,
+                f"pods elsewhere:   {ours} up --pod http://10.0.0.7:8000",
+                f"without a GPU:    {ours} up --fake-pods 4",
+                f"one of your own:  {ours} fake-pod --port {USUAL_PORTS[0]} --adapter sql,chat",
+            ]
+        )
+    )
+
+
+def cause(error: Exception) -> str:
+    """Return why a pod does not list its models, on one line."""
+    hint = " (--api-key-file gives a key)" if "401" in str(error) else ""
+    return describe(error) + hint
+
+
+async def ask(addresses: Iterable[str], access: Access) -> dict[str, Exception]:
+    """Ask each address for its models, and return the failures."""
+    headers, context = access
+    failures: dict[str, Exception] = {}
+    async with open_session(headers, context) as session, asyncio.TaskGroup() as tasks:
+
+        async def ask_one(address: str) -> None:
+            try:
+                async with asyncio.timeout(_ASK_TIMEOUT_S):
+                    url = f"{'https' if context else 'http'}://{address}"
+                    if not decode_models(await fetch_list(session, url)):
+                        raise ModelsError("it lists no models")
+            except FAILURES as error:
+                failures[address] = error
+
+        for address in dict.fromkeys(addresses):
+            tasks.create_task(ask_one(address))
+    return dict(sorted(failures.items()))

@@ -1,0 +1,165 @@
+"""The processes of `extproc up`, and what it says about them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import typer
+
+from extproc.commands.demo.fleet import fake_pods
+from extproc.commands.failure import FAILED, failure
+from extproc.commands.hints import own_command
+from extproc.commands.up.files import Plan
+from extproc.commands.up.pods import Pod, ask, cause
+from extproc.stack.envoy import find_envoy
+from extproc.stack.processes import ChildProcess, StackError, get_page
+from extproc.stack.router import Router
+from extproc.stack.signals import SignalledError, until_signalled
+from extproc.stack.stack import Stack
+
+SLOTS = 3
+"""Adapter slots of a fake pod, as in the demo."""
+_LOOK_INTERVAL_S = 0.2
+_MAX_NAMES = 8
+
+
+def run(plan: Plan, pods: Sequence[Pod], num_fake_pods: int) -> int:
+    """Run everything until a signal, and return the exit status.
+
+    Raises:
+        typer.Exit: There is no Envoy, or a process did not start or has died.
+    """
+    try:
+        find_envoy()
+        return asyncio.run(until_signalled(_run(plan, pods, num_fake_pods)))
+    except SignalledError as error:
+        return 128 + error.number
+    except StackError as error:
+        raise failure(error, FAILED) from error
+
+
+async def _run(plan: Plan, pods: Sequence[Pod], num_fake_pods: int) -> int:
+    stack = Stack()
+    try:
+        if num_fake_pods:
+            await stack.start_pods(fake_pods(num_fake_pods, SLOTS))
+            pods = [Pod(pod.address, pod.name) for pod in stack.pods.values()]
+        failures = await ask((pod.address for pod in pods), plan.access())
+        for address, error in failures.items():
+            typer.echo(f"{address} does not list its models: {cause(error)}", err=True)
+        router = await stack.start_router(plan.config(pods))
+        await stack.start_envoy(plan.bootstrap(), keeps_ports=True)
+        typer.echo(_places(plan, router, pods))
+        return await _stay(stack, plan)
+    finally:
+        await stack.close()
+
+
+async def _stay(stack: Stack, plan: Plan) -> int:
+    """Stay until a signal: that is the expected end.
+
+    Raises:
+        StackError: A process has ended.
+    """
+    logs = [_Log(child) for child in stack.children.values()]
+    is_told = is_waiting = False
+    try:
+        while True:
+            for child in stack.children.values():
+                child.check_running()
+            for log in logs:
+                log.show()
+            if not is_told and (cards := await _models(plan)):
+                typer.echo(_snippets(plan, cards))
+                is_told = True
+            elif not is_told and not is_waiting:
+                typer.echo("no pod answers yet: waiting for one", err=True)
+                is_waiting = True
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+    except asyncio.CancelledError:
+        typer.echo("stopping")
+        return 0
+
+
+class _Log:
+    """What a process logs from here on."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+        self._at = child.log_path.stat().st_size
+
+    def show(self) -> None:
+        """Show the lines that are new and complete."""
+        with self._child.log_path.open("rb") as log:
+            log.seek(self._at)
+            text = log.read()
+        text = text[: text.rfind(b"\n") + 1]
+        self._at += len(text)
+        for line in text.decode("utf-8", "replace").splitlines():
+            typer.echo(f"{self._child.name}: {line}", err=True)
+
+
+async def _models(plan: Plan) -> list[dict[str, Any]]:
+    page = await get_page(f"{_url(plan)}/models")
+    cards: list[dict[str, Any]] = json.loads(page)["data"] if page else []
+    return cards
+
+
+def _url(plan: Plan) -> str:
+    """Return the base URL of the API, as seen from this host."""
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(plan.listen.host, plan.listen.host)
+    return f"http://{replace(plan.listen, host=here)}/v1"
+
+
+def _places(plan: Plan, router: Router, pods: Sequence[Pod]) -> str:
+    return f"""
+  pods        {_listed([pod.name or pod.address for pod in pods])}
+  policy      {plan.policy}
+  gateway     {_url(plan)}
+  live page   {router.admin_url}/
+  decisions   {own_command()} watch {router.address}"""
+
+
+def _snippets(plan: Plan, cards: Sequence[dict[str, Any]]) -> str:
+    """Return the models, and two requests for an adapter, or else for a base model.
+
+    They are completions: models without a chat template refuse chats.
+    """
+    names = [card["id"] for card in cards]
+    model = next((card["id"] for card in cards if card["parent"]), names[0])
+    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 16}
+    arguments = ", ".join(f"{key}={_literal(value)}" for key, value in body.items())
+    headers, key = "-H 'content-type: application/json'", '"none"'
+    if plan.api_key_file is not None:
+        headers += f' -H "authorization: Bearer $(cat {shlex.quote(str(plan.api_key_file))})"'
+        key = f"open({_literal(str(plan.api_key_file))}).read().strip()"
+    return f"""  models      {_listed(names)}
+
+# in a shell
+curl {shlex.quote(_url(plan) + "/completions")} {headers} \\
+  -d {shlex.quote(_literal(body))}
+
+# in Python
+from openai import OpenAI
+
+client = OpenAI(base_url="{_url(plan)}", api_key={key})
+reply = client.completions.create({arguments})
+print(reply.choices[0].text)
+
+# Ctrl-C stops Envoy and the router
+"""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
+
+
+def _literal(value: object) -> str:
+    """Return text that is the value both in JSON and in Python."""
+    return json.dumps(value, ensure_ascii=False)

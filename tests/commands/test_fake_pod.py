@@ -1,0 +1,180 @@
+"""The command `extproc fake-pod` as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from extproc.commands.main import app
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import PodConfig, start_pod
+from extproc.stack.processes import free_port
+
+FREE = ("--port", "0")
+
+
+@dataclass
+class Pods:
+    """Running pods: their process, and the lines that it printed."""
+
+    process: asyncio.subprocess.Process
+    lines: list[str]
+
+    @property
+    def urls(self) -> list[str]:
+        return [re.findall(r"http://[\d.:]+", line)[0] for line in self.lines]
+
+
+@asynccontextmanager
+async def fake_pods(*options: str, count: int = 1) -> AsyncIterator[Pods]:
+    """Pods in a process; ended by SIGTERM if it has not ended yet."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "extproc", "fake-pod", "--count", str(count), *options),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        yield Pods(process, [(await process.stdout.readline()).decode() for _ in range(count)])
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        await process.stdout.read()
+
+    assert await process.wait() == 0
+
+
+async def ask(http: aiohttp.ClientSession, model: str, **more: Any) -> tuple[int, Any]:
+    body = {"model": model, "prompt": "hi", "max_tokens": 1, **more}
+    async with http.post("/v1/completions", json=body) as response:
+        return response.status, await response.json()
+
+
+async def status(http: aiohttp.ClientSession, path: str) -> int:
+    async with http.get(path) as response:
+        return response.status
+
+
+async def models(http: aiohttp.ClientSession) -> dict[str, str]:
+    """Return the path of each model."""
+    async with http.get("/v1/models") as response:
+        return {card["id"]: card["root"] for card in (await response.json())["data"]}
+
+
+async def test_a_pod_says_where_it_is_and_what_it_serves_and_ends_on_sigterm() -> None:
+    options = ("--name", "pod-9", "--adapter", "x,y", "--adapter", "z")
+    async with fake_pods(*FREE, *options) as pods:
+        (line,) = pods.lines
+        assert line == f"pod-9 listens on {pods.urls[0]} and serves: base, x, y, z\n"
+        async with aiohttp.ClientSession(pods.urls[0]) as http:
+            assert list(await models(http)) == ["base", "x", "y", "z"]
+            _, body = await ask(http, "z")
+            assert body["choices"][0]["text"] == "pod-9 says z:"
+
+
+async def test_several_pods_have_consecutive_ports_and_names_of_their_own() -> None:
+    port = free_port()
+    async with fake_pods("--port", str(port), count=2) as pods:
+        assert pods.urls == [f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"]
+        names = []
+        for url in pods.urls:
+            async with aiohttp.ClientSession(url) as http, http.get("/health") as response:
+                names.append(response.headers["x-served-by"])
+
+    assert names == [f"pod-{port}", f"pod-{port + 1}"]
+
+
+async def test_a_pod_with_a_key_refuses_requests_without_it() -> None:
+    async with fake_pods(*FREE, "--api-key", "secret") as pods:
+        async with aiohttp.ClientSession(pods.urls[0]) as http:
+            assert await status(http, "/v1/models") == 401
+            assert await status(http, "/metrics") == 200
+        headers = {"authorization": "Bearer secret"}
+        async with aiohttp.ClientSession(pods.urls[0], headers=headers) as http:
+            assert (await ask(http, "base"))[0] == 200
+
+
+async def test_a_pod_that_drains_says_so_and_serves_what_comes_and_what_runs() -> None:
+    async with (
+        fake_pods(*FREE, "--drain-s", "2") as pods,
+        aiohttp.ClientSession(pods.urls[0]) as http,
+    ):
+        running = {"model": "base", "prompt": "hi", "max_tokens": 200, "stream": True}
+        async with http.post("/v1/completions", json=running) as response:
+            await response.content.readline()
+            pods.process.send_signal(signal.SIGTERM)
+            while (await status(http, "/health")) == 200:
+                await asyncio.sleep(0.01)
+            assert await status(http, "/metrics") == 503
+            assert await status(http, "/metrics/?name[]=vllm:num_requests_running") == 503
+            assert (await ask(http, "base"))[0] == 200
+            assert (await response.text()).endswith("data: [DONE]\n\n")
+        assert await pods.process.wait() == 0
+
+
+async def test_a_pod_of_the_stack_takes_its_whole_configuration_from_a_file(
+    tmp_path: Path,
+) -> None:
+    profile = replace(INSTANT, name="made up", max_num_seqs=3)
+    config = PodConfig("pod-8", adapters={"a": "/a"}, ranks_by_path={"/a": 8}, profile=profile)
+    path = tmp_path / "pod.json"
+    path.write_bytes(msgspec.json.encode(config))
+    async with (
+        fake_pods(*FREE, "--config", str(path)) as pods,
+        aiohttp.ClientSession(pods.urls[0]) as http,
+    ):
+        async with http.get("/debug/engine") as response:
+            engine = await response.json()
+        assert (await models(http))["a"] == "/a"
+
+    assert (engine["pod"], engine["profile"]) == ("pod-8", "made up")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--profile", "h1000"], "--profile h1000: allowed: .*a100-8b"),
+        (["--adapter", "a,b,a"], "--adapter a: another model has this name"),
+        (["--adapter", "base"], "--adapter base: another model has this name"),
+        (["--port", "65535", "--count", "2"], "--count 2: there are not so many ports from 65535"),
+        (["--max-loras", "0", "--adapter", "a", *FREE], "LoRA is not enabled"),
+        (
+            ["--max-loras", "4", "--max-cpu-loras", "2", *FREE],
+            "need 1 <= max_loras <= max_cpu_loras",
+        ),
+    ],
+)
+def test_options_that_make_no_pod_are_refused_on_one_line(options: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["fake-pod", *options])
+
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert re.match(f"extproc: {message}", line), line
+
+
+async def test_a_port_in_use_is_refused_and_no_pod_stays() -> None:
+    taken = await start_pod(PodConfig(), port=free_port())
+    port = int(taken.address.rpartition(":")[2])
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "extproc", "fake-pod", "--count", "2", "--port", str(port - 1)),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, errors = await process.communicate()
+    finally:
+        await taken.stop()
+
+    assert process.returncode == 2
+    assert f"{port}" in errors.decode()
+    assert "already in use" in errors.decode()

@@ -1,0 +1,219 @@
+"""`extproc up` as a process: what it serves, how it ends, and what stays: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+from typer.testing import CliRunner
+
+from extproc.commands.main import app
+from extproc.sim.fakepod.pod import PodConfig, build_app, start_pod
+from extproc.stack.processes import free_port
+from tests.commandline import Command, commands, snippets
+from tests.shell.pki import Pki
+
+slow = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """A function that starts the command on a free port."""
+    with commands() as started:
+
+        def make(*arguments: str) -> Command:
+            command = Command(tmp_path, "up", "--port", str(free_port()), *arguments)
+            started.append(command)
+            return command
+
+        yield make
+
+
+async def wait_for(command: Command, text: str) -> None:
+    await asyncio.to_thread(command.wait_for_output, text)
+
+
+async def ended(command: Command) -> int:
+    """Wait for the end, and check that nothing stays."""
+    status = await asyncio.to_thread(command.process.wait)
+    await asyncio.to_thread(command.wait_until_gone)
+    return status
+
+
+async def run(*command: str) -> str:
+    """Run a command and return its output."""
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return output.decode()
+
+
+@asynccontextmanager
+async def pods(*adapters: str, count: int = 1, **more: Any) -> AsyncIterator[list[str]]:
+    """Running pods with these adapters, by address."""
+    config = PodConfig(adapters=adapters, **more)
+    running = [await start_pod(config, port=free_port()) for _ in range(count)]
+    try:
+        yield [pod.address for pod in running]
+    finally:
+        for pod in running:
+            await pod.stop()
+
+
+@pytest.mark.e2e
+@pytest.mark.smoke
+async def test_one_command_serves_fake_pods_until_ctrl_c_and_leaves_nothing(
+    tmp_path: Path, start: Callable[..., Command]
+) -> None:
+    up = start("--fake-pods", "1")
+    await wait_for(up, "reply.choices")
+
+    live = re.search(r"live page +(\S+)", up.output)
+    request = re.search(r"curl (\S+).*\n  -d '(.*)'", up.output)
+    assert live
+    assert request
+    headers = {"content-type": "application/json"}
+    async with aiohttp.ClientSession() as http:
+        async with http.get(live[1]) as page:
+            assert "<title>extproc</title>" in await page.text()
+        async with http.post(request[1], data=request[2], headers=headers) as response:
+            assert response.status == 200
+            assert (await response.json())["model"] == "customer-01"
+    # A second Envoy could listen there, too: Envoy shares its ports.
+    port = request[1].split(":")[2].partition("/")[0]
+    again = ["up", "--pod", "127.0.0.1:1", "--port", port]
+    refused = await asyncio.to_thread(CliRunner().invoke, app, again)
+    assert refused.exit_code == 2
+    assert "already in use" in refused.stderr
+
+    up.process.send_signal(signal.SIGINT)
+    assert await ended(up) == 0, up.output
+    assert list(tmp_path.glob("extproc-*")) == []
+
+
+@pytest.mark.e2e
+@slow
+async def test_its_snippets_work_with_a_key_and_a_model_that_the_pods_list(
+    tmp_path: Path, start: Callable[..., Command]
+) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("no curl")
+    key = tmp_path / "the key"
+    key.write_text("secret\n")
+    async with pods("it's 'quoted' \\ ü", api_key="secret", count=2) as addresses:
+        given = [word for address in addresses for word in ("--pod", f"http://{address}")]
+        up = start(*given, "--api-key-file", str(key), "--policy", "round_robin")
+        await wait_for(up, "reply.choices")
+        shell, python = snippets(up.output)
+
+        from_shell = await run("sh", "-c", shell.replace("curl ", "curl --silent "))
+        from_python = await run(sys.executable, "-c", python)
+
+    assert f"  pods        {', '.join(addresses)}\n  policy      round_robin\n" in up.output
+    assert "says it's 'quoted' \\ ü:" in yaml.safe_load(from_shell)["choices"][0]["text"]
+    assert "says it's 'quoted' \\ ü:" in from_python
+    up.process.send_signal(signal.SIGTERM)
+    assert await ended(up) == 0, up.output
+
+
+@pytest.mark.e2e
+@slow
+async def test_pods_that_do_not_answer_are_named_and_the_others_served(
+    start: Callable[..., Command],
+) -> None:
+    dead = f"127.0.0.1:{free_port()}"
+    async with pods("sql") as [address]:
+        up = start("--pod", address, "--pod", dead)
+        await wait_for(up, "reply.choices")
+
+    (cause,) = re.findall(rf"^{dead} does not list its models: (.+)$", up.output, flags=re.M)
+    assert "connect" in cause.lower()
+    assert f"{address} does not list" not in up.output
+    assert '"model": "sql"' in up.output
+
+
+@pytest.mark.e2e
+@slow
+async def test_if_no_pod_answers_it_waits_for_one(start: Callable[..., Command]) -> None:
+    port = free_port()
+    up = start("--pod", f"127.0.0.1:{port}")
+    await wait_for(up, "no pod answers yet: waiting for one")
+    assert "in Python" not in up.output
+
+    pod = await start_pod(PodConfig(adapters=["late"]), port=port)
+    try:
+        await wait_for(up, '"model": "late"')
+    finally:
+        await pod.stop()
+    assert up.output.count("no pod answers yet") == 1
+
+
+@pytest.mark.e2e
+@slow
+async def test_it_serves_pods_with_certificates(
+    tmp_path: Path, start: Callable[..., Command]
+) -> None:
+    pki = Pki(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*pki.issue("pod", "127.0.0.1"))
+    runner = web.AppRunner(build_app(PodConfig(adapters=["sql"])), handler_cancellation=True)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+        port = runner.addresses[0][1]
+        up = start("--pod", f"https://127.0.0.1:{port}", "--ca-file", str(pki.ca))
+        await wait_for(up, "reply.choices")
+
+        assert "pod-1 says sql:" in await run(sys.executable, "-c", snippets(up.output)[1])
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.e2e
+@slow
+@pytest.mark.parametrize("program", ["serve", "envoy.yaml"], ids=["router", "envoy"])
+async def test_if_a_process_dies_it_says_so_with_its_log_and_ends(
+    program: str, start: Callable[..., Command]
+) -> None:
+    async with pods("sql") as [address]:
+        up = start("--pod", address)
+        await wait_for(up, "reply.choices")
+        (pid,) = (
+            pid for pid in up.processes() if program in Path(f"/proc/{pid}/cmdline").read_text()
+        )
+        os.kill(pid, signal.SIGKILL)
+
+        assert await ended(up) == 1
+    name = "router" if program == "serve" else "envoy"
+    said = up.output.split("# Ctrl-C")[1]
+    assert f"{name}: ended with status -9" in said
+    assert "serving on" in said or name == "envoy"
+
+
+@pytest.mark.e2e
+@slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_while_it_starts_leaves_nothing(
+    start: Callable[..., Command], number: signal.Signals
+) -> None:
+    up = start("--pod", f"127.0.0.1:{free_port()}")
+    up.wait_until_started(2)
+
+    up.process.send_signal(number)
+
+    status = up.process.wait()
+    assert status == (-number if number == signal.SIGKILL else 128 + number), up.output
+    up.wait_until_gone()
