@@ -45,6 +45,12 @@ def add_gauges(
         "reason",
         lambda: {str(cause): count for cause, count in pool.outliers.num_ejections.items()},
     )
+    telemetry.add_gauges(
+        "cpu_cache_adapters",
+        "Adapters that each pod's CPU cache is taken to hold, by configuration and as learned",
+        "source",
+        services.cache_watch.sizes,
+    )
     add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
     add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)
     add(

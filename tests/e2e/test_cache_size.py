@@ -1,0 +1,72 @@
+"""`pods.max_cpu_loras` against real first tokens: a wrong value is a warning, a right one is not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from extproc.core.cachesize import OBSERVATIONS_PER_LOOK
+from extproc.envoyconfig import Mode
+from extproc.sim.engine.profiles import INSTANT
+from extproc.sim.fakepod.pod import PodConfig
+from tests.e2e.conftest import router_config, running_envoy, running_pods
+from tests.e2e.harness import Client, RouterProcess, eventually
+
+PLACES = 4
+ADAPTERS = [f"adapter-{number}" for number in range(12)]
+PROFILE = replace(INSTANT, step_s=0.005, gpu_load_s=0.005, disk_load_s=0.3)
+WARNING = "adapters in their CPU caches"
+
+
+async def run_requests(client: Client, num: int) -> None:
+    """Streamed requests for one adapter after the other, in random order."""
+    rng = random.Random(1)
+    for _ in range(num):
+        body = {"stream": True, "max_tokens": 4}
+        assert (await client.chat(rng.choice(ADAPTERS), **body)).status == 200
+
+
+async def learned(router: RouterProcess) -> list[float]:
+    """The learned size, if there is one."""
+    page: str = await router.admin("/metrics")
+    name = 'extproc_cpu_cache_adapters{source="learned"} '
+    return [float(line.removeprefix(name)) for line in page.splitlines() if line.startswith(name)]
+
+
+@pytest.mark.parametrize(("configured", "num_warnings"), [(16, 1), (PLACES, 0)])
+async def test_a_wrong_size_of_the_cpu_cache_is_one_warning(
+    configured: int, num_warnings: int
+) -> None:
+    configs = [
+        PodConfig(
+            name=f"pod-{number}",
+            adapters=ADAPTERS,
+            max_loras=2,
+            max_cpu_loras=PLACES,
+            profile=PROFILE,
+        )
+        for number in range(2)
+    ]
+    async with running_pods(*configs) as pods:
+        router = RouterProcess(router_config(pods, pods={"max_cpu_loras": configured}))
+        await router.start()
+        try:
+            async with (
+                running_envoy(Mode.ORIGINAL_DST, router) as envoy,
+                aiohttp.ClientSession() as http,
+            ):
+                client = Client(envoy.url, http)
+                for _ in range(6):
+                    runs = (run_requests(client, OBSERVATIONS_PER_LOOK) for _ in range(1))
+                    await asyncio.gather(*runs)
+                sizes = await eventually(lambda: learned(router))
+                log = router.log()
+        finally:
+            await router.close()
+
+    assert PLACES <= sizes[0] <= PLACES + 2
+    assert log.count(WARNING) == num_warnings
