@@ -30,7 +30,9 @@ def test_a_disagreement_is_a_warning_once(
         watch.look()
 
     (warning,) = caplog.messages
-    assert f"about 4 adapters in their CPU caches, while the configuration means {presumed}" in warning
+    assert (
+        f"about 4 adapters in their CPU caches, while the configuration means {presumed}" in warning
+    )
     assert watch.sizes() == {"configured": presumed, "learned": 4}
 
 

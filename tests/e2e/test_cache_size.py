@@ -1,8 +1,7 @@
-"""`pods.max_cpu_loras` against real first tokens: a wrong value is a warning, a right one is not."""
+"""`pods.max_cpu_loras` and real first tokens: a wrong value is one warning, a right one is none."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 from dataclasses import replace
 
@@ -18,14 +17,14 @@ from tests.e2e.harness import Client, RouterProcess, eventually
 
 PLACES = 4
 ADAPTERS = [f"adapter-{number}" for number in range(12)]
-PROFILE = replace(INSTANT, step_s=0.005, gpu_load_s=0.005, disk_load_s=0.3)
+PROFILE = replace(INSTANT, step_s=0.005, gpu_load_s=0.005, disk_load_s=0.2)
+MAX_LOOKS = 10
 WARNING = "adapters in their CPU caches"
 
 
-async def run_requests(client: Client, num: int) -> None:
-    """Streamed requests for one adapter after the other, in random order."""
-    rng = random.Random(1)
-    for _ in range(num):
+async def run_requests(client: Client, rng: random.Random) -> None:
+    """Streamed requests, one after the other, until the router looks at what they found."""
+    for _ in range(OBSERVATIONS_PER_LOOK):
         body = {"stream": True, "max_tokens": 4}
         assert (await client.chat(rng.choice(ADAPTERS), **body)).status == 200
 
@@ -52,19 +51,23 @@ async def test_a_wrong_size_of_the_cpu_cache_is_one_warning(
         for number in range(2)
     ]
     async with running_pods(*configs) as pods:
-        router = RouterProcess(router_config(pods, pods={"max_cpu_loras": configured}))
+        router = RouterProcess({**router_config(pods), "pods": {"max_cpu_loras": configured}})
         await router.start()
         try:
             async with (
                 running_envoy(Mode.ORIGINAL_DST, router) as envoy,
                 aiohttp.ClientSession() as http,
             ):
-                client = Client(envoy.url, http)
-                for _ in range(6):
-                    runs = (run_requests(client, OBSERVATIONS_PER_LOOK) for _ in range(1))
-                    await asyncio.gather(*runs)
+                client, rng = Client(envoy.url, http), random.Random(1)
+                for _ in range(MAX_LOOKS):
+                    if await learned(router):
+                        break
+                    await run_requests(client, rng)
+                await run_requests(client, rng)
                 sizes = await eventually(lambda: learned(router))
-                log = router.log()
+                if num_warnings:
+                    await eventually(lambda: WARNING in router.log)
+                log = router.log
         finally:
             await router.close()
 
