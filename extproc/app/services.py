@@ -61,7 +61,7 @@ class Services:
         self._telemetry = telemetry
         self._clock = clock = world.clock
         self.observers = Observers()
-        self.cache_watch = CacheWatch(routing.pool)
+        self.cache_watch = CacheWatch(routing.pool.caches)
         self.decisions = DecisionsService(
             config.admin.max_decisions, later=self._publish_later, clock=clock
         )

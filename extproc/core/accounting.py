@@ -172,7 +172,7 @@ class Accounting:
         address = completion.address or flight.pick.address
         ttft_s = _engine_ttft_s(completion, flight)
         if flight.place is not None and ttft_s is not None:
-            pool.record_first_token(flight.place, ttft_s)
+            pool.caches.record_first_token(flight.place, ttft_s)
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
             pool.record_orca(address, load)

@@ -13,10 +13,10 @@ Rules:
    nearly the same order.
 2. Something is concluded only from a clear step: fast up to one place, next to never fast from the
    next one on, and slower by more than a copy from the CPU cache.
-3. A few odd observations do not contradict the configuration: of the sizes that explain what was
-   observed, the one nearest to it is taken.
+3. A few odd observations do not contradict the configuration. Only if it does not explain what was
+   observed, the size that does so best is taken.
 4. All endpoints are taken to be alike, as the pods of one Deployment are.
-5. An engine that states what its cache holds is believed. One that evicts is full.
+5. An engine that states what its cache holds is full when it evicts.
 
 Beyond this: an adapter of more than about a gigabyte is copied so slowly that the slots themselves
 may be taken for the whole cache.
@@ -27,9 +27,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from math import log
+from math import inf, log
 from operator import itemgetter
-from sys import maxsize
 
 from msgspec import Struct
 
@@ -61,10 +60,15 @@ tokens too high up, or six slow ones too far down."""
 
 
 class Size(Struct, frozen=True):
-    """The sizes that explain what was observed, in adapters: from `low` to `high`."""
+    """The sizes that explain what was observed, `low` to `high` adapters; `likely` does best."""
 
     low: int
-    high: int
+    high: float
+    likely: int
+
+    def nearest(self, presumed: int) -> int:
+        """Return `presumed` if it explains what was observed, else the likely one."""
+        return presumed if self.low <= presumed <= self.high else self.likely
 
 
 class CacheSize:
@@ -73,7 +77,8 @@ class CacheSize:
     def __init__(self) -> None:
         self._observed: deque[tuple[int, float]] = deque(maxlen=MAX_OBSERVATIONS)
         self._num_unseen = 0
-        self._size: Size | None = None
+        self._seen: Size | None = None
+        self._stated: Size | None = None
 
     def record_first_token(self, place: int, ttft_s: float) -> bool:
         """Record what one request found; constant time, but for a look now and then.
@@ -90,30 +95,28 @@ class CacheSize:
         if self._num_unseen < OBSERVATIONS_PER_LOOK:
             return False
         self._num_unseen = 0
-        return self._learn(find_size(self._observed) or self._size)
+        before, self._seen = self._seen, find_size(self._observed) or self._seen
+        return self._seen != before
 
-    def record_statement(self, before: frozenset[str], after: frozenset[str]) -> bool:
-        """Record what one endpoint's cache held and holds, both as it states.
-
-        Returns:
-            Whether something else has been learned.
-        """
-        num, size = len(after), self._size or Size(0, maxsize)
+    def record_statement(self, before: frozenset[str], after: frozenset[str]) -> None:
+        """Record what one endpoint's cache held and holds, both as it states."""
+        num, size = len(after), self._stated or Size(0, inf, 0)
         if before - after and num >= len(before):
-            return self._learn(Size(num, num))
-        return self._learn(Size(max(num, size.low), max(num, size.high)))
+            self._stated = Size(num, num, num)
+        else:
+            most = max(num, size.low)
+            self._stated = Size(most, max(num, size.high), most)
 
     def learned(self, presumed: int) -> int | None:
-        """Return the size as learned: `presumed` if that explains the observations.
+        """Return the size by first tokens: `presumed` if that explains them.
 
         None if nothing has been learned.
         """
-        size = self._size
-        return None if size is None else min(max(presumed, size.low), size.high)
+        return None if self._seen is None else self._seen.nearest(presumed)
 
-    def _learn(self, size: Size | None) -> bool:
-        has_changed, self._size = size != self._size, size
-        return has_changed
+    def stated(self, presumed: int) -> int | None:
+        """Return the same by statements. One endpoint's decide, so it is for people only."""
+        return None if self._stated is None else self._stated.nearest(presumed)
 
 
 def find_size(observed: Iterable[tuple[int, float]]) -> Size | None:
@@ -133,7 +136,8 @@ def find_size(observed: Iterable[tuple[int, float]]) -> Size | None:
             border = _widest(num_fast, inner)
             if _is_step(num_fast, border) and _is_high(seconds, border, limit_s):
                 found = _explaining(is_fast, num_fast, border, borders)
-                return Size(places[found[0] - 1] + 1, places[found[-1]])
+                low, likely = (places[n - 1] + 1 for n in (found[0], border))
+                return Size(low, places[found[-1]], likely)
     return None
 
 

@@ -18,7 +18,7 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
-from extproc.core.cachesize import CacheSize
+from extproc.core.cpucaches import CpuCaches
 from extproc.core.modelindex import ModelIndex
 from extproc.core.outliers import Outliers, OutlierSettings, Verdict
 from extproc.core.tracked import (
@@ -26,7 +26,6 @@ from extproc.core.tracked import (
     InFlight,
     PoolSettings,
     Tracked,
-    cached,
     card_to_keep,
     is_restart,
     verdicts,
@@ -40,15 +39,14 @@ class Pool:
     """All endpoints of one base model, with bookkeeping.
 
     Attributes:
-        learned_cpu_loras: The size of all CPU caches as learned; None while nothing is.
+        caches: The size of their CPU caches.
     """
 
     def __init__(
         self, settings: PoolSettings | None = None, outliers: OutlierSettings | None = None
     ) -> None:
         self._settings = settings or PoolSettings()
-        self._cache_size = CacheSize()
-        self.learned_cpu_loras: int | None = None
+        self.caches = CpuCaches(self._settings.max_cpu_loras)
         self.outliers = Outliers(outliers)
         self._tracked: dict[str, Tracked] = {}
         self._flights: dict[str, InFlight] = {}
@@ -64,7 +62,7 @@ class Pool:
         self.outliers.configure(outliers or OutlierSettings())
         for tracked in self._tracked.values():
             tracked.view = None
-        self._apply_cache_size()
+        self.caches.configure(self._settings.max_cpu_loras)
 
     def set_num_routers(self, num_routers: int) -> None:
         """Record how many routers use these endpoints, this one included."""
@@ -74,11 +72,12 @@ class Pool:
         """Replace the set of endpoints; those that stay keep their state."""
         tracked: dict[str, Tracked] = {}
         for endpoint in sorted(endpoints, key=lambda e: e.address):
-            known = self._tracked.get(endpoint.address) or self._joined(endpoint)
+            known = self._tracked.get(endpoint.address) or Tracked(endpoint, self._settings)
             known.endpoint, known.view = endpoint, None
             tracked[endpoint.address] = known
         gone = [each for address, each in self._tracked.items() if address not in tracked]
         self._tracked = tracked
+        self.caches.set_endpoints(tracked.values())
         self.outliers.set_endpoints(tracked)
         for each in gone:
             self._models.replace(each.models or {}, {}, self._lists())
@@ -105,10 +104,7 @@ class Pool:
             self._models.replace(models, {}, self._lists())
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         self._record_answer(tracked, asked_at_s=asked_at_s, now=taken_at_s, restarted=restarted)
-        if report.cpu_adapters is not None:
-            before = None if restarted else tracked.report
-            if self._cache_size.record_statement(cached(before), cached(report)):
-                self._apply_cache_size()
+        self.caches.record_reports(None if restarted else tracked.report, report)
         tracked.report, tracked.reported_at_s = report, taken_at_s
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         tracked.estimate_foreign(report)
@@ -168,11 +164,6 @@ class Pool:
             tracked.report, kv_usage_ratio=kv_usage_ratio, num_waiting=num_waiting
         )
         tracked.view = None
-
-    def record_first_token(self, place: int, ttft_s: float) -> None:
-        """Record how long the engine took for the first token of a flight that has a place."""
-        if self._cache_size.record_first_token(place, ttft_s):
-            self._apply_cache_size()
 
     # --- accounting -------------------------------------------------------------------------
 
@@ -262,12 +253,6 @@ class Pool:
     # --- state ------------------------------------------------------------------------------
 
     @property
-    def presumed_cpu_loras(self) -> int:
-        """Adapters in a CPU cache by configuration: at least as many as slots, as in vLLM."""
-        slots = [tracked.residency.num_slots or 1 for tracked in self._tracked.values()]
-        return max(self._settings.max_cpu_loras or 1, *slots, 1)
-
-    @property
     def num_in_flight(self) -> int:
         """Picks that have not finished."""
         return len(self._flights)
@@ -312,20 +297,6 @@ class Pool:
                 self.outliers.record_restart(address, now=now)
             tracked.returned_at_s = now
         tracked.is_unreachable, tracked.view = False, None
-
-    def _joined(self, endpoint: Endpoint) -> Tracked:
-        tracked = Tracked(endpoint, self._settings)
-        if self.learned_cpu_loras is not None:
-            tracked.residency.resize(self.learned_cpu_loras)
-        return tracked
-
-    def _apply_cache_size(self) -> None:
-        """Let all endpoints' caches have the size that was learned, if one was."""
-        self.learned_cpu_loras = self._cache_size.learned(self.presumed_cpu_loras)
-        if self.learned_cpu_loras is not None:
-            for tracked in self._tracked.values():
-                tracked.residency.resize(self.learned_cpu_loras)
-                tracked.view = None
 
     def _count(
         self,

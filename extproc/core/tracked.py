@@ -216,13 +216,6 @@ def card_to_keep(before: ModelCard | None, now: ModelCard) -> ModelCard:
     return before
 
 
-def cached(report: LoadReport | None) -> frozenset[str]:
-    """Return the adapters that an engine's CPU cache holds, as it states; none if it does not."""
-    if report is None or report.cpu_adapters is None:
-        return frozenset()
-    return report.cpu_adapters | (report.gpu_adapters or frozenset())
-
-
 def is_restart(before: LoadReport | None, after: LoadReport) -> bool:
     """Return whether the process restarted between two reports."""
     if before is None or before.process_start_wall_s is None or after.process_start_wall_s is None:

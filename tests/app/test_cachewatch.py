@@ -17,7 +17,7 @@ def taught(configured: int | None, size: int) -> Pool:
     pool.record_report(address(1), report(max_loras=2), taken_at_s=0.0)
     for number in range(2 * OBSERVATIONS_PER_LOOK):
         place = number % (2 * size)
-        pool.record_first_token(place, 0.02 if place < size else 0.2)
+        pool.caches.record_first_token(place, 0.02 if place < size else 0.2)
     return pool
 
 
@@ -25,7 +25,7 @@ def taught(configured: int | None, size: int) -> Pool:
 def test_a_disagreement_is_a_warning_once(
     configured: int | None, presumed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watch = CacheWatch(taught(configured, 4))
+    watch = CacheWatch(taught(configured, 4).caches)
     for _ in range(3):
         watch.look()
 
@@ -40,7 +40,7 @@ def test_another_configuration_that_is_wrong_too_is_a_warning_of_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pool = taught(16, 4)
-    watch = CacheWatch(pool)
+    watch = CacheWatch(pool.caches)
     watch.look()
     pool.configure(PoolSettings(max_cpu_loras=32))
     watch.look()
@@ -49,14 +49,24 @@ def test_another_configuration_that_is_wrong_too_is_a_warning_of_its_own(
 
 
 def test_agreement_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    CacheWatch(taught(4, 4)).look()
+    CacheWatch(taught(4, 4).caches).look()
 
     assert caplog.messages == []
 
 
 def test_nothing_is_said_while_nothing_is_known(caplog: pytest.LogCaptureFixture) -> None:
-    watch = CacheWatch(Pool())
+    watch = CacheWatch(Pool().caches)
     watch.look()
 
     assert caplog.messages == []
     assert watch.sizes() == {"configured": 1}
+
+
+def test_an_engine_s_own_statement_counts_more(caplog: pytest.LogCaptureFixture) -> None:
+    pool = taught(4, 4)
+    pool.record_report(address(1), report(cpu_adapters=frozenset("abcdef")), taken_at_s=1.0)
+    watch = CacheWatch(pool.caches)
+    watch.look()
+
+    assert "about 6 adapters" in caplog.text
+    assert watch.sizes()["learned"] == 6

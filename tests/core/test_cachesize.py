@@ -178,18 +178,19 @@ def test_only_news_is_reported() -> None:
 
 def test_a_cache_that_evicts_is_full() -> None:
     cache = CacheSize()
+    cache.record_statement(frozenset("abc"), frozenset("bcd"))
 
-    assert cache.record_statement(frozenset("abc"), frozenset("bcd"))
-    assert cache.learned(16) == 3
-    assert cache.learned(2) == 3
+    assert cache.stated(16) == 3
+    assert cache.stated(2) == 3
 
 
 def test_a_cache_is_at_least_as_large_as_what_it_holds() -> None:
     cache = CacheSize()
+    assert cache.stated(2) is None
     cache.record_statement(frozenset(), frozenset("abc"))
 
-    assert cache.learned(2) == 3
-    assert cache.learned(16) == 16
+    assert cache.stated(2) == 3
+    assert cache.stated(16) == 16
 
 
 def test_a_cache_that_only_shrinks_was_emptied() -> None:
@@ -197,4 +198,4 @@ def test_a_cache_that_only_shrinks_was_emptied() -> None:
     cache.record_statement(frozenset("abc"), frozenset("abc"))
     cache.record_statement(frozenset("abc"), frozenset("a"))
 
-    assert cache.learned(16) == 16
+    assert cache.stated(16) == 16

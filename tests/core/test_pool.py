@@ -957,7 +957,7 @@ def teach(pool: Pool, size: int) -> None:
     """First tokens that take 0.2 s from `size` on."""
     for number in range(2 * OBSERVATIONS_PER_LOOK):
         place = number % (2 * size)
-        pool.record_first_token(place, 0.02 if place < size else 0.2)
+        pool.caches.record_first_token(place, 0.02 if place < size else 0.2)
 
 
 @pytest.mark.parametrize("configured", [16, None])
@@ -969,8 +969,8 @@ def test_a_size_that_is_learned_holds_for_all_endpoints(configured: int | None) 
     before = view(made, now=9.0).cpu_adapters
     teach(made, 4)
 
-    assert made.presumed_cpu_loras == (configured or 2)
-    assert made.learned_cpu_loras == 4
+    assert made.caches.presumed == (configured or 2)
+    assert made.caches.learned == 4
     assert before == tuple("hgfedcba"[: configured or 2])
     assert view(made, now=9.0).cpu_adapters == tuple("hgfe")
 
@@ -990,7 +990,7 @@ def test_what_agrees_with_the_configuration_changes_nothing() -> None:
     made = pool(max_loras=2, max_cpu_loras=4)
     teach(made, 4)
 
-    assert made.learned_cpu_loras == made.presumed_cpu_loras == 4
+    assert made.caches.learned == made.caches.presumed == 4
 
 
 def test_a_changed_configuration_is_compared_again() -> None:
@@ -998,18 +998,18 @@ def test_a_changed_configuration_is_compared_again() -> None:
     teach(made, 4)
     made.configure(PoolSettings(max_loras=2, max_cpu_loras=4))
 
-    assert made.learned_cpu_loras == made.presumed_cpu_loras == 4
+    assert made.caches.learned == made.caches.presumed == 4
 
 
-def test_an_engine_s_statement_shows_the_size() -> None:
-    made = pool(max_loras=1, max_cpu_loras=16)
+def test_an_engine_s_statement_shows_its_size_and_changes_no_other_endpoint() -> None:
+    assert pool().caches.stated is None
+    made = pool(1, 2, max_loras=1, max_cpu_loras=16)
     for at_s, (gpu, cpu) in enumerate((("a", "bc"), ("d", "cab"), ("e", "dab"))):
         stated = report(gpu_adapters=frozenset(gpu), cpu_adapters=frozenset(cpu))
         made.record_report(address(1), stated, taken_at_s=float(at_s))
 
-    assert made.learned_cpu_loras == 4
-    made.record_report(address(1), report(process_start_wall_s=1.0), taken_at_s=4.0)
-    assert made.learned_cpu_loras == 4
+    assert made.caches.stated == 4
+    assert made.caches.learned is None
 
 
 def test_a_restarted_engine_has_evicted_nothing() -> None:
@@ -1018,4 +1018,4 @@ def test_a_restarted_engine_has_evicted_nothing() -> None:
         stated = report(cpu_adapters=frozenset(names), process_start_wall_s=at_s * 100.0)
         made.record_report(address(1), stated, taken_at_s=float(at_s))
 
-    assert made.learned_cpu_loras == 16
+    assert made.caches.stated == 16

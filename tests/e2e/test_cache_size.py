@@ -25,8 +25,8 @@ WARNING = "adapters in their CPU caches"
 async def run_requests(client: Client, rng: random.Random) -> None:
     """Streamed requests, one after the other, until the router looks at what they found."""
     for _ in range(OBSERVATIONS_PER_LOOK):
-        body = {"stream": True, "max_tokens": 4}
-        assert (await client.chat(rng.choice(ADAPTERS), **body)).status == 200
+        answer = await client.chat(rng.choice(ADAPTERS), stream=True, max_tokens=4)
+        assert answer.status == 200
 
 
 async def learned(router: RouterProcess) -> list[float]:
@@ -71,5 +71,5 @@ async def test_a_wrong_size_of_the_cpu_cache_is_one_warning(
         finally:
             await router.close()
 
-    assert PLACES <= sizes[0] <= PLACES + 2
+    assert PLACES - 1 <= sizes[0] <= PLACES + 1
     assert log.count(WARNING) == num_warnings
