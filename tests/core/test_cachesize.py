@@ -157,7 +157,7 @@ def test_nothing_is_known_before_the_first_look() -> None:
 
 def test_pods_restarted_with_another_size_are_understood() -> None:
     cache = taught(4)
-    for place, ttft_s in observations(32, num=MAX_OBSERVATIONS + OBSERVATIONS_PER_LOOK):
+    for place, ttft_s in observations(32, num=2 * MAX_OBSERVATIONS):
         cache.record_first_token(place, ttft_s)
     learned = cache.learned(4)
 
