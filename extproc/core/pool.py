@@ -99,9 +99,9 @@ class Pool:
             return False
         restarted = is_restart(tracked.report, report)
         if restarted:
-            models = tracked.models or {}
+            before = tracked.models or {}
             tracked.restart(taken_at_s)
-            self._models.replace(models, {}, self._lists())
+            self._models.replace(before, {}, self._lists())
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         self._record_answer(tracked, asked_at_s=asked_at_s, now=taken_at_s, restarted=restarted)
         self.caches.record_reports(None if restarted else tracked.report, report)
