@@ -49,6 +49,12 @@ def add_gauges(
     )
     add("endpoints", "Endpoints that should send load reports", lambda: losses.num_due)
     add("endpoints_lost", "Those that do not, or cannot be reached", lambda: losses.num_lost)
+    telemetry.add_gauges(
+        "cpu_cache_adapters",
+        "Adapters that each pod's CPU cache is taken to hold, by configuration and as learned",
+        "source",
+        services.cache_watch.sizes,
+    )
     add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
     add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)
     add(

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from extproc.app import settings
+from extproc.app.cachewatch import CacheWatch
 from extproc.app.dispatch import Dispatcher, Endings, new_stream_of
 from extproc.app.observers import Observers
 from extproc.app.peering import Peering
@@ -60,6 +61,7 @@ class Services:
         self._telemetry = telemetry
         self._clock = clock = world.clock
         self.observers = Observers()
+        self.cache_watch = CacheWatch(routing.pool.caches)
         self.decisions = DecisionsService(
             config.admin.max_decisions, later=self._publish_later, clock=clock
         )
@@ -116,9 +118,10 @@ class Services:
         return [*methods, *self.peering.methods()]
 
     def tick(self) -> None:
-        """Expire picks and calls that nobody ends; call it about once a second."""
+        """Expire picks and calls that nobody ends, warn of caches; call it about once a second."""
         self.endings.tick(now=self._clock())
         self.processor.tick()
+        self.cache_watch.look()
 
     async def aclose(self) -> None:
         """Close the links to other routers, and send the remaining spans."""

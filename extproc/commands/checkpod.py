@@ -53,5 +53,7 @@ def check_pod(
     )
     for check in checks:
         typer.echo(podcheck.render(check))
+    for line in podcheck.blind_spots(PROFILES[engine]):
+        typer.echo(line)
     if any(check.passed is False and check.is_required for check in checks):
         raise typer.Exit(1)

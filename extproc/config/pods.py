@@ -36,8 +36,10 @@ class PodsConfig(Section):
         None,
         ge=1,
         le=1_000_000,
-        description="Adapters in a pod's CPU cache (--max-cpu-loras); none means as many as GPU "
-        "slots.",
+        description="Adapters in a pod's CPU cache: the pods' --max-cpu-loras; none means as many "
+        "as GPU slots, vLLM's default. Pods do not report it. If it is too large, requests go to "
+        "pods that must read the adapter from disk; if too small, adapters are loaded on more pods "
+        "than necessary. The router [notices](operations.md#the-cpu-cache) clearly wrong values.",
     )
     max_lora_rank: int | None = Field(
         None,

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from extproc.core.cachesize import MIN_STREAM_S
 from extproc.core.orca import parse_orca
 from extproc.core.outliers import Verdict
 from extproc.core.pickids import router_of
@@ -25,7 +26,7 @@ from extproc.core.pool import InFlight, Pool
 from extproc.core.relay import Relay
 from extproc.core.types import Outcome, Pick, Rejection
 
-_NOT_FOUND = 404
+_OK, _NOT_FOUND = 200, 404
 
 
 class DecisionRecord(NamedTuple):
@@ -169,6 +170,9 @@ class Accounting:
         if flight is None:
             return Ending(None, router_of(pick_id) == self._router_id)
         address = completion.address or flight.pick.address
+        ttft_s = _engine_ttft_s(completion, flight)
+        if flight.place is not None and ttft_s is not None:
+            pool.caches.record_first_token(flight.place, ttft_s)
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
             pool.record_orca(address, load)
@@ -195,3 +199,14 @@ def _has_run(completion: Completion) -> bool:
     if completion.status == _NOT_FOUND:
         return False
     return completion.first_byte_s is not None or completion.outcome is Outcome.CANCELLED
+
+
+def _engine_ttft_s(completion: Completion, flight: InFlight) -> float | None:
+    """Return the time from the dispatch to the first token; None where the response hides it."""
+    first_s, end_s = completion.first_body_byte_s, completion.duration_s
+    is_plain = completion.status == _OK and completion.attempts <= 1
+    if not is_plain or first_s is None or end_s is None or end_s - first_s < MIN_STREAM_S:
+        return None
+    if completion.address != flight.tracked.endpoint.address:
+        return None
+    return first_s - (flight.started_at_s - flight.pick.request.arrived_at_s)

@@ -58,6 +58,8 @@ class EngineProfile(Struct, frozen=True):
     lora_info: LoraInfo | None = None  # active adapters
     residency: Residency | None = None  # loaded adapters
     process_start: str = "process_start_time_seconds"  # of the server's process, wall seconds
+    cpu_cache_flag: str = "--max-cpu-loras"  # of the server: places in the CPU cache
+    max_rank_flag: str = "--max-lora-rank"  # of the server: largest adapter rank
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -107,6 +109,7 @@ _SGLANG = EngineProfile(
     waiting=("sglang:num_queue_reqs",),
     kv_usage=("sglang:token_usage",),
     lora_slots=("sglang:lora_pool_slots_total",),
+    cpu_cache_flag="--max-loaded-loras",
 )
 
 PROFILES: Mapping[str, EngineProfile] = MappingProxyType({p.name: p for p in (_VLLM, _SGLANG)})

@@ -18,6 +18,7 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
+from extproc.core.cpucaches import CpuCaches
 from extproc.core.modelindex import ModelIndex
 from extproc.core.outliers import Outliers, OutlierSettings, Verdict
 from extproc.core.tracked import (
@@ -35,12 +36,17 @@ __all__ = ["InFlight", "Pool", "PoolSettings"]
 
 
 class Pool:
-    """All endpoints of one base model, with bookkeeping."""
+    """All endpoints of one base model, with bookkeeping.
+
+    Attributes:
+        caches: The size of their CPU caches.
+    """
 
     def __init__(
         self, settings: PoolSettings | None = None, outliers: OutlierSettings | None = None
     ) -> None:
         self._settings = settings or PoolSettings()
+        self.caches = CpuCaches(self._settings.max_cpu_loras)
         self.outliers = Outliers(outliers)
         self._tracked: dict[str, Tracked] = {}
         self._flights: dict[str, InFlight] = {}
@@ -56,6 +62,7 @@ class Pool:
         self.outliers.configure(outliers or OutlierSettings())
         for tracked in self._tracked.values():
             tracked.view = None
+        self.caches.configure(self._settings.max_cpu_loras)
 
     def set_num_routers(self, num_routers: int) -> None:
         """Record how many routers use these endpoints, this one included."""
@@ -70,6 +77,7 @@ class Pool:
             tracked[endpoint.address] = known
         gone = [each for address, each in self._tracked.items() if address not in tracked]
         self._tracked = tracked
+        self.caches.set_endpoints(tracked.values())
         self.outliers.set_endpoints(tracked)
         for each in gone:
             self._models.replace(each.models or {}, {}, self._lists())
@@ -96,6 +104,7 @@ class Pool:
             self._models.replace(before, {}, self._lists())
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         self._record_answer(tracked, asked_at_s=asked_at_s, now=taken_at_s, restarted=restarted)
+        self.caches.record_reports(None if restarted else tracked.report, report)
         tracked.report, tracked.reported_at_s = report, taken_at_s
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         tracked.estimate_foreign(report)
@@ -161,7 +170,8 @@ class Pool:
     def start(self, pick: Pick, *, now: float) -> None:
         """Count a request that is sent to `pick.address` now, which must be in the pool."""
         tracked = self._tracked[pick.address]
-        self._count(pick, now, tracked, now=now)
+        place = tracked.place_of(pick.request, tracked.adapter_of(pick))
+        self._count(pick, now, tracked, now=now, place=place)
         if pick.request.request_id:
             self._by_request_id[pick.request.request_id] = pick.id
 
@@ -288,9 +298,17 @@ class Pool:
             tracked.returned_at_s = now
         tracked.is_unreachable, tracked.view = False, None
 
-    def _count(self, pick: Pick, started_at_s: float, tracked: Tracked, *, now: float) -> None:
+    def _count(
+        self,
+        pick: Pick,
+        started_at_s: float,
+        tracked: Tracked,
+        *,
+        now: float,
+        place: int | None = None,
+    ) -> None:
         trial = self.outliers.begin(tracked.endpoint.address, now=now)
-        flight = InFlight(pick, started_at_s, tracked, tracked.adapter_of(pick), trial)
+        flight = InFlight(pick, started_at_s, tracked, tracked.adapter_of(pick), trial, place)
         self._flights[pick.id] = flight
         tracked.begin(flight)
 

@@ -45,6 +45,9 @@ MAX_REMEMBERED = 1024
 """Adapters kept per endpoint, unless the operator configures a larger cache. The endpoint's own
 claims about slots and names are no reason to keep more: they may be anything."""
 
+NUM_EVICTED = 64
+"""Adapters kept per endpoint beyond its CPU cache, whose places show whether it is larger."""
+
 
 class Residency:
     """One endpoint's resident adapters, inferred from reports, listings and our own requests.
@@ -64,6 +67,7 @@ class Residency:
     def forget(self) -> None:
         """Start afresh: the process restarted. Our requests ended with it."""
         self._touched: dict[str, _Touch] = {}
+        self._evicted: dict[str, _Touch] = {}  # beyond the CPU cache, the latest touched first
         self._ghosts: list[_Touch] = []  # unloaded, then loaded again under the same name
         self._in_flight: dict[str, int] = {}  # longest active first
         self._seen_running: set[str] = set()  # ours that the last report shows in a slot
@@ -76,6 +80,7 @@ class Residency:
         self._registered: dict[str, None] | None = None
         self._unloaded: set[str] = set()
         self._arranged: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        self._ordered: list[str | None] = []
 
     # --- reports ----------------------------------------------------------------------------
 
@@ -148,16 +153,37 @@ class Residency:
         """Adapters in the CPU cache, those in GPU slots included, most recently used first."""
         return self._arrange()[1]
 
-    # --- inside -----------------------------------------------------------------------------
-
     @property
-    def _num_slots(self) -> int | None:
+    def num_slots(self) -> int | None:
+        """GPU slots; None for unknown."""
         return (self._report.max_loras if self._report else None) or self._max_loras
+
+    def place(self, adapter: str) -> int:
+        """Return how many adapters were used after an idle `adapter`. O(adapters kept).
+
+        For one that is not kept, return as many as are.
+        """
+        self._arrange()
+        if adapter in self._ordered:
+            return self._ordered.index(adapter)
+        evicted = list(self._evicted)
+        beyond = evicted.index(adapter) if adapter in self._evicted else len(evicted)
+        return len(self._ordered) + beyond
+
+    def resize(self, max_cpu_loras: int | None) -> None:
+        """Apply another size of the CPU cache."""
+        self._max_cpu_loras = max_cpu_loras
+        self._touched = {**self._evicted, **self._touched}
+        self._evicted = {}
+        self._trim()
+        self._arranged = None
+
+    # --- inside -----------------------------------------------------------------------------
 
     @property
     def _num_cached(self) -> int | None:
         # The engine does not start with a CPU cache smaller than its GPU slots.
-        slots, cached = self._num_slots, self._max_cpu_loras
+        slots, cached = self.num_slots, self._max_cpu_loras
         return None if slots is None and cached is None else max(slots or 1, cached or 1)
 
     @property
@@ -169,6 +195,7 @@ class Residency:
             # Removed first: of equal touches the one recorded last counts as the later one.
             self._touched.pop(adapter, None)
             self._touched[adapter] = touch
+            self._evicted.pop(adapter, None)
 
     def _load(self, adapter: str, touch: _Touch) -> None:
         """Record a name that is in the listing now and was not in the one before."""
@@ -192,7 +219,7 @@ class Residency:
             self._touch(adapter, (min(max(at_s, self._asked_at_s), taken_at_s), wall_s))
 
     def _trim(self) -> None:
-        """Drop evicted adapters. Only a touch brings one back, so nothing is lost."""
+        """Set evicted adapters aside. Only a touch brings one back, so nothing is lost."""
         most = self._num_remembered
         limit = min(self._num_cached or most, most)
         if len(self._logged_s) > most:
@@ -201,13 +228,16 @@ class Residency:
         if len(self._touched) + len(self._ghosts) <= limit:
             return
         oldest = sorted([*self._touched.values(), *self._ghosts], reverse=True)[limit - 1]
+        gone = {a: touch for a, touch in self._touched.items() if touch < oldest}
+        latest = nlargest(NUM_EVICTED, (gone | self._evicted).items(), key=_LAST_TOUCH)
+        self._evicted = dict(latest)
         self._touched = {a: touch for a, touch in self._touched.items() if touch >= oldest}
         self._ghosts = [touch for touch in self._ghosts if touch >= oldest]
 
     def _arrange(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if self._arranged is None:
-            order = self._order()
-            gpu, cpu = order[: self._num_slots or 1], order[: self._num_cached or 1]
+            order = self._ordered = self._order()
+            gpu, cpu = order[: self.num_slots or 1], order[: self._num_cached or 1]
             report = self._report
             if report is not None and report.gpu_adapters is not None:
                 gpu = _sort(report.gpu_adapters, order)
@@ -230,7 +260,7 @@ class Residency:
     def _running(self) -> list[str]:
         """Return the adapters that hold a slot through requests, as far as can be known."""
         ours = sorted(self._in_flight, key=lambda adapter: adapter not in self._seen_running)
-        return [*self._used_by_others, *ours][: self._num_slots or 1]
+        return [*self._used_by_others, *ours][: self.num_slots or 1]
 
     def _usable(self, adapters: Iterable[str | None]) -> tuple[str, ...]:
         known = self._registered

@@ -7,9 +7,17 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
+from extproc.core.cachesize import MAX_BODY_BYTES
 from extproc.core.outliers import Outliers, Verdict
 from extproc.core.residency import Residency
-from extproc.core.types import Endpoint, EndpointView, LoadReport, ModelCard, Pick
+from extproc.core.types import (
+    Endpoint,
+    EndpointView,
+    LoadReport,
+    ModelCard,
+    Pick,
+    RequestInfo,
+)
 
 RESTART_TOLERANCE_S = 1.0
 """Start times of one process are equal up to float printing; a restart takes longer than this."""
@@ -41,6 +49,7 @@ class InFlight(Struct, frozen=True):
     tracked: Tracked
     adapter: str | None = None  # that it counts for there, None for a base model
     trial: int = 0  # of outlier detection: the result of `Outliers.begin`
+    place: int | None = None  # of its adapter there, where its first token tells (`cachesize`)
 
 
 class Tracked:
@@ -100,6 +109,17 @@ class Tracked:
         if card is None:
             return request.adapter
         return None if card.parent is None else card.id
+
+    def place_of(self, request: RequestInfo, adapter: str | None) -> int | None:
+        """Return the place of a request's adapter, None where its first token tells nothing."""
+        report, slots = self.report, self.residency.num_slots
+        if adapter is None or slots is None or request.body_bytes > MAX_BODY_BYTES:
+            return None
+        if report is None or report.cpu_adapters is not None:
+            return None
+        active = self.adapters.keys() | self.foreign.keys()
+        is_loaded_at_once = adapter not in active and len(active) < slots
+        return self.residency.place(adapter) if is_loaded_at_once else None
 
     def begin(self, flight: InFlight) -> None:
         """Count a pick here."""

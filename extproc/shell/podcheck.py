@@ -77,6 +77,16 @@ def render(check: Check) -> str:
     return f"{verdict}  {check.requirement}\n      {check.detail}"
 
 
+def blind_spots(profile: EngineProfile) -> list[str]:
+    """Return a line for each setting of `pods` that no request to a server can show."""
+    return [
+        f"set   pods.max_cpu_loras to the server's {profile.cpu_cache_flag}: no response shows it, "
+        "and a wrong value costs adapter loads",
+        f"set   pods.max_lora_rank to the server's {profile.max_rank_flag}: no response shows it; "
+        "for information only",
+    ]
+
+
 async def _try(pod: Pod, probe: Probe, timeout_s: float) -> Verdict:
     try:
         async with asyncio.timeout(timeout_s):

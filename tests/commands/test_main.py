@@ -313,6 +313,16 @@ async def test_check_pod_passes_a_server_that_has_what_it_needs(pod: RunningPod)
     assert result.stdout.startswith("pass  `GET /health` answers 200.")
 
 
+async def test_check_pod_says_what_it_cannot_see(pod: RunningPod) -> None:
+    vllm = await asyncio.to_thread(invoke, "check-pod", pod.url)
+    sglang = await asyncio.to_thread(invoke, "check-pod", pod.url, "--engine", "sglang")
+
+    lines = [line for line in vllm.stdout.splitlines() if line.startswith("set ")]
+    assert ["pods.max_cpu_loras" in lines[0], "--max-cpu-loras" in lines[0]] == [True, True]
+    assert ["pods.max_lora_rank" in lines[1], "--max-lora-rank" in lines[1]] == [True, True]
+    assert "--max-loaded-loras" in sglang.stdout
+
+
 async def test_check_pod_uses_the_key_in_the_file(tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text("secret\n")

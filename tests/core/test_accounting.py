@@ -235,3 +235,45 @@ def test_a_pick_that_nobody_tells_of_is_given_up() -> None:
 
     assert books.accounting.expire(now=6.0) == []
     assert [each.pick for each in books.accounting.expire(now=6.1)] == [books.pick]
+
+
+# --- first tokens -----------------------------------------------------------------------------
+
+
+def heard(
+    monkeypatch: pytest.MonkeyPatch, *, body_bytes: int = 0, **changes: Any
+) -> list[tuple[int, float]]:
+    """What the pool's caches hear of a request that was held for half a second."""
+    pool, told = Pool(), []
+    monkeypatch.setattr(pool.caches, "record_first_token", lambda *told_of: told.append(told_of))
+    pool.set_endpoints([endpoint(1), endpoint(2)])
+    pool.record_report(address(1), report(max_loras=1), taken_at_s=0.0)
+    info = request("a", arrived_at_s=0.5, body_bytes=body_bytes)
+    pool.start(pick("r-1", 1, info=info), now=1.0)
+    times = {"first_body_byte_s": 0.75, "duration_s": 1.0}
+    Accounting(pool, "r").complete(completion(**(times | changes)), now=3.0)
+    return told
+
+
+def test_a_streamed_response_tells_how_long_the_engine_took_for_its_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert heard(monkeypatch) == [(0, 0.25)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"duration_s": 0.75},  # not streamed
+        {"duration_s": None},
+        {"first_body_byte_s": None},
+        {"status": 500},
+        {"attempts": 2},
+        {"address": address(2)},
+        {"body_bytes": 100_000},
+    ],
+)
+def test_other_responses_tell_nothing_about_the_cache(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert heard(monkeypatch, **changes) == []

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
+from extproc.core.cachesize import MAX_BODY_BYTES, OBSERVATIONS_PER_LOOK
 from extproc.core.outliers import Cause, OutlierSettings, Verdict
 from extproc.core.pool import InFlight, Pool, PoolSettings
 from extproc.core.tracked import MAX_SILENCES, RESTART_TOLERANCE_S
@@ -900,3 +901,121 @@ def test_of_two_requests_for_an_adapter_one_may_move() -> None:
     made.move("y", address(2), now=1.0)
 
     assert counts(made) == [(1, 1), (1, 1)]
+
+
+# --- the size of CPU caches -------------------------------------------------------------------
+
+
+def places(pool: Pool, adapter: str = "a", **fields: Any) -> int | None:
+    """The place that a request's flight has."""
+    made = pick("pick-of-places", info=request(adapter, **fields))
+    pool.start(made, now=9.0)
+    flight = pool.finish(made.id, now=9.0, has_run=False)
+    assert flight is not None
+    return flight.place
+
+
+def used_in_turn(pool: Pool, *adapters: str) -> Pool:
+    for now, adapter in enumerate(adapters):
+        pool.finish(start(pool, f"use-{now}", adapter, now=float(now)).id, now=float(now))
+    return pool
+
+
+def test_the_first_request_for_an_idle_adapter_has_its_place() -> None:
+    made = pool(max_cpu_loras=1)
+    made.record_report(address(1), report(max_loras=1), taken_at_s=0.0)
+    used_in_turn(made, "a", "b", "c")
+    made.record_report(address(1), report(max_loras=1), taken_at_s=3.0)
+
+    assert [places(made, adapter) for adapter in "cbax"] == [0, 1, 2, 3]
+
+
+def test_requests_that_tell_nothing_have_no_place() -> None:
+    made = used_in_turn(pool(), "a", "b")
+    assert places(made) is None  # the number of slots is unknown
+    slotted = pool(max_loras=2)
+    assert places(slotted) is None  # no report: others may use it
+    slotted.record_report(address(1), report(max_loras=2), taken_at_s=0.0)
+    assert places(slotted) == 0
+    assert places(slotted, body_bytes=MAX_BODY_BYTES + 1) is None  # its prompt takes time itself
+
+    start(slotted, "one", "b")
+    assert places(slotted) == 1
+    assert places(slotted, "b") is None  # active
+    start(slotted, "two", "c")
+    assert places(slotted) is None  # it waits for a slot
+
+
+def test_an_engine_that_states_what_is_loaded_needs_no_places() -> None:
+    made = pool(max_loras=2)
+    made.record_report(address(1), report(cpu_adapters=frozenset("b")), taken_at_s=0.0)
+
+    assert places(made) is None
+
+
+def teach(pool: Pool, size: int) -> None:
+    """First tokens that take 0.2 s from `size` on."""
+    for number in range(2 * OBSERVATIONS_PER_LOOK):
+        place = number % (2 * size)
+        pool.caches.record_first_token(place, 0.02 if place < size else 0.2)
+
+
+@pytest.mark.parametrize("configured", [16, None])
+def test_a_size_that_is_learned_holds_for_all_endpoints(configured: int | None) -> None:
+    made = pool(1, max_loras=2, max_cpu_loras=configured)
+    made.record_report(address(1), report(max_loras=2), taken_at_s=0.0)
+    used_in_turn(made, *"abcdefgh")
+    made.record_report(address(1), report(max_loras=2), taken_at_s=9.0)
+    before = view(made, now=9.0).cpu_adapters
+    teach(made, 4)
+
+    assert made.caches.presumed == (configured or 2)
+    assert made.caches.learned == 4
+    assert before == tuple("hgfedcba"[: configured or 2])
+    assert view(made, now=9.0).cpu_adapters == tuple("hgfe")
+
+    made.set_endpoints([endpoint(2)])
+    used_in_turn_at_2(made, *"abcdefgh")
+    assert view(made, now=9.0).cpu_adapters == tuple("hgfe")
+
+
+def used_in_turn_at_2(pool: Pool, *adapters: str) -> None:
+    for now, adapter in enumerate(adapters):
+        made = pick(f"two-{now}", 2, info=request(adapter))
+        pool.start(made, now=float(now))
+        pool.finish(made.id, now=float(now))
+
+
+def test_what_agrees_with_the_configuration_changes_nothing() -> None:
+    made = pool(max_loras=2, max_cpu_loras=4)
+    teach(made, 4)
+
+    assert made.caches.learned == made.caches.presumed == 4
+
+
+def test_a_changed_configuration_is_compared_again() -> None:
+    made = pool(max_loras=2, max_cpu_loras=16)
+    teach(made, 4)
+    made.configure(PoolSettings(max_loras=2, max_cpu_loras=4))
+
+    assert made.caches.learned == made.caches.presumed == 4
+
+
+def test_an_engine_s_statement_shows_its_size_and_changes_no_other_endpoint() -> None:
+    assert pool().caches.stated is None
+    made = pool(1, 2, max_loras=1, max_cpu_loras=16)
+    for at_s, (gpu, cpu) in enumerate((("a", "bc"), ("d", "cab"), ("e", "dab"))):
+        stated = report(gpu_adapters=frozenset(gpu), cpu_adapters=frozenset(cpu))
+        made.record_report(address(1), stated, taken_at_s=float(at_s))
+
+    assert made.caches.stated == 4
+    assert made.caches.learned is None
+
+
+def test_a_restarted_engine_has_evicted_nothing() -> None:
+    made = pool(max_loras=1, max_cpu_loras=16)
+    for at_s, names in enumerate(("ab", "cd")):
+        stated = report(cpu_adapters=frozenset(names), process_start_wall_s=at_s * 100.0)
+        made.record_report(address(1), stated, taken_at_s=float(at_s))
+
+    assert made.caches.stated == 16

@@ -160,3 +160,12 @@ def test_every_object_is_in_the_namespace_of_its_overlay() -> None:
     for overlay in OVERLAYS:
         text = build(MANIFESTS / "overlays" / overlay)
         assert {each["metadata"]["namespace"] for each in objects(text)} == {"llm"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_router_is_configured_for_the_cpu_cache_of_the_model_servers(overlay: str) -> None:
+    config = yaml.safe_load((MANIFESTS / "overlays" / overlay / "extproc.yaml").read_text())
+    (server,) = yaml.safe_load_all((MANIFESTS / "vllm" / "base" / "deployment.yaml").read_text())
+    (engine,) = server["spec"]["template"]["spec"]["containers"]
+
+    assert f"--max-cpu-loras={config['pods']['max_cpu_loras']}" in engine["args"]

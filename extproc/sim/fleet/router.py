@@ -35,9 +35,9 @@ class FleetRouter:
         router_id: str,
         rng: random.Random,
     ) -> None:
-        self.pool = Pool(
-            PoolSettings(settings.report_expiry_s, settings.max_loras, settings.max_cpu_loras)
-        )
+        presumed = settings.presumed_cpu_loras
+        cached = settings.max_cpu_loras if presumed is None else presumed or None
+        self.pool = Pool(PoolSettings(settings.report_expiry_s, settings.max_loras, cached))
         self.policy = policy
         picker = Picker(
             policy,

@@ -16,6 +16,8 @@ class FleetSettings:
         num_routers: Each request comes to a random one.
         max_loras: Adapter slots of every engine.
         max_cpu_loras: Places in its CPU cache; None for as many as slots, vLLM's default.
+        presumed_cpu_loras: What routers are configured with instead; 0 for nothing, None for what
+            the engines have.
         max_lora_rank: The rank that its slots are allocated for.
         scrape_interval_s: Between two scrapes of one pod by one router.
         scrape_delay_s: Age of a page when it reaches the router.
@@ -36,6 +38,7 @@ class FleetSettings:
     profile: EngineProfile = H100_8B
     max_loras: int = 8
     max_cpu_loras: int | None = None
+    presumed_cpu_loras: int | None = None
     max_lora_rank: int = 16
     scrape_interval_s: float = 0.05
     scrape_delay_s: float = 0.005

@@ -1,0 +1,72 @@
+"""Caches that are not as configured: told once."""
+
+from __future__ import annotations
+
+import pytest
+
+from extproc.app.cachewatch import CacheWatch
+from extproc.core.cachesize import OBSERVATIONS_PER_LOOK
+from extproc.core.pool import Pool, PoolSettings
+from tests.builders import address, endpoint, report
+
+
+def taught(configured: int | None, size: int) -> Pool:
+    """A pool of pods with 2 slots that has seen caches of this size."""
+    pool = Pool(PoolSettings(max_cpu_loras=configured))
+    pool.set_endpoints([endpoint(1)])
+    pool.record_report(address(1), report(max_loras=2), taken_at_s=0.0)
+    for number in range(2 * OBSERVATIONS_PER_LOOK):
+        place = number % (2 * size)
+        pool.caches.record_first_token(place, 0.02 if place < size else 0.2)
+    return pool
+
+
+@pytest.mark.parametrize(("configured", "presumed"), [(16, 16), (None, 2)])
+def test_a_disagreement_is_a_warning_once(
+    configured: int | None, presumed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = CacheWatch(taught(configured, 4).caches)
+    for _ in range(3):
+        watch.look()
+
+    (warning,) = caplog.messages
+    assert (
+        f"about 4 adapters in their CPU caches, while the configuration means {presumed}" in warning
+    )
+    assert watch.sizes() == {"configured": presumed, "learned": 4}
+
+
+def test_another_configuration_that_is_wrong_too_is_a_warning_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = taught(16, 4)
+    watch = CacheWatch(pool.caches)
+    watch.look()
+    pool.configure(PoolSettings(max_cpu_loras=32))
+    watch.look()
+
+    assert len(caplog.messages) == 2
+
+
+def test_agreement_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    CacheWatch(taught(4, 4).caches).look()
+
+    assert caplog.messages == []
+
+
+def test_nothing_is_said_while_nothing_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    watch = CacheWatch(Pool().caches)
+    watch.look()
+
+    assert caplog.messages == []
+    assert watch.sizes() == {"configured": 1}
+
+
+def test_an_engine_s_own_statement_counts_more(caplog: pytest.LogCaptureFixture) -> None:
+    pool = taught(4, 4)
+    pool.record_report(address(1), report(cpu_adapters=frozenset("abcdef")), taken_at_s=1.0)
+    watch = CacheWatch(pool.caches)
+    watch.look()
+
+    assert "about 6 adapters" in caplog.text
+    assert watch.sizes()["learned"] == 6
