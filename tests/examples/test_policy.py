@@ -39,7 +39,9 @@ def test_the_configuration_that_it_shows_is_accepted(
 ) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     path = tmp_path / "extproc.yaml"
-    path.write_text(yaml.safe_dump({"discovery": {"static": ["10.0.0.7:8000"]}, **policy_section()}))
+    path.write_text(
+        yaml.safe_dump({"discovery": {"static": ["10.0.0.7:8000"]}, **policy_section()})
+    )
 
     result = CliRunner().invoke(app, ["check-config", "--config", str(path)])
 
