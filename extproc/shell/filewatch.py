@@ -22,8 +22,8 @@ class FileWatch:
     Attributes:
         interval_s: Seconds between two reads.
         on_change: Called with the text, at first and after each change. Its exceptions are reported
-            to `on_failure`, and the same text is not reported again.
-        on_failure: Called with a message, once per new failure.
+            to `on_failure`, and the same text is not handed on again.
+        on_failure: Called with a message, once per new failure; again where another came between.
         on_recovery: Called when the file can be used again.
         text: The text last read; at first the one that the caller has, which is not reported.
     """
@@ -36,7 +36,7 @@ class FileWatch:
     on_recovery: Callable[[], None] = lambda: None
     text: str | None = None
     _failure: str = ""
-    _is_refused: bool = False  # the text last read
+    _refusal: str = ""  # of the text last read
 
     async def run(self) -> None:
         """Follow the file until cancelled."""
@@ -46,18 +46,26 @@ class FileWatch:
 
     def look(self) -> None:
         """Read the file once."""
+        before, self._failure = self._failure, self._take()
+        if self._failure and self._failure != before:
+            self.on_failure(self._failure)
+        elif before and not self._failure:
+            self.on_recovery()
+
+    def _take(self) -> str:
+        """Read the file and hand its text on if it changed; return why it cannot be used."""
         try:
             text = read_text(self.path)
-            if text != self.text:
-                self.text, self._is_refused = text, True
-                self.on_change(text)
-                self._is_refused = False
-            if self._failure and not self._is_refused:
-                self._failure = ""
-                self.on_recovery()
         except Exception as error:
-            why, where = describe_failure(error), f"{self.path}: "
-            failure = why if why.startswith(where) else where + why
-            if failure != self._failure:
-                self._failure = failure
-                self.on_failure(failure)
+            return self._described(error)
+        if text != self.text:
+            self.text, self._refusal = text, ""
+            try:
+                self.on_change(text)
+            except Exception as error:
+                self._refusal = self._described(error)
+        return self._refusal
+
+    def _described(self, error: Exception) -> str:
+        why, where = describe_failure(error), f"{self.path}: "
+        return why if why.startswith(where) else where + why

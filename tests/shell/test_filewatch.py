@@ -117,6 +117,20 @@ def test_an_unusable_text_is_reported_and_not_offered_again(path: Path) -> None:
     assert follower.troubles == [f"{path}: cannot use bad 1", f"{path}: cannot use bad 2"]
 
 
+def test_a_refused_text_that_is_back_after_the_file_was_gone_is_reported_again(path: Path) -> None:
+    follower = Follower(path)
+    path.write_text("bad")
+    follower.look(3)
+    path.unlink()
+    follower.look(3)
+    path.write_text("bad")
+    follower.look(3)
+
+    refusal = f"{path}: cannot use bad"
+    assert (follower.texts, follower.num_recoveries) == (["bad"], 0)
+    assert (len(follower.troubles), follower.troubles[::2]) == (3, [refusal, refusal])
+
+
 @pytest.mark.parametrize("trouble", ["gone", "bad"])
 def test_a_recovery_is_reported_once_and_not_while_the_text_is_refused(
     path: Path, trouble: str
