@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping
 
 from extproc.core.cpucaches import CpuCaches
 
 log = logging.getLogger(__name__)
+
+_MAX_REMEMBERED = 100  # sizes: pods may state any number of slots
 
 
 class CacheWatch:
@@ -15,14 +18,17 @@ class CacheWatch:
 
     def __init__(self, caches: CpuCaches) -> None:
         self._caches = caches
-        self._warned_of: int | None = None
+        self._warned_of: deque[int] = deque(maxlen=_MAX_REMEMBERED)
 
     def look(self) -> None:
-        """Warn of a disagreement, once for each configured size."""
+        """Warn of a disagreement, once for each configured size.
+
+        Without a pod whose slots are known, nobody knows what the configuration means.
+        """
         learned, presumed = self._learned(), self._caches.presumed
-        if learned in (None, presumed) or self._warned_of == presumed:
+        if learned in (None, presumed) or presumed in self._warned_of or not self._caches.has_slots:
             return
-        self._warned_of = presumed
+        self._warned_of.append(presumed)
         log.warning(
             "pods hold about %s adapters in their CPU caches, while the configuration means %d "
             "(pods.max_cpu_loras, or as many as slots without it): the router goes by what it "

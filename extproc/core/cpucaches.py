@@ -52,6 +52,11 @@ class CpuCaches:
         return max(self._configured or 1, *slots, 1)
 
     @property
+    def has_slots(self) -> bool:
+        """Whether the GPU slots of any endpoint are known."""
+        return any(tracked.residency.num_slots for tracked in self._endpoints)
+
+    @property
     def stated(self) -> int | None:
         """The size by the engines' own statements; None without any."""
         return self._size.stated(self.presumed)

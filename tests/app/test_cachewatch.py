@@ -48,6 +48,38 @@ def test_another_configuration_that_is_wrong_too_is_a_warning_of_its_own(
     assert len(caplog.messages) == 2
 
 
+@pytest.mark.parametrize(("size", "num_warnings"), [(2, 0), (4, 1)])
+def test_pods_that_are_replaced_are_no_reason_to_warn(
+    size: int, num_warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = taught(None, size)
+    watch = CacheWatch(pool.caches)
+    watch.look()
+    for number in range(2, 6):
+        pool.set_endpoints([])
+        watch.look()
+        pool.set_endpoints([endpoint(number)])
+        watch.look()
+        pool.record_report(address(number), report(max_loras=2), taken_at_s=1.0)
+        watch.look()
+
+    assert len(caplog.messages) == num_warnings
+
+
+def test_pods_that_change_back_and_forth_are_one_warning_a_size(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = taught(None, 8)
+    watch = CacheWatch(pool.caches)
+    for number in range(2, 8):
+        pool.set_endpoints([endpoint(number)])
+        slots = report(max_loras=2 + number % 2)
+        pool.record_report(address(number), slots, taken_at_s=1.0)
+        watch.look()
+
+    assert len(caplog.messages) == 2
+
+
 def test_agreement_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     CacheWatch(taught(4, 4).caches).look()
 
@@ -64,7 +96,8 @@ def test_nothing_is_said_while_nothing_is_known(caplog: pytest.LogCaptureFixture
 
 def test_an_engine_s_own_statement_counts_more(caplog: pytest.LogCaptureFixture) -> None:
     pool = taught(4, 4)
-    pool.record_report(address(1), report(cpu_adapters=frozenset("abcdef")), taken_at_s=1.0)
+    states = report(max_loras=2, cpu_adapters=frozenset("abcdef"))
+    pool.record_report(address(1), states, taken_at_s=1.0)
     watch = CacheWatch(pool.caches)
     watch.look()
 

@@ -986,6 +986,15 @@ def used_in_turn_at_2(pool: Pool, *adapters: str) -> None:
         pool.finish(made.id, now=float(now))
 
 
+def test_slots_are_known_from_the_first_report_that_has_them() -> None:
+    made = Pool(PoolSettings(max_cpu_loras=4))
+    assert not made.caches.has_slots
+    made.set_endpoints([endpoint(1), endpoint(2)])
+    assert not made.caches.has_slots
+    made.record_report(address(2), report(max_loras=2), taken_at_s=0.0)
+    assert made.caches.has_slots
+
+
 def test_what_agrees_with_the_configuration_changes_nothing() -> None:
     made = pool(max_loras=2, max_cpu_loras=4)
     teach(made, 4)
