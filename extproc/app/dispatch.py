@@ -129,7 +129,10 @@ class Endings:
     def _log_changes(self) -> None:
         for change in self.outliers.take_changes():
             if isinstance(change, Readmission):
-                log.info("endpoint %s may serve again", change.address)
+                why = (
+                    "" if change.is_recovered else ": the limit of ejections leaves no room for it"
+                )
+                log.info("endpoint %s may serve again%s", change.address, why)
             else:
                 address, cause = change.address, change.cause
                 log.warning("endpoint %s ejected for %g s: %s", address, change.for_s, cause)

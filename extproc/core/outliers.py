@@ -82,9 +82,10 @@ class Ejection(Struct, frozen=True):
 
 
 class Readmission(Struct, frozen=True):
-    """The end of an ejection: the endpoint has passed its trial, or answers us again."""
+    """The end of an ejection."""
 
     address: str
+    is_recovered: bool = True  # passed its trial or answers us; False: over the limit of ejections
 
 
 class _Health:
@@ -300,4 +301,5 @@ class Outliers:
         ejected = [item for item in self._health.items() if item[1].cause is not None]
         ejected.sort(key=lambda item: item[1].until_s)
         for address, health in ejected[: max(0, len(ejected) - self._limit())]:
-            self._readmit(address, health, health.since_s)
+            health.readmit(health.since_s)
+            self._changes.append(Readmission(address, is_recovered=False))

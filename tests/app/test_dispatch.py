@@ -48,6 +48,21 @@ def test_an_ejection_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixtur
     ]
 
 
+def test_an_ejection_that_ends_for_lack_of_room_is_logged_as_such(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    scene = Scene()
+    scene.pool.set_endpoints([endpoint(1), endpoint(2)])
+    unreachable = {"outcome": Outcome.FAILED, "status": 503, "verdict": Verdict.UNREACHABLE}
+    scene.endings.complete(completion(picked(scene).id, **unreachable))
+    scene.pool.set_endpoints([endpoint(1)])
+    scene.endings.tick(now=1.0)
+
+    why = "the limit of ejections leaves no room for it"
+    assert caplog.messages[1:] == [f"endpoint {address(1)} may serve again: {why}"]
+
+
 def test_picks_without_a_reported_end_count_as_expired() -> None:
     scene = Scene()
     picked(scene)

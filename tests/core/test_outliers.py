@@ -333,7 +333,7 @@ def test_the_end_of_an_ejection_is_news_whatever_ends_it() -> None:
 
     assert passed == [Readmission("a")]
     assert answered == [Ejection("b", Cause.UNREACHABLE, UNREACHABLE_S), Readmission("b")]
-    assert made.take_changes()[1:] == [Readmission("c")]
+    assert made.take_changes()[1:] == [Readmission("c", is_recovered=False)]
 
 
 def test_news_that_nobody_asks_for_are_bounded() -> None:
