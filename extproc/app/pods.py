@@ -11,7 +11,8 @@ from extproc.app.observers import Observers
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.engines import PROFILES
-from extproc.core.losses import Losses, Part
+from extproc.core.losses import Losses
+from extproc.core.losslines import Part
 from extproc.core.pool import Pool
 from extproc.core.readiness import Readiness
 from extproc.core.types import Endpoint, LoadReport, ModelCard
@@ -86,7 +87,8 @@ class Pods:
     def tick(self) -> None:
         """Log which pods were lost, and which are back; call it about once a second."""
         for line in self.losses.look(self._pool.snapshot(now=self._clock())):
-            log.log(logging.WARNING if line.is_loss else logging.INFO, "%s", line.text)
+            level = logging.WARNING if line.is_loss else logging.INFO
+            log.log(level, line.template, *line.values)
 
     async def aclose(self) -> None:
         """Cancel all requests."""

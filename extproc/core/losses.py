@@ -5,27 +5,27 @@ fail, the pod is lost, and only its reports are mentioned.
 
 Rules:
 1. The reports of a pod are lost when none is left that is trusted, or when the pod has refused
-   connections for `UNREACHABLE_S`; and when requests for them have failed for `PATIENCE_S`. A
-   router that was suspended has old reports and no failures: nothing is lost.
+   connections for `UNREACHABLE_S`; and when requests for them have failed twice in a row and for
+   `PATIENCE_S`. A router that was suspended has old reports and no failures: nothing is lost.
 2. A list of models is lost when requests for it have failed twice in a row and for `PATIENCE_S`,
    while reports arrive.
 3. A part is back when it has not been lost for `STEADY_S`: a pod that flaps faster is mentioned
    once. One that flaps slower causes two lines in more than `STEADY_S`.
-4. More than `MAX_LINES` pods that change alike between two looks share one line.
+4. More than `MAX_LINES` pods that change alike between two looks share one line, and so do fewer
+   as soon as there would be more than `MAX_RECENT` lines of that kind in `RECENT_S`.
 5. Discovery decides which pods are due: one that is not ready is not found lost, and one that is
    removed is forgotten in silence.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from enum import StrEnum
+from collections.abc import Iterable
 
 from msgspec import Struct
 
+from extproc.core.losslines import Change, Line, Part, line_about, listed, most, shared_line
 from extproc.core.types import EndpointView, Snapshot
-from extproc.core.words import pod_name, shortened
+from extproc.core.words import pod_name, pod_title, shortened
 
 PATIENCE_S = 1.0
 """A request that fails alone, or just after a pause of this process, is no loss."""
@@ -33,23 +33,11 @@ UNREACHABLE_S = 2.0
 """For one that refuses connections: its last report may be trusted for minutes more."""
 STEADY_S = 5.0
 MAX_LINES = 5
-MAX_NAMES = 3
-"""Pods named in a line about many, and causes named there."""
+MAX_RECENT, RECENT_S = 10, 10.0
+"""Half of what the log takes of one kind (`shell.logs`): a line a second still fits after them."""
 _MAX_CAUSE_CHARS = 200
-
-
-class Part(StrEnum):
-    """What a pod is asked for."""
-
-    REPORTS = "reports"
-    MODELS = "models"
-
-
-class Line(Struct, frozen=True):
-    """One line of the log."""
-
-    text: str
-    is_loss: bool  # False: a return
+_ALL_LOST = "no pod reports (%d of %d lost): requests fail unless a pod answers Envoy"
+_SOME_BACK = "%d of %d pods report"
 
 
 class _State(Struct):
@@ -87,19 +75,9 @@ class _State(Struct):
             if not self.has_answered:
                 self.due_s = now
 
-    def has_failed_for(self, seconds: float, now: float) -> bool:
-        return self.failing_s is not None and now - self.failing_s >= seconds
-
-
-class _Change(Struct, frozen=True):
-    part: Part
-    is_loss: bool
-    title: str  # for a line about this pod alone
-    name: str  # for a line about many
-    after_s: float  # without an answer
-    cause: str  # of a loss
-    has_answered: bool
-    num_losses: int
+    def keeps_failing(self, now: float) -> bool:
+        has_lasted = self.failing_s is not None and now - self.failing_s >= PATIENCE_S
+        return has_lasted and self.num_failures > 1
 
 
 class _Pod(Struct):
@@ -114,6 +92,11 @@ class _Pod(Struct):
         """Due, and without a failure since the last answers: most pods at most times."""
         return self.is_due and self.reports.is_well and self.models.is_well
 
+    @property
+    def is_silent(self) -> bool:
+        """Due and reporting, but without a list of models."""
+        return self.is_due and self.models.is_lost and not self.reports.is_lost
+
     def state(self, part: Part) -> _State:
         return self.reports if part is Part.REPORTS else self.models
 
@@ -124,6 +107,7 @@ class Losses:
     def __init__(self) -> None:
         self._pods: dict[str, _Pod] = {}
         self._is_all_lost = False  # as the log has it
+        self._recent_s: dict[tuple[Part, bool], list[float]] = {}  # of lines, by kind
 
     # --- events -----------------------------------------------------------------------------
 
@@ -146,16 +130,16 @@ class Losses:
             view.address: self._pods.get(view.address) or _Pod(_State(now), _State(now))
             for view in snapshot.endpoints
         }
-        changes: list[_Change] = []
+        changes: list[Change] = []
         for view in snapshot.endpoints:
             pod = self._pods[view.address]
             if not (view.is_ready and pod.is_well):
                 changes += _changes(pod, view, now)
         lines = [
-            Line(text, is_loss)
+            line
             for part in Part
             for is_loss in (True, False)
-            for text in _texts([c for c in changes if c.part is part and c.is_loss is is_loss])
+            for line in self._about(part, is_loss, changes, now)
         ]
         return [*lines, *self._whole_pool()]
 
@@ -175,19 +159,31 @@ class Losses:
         """Return what is wrong as of the last look, for people; empty when all is well."""
         pods = self._pods.values()
         lost = [pod for pod in pods if pod.reports.is_lost]
-        silent = [pod for pod in pods if pod.models.is_lost]
+        silent = [pod for pod in pods if pod.is_silent]
         found = []
         if lost:
-            causes = _most([pod.reports.cause for pod in lost])
-            names = _listed([pod.name for pod in lost])
+            causes = most([pod.reports.cause for pod in lost])
+            names = listed([pod.name for pod in lost])
             found.append(f"{len(lost)} of {self.num_due} pods give no reports: {causes}: {names}")
         if silent:
-            causes = _most([pod.models.cause for pod in silent])
-            names = _listed([pod.name for pod in silent])
+            causes = most([pod.models.cause for pod in silent])
+            names = listed([pod.name for pod in silent])
             found.append(f"{len(silent)} of {self.num_due} pods list no models: {causes}: {names}")
         return found
 
     # --- inside -----------------------------------------------------------------------------
+
+    def _about(
+        self, part: Part, is_loss: bool, changes: Iterable[Change], now: float
+    ) -> Iterable[Line]:
+        alike = [each for each in changes if each.part is part and each.is_loss is is_loss]
+        before = self._recent_s.get((part, is_loss), [])
+        recent = [at_s for at_s in before if now - at_s < RECENT_S]
+        most_lines = max(1, min(MAX_LINES, MAX_RECENT - len(recent)))
+        few = len(alike) <= most_lines
+        lines = [line_about(each) for each in alike] if few else [shared_line(alike)]
+        self._recent_s[part, is_loss] = recent + [now] * len(lines)
+        return lines
 
     def _whole_pool(self) -> list[Line]:
         """Return a line when the last pod is lost, and when the first is back."""
@@ -196,18 +192,17 @@ class Losses:
             if not due or not all(each.is_lost for each in due):
                 return []
             self._is_all_lost = True
-            fate = "requests are still sent, and fail unless a pod answers"
-            return [Line(f"no pod reports ({len(due)} of {len(due)} lost): {fate}", is_loss=True)]
+            return [Line(_ALL_LOST, (len(due), len(due)), is_loss=True)]
         num_back = sum(each.lost_s is None and each.has_answered for each in due)
-        self._is_all_lost = bool(due) and not num_back
         if not num_back:
             return []
-        return [Line(f"{num_back} of {len(due)} pods report", is_loss=False)]
+        self._is_all_lost = False
+        return [Line(_SOME_BACK, (num_back, len(due)), is_loss=False)]
 
 
-def _changes(pod: _Pod, view: EndpointView, now: float) -> Iterable[_Change]:
+def _changes(pod: _Pod, view: EndpointView, now: float) -> Iterable[Change]:
     reports, models = pod.reports, pod.models
-    pod.name, pod.title = pod_name(view), _title(view)
+    pod.name, pod.title = pod_name(view), pod_title(view)
     if view.reported_at_s is not None and not reports.has_answered:  # before the first look
         reports.due_s, reports.has_answered = view.reported_at_s, True
     if not view.is_ready:
@@ -215,16 +210,15 @@ def _changes(pod: _Pod, view: EndpointView, now: float) -> Iterable[_Change]:
         models.excuse(now)
     pod.is_due = view.is_ready or reports.lost_s is not None
     is_gone = view.is_unreachable and now - reports.due_s >= UNREACHABLE_S
-    is_down = (is_gone or not view.is_known) and reports.has_failed_for(PATIENCE_S, now)
+    is_down = (is_gone or not view.is_known) and reports.keeps_failing(now)
     yield from _judge(pod, Part.REPORTS, is_down, now)
     if reports.failing_s is not None:
         models.excuse(now)
     else:
-        is_down = models.num_failures > 1 and models.has_failed_for(PATIENCE_S, now)
-        yield from _judge(pod, Part.MODELS, is_down, now)
+        yield from _judge(pod, Part.MODELS, models.keeps_failing(now), now)
 
 
-def _judge(pod: _Pod, part: Part, is_down: bool, now: float) -> Iterable[_Change]:
+def _judge(pod: _Pod, part: Part, is_down: bool, now: float) -> Iterable[Change]:
     state = pod.state(part)
     if is_down and state.lost_s is None:
         state.lost_s, state.num_losses = state.due_s, 1
@@ -238,8 +232,8 @@ def _judge(pod: _Pod, part: Part, is_down: bool, now: float) -> Iterable[_Change
             state.lost_s = state.back_s = None
 
 
-def _change(pod: _Pod, part: Part, state: _State, after_s: float) -> _Change:
-    return _Change(
+def _change(pod: _Pod, part: Part, state: _State, after_s: float) -> Change:
+    return Change(
         part=part,
         is_loss=state.back_s is None,
         title=pod.title,
@@ -249,49 +243,3 @@ def _change(pod: _Pod, part: Part, state: _State, after_s: float) -> _Change:
         has_answered=state.has_answered,
         num_losses=state.num_losses,
     )
-
-
-def _title(view: EndpointView) -> str:
-    name = pod_name(view)
-    return name if name == view.address else f"{name} ({view.address})"
-
-
-def _texts(alike: Sequence[_Change]) -> list[str]:
-    """Return the lines about changes of one kind."""
-    if len(alike) <= MAX_LINES:
-        return [f"{each.title}: {_words(each)}" for each in alike]
-    what = {
-        (Part.REPORTS, True): "no report",
-        (Part.REPORTS, False): "report again",
-        (Part.MODELS, True): "models",
-        (Part.MODELS, False): "models: listed again",
-    }[alike[0].part, alike[0].is_loss]
-    why = f": {_most([each.cause for each in alike])}" if alike[0].is_loss else ""
-    return [f"{len(alike)} pods: {what}{why}: {_listed([each.name for each in alike])}"]
-
-
-def _words(change: _Change) -> str:
-    after = f"{change.after_s:.0f} s"
-    if change.is_loss and change.part is Part.MODELS:
-        return f"models: {change.cause}"
-    if change.is_loss:
-        since = f"for {after}" if change.has_answered else f"yet, after {after}"
-        return f"no report {since}: {change.cause}"
-    times = f", lost {change.num_losses} times" if change.num_losses > 1 else ""
-    again = "models: listed again" if change.part is Part.MODELS else "reports again"
-    return f"{again} after {after}{times}"
-
-
-def _most(causes: Sequence[str]) -> str:
-    """Return the most frequent causes, with counts where there are several."""
-    counts = Counter(causes)
-    if len(counts) == 1:
-        return causes[0]
-    return ", ".join(f"{cause} ({count})" for cause, count in counts.most_common(MAX_NAMES))
-
-
-def _listed(names: Sequence[str]) -> str:
-    num_others = len(names) - MAX_NAMES
-    if num_others <= 0:
-        return ", ".join(names)
-    return f"{', '.join(names[:MAX_NAMES])} and {num_others} more"

@@ -28,6 +28,12 @@ def pod_name(view: EndpointView) -> str:
     return short(view.name or view.address)
 
 
+def pod_title(view: EndpointView) -> str:
+    """Return the pod's name with its address, or the address alone."""
+    name = pod_name(view)
+    return name if name == view.address else f"{name} ({view.address})"
+
+
 def whereabouts(view: EndpointView, adapter: str) -> str:
     """Say where the adapter is on that pod."""
     if adapter in view.gpu_adapters:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import logging
+import random
 from pathlib import Path
 
 import pytest
 import yaml
 
+from extproc.app.pods import Pods
+from extproc.app.world import World
+from extproc.config.file import parse_config
+from extproc.core.losslines import Part
+from extproc.core.readiness import Readiness
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from tests.app.scene import Scene
 from tests.app.serving import configuration, eventually, serving
+from tests.builders import address, endpoint, report
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +68,59 @@ async def test_a_killed_pod_and_its_return_are_logged_once(
     assert during["warnings"] == ["1 of 2 pods give no reports: connection refused: pod-1"]
     assert gauges == [2, 1]
     assert after["warnings"] == []
+
+
+async def test_the_limit_on_repeated_lines_leaves_none_out_however_pods_are_lost(
+    limited_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty pods are lost, four a second, and return likewise."""
+    limited_log.set_level(logging.INFO)
+    monkeypatch.setattr("extproc.core.losses.PATIENCE_S", 1.0)
+    scene, numbers = Scene(), range(1, 41)
+    scene.pool.set_endpoints(map(endpoint, numbers))
+    pods = Pods(
+        parse_config("discovery: {static: []}"),
+        pool=scene.pool,
+        readiness=Readiness(limit_s=1.0),
+        endings=scene.endings,
+        telemetry=scene.telemetry,
+        observers=scene.observers,
+        on_asked=lambda: None,
+        world=World(lambda: scene.now, lambda: scene.now, random.Random(0)),
+    )
+
+    def live(down: range) -> None:
+        for number in numbers:
+            if number in down:
+                scene.pool.record_unreachable(address(number))
+                pods.losses.failed(address(number), Part.REPORTS, "refused", now=scene.now)
+            else:
+                now = scene.now
+                scene.pool.record_report(
+                    address(number), report(), taken_at_s=now, asked_at_s=now - 0.1
+                )
+                pods.losses.answered(address(number), Part.REPORTS, now=now)
+        pods.tick()
+        scene.now += 1.0
+
+    for down in [range(1, last) for last in (1, 1, *range(5, 42, 4), 41, 41, 41)]:
+        live(down)
+    for down in [range(first, 41) for first in (*range(5, 42, 4), 41, 41, 41)]:
+        live(down)
+    await pods.aclose()
+
+    losses = [line for line in said(limited_log) if line.startswith("WARNING")]
+    returns = [line for line in said(limited_log) if line.startswith("INFO")]
+    assert "no pod reports (40 of 40 lost)" in losses[-1]
+    assert any("of 40 pods report" in line for line in returns)
+    for lines, what in ((losses, ": no report"), (returns, ": reports again")):
+        assert sum(_num_pods(line) for line in lines if what in line) == 40
+
+
+def _num_pods(line: str) -> int:
+    """How many pods a line is about."""
+    count, _, rest = line.split(maxsplit=1)[1].partition(" ")
+    return int(count) if rest.startswith("pods: ") else 1
 
 
 async def test_models_that_need_another_key_are_logged_once_with_the_setting(

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.losses import MAX_LINES, STEADY_S, Line, Losses, Part
+from extproc.core.losses import MAX_LINES, MAX_RECENT, RECENT_S, STEADY_S, Losses
+from extproc.core.losslines import Line, Part
 from extproc.core.types import EndpointView, Snapshot
 
 EXPIRY_S = 2.0
@@ -108,7 +109,8 @@ def test_a_pod_without_a_name_is_called_by_its_address() -> None:
     losses = Losses()
     view = EndpointView(address(0), address(0), is_known=False)
     losses.look(Snapshot((view,), 0.0))
-    losses.failed(address(0), Part.REPORTS, REFUSED, now=0.0)
+    for now in (0.0, 1.0):
+        losses.failed(address(0), Part.REPORTS, REFUSED, now=now)
     [line, _] = losses.look(Snapshot((view,), 3.0))
 
     assert line.text == "10.0.0.0:8000: no report yet, after 3 s: connection refused"
@@ -158,6 +160,31 @@ def test_old_reports_without_failures_are_no_loss() -> None:
     assert fleet.run(20) == []
 
 
+def test_one_failed_scrape_is_no_loss_however_long_ago() -> None:
+    """The router was suspended just after a scrape had failed."""
+    fleet = healthy(2)
+    fleet.fail(0, "timed out")
+    fleet.now += 100
+
+    assert fleet.look() == []
+    assert fleet.run(20) == []
+
+
+def test_a_pod_that_becomes_ready_after_its_last_failure_is_not_yet_lost() -> None:
+    fleet = healthy(1)
+    fleet.pods.append(1)
+    fleet.unready.add(1)
+    fleet.look()
+    fleet.fail(1)
+    fleet.unready.clear()
+    fleet.now += 3
+    fleet.report(0)
+
+    assert fleet.look() == []
+    fleet.fail(1)
+    assert fleet.look() == ["pod-1 (10.0.0.1:8000): no report yet, after 3 s: connection refused"]
+
+
 def test_a_pod_that_flaps_is_said_once_until_it_is_steady() -> None:
     fleet = healthy(2)
     said = [line for _ in range(20) for line in fleet.run(4, [1]) + fleet.run(2)]
@@ -180,12 +207,47 @@ def test_a_whole_fleet_takes_a_few_lines() -> None:
 
     assert fleet.run(60, range(100)) == [
         "100 pods: no report: connection refused: pod-0, pod-1, pod-2 and 97 more",
-        "no pod reports (100 of 100 lost): requests are still sent, and fail unless a pod answers",
+        "no pod reports (100 of 100 lost): requests fail unless a pod answers Envoy",
     ]
     assert fleet.run(60) == [
-        "100 pods: report again: pod-0, pod-1, pod-2 and 97 more",
+        "100 pods: reports again: pod-0, pod-1, pod-2 and 97 more",
         "100 of 100 pods report",
     ]
+
+
+def test_pods_lost_one_after_another_share_lines_once_there_are_many() -> None:
+    fleet = healthy(40)
+    said = [fleet.run(1, range(0, 4 * each)) for each in range(1, 11)]
+    said += [fleet.run(1, range(40)) for _ in range(5)]
+    lines = [text for each in said for text in each]
+
+    assert [each.partition(" ")[0] for each in lines[:8]] == [f"pod-{n}" for n in range(8)]
+    assert lines[8] == "4 pods: no report: connection refused: pod-8, pod-9, pod-10 and 1 more"
+    assert lines[-1].startswith("no pod reports (40 of 40 lost)")
+    assert len(lines) == 8 + 8 + 1
+
+
+def test_pods_lost_later_have_lines_of_their_own_again() -> None:
+    fleet = healthy(40)
+    for each in range(1, 8):
+        fleet.run(1, range(0, 4 * each))
+    fleet.run(int(RECENT_S) + 3, range(28))
+
+    assert len(fleet.run(4, range(32))) == 4
+
+
+def test_a_pod_that_is_lost_alone_always_has_a_line_of_its_own() -> None:
+    fleet = healthy(30)
+    said = [line for each in range(30) for line in fleet.run(1, range(each))]
+
+    assert len(said) > MAX_RECENT
+    assert all(text.startswith("pod-") for text in said)
+
+
+def test_a_cause_may_look_like_a_template() -> None:
+    [line, _] = healthy(1).run(5, [0], cause="100 %s")
+
+    assert line.endswith("no report for 2 s: 100 %s")
 
 
 def test_causes_that_differ_are_counted() -> None:
@@ -220,13 +282,23 @@ def test_a_pod_that_has_just_returned_counts_as_one_that_reports() -> None:
 
 
 def test_a_pod_that_is_removed_while_lost_is_not_back() -> None:
+    fleet = healthy(3)
+    fleet.run(5, [0, 1])
+    fleet.pods = [2]
+    assert fleet.run(20) == []
+    fleet.pods = [1, 2]
+    assert fleet.run(20) == []
+    assert fleet.losses.warnings() == []
+
+
+def test_a_fleet_that_is_removed_while_lost_is_back_when_other_pods_report() -> None:
     fleet = healthy(2)
     fleet.run(5, [0, 1])
     fleet.pods = []
     assert fleet.run(20) == []
-    fleet.pods = [1]
-    assert fleet.run(20) == []
-    assert fleet.losses.warnings() == []
+    fleet.pods = [2, 3]
+    assert fleet.run(20) == ["2 of 2 pods report"]
+    assert fleet.run(5, [2, 3])[-1].startswith("no pod reports (2 of 2 lost)")
 
 
 def test_a_fleet_that_is_replaced_while_lost_is_only_back_when_a_pod_reports() -> None:
@@ -305,6 +377,24 @@ def test_warnings_say_what_is_lost_at_the_last_look() -> None:
     fleet.run(2)
     assert fleet.losses.warnings() == []
     assert (fleet.losses.num_due, fleet.losses.num_lost) == (5, 0)
+
+
+def test_a_pod_without_models_is_a_warning_only_while_it_is_due() -> None:
+    fleet = healthy(1)
+    fleet.run(5, models=UNAUTHORIZED)
+    assert fleet.losses.warnings() == [f"1 of 1 pods list no models: {UNAUTHORIZED}: pod-0"]
+    fleet.unready.add(0)
+    fleet.look()
+
+    assert fleet.losses.warnings() == []
+
+
+def test_a_pod_that_loses_both_parts_is_one_warning() -> None:
+    fleet = healthy(1)
+    fleet.run(5, models=UNAUTHORIZED)
+    fleet.run(5, [0])
+
+    assert fleet.losses.warnings() == [f"1 of 1 pods give no reports: {REFUSED}: pod-0"]
 
 
 def test_events_of_unknown_pods_are_ignored() -> None:
