@@ -25,13 +25,12 @@ def load_policy(name: str, args: Mapping[str, Any]) -> Policy:
         PolicyError: It is unknown, cannot be imported, refuses its arguments, or is not a policy.
     """
     factory = _find(name)
-    unknown = _unknown(factory, args)
-    if unknown:
-        raise PolicyError(f"policy {name}: args: {unknown}")
     try:
         policy = factory(**args)
     except Exception as error:  # whatever a user's policy raises for its arguments
-        raise PolicyError(f"policy {name}: {str(error) or type(error).__name__}") from error
+        unknown = _unknown(factory, args) if isinstance(error, TypeError) else ""
+        why = unknown or str(error) or type(error).__name__
+        raise PolicyError(f"policy {name}: {why}") from error
     if not callable(getattr(policy, "choose", None)):
         raise PolicyError(f"policy {name}: has no method choose(snapshot, request, *, rng)")
     return policy  # type: ignore[no-any-return] # checked in the line above
@@ -40,13 +39,15 @@ def load_policy(name: str, args: Mapping[str, Any]) -> Policy:
 def _unknown(factory: Any, args: Mapping[str, Any]) -> str:
     """Return which arguments a policy does not take, and which it does; empty if there are none."""
     try:
-        parameters = signature(factory).parameters
-    except (TypeError, ValueError):  # not callable, or written in C
+        # Not of what it wraps: a decorator may take arguments of its own.
+        parameters = signature(factory, follow_wrapped=False).parameters
+    except (TypeError, ValueError, NameError):
+        # Not callable, written in C, or annotated with names for type checkers (Python 3.14).
         return ""
     if any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
         return ""
     wrong = ", ".join(sorted(args.keys() - parameters.keys()))
-    return f"{wrong}: unknown; allowed: {', '.join(parameters) or 'none'}" if wrong else ""
+    return f"args: {wrong}: unknown; allowed: {', '.join(parameters) or 'none'}" if wrong else ""
 
 
 def _find(name: str) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from extproc.commands.envoy import MAX_MESSAGE_TIMEOUT_S, MAX_S, MIN_S
+from extproc.core.address import MAX_UNIX_PATH_BYTES
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
 from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, TlsFiles, render
 from extproc.stack.envoy import find_envoy
@@ -378,6 +380,33 @@ async def test_envoy_accepts_every_combination_of_options(tmp_path: Path) -> Non
     )
 
     assert [each for each in complaints if each] == []
+
+
+@pytest.mark.e2e
+async def test_envoy_accepts_the_shortest_and_longest_times(tmp_path: Path) -> None:
+    slots = asyncio.Semaphore(2)
+    extremes = [
+        BootstrapOptions(
+            request_timeout_s=time_s,
+            router_ping_s=max(time_s, MIN_S),
+            access_log_flush_interval_s=max(time_s, MIN_S),
+            message_timeout_s=min(max(time_s, MIN_S), MAX_MESSAGE_TIMEOUT_S),
+            max_message_timeout_s=min(time_s, MAX_MESSAGE_TIMEOUT_S),
+            routers=(f"unix:{'a' * MAX_UNIX_PATH_BYTES}",),
+        )
+        for time_s in (0.0, MAX_S)
+    ]
+
+    for number, options in enumerate(extremes):
+        assert await complaint(options, tmp_path / f"{number}.yaml", slots) is None
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"),
+    [(0.0, "0s"), (0.001, "0.001s"), (1e-5, "0.00001s"), (60.0, "60s"), (1e8, "100000000s")],
+)
+def test_times_are_written_without_an_exponent(time_s: float, text: str) -> None:
+    assert manager(rendered(request_timeout_s=time_s))["request_timeout"] == text
 
 
 @pytest.mark.e2e

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -17,12 +20,44 @@ class Last:
     """A user's policy: the last endpoint, or the one `back` before it."""
 
     def __init__(self, back: int = 0) -> None:
+        if back == -2:
+            raise LookupError
         if back < 0:
             raise LookupError("back is negative")
         self.back = back
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         return Choice(snapshot.endpoints[-1 - self.back :][:1], "last")
+
+
+def shifted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that takes an argument of its own: `shift`, which it adds to `back`."""
+
+    @functools.wraps(function)
+    def with_shift(*args: Any, shift: int = 0, back: int = 0, **others: Any) -> Any:
+        return function(*args, back=back + shift, **others)
+
+    return with_shift
+
+
+decorated = shifted(Last)
+
+
+class DecoratedInit(Last):
+    """The same for `__init__`."""
+
+    __init__ = shifted(Last.__init__)
+
+
+class _Unresolved(type):
+    @property
+    def __signature__(cls) -> NoReturn:
+        """What Python 3.14 does for annotations under `TYPE_CHECKING`."""
+        raise NameError("name 'Snapshot' is not defined")
+
+
+class ForTypeCheckers(Last, metaclass=_Unresolved):
+    """Its signature cannot be told."""
 
 
 class Outer:
@@ -55,6 +90,20 @@ def test_a_user_s_policy_is_found_by_module_and_attribute(name: str) -> None:
 
     assert isinstance(choice, Choice)
     assert choice.endpoints == (views.endpoints[0],)
+
+
+@pytest.mark.parametrize("name", ["decorated", "DecoratedInit"])
+def test_a_decorator_may_take_arguments_of_its_own(name: str) -> None:
+    policy = load_policy(f"{__name__}:{name}", {"shift": 1, "back": 1})
+
+    assert isinstance(policy, Last)
+    assert policy.back == 2
+
+
+def test_a_policy_without_a_signature_takes_its_arguments() -> None:
+    policy = load_policy(f"{__name__}:ForTypeCheckers", {"back": 1})
+
+    assert isinstance(policy, ForTypeCheckers)
 
 
 @pytest.fixture
@@ -108,6 +157,10 @@ def test_an_entry_point_that_leads_nowhere_is_reported() -> None:
         (f"{__name__}:", {}, "cannot be imported"),
         (":Custom", {}, "cannot be imported"),
         (f"{__name__}:Last", {"back": -1}, "back is negative"),
+        (f"{__name__}:Last", {"back": -2}, "Last: LookupError"),
+        (f"{__name__}:Last", {"bakc": 1}, "Last: args: bakc: unknown; allowed: back"),
+        (f"{__name__}:decorated", {"shift": 1, "bakc": 1}, "unexpected keyword argument 'bakc'"),
+        (f"{__name__}:ForTypeCheckers", {"bakc": 1}, "unexpected keyword argument 'bakc'"),
         (f"{__name__}:NOT_A_POLICY", {}, r"has no method choose\(snapshot, request, \*, rng\)"),
         (f"{__name__}:__doc__", {}, "not callable"),
     ],

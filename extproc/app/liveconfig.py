@@ -65,6 +65,8 @@ class LiveConfig:
         self._configure(fresh)
         changed = list(settings.needs_restart(self._config, fresh))
         self._config = fresh
+        for line in settings.short_expiry(fresh):
+            log.warning(line)
         if changed:
             log.warning("configuration: needs a restart to take effect: %s", ", ".join(changed))
         policy = fresh.policy

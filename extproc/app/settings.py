@@ -149,6 +149,17 @@ def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:
     )
 
 
+def short_expiry(config: Config) -> Iterator[str]:
+    """Yield a line if reports expire before the next ones: pods' load is unknown in between."""
+    scrape = config.scrape
+    if scrape.expiry_s <= scrape.interval_s:
+        yield (
+            f"scrape.expiry_s ({scrape.expiry_s:g}) is not more than scrape.interval_s "
+            f"({scrape.interval_s:g}): the load of pods will be unknown at times; "
+            "raise expiry_s to a few intervals"
+        )
+
+
 def needs_restart(old: Config, new: Config) -> Iterator[str]:
     """Yield the fields, as `section.field`, that differ and are not live."""
     for section in Config.model_fields:

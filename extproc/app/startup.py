@@ -30,7 +30,7 @@ from extproc.app.traced import make_tracing
 from extproc.config import Config
 from extproc.config.file import ConfigError, ConfigParser, parse_config
 from extproc.config.server import TlsConfig
-from extproc.core.address import Address
+from extproc.core.address import MAX_UNIX_PATH_BYTES, Address
 from extproc.core.policies import Policy
 from extproc.shell import logs
 from extproc.shell.certificates import Certificates
@@ -43,9 +43,6 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-MAX_UNIX_PATH_BYTES = 107
-"""Of a Unix socket's path on Linux: `sun_path` has 108, the last of them zero (unix(7))."""
-
 
 @dataclass(slots=True)
 class Findings:
@@ -54,7 +51,8 @@ class Findings:
     Attributes:
         errors: Mistakes that keep the router from starting.
         in_use: Addresses that another process listens on: the router cannot start while it does.
-        warnings: What may be missing at the start, because the router waits for it.
+        warnings: What may be missing at the start, because the router waits for it, and what works
+            but badly.
         policy: The configured policy; None if it is among the errors.
         tracing: What makes spans; None where tracing is off, or among the errors.
     """
@@ -98,7 +96,7 @@ def serve(
         found.close()
         raise ConfigError("\n".join([*found.errors, *found.in_use]))
     policy, tracing = found.policy, found.tracing
-    for line in warnings:
+    for line in (*warnings, *settings.short_expiry(config)):
         log.warning(line)
 
     async def run() -> None:
@@ -123,6 +121,7 @@ def check_start(config: Config) -> Findings:
         check(part)
     found.tracing = check(make_tracing)
     found.warnings += [_one_line(warning) for warning in _missing_sources(config)]
+    found.warnings += settings.short_expiry(config)
     _check_addresses(config, found)
     return found
 

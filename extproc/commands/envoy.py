@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
@@ -11,7 +12,12 @@ import typer
 from extproc.commands.failure import failure
 
 MIN_S = 0.001
-"""Envoy's shortest time: it counts in milliseconds, and 0 would mean at once, or never."""
+"""A millisecond, Envoy's unit. It refuses 0 for pings and flushes, and would end each message's
+timeout at once."""
+MAX_MESSAGE_TIMEOUT_S = 3600.0
+"""The most that Envoy takes."""
+MAX_S = 9_000_000_000.0
+"""Envoy counts other times in nanoseconds of 64 bits, and takes a little more than this."""
 _Enum = TypeVar("_Enum", bound=StrEnum)
 
 
@@ -35,10 +41,10 @@ def envoy(
         ),
     ] = "",
     listen: Annotated[
-        str, typer.Option(help="host:port on which Envoy accepts requests.")
+        str, typer.Option(help="ip:port on which Envoy accepts requests.")
     ] = "127.0.0.1:8080",
     admin: Annotated[
-        str, typer.Option(help="host:port of Envoy's admin interface; it has no password.")
+        str, typer.Option(help="ip:port of Envoy's admin interface; it has no password.")
     ] = "127.0.0.1:9901",
     router: Annotated[
         list[str] | None,
@@ -68,25 +74,40 @@ def envoy(
     request_timeout_s: Annotated[
         float,
         typer.Option(
-            min=MIN_S,
-            help="Seconds in which a whole request must arrive; responses may take longer.",
+            min=0,
+            max=MAX_S,
+            help="Seconds in which a whole request must arrive; 0: any time. Responses may take "
+            "longer.",
         ),
     ] = 60.0,
     router_ping_s: Annotated[
         float,
-        typer.Option(min=MIN_S, help="Seconds between two pings of a router, and for its reply."),
+        typer.Option(
+            min=MIN_S, max=MAX_S, help="Seconds between two pings of a router, and for its reply."
+        ),
     ] = 5.0,
     message_timeout_s: Annotated[
-        float, typer.Option(min=MIN_S, help="Seconds for the router to reply to a message.")
+        float,
+        typer.Option(
+            min=MIN_S,
+            max=MAX_MESSAGE_TIMEOUT_S,
+            help="Seconds for the router to reply to a message.",
+        ),
     ] = 10.0,
     max_message_timeout_s: Annotated[
         float,
         typer.Option(
-            min=MIN_S, help="Longest time in seconds for which the router may hold a request."
+            min=0,
+            max=MAX_MESSAGE_TIMEOUT_S,
+            help="Longest time in seconds for which the router may hold a request; 0: no longer "
+            "than the message timeout.",
         ),
     ] = 120.0,
     flush_interval_s: Annotated[
-        float, typer.Option(min=MIN_S, help="Seconds by which an access log entry may be delayed.")
+        float,
+        typer.Option(
+            min=MIN_S, max=MAX_S, help="Seconds by which an access log entry may be delayed."
+        ),
     ] = 0.05,
     response_phases: Annotated[
         bool | None, typer.Option(help="Send response headers and trailers to the router, too.")
@@ -127,6 +148,7 @@ def envoy(
     ] = "",
 ) -> None:
     """Print a complete Envoy configuration."""
+    from extproc.config.base import check_ip_port
     from extproc.envoyconfig import BootstrapOptions, Mode, RequestBody, TlsFiles, render
 
     if preset not in ("", "founding"):
@@ -135,9 +157,9 @@ def envoy(
         raise failure("--preset founding is original-dst with buffered bodies")
     routers = tuple(router or ("127.0.0.1:9002",))
     try:
-        _check_addresses("--listen", (listen,))
-        _check_addresses("--admin", (admin,))
-        _check_addresses("--router", (each for each in routers if not each.startswith("unix:")))
+        _check_addresses("--listen", (listen,), check_ip_port)
+        _check_addresses("--admin", (admin,), check_ip_port)
+        _check_addresses("--router", routers, _check_router)
         _check_pods(mode, pod or ())
         _check_paths(path)
         _check_pair("--tls-ca", tls_ca, "--tls-cert", tls_cert)
@@ -185,14 +207,22 @@ def _one_of(kind: type[_Enum], option: str, value: str) -> _Enum:
     return kind(value)
 
 
-def _check_addresses(option: str, addresses: Iterable[str]) -> None:
-    from extproc.core.address import Address
-
+def _check_addresses(option: str, addresses: Iterable[str], check: Callable[[str], object]) -> None:
     for address in addresses:
         try:
-            Address.parse(address)
+            check(address)
         except ValueError as error:
-            raise ValueError(f"{option}: {error}") from None
+            raise ValueError(f"{option} {address}: {error}") from None
+
+
+def _check_router(address: str) -> None:
+    from extproc.config.base import check_host_port
+    from extproc.core.address import MAX_UNIX_PATH_BYTES
+
+    if not address.startswith("unix:"):
+        check_host_port(address)
+    elif not 1 <= len(os.fsencode(address.removeprefix("unix:"))) <= MAX_UNIX_PATH_BYTES:
+        raise ValueError(f"must be `unix:PATH`, the path of 1 to {MAX_UNIX_PATH_BYTES} bytes")
 
 
 def _check_pods(mode: str, pods: Sequence[str]) -> None:
@@ -200,11 +230,7 @@ def _check_pods(mode: str, pods: Sequence[str]) -> None:
 
     if pods and mode != "override-host":
         raise ValueError(f"--pod: in {mode} mode Envoy does not know the pods")
-    for pod in pods:
-        try:
-            check_endpoint_address(pod)
-        except ValueError as error:
-            raise ValueError(f"--pod {pod}: {error}") from None
+    _check_addresses("--pod", pods, check_endpoint_address)
 
 
 def _check_paths(paths: Sequence[str] | None) -> None:

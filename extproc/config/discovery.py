@@ -6,7 +6,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from extproc.config.base import IpPort, Section
 from extproc.core.address import MAX_PORT, check_endpoint_address
@@ -74,10 +74,18 @@ class KubernetesConfig(Section):
         600.0, ge=1, le=86_400, description="Approximate seconds between two complete lists."
     )
 
-    @field_validator("port", mode="before")
+    @field_validator("port", mode="wrap")
     @classmethod
-    def _written_as_text(cls, value: Any) -> Any:
-        return int(value) if isinstance(value, str) and value.isdecimal() else value
+    def _is_one_of_its_kinds(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        """Report one mistake, in place of one for each kind of value that it might have been."""
+        is_number_as_text = isinstance(value, str) and value.isdecimal()
+        try:
+            return check(int(value) if is_number_as_text else value)
+        except ValueError:
+            raise ValueError(
+                f"must be a port from 1 to {MAX_PORT}, a list of them, or a port's name "
+                f"({_PORT_NAME})"
+            ) from None
 
     @model_validator(mode="after")
     def _one_kind(self) -> KubernetesConfig:

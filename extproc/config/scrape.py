@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from extproc.config.base import Section
 
@@ -26,12 +26,3 @@ class ScrapeConfig(Section):
     models_interval_s: float = Field(
         1.0, ge=0.05, le=600, description="Seconds between two requests for a pod's /v1/models."
     )
-
-    @model_validator(mode="after")
-    def _reports_outlast_the_interval(self) -> ScrapeConfig:
-        if self.expiry_s <= self.interval_s:
-            raise ValueError(
-                f"expiry_s ({self.expiry_s:g}) must be more than interval_s ({self.interval_s:g}): "
-                "each report would expire before the next one"
-            )
-        return self

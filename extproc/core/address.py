@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 
 MAX_PORT = 65_535
+MAX_UNIX_PATH_BYTES = 107
+"""Of a Unix socket's path on Linux: `sun_path` has 108, the last of them zero (unix(7))."""
 
 _ADDRESS = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*)\]|(?P<name>[^\s:/\[\],%]+)):(?P<port>[0-9]{1,5})"

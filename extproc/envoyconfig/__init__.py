@@ -185,7 +185,8 @@ def _set_overload(overload: dict[str, Any], options: BootstrapOptions) -> None:
 
 
 def _seconds(duration_s: float) -> str:
-    return f"{duration_s:g}s"
+    """Return a duration as protobuf's JSON has it: without an exponent, at most nine decimals."""
+    return f"{duration_s:.9f}".rstrip("0").rstrip(".") + "s"
 
 
 def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:

@@ -52,6 +52,19 @@ async def test_a_bad_change_of_the_file_changes_nothing_and_is_counted(
         assert decision["pick"]["policy"] == "founding"
 
 
+async def test_a_change_that_lets_reports_expire_too_soon_is_a_warning(
+    pods: list[RunningPod], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, config = tmp_path / "extproc.yaml", configuration(pods)
+    async with serving(config, path):
+        path.write_text(yaml.safe_dump({**config, "scrape": {"expiry_s": 0.01}}))
+
+        async def is_warned_of() -> bool:
+            return any("scrape.expiry_s (0.01) is not more" in each for each in caplog.messages)
+
+        await eventually(is_warned_of)
+
+
 async def test_pods_come_and_go_with_the_endpoints_file(
     pods: list[RunningPod], tmp_path: Path
 ) -> None:

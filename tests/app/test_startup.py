@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives import serialization
 from typer.testing import CliRunner, Result
 
 from extproc.app.app import App
-from extproc.app.startup import MAX_UNIX_PATH_BYTES
 from extproc.commands.epp import run
 from extproc.commands.main import app
 from extproc.config.file import ConfigError
+from extproc.core.address import MAX_UNIX_PATH_BYTES
 from extproc.shell import logs
 from tests.shell.pki import Pki
 
@@ -165,10 +165,6 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
     "certificates with grpcio": (
         lambda f: {"server": {**tls(f, key_file=f.other_key), "transport": "grpcio"}},
         "are not a certificate and its private key",
-    ),
-    "reports that expire before the next one": (
-        lambda f: {"scrape": {"interval_s": 5}},
-        "scrape: {'interval_s': 5}: expiry_s (2) must be more than interval_s (5)",
     ),
     "pods' CA missing": (
         lambda f: {"pods": {"tls": True, "ca_file": str(MISSING)}},
@@ -386,6 +382,20 @@ def test_what_serve_waits_for_check_config_warns_of(name: str, files: Files) -> 
     assert check.stderr.startswith("extproc: warning: ")
     assert message in check.stderr
     assert (serve.exit_code, serve.exception) == (0, None)
+
+
+def test_reports_that_expire_before_the_next_ones_are_a_warning_of_both(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    check, serve = both(files, {"scrape": {"interval_s": 2}})
+    line = (
+        "scrape.expiry_s (2) is not more than scrape.interval_s (2): the load of pods will be "
+        "unknown at times; raise expiry_s to a few intervals"
+    )
+
+    assert (check.exit_code, check.stderr) == (0, f"extproc: warning: {line}\n")
+    assert (serve.exit_code, serve.exception) == (0, None)
+    assert line in caplog.messages
 
 
 @pytest.mark.parametrize("field", ["server.address", "server.health_address", "admin.address"])

@@ -10,18 +10,23 @@ import pytest
 
 from tests.commandline import Command, commands
 
-SUITE = """
+NUM_SCENARIOS = 10
+SCENARIOS = ", ".join(
+    f"{{name: z{number}, workload: {{num_adapters: 12, output_tokens: 20}}}}"
+    for number in range(NUM_SCENARIOS)
+)
+SUITE = f"""
 name: tiny
 about: Two servers.
 num_requests: 800
 seeds: [1, 2]
 rates_rps: [8, 16]
-fleet: {num_pods: 2, max_loras: 4}
+fleet: {{num_pods: 2, max_loras: 4}}
 policies: [founding, round_robin, random, least_pending]
-scenarios: [{name: z, workload: {num_adapters: 12, output_tokens: 20}}]
+scenarios: [{SCENARIOS}]
 """
 NUM_PROCESSES = 4  # the command, its two workers, and multiprocessing's own
-NUM_TRIALS = 4
+NUM_TRIALS = 4 * NUM_SCENARIOS  # so many that some are left when the first is noticed
 
 
 @pytest.mark.slow

@@ -274,9 +274,12 @@ def test_envoy_takes_over_each_option(arguments: list[str], options: dict[str, A
         (["--preset", "x"], "--preset x: allowed: founding"),
         (["--preset", "founding", "--body", "streamed"], "--preset founding is original-dst"),
         (["--preset", "founding", "--mode", "full-duplex"], "--preset founding is original-dst"),
-        (["--listen", "nowhere"], "--listen: 'nowhere' is not host:port"),
-        (["--admin", "nowhere"], "--admin: 'nowhere' is not host:port"),
-        (["--router", "http://a:1"], "--router: 'http://a:1' is not host:port"),
+        (["--listen", "nowhere"], "--listen nowhere: must be `host:port`"),
+        (["--listen", "localhost:1"], "--listen localhost:1: must be `ip:port`: localhost is a"),
+        (["--admin", "localhost:1"], "--admin localhost:1: must be `ip:port`: localhost is a"),
+        (["--router", "http://a:1"], "--router http://a:1: must be `host:port`"),
+        (["--router", "unix:"], "--router unix:: must be `unix:PATH`, the path of 1 to 107 bytes"),
+        (["--router", f"unix:{'a' * 108}"], "must be `unix:PATH`, the path of 1 to 107 bytes"),
         (["--pod", "10.0.0.7:8000"], "--pod: in original-dst mode Envoy does not know the pods"),
         (
             ["--mode", "override-host", "--pod", "vllm:8000"],
@@ -294,12 +297,43 @@ def test_envoy_refuses_what_does_not_fit(arguments: list[str], message: str) -> 
     assert message in error_line(invoke("envoy", *arguments))
 
 
-@pytest.mark.parametrize("option", ["--max-body-bytes", "--message-timeout-s", "--router-ping-s"])
-def test_envoy_refuses_what_envoy_would_not_take(option: str) -> None:
-    result = invoke("envoy", option, "0")
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--router-ping-s", "0"),
+        ("--flush-interval-s", "0"),
+        ("--message-timeout-s", "3601"),
+        ("--max-message-timeout-s", "3601"),
+        ("--request-timeout-s", "1e10"),
+        ("--router-ping-s", "1e10"),
+        ("--flush-interval-s", "inf"),
+        ("--request-timeout-s", "nan"),
+    ],
+)
+def test_envoy_refuses_times_that_envoy_would_not_take(option: str, value: str) -> None:
+    assert_refused(option, value)
+
+
+@pytest.mark.parametrize("option", ["--max-body-bytes", "--message-timeout-s"])
+def test_envoy_refuses_limits_that_no_request_could_keep(option: str) -> None:
+    assert_refused(option, "0")
+
+
+def assert_refused(option: str, value: str) -> None:
+    result = invoke("envoy", option, value)
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert option in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--request-timeout-s", "--max-message-timeout-s"])
+def test_envoy_takes_0_where_it_turns_a_limit_off(option: str) -> None:
+    off: dict[str, Any] = {option.removeprefix("--").replace("-", "_"): 0.0}
+
+    result = invoke("envoy", option, "0")
+
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == render(BootstrapOptions(**off))
 
 
 # --- check-pod -------------------------------------------------------------------------------

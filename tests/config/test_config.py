@@ -15,7 +15,13 @@ from pydantic import BaseModel, ValidationError
 
 from extproc.config import Config
 from extproc.config.discovery import StaticEndpoint
-from extproc.config.file import MAX_MISTAKES, ConfigError, load_config, parse_config
+from extproc.config.file import (
+    MAX_MISTAKES,
+    ConfigError,
+    check_sections,
+    load_config,
+    parse_config,
+)
 from extproc.core.engines import PROFILES
 from extproc.core.policies import BUILT_IN
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
@@ -145,6 +151,18 @@ def test_a_mistake_is_reported_with_path_value_and_what_is_allowed(
     assert allowed in line
 
 
+@pytest.mark.parametrize("port", ["-1", "99999", "1.5", "{a: 1}", "Not a name", "[x]", "[1, 0]"])
+def test_a_wrong_port_is_one_mistake_that_says_all_that_is_allowed(port: str) -> None:
+    text = f"discovery: {{kubernetes: {{service: vllm, port: {port}}}}}"
+
+    (line,) = mistakes(text)
+
+    assert line == (
+        f"discovery.kubernetes.port: {yaml.safe_load(port)!r}: must be a port from 1 to 65535, "
+        "a list of them, or a port's name (^[a-z0-9-]{1,63}$)"
+    )
+
+
 def test_all_mistakes_are_reported_at_once() -> None:
     lines = mistakes("scrape: {interval_s: 0, expiry_s: -1}\nlog: {level: 1}")
 
@@ -258,6 +276,22 @@ def fields(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, Any]]:
         for kind in (annotation, *getattr(annotation, "__args__", ())):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from fields(kind, f"{path}{name}.")
+
+
+@pytest.mark.parametrize("value", [-1, [[]], {"1": 1}, "\0"], ids=["-1", "list", "map", "NUL"])
+def test_a_mistake_s_path_has_only_names_of_fields_and_places_in_lists(value: Any) -> None:
+    """And none of the kinds of value that pydantic has tried."""
+    names = {name for path, _ in fields(Config) for name in path.split(".")}
+    for path, _ in fields(Config):
+        sections = value
+        for name in reversed(path.split(".")):
+            sections = {name: sections}
+        try:
+            check_sections(sections)
+        except ConfigError as error:
+            for line in str(error).splitlines():
+                parts = line.split(": ")[1].split(".")
+                assert all(part in names or part.isdecimal() for part in parts), line
 
 
 def test_every_field_says_what_it_is_for_and_numbers_say_their_range() -> None:
