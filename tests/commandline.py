@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,18 +17,34 @@ GONE_WITHIN_S = 60.0
 
 
 class Command:
-    """A running command. It and what it started are found by a variable that they inherit."""
+    """A running command. It and what it started are found by a variable that they inherit.
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    Args:
+        folder: For temporary files, and for the output.
+        stdout: A file in place of the output's.
+        env: Added to the environment.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        stdout: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self._mark = f"{MARK}={uuid.uuid4()}"
-        self._path = folder / "output"
+        self._path = folder / f"output-{self._mark[-8:]}"
         name, _, value = self._mark.partition("=")
         with self._path.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "extproc", *arguments],
-                stdout=output,
+                stdout=output if stdout is None else stdout,
                 stderr=output,
-                env={**os.environ, name: value, "TMPDIR": str(folder), "COLUMNS": "120"},
+                env={
+                    **os.environ,
+                    **{name: value, "TMPDIR": str(folder), "COLUMNS": "120"},
+                    **(env or {}),
+                },
                 start_new_session=True,
             )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from urllib.parse import urlsplit
 
 import typer
@@ -20,6 +22,13 @@ def failure(reason: object, status: int = UNUSABLE) -> typer.Exit:
         # Text as it is: `:x:` in it is no emoji, `[a]` no style.
         console.print(Text(f"extproc: {line}"), style="red", soft_wrap=True)
     return typer.Exit(status)
+
+
+def listen_failure(error: OSError, host: str, port: int) -> typer.Exit:
+    """Print why `--host` and `--port` cannot be listened on, and return the exit to raise."""
+    is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+    option = f"--host {host}" if is_host else f"--port {port}"
+    return failure(f"{option}: {error.strerror or error}")
 
 
 def http_url(text: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from extproc.commands.failure import failure
+from extproc.commands.failure import failure, listen_failure
 
 if TYPE_CHECKING:
     from extproc.sim.fakepod.config import PodConfig
@@ -51,7 +52,8 @@ def fake_pod(
         float,
         typer.Option(
             min=0,
-            help="Seconds to keep serving after SIGTERM, while /health and /metrics respond 503.",
+            help="Seconds to keep serving after SIGTERM, while /health and /metrics respond 503; "
+            "Ctrl-C ends at once.",
         ),
     ] = 0.0,
     config: Annotated[Path | None, typer.Option(hidden=True)] = None,
@@ -72,6 +74,13 @@ def fake_pod(
     if config is not None:
         configs = [_read(config)]
     else:
+        _check_texts(name=name, base_model=base_model, api_key=api_key)
+        if max_cpu_loras is not None and max_cpu_loras < max_loras:
+            raise failure(f"--max-cpu-loras {max_cpu_loras}: must be at least --max-loras")
+        if adapter and not max_loras:
+            raise failure("--max-loras 0: is a server without LoRA, which has no --adapter")
+        if not math.isfinite(drain_s):
+            raise failure(f"--drain-s {drain_s}: must be a number of seconds")
         names = _names(name, port, count)
         adapters = _adapters(adapter or (), base_model)
         configs = [
@@ -90,7 +99,7 @@ def fake_pod(
     try:
         run_pods(configs, host, port, announce=_announce)
     except OSError as error:
-        raise failure(error.strerror or error) from error
+        raise listen_failure(error, host, port) from error
     except (ValueError, ApiError) as error:
         raise failure(error) from error
 
@@ -102,6 +111,22 @@ def _read(path: Path) -> PodConfig:
     from extproc.sim.fakepod.config import PodConfig
 
     return msgspec.json.decode(path.read_bytes(), type=PodConfig)
+
+
+def _check_texts(*, name: str, base_model: str, api_key: str | None) -> None:
+    """Do nothing if requests can have these texts, in headers or as a model's name.
+
+    Raises:
+        typer.Exit: One of them cannot be.
+    """
+    from extproc.core.openai import is_model_name
+
+    if not (name.isascii() and name.isprintable()):
+        raise failure(f"--name {name!r}: must be printable ASCII")
+    if not is_model_name(base_model):
+        raise failure(f"--base-model {base_model!r}: no request can name it")
+    if api_key is not None and not (api_key and api_key.isascii() and api_key.isprintable()):
+        raise failure("--api-key: must be printable ASCII, and not empty")
 
 
 def _names(name: str, port: int, count: int) -> list[str]:

@@ -123,6 +123,30 @@ async def test_a_pod_that_drains_says_so_and_serves_what_comes_and_what_runs() -
         assert await pods.process.wait() == 0
 
 
+@pytest.mark.parametrize("first", [(), (signal.SIGTERM,)], ids=["serving", "draining"])
+async def test_ctrl_c_does_not_wait_for_a_drain(first: tuple[signal.Signals, ...]) -> None:
+    async with (
+        fake_pods(*FREE, "--drain-s", "1000") as pods,
+        aiohttp.ClientSession(pods.urls[0]) as http,
+    ):
+        running = {"model": "base", "prompt": "hi", "max_tokens": 8000, "stream": True}
+        async with http.post("/v1/completions", json=running) as response:
+            await response.content.readline()
+            for number in first:
+                pods.process.send_signal(number)
+                while (await status(http, "/health")) == 200:
+                    await asyncio.sleep(0.01)
+            pods.process.send_signal(signal.SIGINT)
+            assert await pods.process.wait() == 0
+
+
+async def test_a_pod_on_an_ipv6_address_says_where_it_is() -> None:
+    async with fake_pods(*FREE, "--host", "::1") as pods:
+        url = re.findall(r"http://\S+", pods.lines[0])[0]
+        async with aiohttp.ClientSession(url) as http:
+            assert await status(http, "/health") == 200
+
+
 async def test_a_pod_of_the_stack_takes_its_whole_configuration_from_a_file(
     tmp_path: Path,
 ) -> None:
@@ -148,11 +172,15 @@ async def test_a_pod_of_the_stack_takes_its_whole_configuration_from_a_file(
         (["--adapter", "a,b,a"], "--adapter a: another model has this name"),
         (["--adapter", "base"], "--adapter base: another model has this name"),
         (["--port", "65535", "--count", "2"], "--count 2: there are not so many ports from 65535"),
-        (["--max-loras", "0", "--adapter", "a", *FREE], "LoRA is not enabled"),
-        (
-            ["--max-loras", "4", "--max-cpu-loras", "2", *FREE],
-            "need 1 <= max_loras <= max_cpu_loras",
-        ),
+        (["--max-loras", "0", "--adapter", "a", *FREE], "--max-loras 0: .*--adapter"),
+        (["--max-cpu-loras", "2", *FREE], "--max-cpu-loras 2: must be at least --max-loras"),
+        (["--name", "a\nb", *FREE], r"--name 'a\\nb': must be printable ASCII"),
+        (["--base-model", "", *FREE], "--base-model '': no request can name it"),
+        (["--api-key", "", *FREE], "--api-key: must be printable ASCII, and not empty"),
+        (["--api-key", "\xe9", *FREE], "--api-key: must be printable ASCII, and not empty"),
+        (["--drain-s", "inf", *FREE], "--drain-s inf: must be a number of seconds"),
+        (["--host", "no.invalid", *FREE], "--host no.invalid: "),
+        (["--host", "192.0.2.1", *FREE], "--host 192.0.2.1: "),
     ],
 )
 def test_options_that_make_no_pod_are_refused_on_one_line(options: list[str], message: str) -> None:
@@ -176,5 +204,6 @@ async def test_a_port_in_use_is_refused_and_no_pod_stays() -> None:
         await taken.stop()
 
     assert process.returncode == 2
+    assert errors.decode().startswith(f"extproc: --port {port - 1}: ")
     assert f"{port}" in errors.decode()
     assert "already in use" in errors.decode()

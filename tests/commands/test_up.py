@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner, Result
 
 from extproc.commands.main import app
@@ -50,15 +52,22 @@ def router_config(*arguments: str) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pod", "10.0.0.7"], "--pod 10.0.0.7: must be like http://10.0.0.7:8000"),
+        (["--pod", "10.0.0.7"], "--pod 10.0.0.7: must be like http://.*: the port is missing$"),
+        (["--pod", "http://[::1]/"], r"--pod http://\[::1\]/: must be .*: the port is missing$"),
         (["--pod", "10.0.0.7:0"], "--pod 10.0.0.7:0: must be like"),
         (["--pod", "ftp://10.0.0.7:80"], "--pod ftp://10.0.0.7:80: must be like"),
-        (["--pod", "http://10.0.0.7:80/v1"], "--pod http://10.0.0.7:80/v1: must be like"),
-        (["--pod", "me@10.0.0.7:80"], "--pod me@10.0.0.7:80: must be like"),
+        (["--pod", "http://10.0.0.7:80/v1"], "--pod http://10.0.0.7:80/v1: must be .*: no path$"),
+        (["--pod", "me@10.0.0.7:80"], "--pod me@10.0.0.7:80: must be .*: no user$"),
         (["--pod", "no.invalid:80"], "--pod no.invalid:80: no.invalid cannot be looked up: "),
-        (["--pod", "127.0.0.1:80", "--pod", "localhost:80"], ".* 127.0.0.1:80 is listed twice"),
+        (
+            ["--pod", "127.0.0.1:80", "--pod", "localhost:80"],
+            "--pod localhost:80: 127.0.0.1:80 is given twice$",
+        ),
         (["--pod", "https://10.0.0.7:80"], "--pod: https needs --ca-file"),
         (["--pod", "10.0.0.7:80", "--ca-file", "x"], "--ca-file: goes with --pod https"),
+        (["--pod", "10.0.0.7:80", "--host", "fe80::1%lo"], "--host fe80::1%lo: must be an IP add"),
+        (["--pod", "10.0.0.7:80", "--host", "192.0.2.1"], "--host 192.0.2.1: .*annot assign"),
+        (["--max-cpu-loras", "2", "--fake-pods", "2"], "--fake-pods starts its own"),
         (["--pod", "10.0.0.7:80", "--pod", "https://10.0.0.8:80"], "--pod: all of them must be"),
         (["--pod", "10.0.0.7:80", "--api-key-file", "/no/file"], "pods.api_key_file: /no/file: "),
         (["--pod", "10.0.0.7:80", "--policy", "nope"], "policy nope: unknown; allowed: founding"),
@@ -144,12 +153,27 @@ async def test_where_it_finds_no_pods_it_names_the_ports_and_three_ways_on(
     first, refused, *ways = result.stderr.splitlines()
     assert first == f"extproc: no vLLM on ports {port} to 20000 of this host"
     assert locked.address in refused
-    assert "--api-key-file gives a key" in refused
+    assert refused.endswith(": HTTP 401 Unauthorized: --api-key-file?")
     assert [re.findall("--pod|--fake-pods|fake-pod ", way) for way in ways] == [
         ["--pod"],
         ["--fake-pods"],
         ["fake-pod "],
     ]
+
+
+async def test_a_gateway_is_not_found_as_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "base"}]})
+
+    gateway = web.Application()
+    gateway.router.add_get("/v1/models", models)
+    async with TestServer(gateway) as server:
+        address = f"127.0.0.1:{server.port}"
+        monkeypatch.setattr(up_pods, "USUAL_PORTS", [server.port])
+        result = await asyncio.to_thread(invoke)
+
+    assert result.exit_code == 2
+    assert f"{address}: it has models, but no metrics of vLLM" in result.stderr
 
 
 # --- what it prints --------------------------------------------------------------------------
@@ -168,6 +192,12 @@ def test_printed_files_have_the_usual_ports_and_the_commands_that_start_them() -
     assert config.pods.max_cpu_loras is None
     assert "port_value: 9901" in files["envoy.yaml"][1]
     assert "port_value: 8080" in files["envoy.yaml"][1]
+
+
+def test_the_router_is_told_the_pods_cpu_cache() -> None:
+    config = router_config("--pod", "10.0.0.7:8000", "--max-cpu-loras", "8")
+
+    assert config["pods"] == {"max_cpu_loras": 8}
 
 
 def test_a_gateway_on_a_usual_port_of_the_router_moves_the_router() -> None:

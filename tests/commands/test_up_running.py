@@ -27,6 +27,11 @@ from tests.commandline import Command, commands, snippets
 from tests.shell.pki import Pki
 
 slow = pytest.mark.timeout(180)
+POLICY_THAT_WARNS = """
+import logging
+from extproc.core.policies.controls import RoundRobin as Told
+logging.getLogger("told").warning("look here")
+"""
 
 
 @pytest.fixture
@@ -34,8 +39,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     """A function that starts the command on a free port."""
     with commands() as started:
 
-        def make(*arguments: str) -> Command:
-            command = Command(tmp_path, "up", "--port", str(free_port()), *arguments)
+        def make(*arguments: str, **more: Any) -> Command:
+            command = Command(tmp_path, "up", "--port", str(free_port()), *arguments, **more)
             started.append(command)
             return command
 
@@ -81,6 +86,10 @@ async def test_one_command_serves_fake_pods_until_ctrl_c_and_leaves_nothing(
     up = start("--fake-pods", "1")
     await wait_for(up, "reply.choices")
 
+    (router,) = tmp_path.glob("extproc-router-*/config.yaml")
+    (pod,) = tmp_path.glob("extproc-pod-1-*/pod.json")
+    told = yaml.safe_load(router.read_text())["pods"]["max_cpu_loras"]
+    assert told == yaml.safe_load(pod.read_text())["max_cpu_loras"]
     live = re.search(r"live page +(\S+)", up.output)
     request = re.search(r"curl (\S+).*\n  -d '(.*)'", up.output)
     assert live
@@ -159,6 +168,45 @@ async def test_if_no_pod_answers_it_waits_for_one(start: Callable[..., Command])
     finally:
         await pod.stop()
     assert up.output.count("no pod answers yet") == 1
+
+
+@pytest.mark.e2e
+@slow
+async def test_what_the_router_warned_of_while_it_started_is_shown(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
+    (tmp_path / "told.py").write_text(POLICY_THAT_WARNS)
+    async with pods("sql") as [address]:
+        up = start("--pod", address, "--policy", "told:Told", env={"PYTHONPATH": str(tmp_path)})
+        await wait_for(up, "reply.choices")
+
+    assert re.search("^router: .* WARNING +told: look here$", up.output, flags=re.M)
+    assert "serving on" not in up.output
+
+
+@pytest.mark.e2e
+@slow
+async def test_two_that_start_at_once_run_side_by_side(start: Callable[..., Command]) -> None:
+    both = [start("--pod", f"127.0.0.1:{free_port()}") for _ in range(2)]
+    for up in both:
+        await wait_for(up, "no pod answers yet")
+
+    places = [re.findall(r"(?:live page|decisions) +.*", up.output) for up in both]
+    assert len({*places[0], *places[1]}) == 4
+    assert [up.process.poll() for up in both] == [None, None]
+
+
+@pytest.mark.e2e
+@slow
+async def test_it_ends_in_order_with_its_terminal(start: Callable[..., Command]) -> None:
+    terminal, theirs = os.openpty()
+    up = start("--pod", f"127.0.0.1:{free_port()}", stdout=theirs)
+    os.close(theirs)
+    await wait_for(up, "no pod answers yet")
+
+    os.close(terminal)
+    up.process.send_signal(signal.SIGHUP)
+    assert await ended(up) == 0, up.output
 
 
 @pytest.mark.e2e

@@ -5,12 +5,13 @@ What it runs are two files, which `--print` prints.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from extproc.commands.failure import failure
+from extproc.commands.failure import failure, listen_failure
 
 
 def up(
@@ -42,6 +43,14 @@ def up(
         Path | None,
         typer.Option(help="PEM file with the CAs of the certificates of https pods."),
     ] = None,
+    max_cpu_loras: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            help="The pods' --max-cpu-loras; by default as many as they have slots, as in vLLM.",
+        ),
+    ] = None,
     print_files: Annotated[
         bool,
         typer.Option("--print", help="Print the two files that it would use, and start nothing."),
@@ -52,23 +61,30 @@ def up(
     Exit status: 0 after Ctrl-C or SIGTERM, 128 plus the signal's number before everything has
     started, 1 if something does not start or dies.
     """
-    from extproc.commands.up.files import Plan, check, text_of
+    from extproc.commands.up.files import Plan, check, start_alone, text_of
     from extproc.commands.up.pods import find_pods, parse_pods
     from extproc.commands.up.run import run
     from extproc.config.file import ConfigError
 
-    if fake_pods and (pod or print_files):
-        raise failure("--fake-pods starts its own: it goes with neither --pod nor --print")
-    try:
-        given = parse_pods(pod or (), ca_file)
-        plan = Plan.make(host, port, policy, api_key_file, ca_file, is_printed=print_files)
-        pods = [] if fake_pods else find_pods(given, plan.access())
-        check(plan, pods)
-    except OSError as error:
-        raise failure(f"--port {port}: {error.strerror}") from error
-    except (ConfigError, ValueError) as error:
-        raise failure(error) from error
-    if print_files:
-        typer.echo(text_of(plan, pods), nl=False)
-        return
-    raise typer.Exit(run(plan, pods, fake_pods))
+    if fake_pods and (pod or print_files or max_cpu_loras):
+        raise failure(
+            "--fake-pods starts its own: it goes with none of --pod, --max-cpu-loras and --print"
+        )
+    with ExitStack() as alone:
+        try:
+            given = parse_pods(pod or (), ca_file)
+            if not print_files:
+                alone.enter_context(start_alone())
+            plan = Plan.make(
+                *(host, port, policy, api_key_file, ca_file, max_cpu_loras), is_printed=print_files
+            )
+            pods = [] if fake_pods else find_pods(given, plan.access())
+            check(plan, pods)
+        except OSError as error:
+            raise listen_failure(error, host, port) from error
+        except (ConfigError, ValueError) as error:
+            raise failure(error) from error
+        if print_files:
+            typer.echo(text_of(plan, pods), nl=False)
+            return
+        raise typer.Exit(run(plan, pods, fake_pods, on_started=alone.close))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -37,6 +41,7 @@ class Plan:
         policy: Its name.
         api_key_file: The pods' API key.
         ca_file: The CAs of the pods' certificates; None for plain HTTP.
+        max_cpu_loras: Adapters in each pod's CPU cache; None for as many as slots.
     """
 
     listen: Address
@@ -46,6 +51,7 @@ class Plan:
     policy: str
     api_key_file: Path | None
     ca_file: Path | None
+    max_cpu_loras: int | None
 
     @classmethod
     def make(
@@ -55,6 +61,7 @@ class Plan:
         policy: str,
         api_key_file: Path | None,
         ca_file: Path | None,
+        max_cpu_loras: int | None,
         *,
         is_printed: bool,
     ) -> Plan:
@@ -67,7 +74,8 @@ class Plan:
             OSError: The gateway cannot listen on its port.
         """
         try:
-            listen = Address(str(ip_address(host)), port)
+            # Parsed once more: an address with a zone, as `fe80::1%eth0`, is none for Envoy.
+            listen = Address.parse(str(Address(str(ip_address(host)), port)))
         except ValueError:
             raise ValueError(f"--host {host}: must be an IP address") from None
         usual = (_ROUTER_PORT, _ADMIN_PORT, _ENVOY_ADMIN_PORT)
@@ -78,7 +86,7 @@ class Plan:
         router, admin, envoy_admin = (f"{_LOOPBACK}:{each}" for each in ports)
         key, ca = (path and path.absolute() for path in (api_key_file, ca_file))
         name = policy or PolicyConfig().name
-        return cls(listen, router, admin, envoy_admin, name, key, ca)
+        return cls(listen, router, admin, envoy_admin, name, key, ca, max_cpu_loras)
 
     def config(self, pods: Sequence[Pod]) -> dict[str, Any]:
         """Return the router's configuration."""
@@ -86,6 +94,8 @@ class Plan:
             {"address": pod.address, "name": pod.name} if pod.name else pod.address for pod in pods
         ]
         common: dict[str, Any] = {}
+        if self.max_cpu_loras is not None:
+            common["max_cpu_loras"] = self.max_cpu_loras
         if self.ca_file is not None:
             common |= {"tls": True, "ca_file": str(self.ca_file)}
         if self.api_key_file is not None:
@@ -117,6 +127,21 @@ class Plan:
             ConfigError: A file cannot be read or used.
         """
         return settings.pod_access(check_sections(self.config(())))
+
+
+@contextmanager
+def start_alone() -> Iterator[None]:
+    """Wait until no other `extproc up` on this host is starting, and keep others waiting.
+
+    Two that look for free ports at once would find the same. The lock is on the folder for
+    temporary files: nothing stays of it.
+    """
+    folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _free(usual: int) -> int:

@@ -12,15 +12,18 @@ from pathlib import Path
 from ssl import SSLContext
 
 import aiohttp
+from yarl import URL
 
 from extproc.commands.hints import own_command
 from extproc.core.address import Address
-from extproc.shell.podhttp import FAILURES, describe, open_session
+from extproc.core.engines import PROFILES
+from extproc.shell.podhttp import FAILURES, ResponseError, describe, get, open_session
 from extproc.shell.vllm import ModelsError, decode_models, fetch_list
 
 USUAL_PORTS = range(8000, 8008)
 """vLLM's default, and where further ones are put."""
 _ASK_TIMEOUT_S = 2.0
+_MAX_PAGE_BYTES = 4 * 1024 * 1024
 _URL = re.compile(r"(?:(?P<scheme>https?)://)?(?P<address>[^/?#@]+)/?", re.IGNORECASE)
 
 Access = tuple[dict[str, str], SSLContext | None]
@@ -71,19 +74,38 @@ def _parse(text: str) -> tuple[str, Address]:
     except ValueError:
         address = None
     if match is None or address is None or not address.port:
-        raise PodError(f"--pod {text}: must be like http://10.0.0.7:8000 or 10.0.0.7:8000")
+        like = "must be like http://10.0.0.7:8000 or 10.0.0.7:8000"
+        raise PodError(f"--pod {text}: {like}{_what_is_wrong(text)}")
     return (match["scheme"] or "http").lower(), address
+
+
+def _what_is_wrong(text: str) -> str:
+    """Return what to change in a text that is no pod; "" if that is not clear."""
+    rest = text.rpartition("://")[2].removesuffix("/")
+    if "@" in rest:
+        return ": no user"
+    if re.search("[/?#]", rest):
+        return ": no path"
+    if ":" not in rest or rest.endswith("]"):
+        return ": the port is missing"
+    return ""
 
 
 def find_pods(given: Sequence[Address], access: Access) -> list[Pod]:
     """Return the given pods, or else those on the usual ports of this host.
 
     Raises:
-        PodError: A name has no address, or no pod was found.
+        PodError: A name has no address, a pod is given twice, or none was found.
     """
-    if given:
-        return [pod for address in given for pod in _resolve(address)]
-    return asyncio.run(_find_local(access))
+    if not given:
+        return asyncio.run(_find_local(access))
+    pods: dict[str, Pod] = {}
+    for address in given:
+        for pod in _resolve(address):
+            if pod.address in pods:
+                raise PodError(f"--pod {address}: {pod.address} is given twice")
+            pods[pod.address] = pod
+    return [*pods.values()]
 
 
 def _resolve(given: Address) -> list[Pod]:
@@ -113,13 +135,13 @@ def _resolve(given: Address) -> list[Pod]:
 
 async def _find_local(access: Access) -> list[Pod]:
     addresses = [f"127.0.0.1:{port}" for port in USUAL_PORTS]
-    failures = await ask(addresses, access)
+    failures = await ask(addresses, access, is_engine=True)
     found = [Pod(address) for address in addresses if address not in failures]
     if found:
         return found
     ours = own_command()
     others = [
-        f"{address} does not list its models: {cause(error)}"
+        f"{address}: {cause(error)}"
         for address, error in failures.items()
         if not isinstance(error, aiohttp.ClientConnectorError)
     ]
@@ -138,12 +160,16 @@ async def _find_local(access: Access) -> list[Pod]:
 
 def cause(error: Exception) -> str:
     """Return why a pod does not list its models, on one line."""
-    hint = " (--api-key-file gives a key)" if "401" in str(error) else ""
-    return describe(error) + hint
+    return describe(error).replace("pods.api_key_file", "--api-key-file")
 
 
-async def ask(addresses: Iterable[str], access: Access) -> dict[str, Exception]:
-    """Ask each address for its models, and return the failures."""
+async def ask(
+    addresses: Iterable[str], access: Access, *, is_engine: bool = False
+) -> dict[str, Exception]:
+    """Ask each address for its models, and return the failures.
+
+    With `is_engine` one without vLLM's metrics, such as a gateway, fails too.
+    """
     headers, context = access
     failures: dict[str, Exception] = {}
     async with open_session(headers, context) as session, asyncio.TaskGroup() as tasks:
@@ -154,9 +180,17 @@ async def ask(addresses: Iterable[str], access: Access) -> dict[str, Exception]:
                     url = f"{'https' if context else 'http'}://{address}"
                     if not decode_models(await fetch_list(session, url)):
                         raise ModelsError("it lists no models")
+                    if is_engine:
+                        await _check_metrics(session, url)
             except FAILURES as error:
                 failures[address] = error
 
         for address in dict.fromkeys(addresses):
             tasks.create_task(ask_one(address))
     return dict(sorted(failures.items()))
+
+
+async def _check_metrics(session: aiohttp.ClientSession, url: str) -> None:
+    _, page = await get(session, URL(f"{url}/metrics"), max_bytes=_MAX_PAGE_BYTES)
+    if not any(name.encode() in page for name in PROFILES["vllm"].running):
+        raise ResponseError("it has models, but no metrics of vLLM: --pod takes it nevertheless")

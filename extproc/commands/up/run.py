@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import typer
 
-from extproc.commands.demo.fleet import fake_pods
+from extproc.commands.demo.fleet import cpu_places, fake_pods
 from extproc.commands.failure import FAILED, failure
 from extproc.commands.hints import own_command
 from extproc.commands.up.files import Plan
@@ -26,34 +29,45 @@ SLOTS = 3
 """Adapter slots of a fake pod, as in the demo."""
 _LOOK_INTERVAL_S = 0.2
 _MAX_NAMES = 8
+_SERIOUS = re.compile("warning|error|critical", re.IGNORECASE)
 
 
-def run(plan: Plan, pods: Sequence[Pod], num_fake_pods: int) -> int:
+def run(
+    plan: Plan, pods: Sequence[Pod], num_fake_pods: int, *, on_started: Callable[[], None]
+) -> int:
     """Run everything until a signal, and return the exit status.
+
+    Calls `on_started` once all ports of the plan are in use.
 
     Raises:
         typer.Exit: There is no Envoy, or a process did not start or has died.
     """
     try:
         find_envoy()
-        return asyncio.run(until_signalled(_run(plan, pods, num_fake_pods)))
+        return asyncio.run(until_signalled(_run(plan, pods, num_fake_pods, on_started)))
     except SignalledError as error:
         return 128 + error.number
     except StackError as error:
         raise failure(error, FAILED) from error
 
 
-async def _run(plan: Plan, pods: Sequence[Pod], num_fake_pods: int) -> int:
+async def _run(
+    plan: Plan, pods: Sequence[Pod], num_fake_pods: int, on_started: Callable[[], None]
+) -> int:
     stack = Stack()
     try:
         if num_fake_pods:
             await stack.start_pods(fake_pods(num_fake_pods, SLOTS))
             pods = [Pod(pod.address, pod.name) for pod in stack.pods.values()]
+            plan = replace(plan, max_cpu_loras=cpu_places(SLOTS))
         failures = await ask((pod.address for pod in pods), plan.access())
         for address, error in failures.items():
             typer.echo(f"{address} does not list its models: {cause(error)}", err=True)
         router = await stack.start_router(plan.config(pods))
         await stack.start_envoy(plan.bootstrap(), keeps_ports=True)
+        # What answered on their ports may have been other processes.
+        _check_running(stack)
+        on_started()
         typer.echo(_places(plan, router, pods))
         return await _stay(stack, plan)
     finally:
@@ -67,11 +81,12 @@ async def _stay(stack: Stack, plan: Plan) -> int:
         StackError: A process has ended.
     """
     logs = [_Log(child) for child in stack.children.values()]
+    for log in logs:
+        log.show(_SERIOUS)
     is_told = is_waiting = False
     try:
         while True:
-            for child in stack.children.values():
-                child.check_running()
+            _check_running(stack)
             for log in logs:
                 log.show()
             if not is_told and (cards := await _models(plan)):
@@ -82,26 +97,34 @@ async def _stay(stack: Stack, plan: Plan) -> int:
                 is_waiting = True
             await asyncio.sleep(_LOOK_INTERVAL_S)
     except asyncio.CancelledError:
-        typer.echo("stopping")
+        # Unbuffered: where the terminal is gone, nothing is left to fail at the exit.
+        with suppress(OSError):
+            os.write(1, b"stopping\n")
         return 0
 
 
+def _check_running(stack: Stack) -> None:
+    for child in stack.children.values():
+        child.check_running()
+
+
 class _Log:
-    """What a process logs from here on."""
+    """What a process logs."""
 
     def __init__(self, child: ChildProcess) -> None:
         self._child = child
-        self._at = child.log_path.stat().st_size
+        self._at = 0
 
-    def show(self) -> None:
-        """Show the lines that are new and complete."""
+    def show(self, only: re.Pattern[str] = re.compile("")) -> None:
+        """Show the lines that are new and complete; only those that `only` is found in."""
         with self._child.log_path.open("rb") as log:
             log.seek(self._at)
             text = log.read()
         text = text[: text.rfind(b"\n") + 1]
         self._at += len(text)
         for line in text.decode("utf-8", "replace").splitlines():
-            typer.echo(f"{self._child.name}: {line}", err=True)
+            if only.search(line):
+                typer.echo(f"{self._child.name}: {line}", err=True)
 
 
 async def _models(plan: Plan) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import uvloop
 from aiohttp import web
 
+from extproc.core.address import Address
 from extproc.sim.fakepod.apierrors import ApiError, engine_dead
 from extproc.sim.fakepod.config import PodConfig
 from extproc.sim.fakepod.handlers import Pod
@@ -175,7 +176,7 @@ async def start_pod(
         await runner.cleanup()
         raise
     bound_host, bound_port = runner.addresses[0][:2]
-    return RunningPod(config.name, f"{bound_host}:{bound_port}", app[POD], runner)
+    return RunningPod(config.name, str(Address(bound_host, bound_port)), app[POD], runner)
 
 
 def run_pods(
@@ -185,7 +186,7 @@ def run_pods(
     *,
     announce: Callable[[Sequence[RunningPod]], None],
 ) -> None:
-    """Run pods on consecutive ports until SIGTERM or SIGINT.
+    """Run pods on consecutive ports until SIGTERM, then drain them, or until SIGINT.
 
     Args:
         configs: One for each pod.
@@ -207,9 +208,10 @@ async def _run_pods(
     announce: Callable[[Sequence[RunningPod]], None],
 ) -> None:
     stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
     pods: list[RunningPod] = []
     try:
         for index, config in enumerate(configs):
@@ -217,5 +219,8 @@ async def _run_pods(
         announce(pods)
         await stopped.wait()
         await asyncio.gather(*(pod.drain() for pod in pods))
+        await asyncio.gather(*(pod.stop() for pod in pods))
+    except asyncio.CancelledError:
+        await asyncio.gather(*(pod.kill() for pod in pods))
     finally:
         await asyncio.gather(*(pod.stop() for pod in pods))
