@@ -239,9 +239,10 @@ class EppProcess(RouterProcess):
 
     def __init__(self, config: Mapping[str, Any], *flags: str) -> None:
         loopback = "127.0.0.1:1"
-        server = {"address": loopback, "health_address": loopback, **config.get("server", {})}
+        server = {"health_address": loopback, **config.get("server", {})}
         super().__init__({**config, "server": server})
         document = yaml.safe_load(self._config_path.read_text())
+        document["server"]["address"] = server.get("address", loopback)
         document["admin"]["metrics_address"] = loopback
         del document["log"]
         self._config_path.write_text(yaml.safe_dump(document))

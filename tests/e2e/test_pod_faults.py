@@ -44,7 +44,10 @@ FALLBACKS = {
 }
 """The router's configuration with which Envoy has other addresses to dial."""
 
-RARE_SCRAPES = {"scrape": {"interval_s": 60, "expiry_s": 600}, "policy": {"name": "random"}}
+UNASKED = {"interval_s": 60, "models_interval_s": 60, "expiry_s": 600}
+"""Pods that the router asks nothing meanwhile: only requests tell that one is dead."""
+
+RARE_SCRAPES = {"scrape": UNASKED, "policy": {"name": "random"}}
 """At random, because the founding policy stays with a pod. Of forty requests, one run in millions
 sends none to the dead one of three."""
 
@@ -138,7 +141,7 @@ async def test_without_another_pod_the_same_one_is_dialled_again(
 ) -> None:
     async with (
         own_pods() as pods,
-        RouterProcess(router_config(pods, scrape={"interval_s": 60, "expiry_s": 600})) as router,
+        RouterProcess(router_config(pods, scrape=UNASKED)) as router,
         running_envoy(Mode.ORIGINAL_DST, router) as envoy,
     ):
         client = Client(envoy.url, http)
@@ -226,9 +229,7 @@ async def test_a_chosen_pod_is_dialled_even_if_envoy_has_ejected_it(
     async with (
         own_pods() as pods,
         RouterProcess(
-            router_config(
-                pods, destination={"num_fallbacks": 2}, scrape={"interval_s": 60, "expiry_s": 600}
-            )
+            router_config(pods, destination={"num_fallbacks": 2}, scrape=UNASKED)
         ) as router,
         running_envoy(Mode.OVERRIDE_HOST, router) as envoy,
     ):
