@@ -170,9 +170,10 @@ class Accounting:
         if flight is None:
             return Ending(None, router_of(pick_id) == self._router_id)
         address = completion.address or flight.pick.address
-        ttft_s = _engine_ttft_s(completion, flight)
-        if flight.place is not None and ttft_s is not None:
-            pool.caches.record_first_token(flight.place, ttft_s)
+        if flight.place is not None:
+            ttft_s = _engine_ttft_s(completion, flight)
+            if ttft_s is not None:
+                pool.caches.record_first_token(flight.place, ttft_s)
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
             pool.record_orca(address, load)

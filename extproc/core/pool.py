@@ -22,7 +22,6 @@ from extproc.core.cpucaches import CpuCaches
 from extproc.core.modelindex import ModelIndex
 from extproc.core.outliers import Outliers, OutlierSettings, Verdict
 from extproc.core.tracked import (
-    MIN_LIFE_S,
     InFlight,
     PoolSettings,
     Tracked,
@@ -103,7 +102,7 @@ class Pool:
             tracked.restart(taken_at_s)
             self._models.replace(before, {}, self._lists())
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
-        self._record_answer(tracked, asked_at_s=asked_at_s, now=taken_at_s, restarted=restarted)
+        tracked.answered(self.outliers, asked_at_s, now=taken_at_s, restarted=restarted)
         self.caches.record_reports(None if restarted else tracked.report, report)
         tracked.report, tracked.reported_at_s = report, taken_at_s
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
@@ -124,7 +123,7 @@ class Pool:
         if tracked is None:
             return
         asked_at_s = now if asked_at_s is None else asked_at_s
-        self._record_answer(tracked, asked_at_s=asked_at_s, now=now)
+        tracked.answered(self.outliers, asked_at_s, now=now)
         before = tracked.models or {}
         models = {card.id: card_to_keep(before.get(card.id), card) for card in cards}
         adapters = [card.id for card in cards if card.parent is not None]
@@ -170,8 +169,9 @@ class Pool:
     def start(self, pick: Pick, *, now: float) -> None:
         """Count a request that is sent to `pick.address` now, which must be in the pool."""
         tracked = self._tracked[pick.address]
-        place = tracked.place_of(pick.request, tracked.adapter_of(pick))
-        self._count(pick, now, tracked, now=now, place=place)
+        adapter = tracked.adapter_of(pick)
+        place = tracked.place_of(pick.request, adapter)
+        self._count(InFlight(pick, now, tracked, adapter, place=place), now)
         if pick.request.request_id:
             self._by_request_id[pick.request.request_id] = pick.id
 
@@ -185,7 +185,8 @@ class Pool:
             return False
         flight.tracked.end(flight, now=now, has_run=False)
         self._judge(flight, {}, now=now)
-        self._count(flight.pick, flight.started_at_s, tracked, now=now)
+        adapter = tracked.adapter_of(flight.pick)
+        self._count(InFlight(flight.pick, flight.started_at_s, tracked, adapter), now)
         return True
 
     def finish(
@@ -286,31 +287,12 @@ class Pool:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _record_answer(
-        self, tracked: Tracked, *, asked_at_s: float, now: float, restarted: bool = False
-    ) -> None:
-        """Record that an endpoint answered a call of ours."""
-        address = tracked.endpoint.address
-        self.outliers.record_answer(address, asked_at_s=asked_at_s)
-        if restarted or tracked.is_unreachable:
-            if now - tracked.returned_at_s >= MIN_LIFE_S:
-                self.outliers.record_restart(address, now=now)
-            tracked.returned_at_s = now
-        tracked.is_unreachable, tracked.view = False, None
-
-    def _count(
-        self,
-        pick: Pick,
-        started_at_s: float,
-        tracked: Tracked,
-        *,
-        now: float,
-        place: int | None = None,
-    ) -> None:
-        trial = self.outliers.begin(tracked.endpoint.address, now=now)
-        flight = InFlight(pick, started_at_s, tracked, tracked.adapter_of(pick), trial, place)
-        self._flights[pick.id] = flight
-        tracked.begin(flight)
+    def _count(self, flight: InFlight, now: float) -> None:
+        """Count a flight, as a trial if its endpoint is on one."""
+        trial = self.outliers.begin(flight.tracked.endpoint.address, now=now)
+        flight = replace(flight, trial=trial) if trial else flight
+        self._flights[flight.pick.id] = flight
+        flight.tracked.begin(flight)
 
     def _judge(
         self,

@@ -84,6 +84,18 @@ class Tracked:
         self.view: EndpointView | None = None
         self.view_expires_s = 0.0
 
+    def answered(
+        self, outliers: Outliers, asked_at_s: float, *, now: float, restarted: bool = False
+    ) -> None:
+        """Record that it answered a call of ours."""
+        address = self.endpoint.address
+        outliers.record_answer(address, asked_at_s=asked_at_s)
+        if restarted or self.is_unreachable:
+            if now - self.returned_at_s >= MIN_LIFE_S:
+                outliers.record_restart(address, now=now)
+            self.returned_at_s = now
+        self.is_unreachable, self.view = False, None
+
     def set_models(self, models: dict[str, ModelCard] | None) -> None:
         """Replace the models registered there; None for unknown."""
         self.models, self.view = models, None
@@ -117,9 +129,10 @@ class Tracked:
             return None
         if report is None or report.cpu_adapters is not None:
             return None
-        active = self.adapters.keys() | self.foreign.keys()
-        is_loaded_at_once = adapter not in active and len(active) < slots
-        return self.residency.place(adapter) if is_loaded_at_once else None
+        if adapter in self.adapters or adapter in self.foreign:
+            return None
+        has_free_slot = len(self.adapters.keys() | self.foreign.keys()) < slots
+        return self.residency.place(adapter) if has_free_slot else None
 
     def begin(self, flight: InFlight) -> None:
         """Count a pick here."""
