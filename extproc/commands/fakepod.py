@@ -119,13 +119,14 @@ def _check_texts(*, name: str, base_model: str, api_key: str | None) -> None:
     Raises:
         typer.Exit: One of them cannot be.
     """
+    from extproc.core.bounds import fits_header
     from extproc.core.openai import is_model_name
 
-    if not (name.isascii() and name.isprintable()):
+    if name and not fits_header(name):
         raise failure(f"--name {name!r}: must be printable ASCII")
     if not is_model_name(base_model):
         raise failure(f"--base-model {base_model!r}: no request can name it")
-    if api_key is not None and not (api_key and api_key.isascii() and api_key.isprintable()):
+    if api_key is not None and not fits_header(api_key):
         raise failure("--api-key: must be printable ASCII, and not empty")
 
 

@@ -42,6 +42,11 @@ def total(counts: Iterable[float]) -> int:
     return whole(sum(counts), MAX_COUNT)
 
 
+def fits_header(text: str) -> bool:
+    """Return whether a text can be a header's value as it is: printable ASCII, not empty."""
+    return text != "" and text.isascii() and text.isprintable()
+
+
 def plain(text: str, max_chars: int) -> str:
     """Cut `text`, with a question mark for each lone surrogate, which has no UTF-8 form."""
     cut = text[:max_chars]

@@ -23,9 +23,9 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from extproc.core.losslines import Change, Line, Part, line_about, listed, most, shared_line
+from extproc.core.losslines import Change, Line, Part, line_about, most, shared_line
 from extproc.core.types import EndpointView, Snapshot
-from extproc.core.words import pod_name, pod_title, shortened
+from extproc.core.words import listed, pod_name, pod_title, shortened
 
 PATIENCE_S = 1.0
 """A request that fails alone, or just after a pause of this process, is no loss."""

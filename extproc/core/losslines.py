@@ -8,8 +8,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-MAX_NAMES = 3
-"""Pods named in a line about many, and causes named there."""
+from extproc.core.words import MAX_NAMED, listed
 
 
 class Part(StrEnum):
@@ -70,15 +69,7 @@ def most(causes: Sequence[str]) -> str:
     counts = Counter(causes)
     if len(counts) == 1:
         return causes[0]
-    return ", ".join(f"{cause} ({count})" for cause, count in counts.most_common(MAX_NAMES))
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first names, and how many others there are."""
-    num_others = len(names) - MAX_NAMES
-    if num_others <= 0:
-        return ", ".join(names)
-    return f"{', '.join(names[:MAX_NAMES])} and {num_others} more"
+    return ", ".join(f"{cause} ({count})" for cause, count in counts.most_common(MAX_NAMED))
 
 
 def _line(change: Change, who: str, details: str) -> Line:

@@ -9,6 +9,8 @@ from extproc.core.types import EndpointView
 
 MAX_NAME_CHARS = 80
 """Of a model's or a pod's name in a sentence."""
+MAX_NAMED = 3
+"""Alternatives that a sentence names; the rest are a number."""
 
 
 def shortened(text: str, max_chars: int) -> str:
@@ -46,6 +48,13 @@ def whereabouts(view: EndpointView, adapter: str) -> str:
 def pending(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
     """Say how many requests are pending on the chosen pod and on the others."""
     return f"{chosen.num_pending} pending, {spread([v.num_pending for v in others])} elsewhere"
+
+
+def listed(names: Sequence[str], at_most: int = MAX_NAMED) -> str:
+    """Return the first names, and how many others there are."""
+    num_others = len(names) - at_most
+    named = ", ".join(names[:at_most])
+    return f"{named} and {num_others} more" if num_others > 0 else named
 
 
 def spread(counts: Sequence[int]) -> str:

@@ -12,6 +12,8 @@ import ssl
 import stat
 from pathlib import Path
 
+from extproc.core.bounds import fits_header
+
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """Many times the need: a system's bundle of CAs has a quarter of a MiB, a Kubernetes ConfigMap or
 Secret 1 MiB at most."""
@@ -72,7 +74,7 @@ def read_key(path: Path) -> str:
         OSError: As `read_text`; also if it is not one line that fits into a header.
     """
     key = read_text(path).strip()
-    if not (key and key.isascii() and key.isprintable()):
+    if not fits_header(key):
         raise FileError(path, "must be one line of printable ASCII" if key else "empty")
     return key
 

@@ -19,6 +19,7 @@ from extproc.commands.failure import FAILED, failure
 from extproc.commands.hints import own_command
 from extproc.commands.up.files import Plan
 from extproc.commands.up.pods import Pod, ask, cause
+from extproc.core.words import listed
 from extproc.stack.envoy import find_envoy
 from extproc.stack.processes import ChildProcess, StackError, get_page
 from extproc.stack.router import Router
@@ -141,7 +142,7 @@ def _url(plan: Plan) -> str:
 
 def _places(plan: Plan, router: Router, pods: Sequence[Pod]) -> str:
     return f"""
-  pods        {_listed([pod.name or pod.address for pod in pods])}
+  pods        {listed([pod.name or pod.address for pod in pods], _MAX_NAMES)}
   policy      {plan.policy}
   gateway     {_url(plan)}
   live page   {router.admin_url}/
@@ -161,7 +162,7 @@ def _snippets(plan: Plan, cards: Sequence[dict[str, Any]]) -> str:
     if plan.api_key_file is not None:
         headers += f' -H "authorization: Bearer $(cat {shlex.quote(str(plan.api_key_file))})"'
         key = f"open({_literal(str(plan.api_key_file))}).read().strip()"
-    return f"""  models      {_listed(names)}
+    return f"""  models      {listed(names, _MAX_NAMES)}
 
 # in a shell
 curl {shlex.quote(_url(plan) + "/completions")} {headers} \\
@@ -176,11 +177,6 @@ print(reply.choices[0].text)
 
 # Ctrl-C stops Envoy and the router
 """
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + more
 
 
 def _literal(value: object) -> str:

@@ -17,13 +17,11 @@ from operator import attrgetter
 
 from extproc.core.policies.ranking import at_random, fewest_pending, least, lowest, one_of
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
-from extproc.core.words import pending, pod_name, short, spread, whereabouts
+from extproc.core.words import listed, pending, pod_name, short, spread, whereabouts
 
 DEFAULT_THRESHOLD = 16
 """Requests. A batch of 16 still decodes at nearly the speed of one on an 8B-class model (H100:
 10.5 ms a step and 0.044 ms more per sequence), so packing up to here costs next to nothing."""
-_MAX_NAMED = 3
-"""Alternatives that an explanation names; the rest are a number."""
 
 
 class Founding:
@@ -116,6 +114,4 @@ def _why_emptiest(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
 
 def _busiest_first(views: Sequence[EndpointView], adapter: str) -> str:
     ranked = sorted(views, key=lambda view: (-view.pending(adapter), pod_name(view)))
-    named = [f"{pod_name(view)} with {view.pending(adapter)}" for view in ranked[:_MAX_NAMED]]
-    more = len(ranked) - _MAX_NAMED
-    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+    return listed([f"{pod_name(view)} with {view.pending(adapter)}" for view in ranked])
