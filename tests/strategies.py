@@ -35,6 +35,7 @@ def endpoint_views(draw: st.DrawFn, number: int) -> EndpointView:
         cpu_adapters=tuple(cached),
         pending_by_adapter=pending,
         num_pending=sum(pending.values()) + draw(st.integers(0, 2)),
+        max_loras=draw(st.none() | st.integers(1, 4)),
     )
 
 

@@ -60,6 +60,7 @@ SHELL_PAIRS = {
     ("server", "codec"),
     ("codec", "cutbody"),
     ("codec", "encoding"),
+    ("peers", "tidings"),
     ("podcheck", "podprobes"),
     ("telemetry", "counters"),
     ("wire", "tlsbytes"),

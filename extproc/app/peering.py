@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from extproc.app.apiserver import Kubernetes
 from extproc.app.observers import Observers
+from extproc.app.telling import Telling
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.config.peers import PeersConfig
 from extproc.core.accounting import Completion
 from extproc.core.address import Address
+from extproc.core.pool import Pool
 from extproc.core.relay import Relay, RelaySettings, count_routers
 from extproc.core.types import Endpoint
 from extproc.shell.discovery.kubernetes import MissingLibraryError, load_library
@@ -78,6 +80,7 @@ class Peering:
         self._service = PeersService(
             self.relay, router_id, on_entries=on_entries, clock=clock, on_garbage=on_garbage
         )
+        self._telling: Telling | None = None
         self._dialler: PeerDialler | None = None
         self.num_routers = 1
 
@@ -90,6 +93,18 @@ class Peering:
         if self._peers is not None:
             pass_on, now = self.relay.pass_on, self._clock()
             self._observers.call("relay", pass_on, completion.pick_id, entry, now=now)
+
+    def tell(self, pool: Pool, call_later: Callable[[float, Callable[[], None]], object]) -> None:
+        """Tell the peers the picks of `pool`, and count theirs there; nothing without peers."""
+        self._telling = Telling(
+            pool,
+            self._service,
+            call_later=call_later,
+            clock=self._clock,
+            observers=self._observers,
+        )
+        if self._peers is not None:
+            self._telling.begin()
 
     def flush(self) -> None:
         """Send the queued entries."""
@@ -151,6 +166,8 @@ class Peering:
             "reason",
             lambda: dict(relay.num_dropped),
         )
+        if self._telling is not None:
+            self._telling.add_metrics(telemetry)
 
     async def _tick(self) -> None:
         while True:

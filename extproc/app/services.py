@@ -75,6 +75,7 @@ class Services:
             rng=world.rng,
             observers=self.observers,
         )
+        self.peering.tell(routing.pool, asyncio.get_running_loop().call_later)
         self.accounting = Accounting(
             routing.pool, router_id, settings.accounting_settings(config), self.peering.relay
         )

@@ -13,6 +13,7 @@ from extproc.config import Config
 from extproc.config.base import Section
 from extproc.config.file import ConfigError
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
+from extproc.core import costs
 from extproc.core.accounting import AccountingSettings, Source
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
@@ -43,7 +44,9 @@ def scheme(config: Config) -> str:
 
 def pool_settings(config: Config) -> PoolSettings:
     """Return the settings of the pool."""
-    return _settings(PoolSettings, config.pods, report_expiry_s=config.scrape.expiry_s)
+    return _settings(
+        PoolSettings, config.pods, report_expiry_s=config.scrape.expiry_s, costs=costs.DEFAULT
+    )
 
 
 def outlier_settings(config: Config) -> OutlierSettings:

@@ -43,7 +43,7 @@ def admit(
     free = [
         view
         for view in candidates
-        if (cap is None or view.num_pending < cap)
+        if (cap is None or view.num_pending + view.num_foreign < cap)
         and not (is_sheddable and _is_loaded(view, settings))
     ]
     if free:

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from extproc.core.cpucaches import CpuCaches
 from extproc.core.modelindex import ModelIndex
 from extproc.core.outliers import Outliers, OutlierSettings, Verdict
+from extproc.core.told import PickObserver, Told
 from extproc.core.tracked import (
     InFlight,
     PoolSettings,
@@ -52,6 +53,8 @@ class Pool:
         self._by_request_id: dict[str, str] = {}
         self._models = ModelIndex()
         self._num_routers = 1
+        self.told = Told(lambda address: self._tracked.get(address))
+        self.observer: PickObserver | None = None
 
     # --- reports ----------------------------------------------------------------------------
 
@@ -79,6 +82,7 @@ class Pool:
         self.caches.set_endpoints(tracked.values())
         self.outliers.set_endpoints(tracked)
         for each in gone:
+            self.told.drop(each)
             self._models.replace(each.models or {}, {}, self._lists())
 
     def record_report(
@@ -99,6 +103,7 @@ class Pool:
         restarted = is_restart(tracked.report, report)
         if restarted:
             before = tracked.models or {}
+            self.told.drop(tracked)
             tracked.restart(taken_at_s)
             self._models.replace(before, {}, self._lists())
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
@@ -106,7 +111,7 @@ class Pool:
         self.caches.record_reports(None if restarted else tracked.report, report)
         tracked.report, tracked.reported_at_s = report, taken_at_s
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
-        tracked.estimate_foreign(report)
+        tracked.estimate_foreign(report, now=taken_at_s)
         tracked.view = None
         return restarted
 
@@ -130,6 +135,8 @@ class Pool:
         report = tracked.report
         if (report is None or report.process_start_wall_s is None) and before.keys() - models:
             # Without a start time, names that vanish are the only sign of a restart.
+            tracked.leave_to_reports(self.told.drop(tracked))
+            tracked.prompts.bound(now)
             tracked.residency.forget()
         tracked.residency.record_registered(adapters, now=now)
         if models != before or tracked.models is None:
@@ -184,6 +191,7 @@ class Pool:
         if flight is None or tracked is None or tracked is flight.tracked:
             return False
         flight.tracked.end(flight, now=now, has_run=False)
+        flight.tracked.prompts.bound(now)
         self._judge(flight, {}, now=now)
         adapter = tracked.adapter_of(flight.pick)
         self._count(InFlight(flight.pick, flight.started_at_s, tracked, adapter), now)
@@ -214,12 +222,13 @@ class Pool:
             del self._by_request_id[request_id]
         judged = verdicts(flight.pick, verdict, address=address, num_attempts=num_attempts)
         served = self._tracked.get(address, flight.tracked)
-        flight.tracked.end(flight, now=now, has_run=has_run and served is flight.tracked)
+        has_run_here = has_run and served is flight.tracked
+        flight.tracked.end(flight, now=now, has_run=has_run_here)
+        flight.tracked.prompts.bound(now if reported_at_s is None else reported_at_s)
         if served is not flight.tracked:
-            # The first address refused and another of the pick's served: its engine has worked.
-            elsewhere = replace(flight, tracked=served, adapter=served.adapter_of(flight.pick))
-            served.begin(elsewhere)
-            served.end(elsewhere, now=now, has_run=has_run)
+            served.note(flight, now=now, has_run=has_run)
+        if self.observer is not None:
+            self.observer.ended(pick_id, now=now, has_run=has_run_here)
         self._judge(flight, judged, now=now, reported_at_s=reported_at_s)
         return flight
 
@@ -228,7 +237,11 @@ class Pool:
         return self._by_request_id.get(request_id)
 
     def expire(self, *, now: float, max_age_s: float) -> list[InFlight]:
-        """Finish every pick older than `max_age_s`; return them, oldest first."""
+        """Finish every pick older than `max_age_s`; return them, oldest first.
+
+        Other routers' picks end by an age of their own.
+        """
+        self.told.expire(now=now)
         flights = self._flights.values()
         old = list(takewhile(lambda each: now - each.started_at_s > max_age_s, flights))
         for flight in old:
@@ -239,14 +252,16 @@ class Pool:
         """Finish the oldest picks, as many as the endpoint's last report does not account for.
 
         A pick younger than `grace_s` when the report was taken may not have arrived there yet and
-        is not judged.
+        is not judged. Other routers' picks end first: of ours we know the end.
         """
         tracked = self._tracked.get(address)
         if tracked is None or tracked.report is None or tracked.reported_at_s is None:
             return []
         report, at_s = tracked.report, tracked.reported_at_s
+        total = report.num_running + report.num_waiting
         old = list(takewhile(lambda f: at_s - f.started_at_s >= grace_s, tracked.flights.values()))
-        lost = old[: max(0, len(old) - report.num_running - report.num_waiting)]
+        self.told.reconcile(tracked, total - len(old), told_by_s=at_s - grace_s, now=now)
+        lost = old[: max(0, len(old) - total)]
         for flight in lost:
             self.finish(flight.pick.id, now=now)
         return lost
@@ -258,13 +273,13 @@ class Pool:
         """Picks that have not finished."""
         return len(self._flights)
 
+    def flights(self) -> Iterable[InFlight]:
+        """Return the picks that have not finished."""
+        return self._flights.values()
+
     def oldest_in_flight_s(self, *, now: float) -> dict[str, float]:
         """Return the age in seconds of each endpoint's oldest unfinished pick, 0 without any."""
-        ages = {}
-        for address, tracked in self._tracked.items():
-            started = [each.started_at_s for each in tracked.flights.values()]
-            ages[address] = now - min(started, default=now)
-        return ages
+        return {address: each.oldest_s(now) for address, each in self._tracked.items()}
 
     def model(self, name: str) -> ModelCard | None:
         """Return the model registered under `name` on any endpoint."""
@@ -289,10 +304,17 @@ class Pool:
 
     def _count(self, flight: InFlight, now: float) -> None:
         """Count a flight, as a trial if its endpoint is on one."""
-        trial = self.outliers.begin(flight.tracked.endpoint.address, now=now)
+        pick, tracked, address = flight.pick, flight.tracked, flight.tracked.endpoint.address
+        # Routers that do not tell us theirs are assumed to send as much as this one.
+        tracked.prompts.num_alike = max(1, self._num_routers - self.told.num_routers)
+        num_bytes = pick.request.body_bytes * tracked.prompts.num_alike
+        tracked.queue(flight.adapter, num_bytes, at_s=flight.started_at_s, now=now)
+        trial = self.outliers.begin(address, now=now)
         flight = replace(flight, trial=trial) if trial else flight
-        self._flights[flight.pick.id] = flight
-        flight.tracked.begin(flight)
+        self._flights[pick.id] = flight
+        tracked.begin(flight)
+        if self.observer is not None:
+            self.observer.started(pick, address, at_s=flight.started_at_s)
 
     def _judge(
         self,

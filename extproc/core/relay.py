@@ -153,6 +153,11 @@ class Relay:
         """Return whether an acknowledgement is overdue: close the link."""
         return link.is_waiting and now - link.sent_at_s > self._settings.ack_timeout_s
 
+    def probe(self, link: Link, *, now: float) -> None:
+        """Ask the other side for an acknowledgement, unless one is on its way."""
+        if not link.is_waiting:
+            self._send(link, now)
+
     # --- upkeep ------------------------------------------------------------------------------
 
     def tick(self, *, now: float) -> None:

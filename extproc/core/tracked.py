@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from types import MappingProxyType
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from extproc.core.cachesize import MAX_BODY_BYTES
+from extproc.core.costs import Costs
+from extproc.core.floor import Floor
 from extproc.core.outliers import Outliers, Verdict
+from extproc.core.prompts import Prompts
 from extproc.core.residency import Residency
 from extproc.core.types import (
     Endpoint,
@@ -39,6 +44,7 @@ class PoolSettings(Struct, frozen=True):
     report_expiry_s: float = 2.0  # age from which a load report is not trusted
     max_loras: int | None = None
     max_cpu_loras: int | None = None
+    costs: Costs = Costs()
 
 
 class InFlight(Struct, frozen=True):
@@ -52,6 +58,21 @@ class InFlight(Struct, frozen=True):
     place: int | None = None  # of its adapter there, where its first token tells (`cachesize`)
 
 
+class ToldFlight(Struct, eq=False):
+    """Another router's pick that has not ended, and the endpoint object that it is counted on.
+
+    Attributes:
+        adapter: That it counts for there; None until the endpoint lists the adapter named `name`.
+    """
+
+    id: str
+    tracked: Tracked
+    name: str | None
+    told_at_s: float
+    body_bytes: int
+    adapter: str | None = None
+
+
 class Tracked:
     """One endpoint's mutable state."""
 
@@ -59,7 +80,7 @@ class Tracked:
         *("adapters", "returned_at_s", "endpoint", "flights", "foreign", "gpu_adapters"),
         *("is_unreachable", "is_waited_for", "models", "num_foreign", "num_loads", "num_silences"),
         *("registered", "report", "reported_at_s", "residency", "restarted_at_s", "view"),
-        "view_expires_s",
+        *("cpu_adapters", "prompts", "steady", "told", "view_expires_s"),
     )
 
     def __init__(self, endpoint: Endpoint, settings: PoolSettings) -> None:
@@ -72,8 +93,12 @@ class Tracked:
         self.adapters: dict[str, int] = {}
         self.foreign: dict[str, int] = {}
         self.num_foreign = 0
-        self.gpu_adapters: tuple[str, ...] = ()
+        self.gpu_adapters: tuple[str, ...] = ()  # these two as of the last view
+        self.cpu_adapters: tuple[str, ...] = ()
         self.num_loads = 0
+        self.told: dict[str, ToldFlight] = {}
+        self.prompts = Prompts(settings.costs)
+        self.steady = Floor()
         self.is_unreachable = False
         self.is_waited_for = True
         self.num_silences = 0
@@ -100,6 +125,10 @@ class Tracked:
         """Replace the models registered there; None for unknown."""
         self.models, self.view = models, None
         self.registered = None if models is None else frozenset(models)
+        for flight in self.told.values():
+            if flight.adapter is None:
+                flight.adapter = self._listed_adapter(flight.name)
+                self._count(flight.adapter)
 
     def restart(self, now: float) -> None:
         """Forget the state of the process before the restart."""
@@ -107,6 +136,8 @@ class Tracked:
         self.num_silences, self.restarted_at_s = 0, now
         self.set_models(None)
         self.residency.forget()
+        self.prompts.forget()
+        self.steady = Floor()
 
     def is_owing(self, is_known: bool) -> bool:
         """Return whether its models are still to be listed: new or restarted, not just silent."""
@@ -137,16 +168,72 @@ class Tracked:
     def begin(self, flight: InFlight) -> None:
         """Count a pick here."""
         self.flights[flight.pick.id] = flight
-        adapter = flight.adapter
+        self.prompts.unfinished_bytes += flight.pick.request.body_bytes
+        self._count(flight.adapter)
+
+    def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
+        """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""
+        del self.flights[flight.pick.id]
+        self.prompts.unfinished_bytes -= flight.pick.request.body_bytes
+        self._discount(flight.adapter, now=now, has_run=has_run)
+
+    def note(self, flight: InFlight, *, now: float, has_run: bool) -> None:
+        """Note a pick of another endpoint, which refused it: the engine here has worked on it."""
+        here = replace(flight, tracked=self, adapter=self.adapter_of(flight.pick))
+        self.begin(here)
+        self.end(here, now=now, has_run=has_run)
+
+    def begin_told(self, flight: ToldFlight, *, picked_at_s: float) -> None:
+        """Count another router's pick here."""
+        flight.adapter = self._listed_adapter(flight.name)
+        self.queue(flight.adapter, flight.body_bytes, at_s=picked_at_s, now=flight.told_at_s)
+        if self.reported_at_s is not None and picked_at_s <= self.reported_at_s:
+            self.num_foreign = max(0, self.num_foreign - 1)  # the report has counted it already
+        self.told[flight.id] = flight
+        self.prompts.unfinished_bytes += flight.body_bytes
+        self._count(flight.adapter)
+
+    def end_told(self, flight: ToldFlight, *, now: float, has_run: bool) -> None:
+        """Stop counting another router's pick; see `end`."""
+        del self.told[flight.id]
+        self.prompts.unfinished_bytes -= flight.body_bytes
+        self._discount(flight.adapter, now=now, has_run=has_run)
+
+    def leave_to_reports(self, flights: Sequence[ToldFlight]) -> None:
+        """Count picks whose ends nobody will tell as others' requests, until a report shows less.
+
+        They do not wait to be steady: it was not by the reports that routers chose this endpoint.
+        """
+        self.num_foreign += len(flights)
+        self.steady.rise(len(flights))
+        self.foreign |= {each.adapter: 1 for each in flights if each.adapter is not None}
+        self.view = None
+
+    def queue(self, adapter: str | None, body_bytes: int, *, at_s: float, now: float) -> None:
+        """Add a prompt and its adapter's load, sent at `at_s`, to what is to be computed here."""
+        prompt_s = body_bytes * self.prompts.costs.prompt_s_per_byte
+        self.prompts.add(prompt_s + self._load_s(adapter), at_s=at_s, now=now)
+
+    def _load_s(self, adapter: str | None) -> float:
+        """Return the time of an adapter's load; what is resident, as of the last view: to know it
+        as of now would sort all adapters for each pick that is told."""
+        if adapter is None or adapter in self.adapters or adapter in self.gpu_adapters:
+            return 0.0
+        costs = self.prompts.costs
+        return costs.cached_load_s if adapter in self.cpu_adapters else costs.cold_load_s
+
+    def _listed_adapter(self, name: str | None) -> str | None:
+        """Return `name` if it is an adapter by the endpoint's own list."""
+        card = None if self.models is None or name is None else self.models.get(name)
+        return None if card is None or card.parent is None else card.id
+
+    def _count(self, adapter: str | None) -> None:
         if adapter is not None:
             self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
             self.residency.start(adapter)
         self.view = None
 
-    def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
-        """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""
-        del self.flights[flight.pick.id]
-        adapter = flight.adapter
+    def _discount(self, adapter: str | None, *, now: float, has_run: bool) -> None:
         if adapter is not None:
             left = self.adapters[adapter] - 1
             if left:
@@ -156,6 +243,10 @@ class Tracked:
             self.residency.finish(adapter, now=now, has_run=has_run)
         self.view = None
 
+    def oldest_s(self, now: float) -> float:
+        """Return the age of our oldest pick here, 0 without any."""
+        return now - min((each.started_at_s for each in self.flights.values()), default=now)
+
     def count_loads(self) -> None:
         """Count the adapters that have come into a GPU slot since the last call."""
         adapters = self.residency.gpu_adapters
@@ -163,24 +254,21 @@ class Tracked:
             self.num_loads += len(set(adapters).difference(self.gpu_adapters))
             self.gpu_adapters = adapters
 
-    def estimate_foreign(self, report: LoadReport) -> None:
-        """Estimate others' requests: those in the report that we did not dispatch.
+    def estimate_foreign(self, report: LoadReport, *, now: float) -> None:
+        """Estimate others' requests: those in the report that neither we nor a router that tells
+        us has sent, and the adapters that nobody known has a request for.
 
-        The engine names active adapters without counts, so these requests are spread evenly over
-        the active adapters that we have nothing in flight for, at least one each.
+        How many there are is a scrape old, and the same for every router that reads it: routers
+        that chose by it would all go to the same endpoint, then all to the next. So only the part
+        that has been there for seconds counts for the choice, the rest for admission alone, and
+        each adapter as one request.
         """
         total = report.num_running + report.num_waiting
-        self.num_foreign = max(0, total - len(self.flights))
-        names = [name for name in report.active_adapters if name not in self.adapters]
-        share = max(1, self.num_foreign // len(names)) if names and self.num_foreign else 0
-        self.foreign = dict.fromkeys(names, share) if share else {}
-
-    def pending_of_all(self) -> dict[str, int]:
-        """Return the requests per adapter: others' as of the last report, and ours as of now."""
-        pending = dict(self.foreign)
-        for adapter, count in self.adapters.items():
-            pending[adapter] = pending.get(adapter, 0) + count
-        return pending
+        self.num_foreign = max(0, total - len(self.flights) - len(self.told))
+        self.steady.record(self.num_foreign, now=now)
+        # An idle engine's page may still name those that were active last.
+        names = report.active_adapters - self.adapters.keys() if total else ()
+        self.foreign = dict.fromkeys(names, 1)
 
     def make_view(self, now: float, settings: PoolSettings, outliers: Outliers) -> EndpointView:
         """Build the view at `now`; it is kept in `view` until something changes or expires."""
@@ -192,11 +280,11 @@ class Tracked:
         self.view_expires_s = min(expires_s if is_known else inf, ends_s if now <= ends_s else inf)
         if report is None or not is_known:
             report = LoadReport(max_loras=report.max_loras if report else None)
-        pending, num_pending = self.adapters, len(self.flights)
-        if is_known and self.num_foreign:
-            pending, num_pending = self.pending_of_all(), num_pending + self.num_foreign
+        pending = {**self.foreign, **self.adapters} if is_known else dict(self.adapters)
+        steady = min(self.steady.low, self.num_foreign) if is_known else 0
         residency, endpoint = self.residency, self.endpoint
         self.count_loads()
+        self.cpu_adapters = residency.cpu_adapters
         self.view = EndpointView(
             address=address,
             name=endpoint.name or address,
@@ -205,16 +293,20 @@ class Tracked:
             reported_at_s=at_s,
             registered=self.registered,
             gpu_adapters=self.gpu_adapters,
-            cpu_adapters=residency.cpu_adapters,
-            pending_by_adapter=MappingProxyType(dict(pending)),
-            num_pending=num_pending,
+            cpu_adapters=self.cpu_adapters,
+            pending_by_adapter=MappingProxyType(pending),
+            num_pending=len(self.flights) + len(self.told) + steady,
+            num_foreign=self.num_foreign - steady if is_known else 0,
             num_in_flight=len(self.flights),
+            num_told=len(self.told),
             num_running=report.num_running,
             num_waiting=report.num_waiting,
             num_deferred=report.num_deferred or 0,
             kv_usage_ratio=report.kv_usage_ratio or 0.0,
             max_loras=report.max_loras or settings.max_loras,
             num_adapter_loads=self.num_loads,
+            prompts_done_s=self.prompts.done_s,
+            costs=self.prompts.costs,
             is_owing=self.is_owing(is_known),
             is_unreachable=self.is_unreachable,
             is_ejected=outliers.is_ejected(address, now=now),

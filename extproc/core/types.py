@@ -14,9 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from math import inf
 from types import MappingProxyType
 
 from msgspec import Struct
+
+from extproc.core.costs import DEFAULT, Costs
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
@@ -97,9 +100,13 @@ class EndpointView(Struct, frozen=True):
         is_known: Has a load report that has not expired. False is not "idle": it is unknown.
         registered: Names that `/v1/models` lists there (base models and adapters); None before the
             first listing.
-        pending_by_adapter: Unfinished requests per adapter, ours first, scraped for others'.
-            The base model is not an adapter and does not appear.
-        num_pending: All unfinished requests, the base model's included.
+        pending_by_adapter: Unfinished requests per adapter: ours, those that other routers tell us
+            of, and one for each further adapter that the last report names. The base model is not
+            an adapter and does not appear.
+        num_pending: Unfinished requests, the base model's included: ours, those that other routers
+            tell us of, and of others' by the reports those that have been there for seconds.
+        num_foreign: Further ones by the last report, of routers that do not tell us. Routers that
+            chose by it would all go to the same endpoint at the same time.
         num_adapter_loads: Adapters that have entered a GPU slot, as far as residency shows.
         is_owing: New or recently restarted and has not listed its models yet; it may serve models
             that no other endpoint has.
@@ -118,12 +125,16 @@ class EndpointView(Struct, frozen=True):
     pending_by_adapter: Mapping[str, int] = _NOTHING
     num_pending: int = 0
     num_in_flight: int = 0  # the part of `num_pending` that we dispatched ourselves
+    num_told: int = 0  # the other part
+    num_foreign: int = 0
     num_running: int = 0  # as of the last report, like the next three
     num_waiting: int = 0
     num_deferred: int = 0  # 0 where unknown
     kv_usage_ratio: float = 0.0  # 0 where unknown
     max_loras: int | None = None  # adapter slots on the GPU; None where unknown
     num_adapter_loads: int = 0
+    prompts_done_s: float = -inf  # when the prompts sent there are computed, by estimate
+    costs: Costs = DEFAULT
     is_owing: bool = False
     is_unreachable: bool = False  # our last call could not connect
     is_ejected: bool = False

@@ -61,3 +61,9 @@ def spread(counts: Sequence[int]) -> str:
     """Say the least and the most of `counts`, which is not empty."""
     low, high = min(counts), max(counts)
     return str(low) if low == high else f"{low} to {high}"
+
+
+def busiest_first(views: Sequence[EndpointView], adapter: str) -> str:
+    """Name the pods with the most requests for the adapter, each with how many."""
+    ranked = sorted(views, key=lambda view: (-view.pending(adapter), pod_name(view)))
+    return listed([f"{pod_name(view)} with {view.pending(adapter)}" for view in ranked])

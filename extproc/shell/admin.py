@@ -228,6 +228,8 @@ def _describe_view(view: EndpointView, now: float) -> dict[str, Any]:
         "pending_by_adapter": dict(view.pending_by_adapter),
         "num_pending": view.num_pending,
         "num_in_flight": view.num_in_flight,
+        "num_told": view.num_told,
+        "num_foreign": view.num_foreign,
         "num_running": view.num_running,
         "num_waiting": view.num_waiting,
         "num_deferred": view.num_deferred,

@@ -1,19 +1,27 @@
 """`extproc.v1.Peers`: the link between two replicas of this router, from either end.
 
-Links carry access log entries (`core.relay` decides which and when); this file encodes and decodes
-them. The end that listens and the end that dials (`peerdial`) run the same session.
+Links carry access log entries (`core.relay` decides which and when) and the picks that routers tell
+each other; this file encodes and decodes them. The end that listens and the end that dials
+(`peerdial`) run the same session.
+
+Picks go to each router over one link, the oldest, which begins with those in flight. Nobody
+acknowledges them: a link that is slow to acknowledge entries gets no more than `MAX_UNREAD_BYTES`
+of them, and the rest is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from math import inf
 
 from google.protobuf.message import DecodeError
 
 from extproc.core.relay import Link, Relay
+from extproc.core.told import ToldEnd, ToldPick
 from extproc.shell.gen import peers_pb2
 from extproc.shell.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
+from extproc.shell.tidings import MAX_TOLD, Tidings, decode, encode, split
 
 METHOD = "/extproc.v1.Peers/Link"
 
@@ -21,7 +29,14 @@ MAX_LINKS = 256
 """Links that others may open to us; far more than the replicas of one router."""
 MAX_ROUTER_ID_CHARS = 64
 """Length of a peer's id; ours have 8."""
+MAX_UNREAD_BYTES = 512 * 1024
+"""Of picks that a link carries without a sign that the other side has read them."""
+MAX_FIRST_BYTES = MAX_UNREAD_BYTES // 2
+"""Of the picks that a link begins with, some 5,000; the oldest beyond that are not told."""
+BEGIN_INTERVAL_S = 1.0
+"""Links that open within this begin together: to tell 20,000 picks takes some 30 ms."""
 
+OnTidings = Callable[[str, Tidings], None]
 OnEntries = Callable[[Sequence[bytes]], None]
 OnHello = Callable[[str], None]
 
@@ -39,7 +54,14 @@ class PeersService:
         on_entries: Called with the entries relayed by a peer.
         clock: Monotonic seconds.
         on_garbage: Called once per malformed message.
+        on_tidings: Called with the id of a router and what it tells.
+        on_gone: Called with the id of a router to which the last link has closed.
+        on_owing: Called when a link is to begin: call `tell` soon, while `is_owing`.
+        in_flight: Returns the picks that a new link is to begin with, the oldest first; None to
+            tell nothing.
         num_received: Entries relayed by peers.
+        num_told: Picks told, once for each router.
+        num_untold: Picks and ends not told because a link was slow.
     """
 
     relay: Relay
@@ -48,8 +70,16 @@ class PeersService:
     on_entries: OnEntries
     clock: Callable[[], float]
     on_garbage: Callable[[], None] = lambda: None
+    on_tidings: OnTidings = lambda _router_id, _tidings: None
+    on_gone: Callable[[str], None] = lambda _router_id: None
+    on_owing: Callable[[], None] = lambda: None
+    in_flight: Callable[[], Sequence[ToldPick]] | None = None
     num_received: int = 0
+    num_told: int = 0
+    num_untold: int = 0
     _sessions: list[_Session] = field(default_factory=list)
+    _telling: dict[str, _Session] = field(default_factory=dict)
+    _begun_at_s: float = -inf
     _num_inbound: int = 0
 
     def methods(self) -> tuple[Method, ...]:
@@ -72,6 +102,69 @@ class PeersService:
         """Record entries relayed by a peer."""
         self.num_received += len(entries)
         self.on_entries(entries)
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether there is a router to tell."""
+        return bool(self._telling)
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether a link is to begin."""
+        return not all(session.has_begun for session in self._telling.values())
+
+    def tell(self, picks: Iterable[ToldPick], ends: Iterable[ToldEnd]) -> None:
+        """Tell every router with a link, and begin the links that have not begun.
+
+        Raises:
+            ExceptionGroup: Links failed; the others have been told.
+        """
+        sessions = list(self._telling.values())
+        begun = [session for session in sessions if session.has_begun]
+        messages = ((each, encode(each)) for each in split(picks, ends))
+        failures = _tell(begun, messages)
+        now = self.clock()
+        if len(begun) < len(sessions) and now - self._begun_at_s >= BEGIN_INTERVAL_S:
+            self._begun_at_s = now
+            new = [session for session in sessions if not session.has_begun]
+            for session in new:
+                session.has_begun = True
+            failures += _tell(new, self._first(len(new)))
+        if failures:
+            raise ExceptionGroup("links failed", failures)
+
+    def _first(self, num_links: int) -> list[tuple[Tidings, bytes]]:
+        """Return the messages that so many links begin with, the oldest pick first."""
+        assert self.in_flight is not None
+        picks, told, num_bytes = list(self.in_flight()), [], 0
+        while picks:
+            tidings = Tidings(picks[-MAX_TOLD:])
+            message = encode(tidings)
+            num_bytes += len(message)
+            if num_bytes > MAX_FIRST_BYTES:
+                break
+            told.append((tidings, message))
+            del picks[-MAX_TOLD:]
+        self.num_untold += len(picks) * num_links
+        first = Tidings(is_first=True)
+        return [(first, encode(first)), *reversed(told)]
+
+    def opened(self, router_id: str, session: _Session) -> None:
+        """Tell a router our picks over a link, unless there is another link to it."""
+        if self.in_flight is not None and router_id not in self._telling:
+            self._telling[router_id] = session
+            self.on_owing()
+
+    def lost(self, router_id: str, session: _Session) -> None:
+        """Tell the router over another link, or forget it."""
+        links = (each for each in self._sessions if each.link and each.link.router_id == router_id)
+        other = next(links, None)
+        if self._telling.get(router_id) is session:
+            del self._telling[router_id]
+            if other is not None:
+                self.opened(router_id, other)
+        if other is None:
+            self.on_gone(router_id)
 
     def closed(self, session: _Session, *, is_inbound: bool) -> None:
         """Forget a closed session."""
@@ -98,12 +191,14 @@ class _Session:
         self, service: PeersService, call: Call, on_hello: OnHello, *, is_inbound: bool
     ) -> None:
         self.link: Link | None = None
+        self.has_begun = False  # to tell: the picks that were in flight then
         self._service = service
         self._call = call
         self._on_hello = on_hello
         self._is_inbound = is_inbound
         self._has_hello = False
         self._is_over = False
+        self._num_unread_bytes = 0
         hello = peers_pb2.Hello(router_id=service.router_id)
         call.send(peers_pb2.PeerMessage(hello=hello).SerializeToString())
 
@@ -137,6 +232,21 @@ class _Session:
         self._drop_link()
         self._call.end(code, details)
 
+    def tell(self, tidings: Tidings, message: bytes) -> None:
+        """Tell the other side, unless it is slow to read."""
+        link, now = self.link, self._service.clock()
+        if link is None:
+            return
+        num_bytes = self._num_unread_bytes + len(message)
+        if num_bytes > MAX_UNREAD_BYTES:
+            self._service.num_untold += len(tidings.picks) + len(tidings.ends)
+            return
+        self._service.num_told += len(tidings.picks)
+        self._num_unread_bytes = num_bytes
+        self._call.send(message)
+        if num_bytes > MAX_UNREAD_BYTES // 2:
+            self._service.relay.probe(link, now=now)
+
     def _handle_hello(self, router_id: str) -> None:
         if self._has_hello or not 0 < len(router_id) <= MAX_ROUTER_ID_CHARS:
             self.end(Code.INVALID_ARGUMENT, "a second hello, or an id not of 1 to 64 chars")
@@ -148,6 +258,7 @@ class _Session:
             return
         service = self._service
         self.link = service.relay.open(router_id, self._send, now=service.clock())
+        service.opened(router_id, self)
 
     def _handle(self, link: Link, content: peers_pb2.PeerMessage) -> None:
         if content.HasField("entries"):
@@ -157,13 +268,32 @@ class _Session:
                 self._service.record(entries)
             self._call.send(_ACKNOWLEDGEMENT)
         elif content.HasField("acknowledgement"):
+            self._num_unread_bytes = 0
             self._service.relay.acknowledged(link, now=self._service.clock())
+        elif content.HasField("picks"):
+            self._service.on_tidings(link.router_id, decode(link.router_id, content.picks))
 
     def _send(self, batch: Sequence[bytes]) -> None:
         entries = peers_pb2.Entries(log_entries=batch)
         self._call.send(peers_pb2.PeerMessage(entries=entries).SerializeToString())
 
     def _drop_link(self) -> None:
-        if self.link is not None:
-            self._service.relay.close(self.link, now=self._service.clock())
-            self.link = None
+        link, self.link = self.link, None
+        if link is not None:
+            self._service.relay.close(link, now=self._service.clock())
+            self._service.lost(link.router_id, self)
+
+
+def _tell(
+    sessions: Collection[_Session], messages: Iterable[tuple[Tidings, bytes]]
+) -> list[Exception]:
+    """Tell links, each until it fails; return the failures."""
+    failed: dict[_Session, Exception] = {}
+    for tidings, message in messages:
+        for session in sessions:
+            try:
+                if session not in failed:
+                    session.tell(tidings, message)
+            except Exception as error:
+                failed[session] = error
+    return list(failed.values())

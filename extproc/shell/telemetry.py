@@ -214,7 +214,11 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
     ("endpoint_unreachable", "Cannot be connected to", lambda view: view.is_unreachable),
     ("endpoint_ejected", "Fails, and gets no requests", lambda view: view.is_ejected),
     ("endpoint_in_flight", "Unfinished requests that we sent", lambda view: view.num_in_flight),
-    ("endpoint_pending", "Unfinished requests, others' included", lambda view: view.num_pending),
+    (
+        "endpoint_pending",
+        "Unfinished requests, others' included",
+        lambda view: view.num_pending + view.num_foreign,
+    ),
     (
         "endpoint_active_adapters_per_slot",
         "Distinct adapters with unfinished requests, over the adapter slots on the GPU",

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from extproc.core.accounting import Accounting, AccountingSettings, Completion, Ending, Source
+from extproc.core.costs import Costs
 from extproc.core.pool import Pool
 from extproc.core.relay import Relay
+from extproc.core.told import ToldPick
 from extproc.core.types import EndpointView, Outcome
 from tests.builders import address, cards, endpoint, pick, report, request
 
@@ -67,6 +69,37 @@ def test_a_completion_that_has_lost_its_pick_is_found_by_its_request() -> None:
 
     assert ending.flight is not None
     assert ending.is_ours
+
+
+def test_an_entry_about_another_routers_pick_ends_it_before_that_router_tells() -> None:
+    books = Books()
+    books.pool.told.begin("other", now=0.0)
+    books.pool.told.start(ToldPick("other-1", address(1), "a", 0, 0.0), now=1.0)
+    assert books.view().num_told == 1
+    ending = books.hear(pick_id="other-1")
+
+    assert ending == Ending(None, is_ours=False)
+    assert (books.view().num_told, books.view().num_in_flight) == (0, 1)
+
+
+@pytest.mark.parametrize("pick_id", ["r-2", "other-2"])
+def test_an_entry_that_comes_late_leaves_the_prompts_that_are_ahead_at_that_time(
+    pick_id: str,
+) -> None:
+    """Two prompts of a second each; one ended 2 s ago, as is known now."""
+    books = Books(model="")
+    told = books.pool.told
+    told.begin("other", now=0.0)
+    for number in (2, 3):
+        name = pick_id.replace("2", str(number))
+        if name.startswith("r"):
+            made = pick(name, 1, info=request(None, body_bytes=96_000))
+            books.pool.start(made, now=3.0)
+        else:
+            told.start(ToldPick(name, address(1), None, 96_000, 0.0), now=3.0)
+    books.hear(pick_id=pick_id, lag_s=2.0)  # heard at 3.0
+
+    assert books.view().prompts_done_s == pytest.approx(3.0 + 1.0 + Costs().cold_load_s)
 
 
 @pytest.mark.parametrize("pick_id", ["", "nonsense", "q-1", "rr-1"])

@@ -31,8 +31,9 @@ def test_a_cap_leaves_exactly_the_endpoints_below_it_or_sheds(snapshot: Snapshot
         assert (admitted.retry_after_s, admitted.model) == (3, "a")
 
 
-def test_requests_of_others_count_against_the_cap() -> None:
-    busy = endpoint_view(num_pending=2, num_in_flight=0)
+@pytest.mark.parametrize("known", [{"num_pending": 2, "num_told": 2}, {"num_foreign": 2}])
+def test_requests_of_others_count_against_the_cap(known: dict[str, int]) -> None:
+    busy = endpoint_view(**known)
 
     assert isinstance(admit([busy], request(), AdmissionSettings(2)), Rejection)
     assert admit([busy], request(), AdmissionSettings(3)) == [busy]

@@ -19,6 +19,8 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from extproc.core.cachesize import MAX_BODY_BYTES, OBSERVATIONS_PER_LOOK
+from extproc.core.costs import Costs
+from extproc.core.floor import STEADY_S
 from extproc.core.outliers import Cause, OutlierSettings, Verdict
 from extproc.core.pool import InFlight, Pool, PoolSettings
 from extproc.core.tracked import MAX_SILENCES, RESTART_TOLERANCE_S
@@ -130,8 +132,8 @@ def test_a_report_is_trusted_until_it_expires_and_a_new_one_is_trusted_again() -
     fresh, old = view(made, now=1.0 + EXPIRY_S), view(made, now=1.1 + EXPIRY_S)
     made.record_report(address(1), report(num_running=5), taken_at_s=9.0)
 
-    assert (fresh.is_known, fresh.num_running, fresh.num_pending) == (True, 3, 3)
-    assert (old.is_known, old.num_running, old.num_pending) == (False, 0, 0)
+    assert (fresh.is_known, fresh.num_running, fresh.num_foreign) == (True, 3, 3)
+    assert (old.is_known, old.num_running, old.num_foreign) == (False, 0, 0)
     assert (old.reported_at_s, old.max_loras) == (1.0, 4)
     assert (view(made, now=9.0).is_known, view(made, now=9.0).num_running) == (True, 5)
 
@@ -146,7 +148,7 @@ def test_a_report_fills_the_view() -> None:
 
     seen = view(made)
     assert (seen.num_running, seen.num_waiting, seen.num_deferred) == (2, 1, 1)
-    assert (seen.kv_usage_ratio, seen.max_loras, seen.num_pending) == (0.25, 8, 3)
+    assert (seen.kv_usage_ratio, seen.max_loras, seen.num_foreign) == (0.25, 8, 3)
 
 
 def test_slots_are_configured_where_no_report_says_them() -> None:
@@ -568,32 +570,86 @@ def test_what_a_report_has_and_we_did_not_send_is_others() -> None:
     made.record_report(address(1), busy("a", "b", num_running=4), taken_at_s=1.0)
 
     seen = view(made, now=1.0)
-    assert (seen.num_pending, seen.num_in_flight) == (4, 1)
-    assert seen.pending_by_adapter == {"a": 1, "b": 3}
+    assert (seen.num_pending, seen.num_in_flight, seen.num_foreign) == (1, 1, 3)
+    assert seen.pending_by_adapter == {"a": 1, "b": 1}
 
 
-def test_our_requests_since_the_report_come_on_top_of_others() -> None:
+def test_an_adapter_that_others_use_is_active_whatever_we_send() -> None:
     made = pool()
     made.record_report(address(1), busy("a", num_running=3), taken_at_s=0.0)
     start(made)
 
-    assert (view(made).num_pending, view(made).pending("a")) == (4, 4)
+    assert (view(made).num_pending, view(made).pending("a")) == (1, 1)
     made.finish("pick-1", now=1.0)
-    assert (view(made, now=1.0).num_pending, view(made, now=1.0).pending("a")) == (3, 3)
+    assert (view(made, now=1.0).num_pending, view(made, now=1.0).pending("a")) == (0, 1)
 
 
-def test_others_are_spread_over_the_adapters_that_are_not_ours() -> None:
+def test_how_many_others_there_are_does_not_count_for_the_choice() -> None:
+    """Routers that all chose by the same old number would all choose the same endpoint."""
+    made = pool(1, 2)
+    made.record_report(address(1), busy("a", num_running=9), taken_at_s=0.0)
+    made.record_report(address(2), busy("a", num_running=1), taken_at_s=0.0)
+
+    seen = made.snapshot(now=0.0).endpoints
+    assert [(each.num_pending, each.pending("a")) for each in seen] == [(0, 1), (0, 1)]
+
+
+def test_others_that_have_been_there_for_seconds_count_for_the_choice() -> None:
+    """Nine requests of others that stay, two more that come and go."""
     made = pool()
-    made.record_report(address(1), busy("a", "b", num_running=5), taken_at_s=0.0)
+    for second, num_running in enumerate((9, 11) * 20):
+        made.record_report(address(1), busy("a", num_running=num_running), taken_at_s=second)
+        if second == int(STEADY_S) - 1:
+            assert view(made, now=second).num_pending == 0
 
-    assert (view(made).pending("a"), view(made).pending("b"), view(made).num_pending) == (2, 2, 5)
+    seen = view(made, now=39.0)
+    assert (seen.num_pending, seen.num_foreign) == (9, 2)
+
+
+def test_others_that_leave_count_no_longer_at_once() -> None:
+    made = pool()
+    for second in range(40):
+        made.record_report(address(1), busy("a", num_running=9), taken_at_s=second)
+    made.record_report(address(1), busy("a", num_running=1), taken_at_s=40.0)
+
+    assert view(made, now=40.0).num_pending == 1
+
+
+def test_a_restart_ends_what_others_had_there() -> None:
+    made = pool()
+    for second in range(40):
+        made.record_report(
+            address(1), report(num_running=9, process_start_wall_s=1e9), taken_at_s=second
+        )
+    made.record_report(address(1), report(num_running=9, process_start_wall_s=2e9), taken_at_s=40.0)
+
+    assert (view(made, now=40.0).num_pending, view(made, now=40.0).num_foreign) == (0, 9)
+
+
+def test_prompts_ahead_are_no_more_than_all_that_is_unfinished() -> None:
+    """The cost of a prompt is a guess; what has ended has surely been computed."""
+    made = pool()
+    for number in range(3):
+        made.start(pick(f"p-{number}", info=request(None, body_bytes=96_000)), now=0.0)
+    for number in range(2):
+        made.finish(f"p-{number}", now=0.5)
+
+    most_s = 1.0 + Costs().cold_load_s
+    assert view(made, now=0.5).prompts_done_s == pytest.approx(0.5 + most_s)
+
+
+def test_an_idle_endpoint_has_no_active_adapters_whatever_its_page_names() -> None:
+    made = pool()
+    made.record_report(address(1), busy("a", "b", num_running=0), taken_at_s=0.0)
+
+    assert view(made).pending_by_adapter == {}
 
 
 def test_requests_for_the_base_are_no_adapters_of_others() -> None:
     made = pool()
     made.record_report(address(1), busy(num_running=2), taken_at_s=0.0)
 
-    assert (view(made).num_pending, view(made).num_active_adapters) == (2, 0)
+    assert (view(made).num_foreign, view(made).num_active_adapters) == (2, 0)
 
 
 def test_others_are_forgotten_with_the_report_that_told_of_them() -> None:
@@ -612,7 +668,8 @@ def test_a_report_of_less_than_we_sent_takes_nothing_away() -> None:
     start(made, "two")
     made.record_report(address(1), busy("b", num_running=1), taken_at_s=0.0)
 
-    assert (view(made).num_pending, view(made).pending_by_adapter) == (2, {"a": 2})
+    assert (view(made).num_pending, view(made).num_foreign) == (2, 0)
+    assert view(made).pending_by_adapter == {"a": 2, "b": 1}
 
 
 # --- residency ------------------------------------------------------------------------------
@@ -775,12 +832,13 @@ class PoolMachine(RuleBasedStateMachine):
         assert (seen.is_ready, seen.is_known) == (self.ready[number], is_known)
         assert seen.registered == (None if names is None else frozenset(names))
         assert seen.num_in_flight == len(adapters)
-        assert seen.num_pending == len(adapters) + (others if is_known else 0)
+        assert (seen.num_pending, seen.num_told) == (len(adapters), 0)
+        assert seen.num_foreign == (others if is_known else 0)
         shown = report if is_known else LoadReport()
         assert (seen.num_running, seen.num_waiting) == (shown.num_running, shown.num_waiting)
         for adapter in ADAPTERS:
             ours = adapters.count(adapter)
-            theirs = is_known and others and adapter in report.active_adapters
+            theirs = is_known and adapter in report.active_adapters
             assert seen.pending(adapter) >= ours
             assert theirs or seen.pending(adapter) == ours
 
@@ -881,6 +939,16 @@ def test_a_moved_pick_leaves_no_adapter_behind_that_was_never_loaded() -> None:
 
     first, second = made.snapshot(now=1.0).endpoints
     assert (first.has_loaded("a"), second.has_loaded("a")) == (False, True)
+
+
+def test_a_moved_pick_takes_its_prompt_along() -> None:
+    made = pool(1, 2)
+    made.start(pick("x", 1, info=request(None, body_bytes=960_000)), now=0.0)
+    made.move("x", address(2), now=0.5)
+
+    first, second = made.snapshot(now=0.5).endpoints
+    assert first.prompts_done_s <= 0.5 + Costs().cold_load_s
+    assert second.prompts_done_s == pytest.approx(10.0)
 
 
 def test_moving_changes_nothing_where_there_is_nothing_to_move() -> None:

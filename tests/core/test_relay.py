@@ -51,6 +51,15 @@ def test_what_comes_together_leaves_together() -> None:
     assert wire.batches == [[b"1", b"2"]]
 
 
+def test_a_link_is_probed_with_a_batch_at_once_unless_one_is_on_its_way() -> None:
+    relay = Relay()
+    link, wire = opened(relay)
+    for _ in range(2):
+        relay.probe(link, now=0)
+
+    assert wire.batches == [[]]
+
+
 def test_one_batch_is_on_its_way_and_the_next_one_carries_what_came_meanwhile() -> None:
     relay = Relay()
     link, wire = opened(relay)

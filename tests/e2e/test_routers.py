@@ -265,3 +265,83 @@ async def test_routers_that_cannot_reach_each_other_serve_and_catch_up_afterward
     assert known == [2, 2]
     assert had_open_counts
     assert dropped == [0, 0]
+
+
+# --- what routers tell each other ---------------------------------------------------------------
+
+
+async def told(router: RouterProcess) -> int:
+    """How many requests of other routers it knows to be in flight, over all pods."""
+    endpoints = (await router.admin("/debug/snapshot"))["endpoints"]
+    return sum(each["num_told"] for each in endpoints)
+
+
+@asynccontextmanager
+async def open_requests(client: Client, num: int) -> AsyncIterator[None]:
+    """So many responses that go on and on."""
+    async with AsyncExitStack() as stack:
+        for number in range(num):
+            model = f"only-{number % NUM_PODS}"
+            opening = client.streaming(model, max_tokens=100_000, ignore_eos=True)
+            answer = await stack.enter_async_context(opening)
+            stack.callback(answer.close)
+        yield
+
+
+async def test_routers_know_of_each_others_requests_until_one_is_killed(
+    http: aiohttp.ClientSession,
+) -> None:
+    num_open = 12
+    async with fleet(http, completions=WITH_REPAIR) as routers:
+        first, second = routers.routers
+
+        async def know_of_each_other() -> bool:
+            own = await routers.counters("picks_in_flight")
+            return sum(own) == num_open and [await told(second), await told(first)] == own
+
+        async def has_forgotten() -> bool:
+            return await told(second) == 0
+
+        async def is_told_again() -> bool:
+            return await told(first) == await second.counter("extproc_picks_in_flight") > 0
+
+        async with open_requests(routers.client, num_open):
+            await eventually(know_of_each_other)
+            own = await routers.counters("picks_in_flight")
+            async with Load(routers.client, MODELS, max_tokens=3).running() as load:
+                await load.some()
+                await first.kill()
+                killed_s = time.monotonic()
+                await eventually(has_forgotten)
+                await load.some(90)
+            await first.start(within_s=PATIENCE_S)
+            await eventually(routers.are_linked)
+            await eventually(is_told_again)
+
+    assert all(own)
+    assert len(load.lost_s) <= NUM_CLIENTS, (load.outcomes, routers.logs())
+    assert max(load.lost_s, default=0.0) < killed_s, routers.logs()
+    assert set(load.outcomes) <= {"served", "router_unavailable"}
+
+
+async def test_routers_that_lose_touch_forget_each_others_requests_until_they_are_linked_again(
+    http: aiohttp.ClientSession,
+) -> None:
+    """A network that drops every packet, without ending a connection."""
+    num_open = 8
+    async with Switch() as switch, fleet(http, switch=switch) as routers:
+
+        async def all_told(num: int) -> bool:
+            return sum([await told(each) for each in routers.routers]) == num
+
+        async with open_requests(routers.client, num_open):
+            await eventually(lambda: all_told(num_open))
+            switch.turn(on=False)
+            await eventually(lambda: all_told(0))
+            async with Load(routers.client, MODELS, max_tokens=3).running() as load:
+                await load.some()
+            switch.turn(on=True)
+            await eventually(routers.are_linked)
+            await eventually(lambda: all_told(num_open))
+
+    assert load.outcomes == load.all_served

@@ -11,9 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.relay import Relay, RelaySettings
+from extproc.core.told import ToldEnd, ToldPick
 from extproc.shell.gen import peers_pb2
-from extproc.shell.peers import MAX_LINKS, MAX_ROUTER_ID_CHARS, PeersService
+from extproc.shell.peers import (
+    BEGIN_INTERVAL_S,
+    MAX_FIRST_BYTES,
+    MAX_LINKS,
+    MAX_ROUTER_ID_CHARS,
+    MAX_UNREAD_BYTES,
+    PeersService,
+)
 from extproc.shell.rpc import Code, Session
+from extproc.shell.tidings import MAX_ADAPTER_CHARS, MAX_TOLD, Tidings, encode
 from tests.shell.fake_call import FakeCall, begin
 
 
@@ -32,13 +41,17 @@ class Router:
         self.clock = clock or Clock()
         self.relay = Relay(RelaySettings())
         self.taken: list[bytes] = []
-        self.num_garbage = 0
+        self.num_garbage = self.num_owing = 0
+        self.heard: list[tuple[str, Tidings]] = []
+        self.gone: list[str] = []
         self.service = PeersService(
             self.relay,
             router_id,
             on_entries=self.taken.extend,
             clock=self.clock,
             on_garbage=self._count,
+            on_tidings=lambda *told: self.heard.append(told),
+            on_gone=self.gone.append,
         )
 
     def _count(self) -> None:
@@ -48,6 +61,14 @@ class Router:
         for entry in entries:
             self.relay.offer(router_id, entry, now=self.clock())
         self.relay.flush(now=self.clock())
+
+    def begin_with(self, *picks: ToldPick) -> None:
+        """Tell others, to begin with these."""
+        self.service.in_flight = lambda: picks
+        self.service.on_owing = self._count_owing
+
+    def _count_owing(self) -> None:
+        self.num_owing += 1
 
     def accept(self) -> tuple[FakeCall, Session]:
         return begin(self.service.methods(), "Link")
@@ -72,6 +93,10 @@ class Wire:
                 while way.messages:
                     end.receive(way.messages.popleft())
 
+    def waiting(self) -> list[bytes]:
+        """What is under way."""
+        return [message for way, _ in self._ways for message in way.messages]
+
     def cut(self) -> None:
         for way, end in self._ways:
             way.messages.clear()
@@ -94,14 +119,14 @@ class _Way:
 
 
 def hello(router_id: str) -> bytes:
-    return encode(hello=peers_pb2.Hello(router_id=router_id))
+    return message(hello=peers_pb2.Hello(router_id=router_id))
 
 
 def entries(*each: bytes) -> bytes:
-    return encode(entries=peers_pb2.Entries(log_entries=each))
+    return message(entries=peers_pb2.Entries(log_entries=each))
 
 
-def encode(**content: Any) -> bytes:
+def message(**content: Any) -> bytes:
     encoded: bytes = peers_pb2.PeerMessage(**content).SerializeToString()
     return encoded
 
@@ -285,3 +310,280 @@ def test_a_routers_name_is_short() -> None:
 
     assert (taken.code, refused.code) == (None, Code.INVALID_ARGUMENT)
     assert router.relay.linked_routers() == {"b" * MAX_ROUTER_ID_CHARS}
+
+
+# --- what routers tell each other -------------------------------------------------------------
+
+FIRST = Tidings([], [], is_first=True)
+
+
+def told(number: int = 1, router_id: str = "a", **fields: Any) -> ToldPick:
+    defaults = {"address": "10.0.0.1:80", "adapter": "sql", "body_bytes": 7, "age_s": 0.25}
+    return ToldPick(f"{router_id}-{number}", **{**defaults, **fields})
+
+
+def telling() -> tuple[Router, Router, Wire]:
+    """Two routers; `a` has told `b` that it has nothing in flight."""
+    near, far = Router("a"), Router("b")
+    near.begin_with()
+    wire = Wire(near, far)
+    begin_to_tell(near, wire)
+    return near, far, wire
+
+
+def begin_to_tell(near: Router, *wires: Wire) -> None:
+    for wire in wires:
+        wire.pump()
+    near.service.tell((), ())
+    for wire in wires:
+        wire.pump()
+
+
+def test_picks_and_ends_arrive_as_they_were_told() -> None:
+    near, far, wire = telling()
+    base = told(2, adapter=None, body_bytes=2**40)
+    ends = [ToldEnd("a-1", has_run=True), ToldEnd("a-2", has_run=False)]
+    near.service.tell([told(), base], ends)
+    wire.pump()
+
+    assert far.heard == [("a", FIRST), ("a", Tidings([told(), base], ends))]
+    assert near.service.num_told == 2
+
+
+def test_a_link_begins_with_what_is_in_flight() -> None:
+    near, far = Router("a"), Router("b")
+    near.begin_with(told(1), told(2))
+    wire = Wire(near, far)
+    wire.pump()
+    assert (far.heard, near.num_owing, near.service.is_owing) == ([], 1, True)
+    begin_to_tell(near, wire)
+    begin_to_tell(near, wire)
+
+    assert not near.service.is_owing
+    assert far.heard == [("a", FIRST), ("a", Tidings([told(1), told(2)], []))]
+
+
+def test_who_does_not_tell_sends_no_message_of_it() -> None:
+    near, far = Router("a"), Router("b")
+    Wire(near, far).pump()
+    near.service.tell([told()], [])
+
+    assert (near.heard, far.heard) == ([], [])
+    assert not near.service.is_telling
+
+
+def test_two_links_to_a_router_are_told_once_and_the_second_takes_over() -> None:
+    near, far = Router("a"), Router("b")
+    near.begin_with(told())
+    wires = [Wire(near, far), Wire(near, far)]
+    begin_to_tell(near, *wires)
+    assert len(far.heard) == 2
+    wires[0].cut()
+    assert near.service.is_telling
+    near.clock.now += BEGIN_INTERVAL_S
+    begin_to_tell(near, wires[1])
+    assert (far.gone, far.heard[2:]) == ([], far.heard[:2])
+    wires[1].cut()
+
+    assert far.gone == ["a"]
+    assert not near.service.is_telling
+
+
+def test_links_that_open_soon_after_each_other_begin_together_and_hear_nothing_before() -> None:
+    near, _, _ = telling()
+    late = [Router("c"), Router("d")]
+    wires = [Wire(near, each) for each in late]
+    begin_to_tell(near, *wires)
+    near.service.tell([told()], [])
+    assert near.service.is_owing
+    near.clock.now += BEGIN_INTERVAL_S / 2
+    begin_to_tell(near, *wires)
+    assert [each.heard for each in late] == [[], []]
+    near.clock.now += BEGIN_INTERVAL_S / 2
+    begin_to_tell(near, *wires)
+
+    assert [each.heard for each in late] == [[("a", FIRST)]] * 2
+
+
+def test_many_links_of_one_router_that_end_together_cost_one_look_at_the_picks() -> None:
+    router, looks = Router("a"), []
+    router.service.in_flight = lambda: looks.append(1) or [told()]  # type: ignore[func-returns-value]
+    sessions = [router.accept()[1] for _ in range(9)]
+    for session in sessions:
+        session.receive(hello("b"))
+    for session in sessions[:-1]:
+        session.closed()
+    assert looks == []
+    router.service.tell((), ())
+
+    assert len(looks) == 1
+
+
+def test_of_more_picks_in_flight_than_fit_the_newest_are_told_the_oldest_of_them_first() -> None:
+    near, far = Router("a"), Router("b")
+    num = 20_000
+    near.begin_with(*[told(number) for number in range(num)])
+    wire, other = Wire(near, far), Wire(near, Router("c"))
+    for each in (wire, other):
+        each.pump()
+    near.service.tell((), ())
+    assert MAX_FIRST_BYTES * 0.9 < sum(map(len, wire.waiting())) <= MAX_FIRST_BYTES + 100
+    wire.pump()
+
+    heard = [pick.id for _, tidings in far.heard for pick in tidings.picks]
+    assert heard == [f"a-{number}" for number in range(num - len(heard), num)]
+    assert near.service.num_untold == 2 * (num - len(heard))
+
+
+class Broken(_Way):
+    """A way that fails once it is told to."""
+
+    is_broken = False
+    num_tries = 0
+
+    def send(self, message: bytes) -> None:
+        self.num_tries += self.is_broken
+        if self.is_broken:
+            raise RuntimeError("no way")
+        super().send(message)
+
+
+def test_a_link_that_fails_is_tried_once_and_keeps_nothing_from_the_others() -> None:
+    near = Router("a")
+    near.begin_with()
+    way, far = Broken(), Router("c")
+    near.service.dialled(way, lambda _: None).receive(hello("b"))
+    wire = Wire(near, far)
+    begin_to_tell(near, wire)
+    way.is_broken = True
+    picks = [told(number) for number in range(2 * MAX_TOLD)]
+    with pytest.raises(ExceptionGroup) as failures:
+        near.service.tell(picks, [])
+    wire.pump()
+
+    assert (way.num_tries, len(failures.value.exceptions)) == (1, 1)
+    assert [len(each.picks) for _, each in far.heard] == [0, MAX_TOLD, MAX_TOLD]
+
+
+def test_a_link_that_fails_to_begin_does_not_begin_again_and_again() -> None:
+    near = Router("a")
+    near.begin_with(told())
+    way = Broken()
+    near.service.dialled(way, lambda _: None).receive(hello("b"))
+    way.is_broken = True
+    with pytest.raises(ExceptionGroup):
+        near.service.tell((), ())
+
+    assert not near.service.is_owing
+
+
+def test_a_link_that_is_no_longer_needed_ends_without_effect_on_what_is_told() -> None:
+    near, far, wire = telling()
+    second = Wire(near, far)
+    second.pump()
+    second.cut()
+    near.service.tell([told()], [])
+    wire.pump()
+
+    assert (far.gone, len(far.heard)) == ([], 2)
+
+
+def test_a_link_that_does_not_read_gets_so_much_and_all_later_picks_are_dropped() -> None:
+    near, far, wire = telling()
+    batch = [told(number) for number in range(MAX_TOLD)]
+    num_batches = 160
+    for _ in range(num_batches):
+        near.service.tell(batch, [ToldEnd("a-1")])
+    sent = sum(len(each) for each in wire.waiting())
+    assert MAX_UNREAD_BYTES // 2 < sent <= MAX_UNREAD_BYTES + 100
+    assert near.service.num_untold > MAX_TOLD
+    wire.pump()
+    near.service.tell(batch, [])
+    wire.pump()
+
+    assert far.heard[-1][1].picks == batch
+    num_heard = sum(len(each.picks) + len(each.ends) for _, each in far.heard)
+    assert num_heard + near.service.num_untold == num_batches * (MAX_TOLD + 1) + MAX_TOLD
+
+
+def test_while_it_reads_nothing_is_dropped() -> None:
+    near, far, wire = telling()
+    for number in range(100):
+        near.service.tell([told(number * MAX_TOLD + each) for each in range(MAX_TOLD)], [])
+        wire.pump()
+
+    assert near.service.num_untold == 0
+    assert len(far.heard) == 101
+
+
+def test_a_message_has_so_many_picks_and_ends_at_most() -> None:
+    near, far, wire = telling()
+    ends = [ToldEnd(f"a-{number}") for number in range(5)]
+    near.service.tell([told(number) for number in range(MAX_TOLD + 1)], ends)
+    wire.pump()
+
+    assert [(len(t.picks), len(t.ends)) for _, t in far.heard[1:]] == [(MAX_TOLD, 0), (1, 5)]
+
+
+def test_of_a_longer_message_the_rest_is_not_read() -> None:
+    router = Router("b")
+    _, session = router.accept()
+    session.receive(hello("a"))
+    picks = [told(number) for number in range(MAX_TOLD + 9)]
+    session.receive(encode(Tidings(picks, [ToldEnd("a-1")] * (MAX_TOLD + 9))))
+
+    [(_, heard)] = router.heard
+    assert (len(heard.picks), len(heard.ends)) == (MAX_TOLD, MAX_TOLD)
+
+
+def test_a_long_name_is_not_told_and_an_age_beyond_the_bounds_is_cut() -> None:
+    near, far, wire = telling()
+    near.service.tell([told(adapter="x" * (MAX_ADAPTER_CHARS + 1), age_s=1e9), told(age_s=-1)], [])
+    wire.pump()
+
+    first, second = far.heard[-1][1].picks
+    assert (first.adapter, first.age_s, second.age_s) == (None, (2**32 - 1) / 1e3, 0.0)
+
+
+def test_a_name_is_heard_up_to_a_length() -> None:
+    router = Router("b")
+    _, session = router.accept()
+    session.receive(hello("a"))
+    for num in (MAX_ADAPTER_CHARS, MAX_ADAPTER_CHARS + 1):
+        pick = peers_pb2.StartedPick(number=1, adapter="x" * num)
+        session.receive(message(picks=peers_pb2.Picks(started=[pick])))
+
+    names = [heard.picks[0].adapter for _, heard in router.heard]
+    assert names == ["x" * MAX_ADAPTER_CHARS, None]
+
+
+def test_what_a_router_tells_is_about_its_own_picks_whatever_it_says() -> None:
+    """A message has numbers only; the router is the one that said hello."""
+    router = Router("b")
+    _, session = router.accept()
+    session.receive(hello("x"))
+    session.receive(encode(Tidings([told(1, "b")], [ToldEnd("b-1")])))
+
+    [(router_id, heard)] = router.heard
+    assert (router_id, heard.picks[0].id, heard.ends[0].id) == ("x", "x-1", "x-1")
+
+
+def test_before_hello_nothing_is_told() -> None:
+    router = Router("b")
+    call, session = router.accept()
+    session.receive(encode(Tidings([told()], [])))
+
+    assert call.code is Code.FAILED_PRECONDITION
+    assert router.heard == []
+
+
+def test_a_message_that_only_a_later_router_knows_is_ignored() -> None:
+    """As a router of before picks were told ignores those: an unknown field of the message."""
+    router = Router("b")
+    call, session = router.accept()
+    session.receive(hello("a"))
+    session.receive(b"\xfa\x01\x02\x08\x01")  # field 31, two bytes
+    session.receive(entries(b"1"))
+
+    assert call.ended is None
+    assert router.taken == [b"1"]

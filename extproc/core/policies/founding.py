@@ -17,7 +17,7 @@ from operator import attrgetter
 
 from extproc.core.policies.ranking import at_random, fewest_pending, least, lowest, one_of
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
-from extproc.core.words import listed, pending, pod_name, short, spread, whereabouts
+from extproc.core.words import busiest_first, pending, short, spread, whereabouts
 
 DEFAULT_THRESHOLD = 16
 """Requests. A batch of 16 still decodes at nearly the speed of one on an 8B-class model (H100:
@@ -87,13 +87,13 @@ def _why_affinity(adapter: str, chosen: EndpointView, others: Sequence[EndpointV
     most = "and no other pod below the policy's threshold has more"
     if as_many:
         most = f"{most}; of the {1 + len(as_many)} with as many {_why_emptiest(chosen, as_many)}"
-    return f"{here}, {most}; also loaded on {_busiest_first(also, adapter)}"
+    return f"{here}, {most}; also loaded on {busiest_first(also, adapter)}"
 
 
 def _why_spill(adapter: str, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
     loaded = [view for view in (chosen, *others) if view.has_loaded(adapter)]
     full = f"where {short(adapter)} is loaded, the policy's threshold is reached"
-    return f"{full} ({_busiest_first(loaded, adapter)}), and {_why_emptiest(chosen, others)}"
+    return f"{full} ({busiest_first(loaded, adapter)}), and {_why_emptiest(chosen, others)}"
 
 
 def _why_emptiest(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
@@ -110,8 +110,3 @@ def _why_emptiest(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
         least_of = f"of {1 + len(as_few)} with as few the least pending"
         fewest = f"{fewest}, {least_of} ({pending(chosen, as_few)})"
     return f"{fewest}, {at_random(equals)}" if equals else fewest
-
-
-def _busiest_first(views: Sequence[EndpointView], adapter: str) -> str:
-    ranked = sorted(views, key=lambda view: (-view.pending(adapter), pod_name(view)))
-    return listed([f"{pod_name(view)} with {view.pending(adapter)}" for view in ranked])

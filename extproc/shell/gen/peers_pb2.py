@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65xtproc/v1/peers.proto\x12\nextproc.v1\"\x9c\x01\n\x0bPeerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.extproc.v1.HelloH\x00\x12&\n\x07\x65ntries\x18\x02 \x01(\x0b\x32\x13.extproc.v1.EntriesH\x00\x12\x36\n\x0f\x61\x63knowledgement\x18\x03 \x01(\x0b\x32\x1b.extproc.v1.AcknowledgementH\x00\x42\t\n\x07\x63ontent\"\x1a\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\x1e\n\x07\x45ntries\x12\x13\n\x0blog_entries\x18\x01 \x03(\x0c\"\x11\n\x0f\x41\x63knowledgement2E\n\x05Peers\x12<\n\x04Link\x12\x17.extproc.v1.PeerMessage\x1a\x17.extproc.v1.PeerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65xtproc/v1/peers.proto\x12\nextproc.v1\"\xc0\x01\n\x0bPeerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.extproc.v1.HelloH\x00\x12&\n\x07\x65ntries\x18\x02 \x01(\x0b\x32\x13.extproc.v1.EntriesH\x00\x12\x36\n\x0f\x61\x63knowledgement\x18\x03 \x01(\x0b\x32\x1b.extproc.v1.AcknowledgementH\x00\x12\"\n\x05picks\x18\x04 \x01(\x0b\x32\x11.extproc.v1.PicksH\x00\x42\t\n\x07\x63ontent\"\x1a\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\x1e\n\x07\x45ntries\x12\x13\n\x0blog_entries\x18\x01 \x03(\x0c\"\x11\n\x0f\x41\x63knowledgement\"i\n\x05Picks\x12\x10\n\x08is_first\x18\x01 \x01(\x08\x12(\n\x07started\x18\x02 \x03(\x0b\x32\x17.extproc.v1.StartedPick\x12$\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x15.extproc.v1.EndedPick\"c\n\x0bStartedPick\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x12\n\nbody_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\r\",\n\tEndedPick\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07has_run\x18\x02 \x01(\x08\x32\x45\n\x05Peers\x12<\n\x04Link\x12\x17.extproc.v1.PeerMessage\x1a\x17.extproc.v1.PeerMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'extproc.v1.peers_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PEERMESSAGE']._serialized_start=39
-  _globals['_PEERMESSAGE']._serialized_end=195
-  _globals['_HELLO']._serialized_start=197
-  _globals['_HELLO']._serialized_end=223
-  _globals['_ENTRIES']._serialized_start=225
-  _globals['_ENTRIES']._serialized_end=255
-  _globals['_ACKNOWLEDGEMENT']._serialized_start=257
-  _globals['_ACKNOWLEDGEMENT']._serialized_end=274
-  _globals['_PEERS']._serialized_start=276
-  _globals['_PEERS']._serialized_end=345
+  _globals['_PEERMESSAGE']._serialized_end=231
+  _globals['_HELLO']._serialized_start=233
+  _globals['_HELLO']._serialized_end=259
+  _globals['_ENTRIES']._serialized_start=261
+  _globals['_ENTRIES']._serialized_end=291
+  _globals['_ACKNOWLEDGEMENT']._serialized_start=293
+  _globals['_ACKNOWLEDGEMENT']._serialized_end=310
+  _globals['_PICKS']._serialized_start=312
+  _globals['_PICKS']._serialized_end=417
+  _globals['_STARTEDPICK']._serialized_start=419
+  _globals['_STARTEDPICK']._serialized_end=518
+  _globals['_ENDEDPICK']._serialized_start=520
+  _globals['_ENDEDPICK']._serialized_end=564
+  _globals['_PEERS']._serialized_start=566
+  _globals['_PEERS']._serialized_end=635
 # @@protoc_insertion_point(module_scope)

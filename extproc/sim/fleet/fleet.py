@@ -1,8 +1,9 @@
-"""A fleet in virtual time: pods, routers that share nothing, clients, and what goes wrong.
+"""A fleet in virtual time: pods, routers, clients, and what goes wrong.
 
 Each router is the production one (pool, admission, picker, policy, accounting) with the production
 router's knowledge: scrapes with their real delay, completions when Envoy flushes its access log,
-endpoints when discovery sees them. One seed determines everything, to the byte.
+what other routers tell (if they do), endpoints when discovery sees them. One seed determines
+everything, to the byte.
 
 Left out, being the same for every policy: the time that the network and Envoy take.
 """
@@ -23,6 +24,7 @@ from extproc.sim.fleet.events import AdapterRegistered, FleetEvent, PodJoin, Pod
 from extproc.sim.fleet.pod import FleetPod, started_engine
 from extproc.sim.fleet.router import FleetRouter
 from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.fleet.telling import FleetTelling
 from extproc.workload.flights import FleetResult, Flight, FlightState
 
 if TYPE_CHECKING:
@@ -87,6 +89,10 @@ class Fleet:
             )
             for number in range(settings.num_routers)
         ]
+        if settings.peer_delay_s is not None:
+            for router in self.routers:
+                rng = random.Random(f"peers/{seed}/{router.id}")
+                self._let_tell(router, settings.peer_delay_s, rng)
         self._start_routers()
         self._at(settings.warm_up_s, self._start_measuring)
         for event in events:
@@ -235,6 +241,17 @@ class Fleet:
 
     def _read_models(self, router: FleetRouter, pod: FleetPod) -> None:
         router.pool.record_models(pod.address, pod.models, now=self.now)
+
+    def _let_tell(self, router: FleetRouter, delay_s: float, rng: random.Random) -> None:
+        """Let a router tell the others its picks."""
+        router.pool.observer = FleetTelling(
+            router.id,
+            [other for other in self.routers if other is not router],
+            later=lambda wait_s, tell: self._at(self.now + wait_s, lambda: tell(now=self.now)),
+            delay_s=delay_s,
+            loss=self.settings.peer_loss,
+            rng=rng,
+        )
 
     # --- the world --------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ _STATUSES = {Outcome.COMPLETED: 200, Outcome.FAILED: 503, Outcome.CANCELLED: 0}
 
 
 class FleetRouter:
-    """A router; `router_id` is the first part of its picks' ids."""
+    """A router; `id` is the first part of its picks' ids."""
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class FleetRouter:
         presumed = settings.presumed_cpu_loras
         cached = settings.max_cpu_loras if presumed is None else presumed or None
         self.pool = Pool(PoolSettings(settings.report_expiry_s, settings.max_loras, cached))
+        self.id = router_id
         self.policy = policy
         picker = Picker(
             policy,

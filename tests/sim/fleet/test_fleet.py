@@ -49,6 +49,7 @@ def events() -> st.SearchStrategy[list[FleetEvent]]:
     seed=st.integers(0, 1000),
     happenings=events(),
     num_routers=st.integers(1, 3),
+    peer_delay_s=st.none() | st.floats(0.0, 0.2),
     max_pending=st.none() | st.integers(1, 5),
     patience_s=st.none() | st.floats(0.01, 0.5),
     drain_s=st.sampled_from([0.0, 1.0, 60.0]),
@@ -59,6 +60,7 @@ def test_every_request_has_exactly_one_final_state(
     seed: int,
     happenings: list[FleetEvent],
     num_routers: int,
+    peer_delay_s: float | None,
     max_pending: int | None,
     patience_s: float | None,
     drain_s: float,
@@ -69,6 +71,8 @@ def test_every_request_has_exactly_one_final_state(
         FleetSettings(
             num_pods=2,
             num_routers=num_routers,
+            peer_delay_s=peer_delay_s,
+            peer_loss=0.2,
             max_loras=2,
             max_pending=max_pending,
             patience_s=patience_s,
@@ -142,6 +146,44 @@ def test_a_completion_is_known_only_with_the_next_flush() -> None:
         run(work, Spy, num_pods=1, completion_flush_s=flush_s)
 
     assert seen == [0, 0, 0, 1]
+
+
+def told_counts(**settings: Any) -> list[int]:
+    """What two routers knew of each other's requests when each of ten came, 0.1 s apart."""
+    seen: list[int] = []
+
+    class Spy:
+        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+            seen.append(snapshot.endpoints[0].num_told)
+            return Choice((snapshot.endpoints[0],))
+
+    work = workload(*(arrival(number / 10, output_tokens=2000) for number in range(10)))
+    run(work, Spy, num_pods=1, num_routers=2, **settings)
+    return seen
+
+
+def test_routers_that_tell_each_other_know_the_others_picks_after_the_delay() -> None:
+    at_once, later = told_counts(peer_delay_s=0.01), told_counts(peer_delay_s=0.35)
+
+    assert max(at_once) > max(later) > 0
+    assert all(soon >= late for soon, late in zip(at_once, later, strict=True))
+    assert told_counts() == told_counts(peer_delay_s=0.01, peer_loss=1.0) == [0] * 10
+
+
+def test_lost_messages_of_routers_leave_picks_unknown_and_none_for_ever() -> None:
+    work = poisson(200, rate_rps=40)
+    settings = FleetSettings(num_routers=2, peer_delay_s=0.01, peer_loss=0.5, warm_up_s=0.0)
+    fleet = Fleet(settings, work, LeastPending, seed=1)
+    fleet.run()
+    told = [router.pool.told for router in fleet.routers]
+    picked = sum(bool(flight.pod) for flight in fleet.flights.values())
+    assert picked * 0.3 < sum(each.num_received for each in told) < picked * 0.7
+    for router in fleet.routers:
+        for pod in fleet.pods.values():
+            now = fleet.now + 100
+            router.read_page(pod.address, pod.report(now, now)[0], taken_at_s=now)
+
+    assert [each.num_in_flight for each in told] == [0, 0]
 
 
 def test_a_scrape_arrives_with_its_age() -> None:

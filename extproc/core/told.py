@@ -1,0 +1,243 @@
+"""The picks of other routers, as those tell us of them: counted beside our own.
+
+What another router says may be late, lost, repeated, in any order, or false. That costs accuracy
+and no more: our own picks are never touched, and everything kept here is bounded.
+
+1. A router is listened to from `begin` to `forget`. `begin` again voids what it told before. What
+   it had in flight at `forget` counts on as others' requests, until reports show less.
+2. A pick counts once and ends once. Told again for another endpoint, it has moved there. An end may
+   come before its start: the ids of ended picks are remembered for a while, and a start of one of
+   them is ignored.
+3. A pick for an endpoint that is not in the pool is ignored, and so is the name of an adapter until
+   the endpoint lists it: the request counts without it.
+4. A pick whose end is never told ends with its endpoint (which leaves, restarts, or lists names no
+   more where it does not say when it started), with a report that leaves no room for it, or with
+   its age.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+from extproc.core.bounds import between
+from extproc.core.pickids import router_of
+from extproc.core.tracked import ToldFlight, Tracked
+from extproc.core.types import Pick
+
+FULL = "full"
+UNKNOWN_POD = "unknown_pod"
+
+
+class PickObserver(Protocol):
+    """Follows what a pool counts; must not raise."""
+
+    def started(self, pick: Pick, address: str, *, at_s: float) -> None:
+        """A pick, made at `at_s`, is counted at `address`: at first, and when it has moved."""
+
+    def ended(self, pick_id: str, *, now: float, has_run: bool) -> None:
+        """A pick has ended; `has_run` is False if the engine cannot have worked on it."""
+
+
+class ToldPick(NamedTuple):
+    """A pick that a router tells of.
+
+    Attributes:
+        age_s: Of the pick when it was told.
+    """
+
+    id: str
+    address: str
+    adapter: str | None
+    body_bytes: int
+    age_s: float
+
+
+class ToldEnd(NamedTuple):
+    """The end of a pick; `has_run` is False if the engine cannot have worked on it."""
+
+    id: str
+    has_run: bool = True
+
+
+class ToldBounds(Struct, frozen=True):
+    """Bounds of what others tell; a pick takes some 300 bytes and its name, a remembered id 100.
+
+    Attributes:
+        max_age_s: Age from which a pick without an end is given up.
+        max_ended: Ids of ended picks that are remembered for each router.
+    """
+
+    max_per_router: int = 16_384
+    max_picks: int = 65_536
+    max_routers: int = 256
+    max_age_s: float = 600.0
+    max_ended: int = 1_024
+    max_id_chars: int = 128
+
+
+class Told:
+    """The picks in flight of all other routers.
+
+    Args:
+        find: Returns the endpoint with an address, if it is in the pool.
+
+    Attributes:
+        num_in_flight: Picks that have not ended.
+        num_received: Picks told, ignored ones included.
+        num_ignored: Picks that were not counted, by reason.
+    """
+
+    def __init__(
+        self, find: Callable[[str], Tracked | None], bounds: ToldBounds | None = None
+    ) -> None:
+        self._find = find
+        self._bounds = bounds or ToldBounds()
+        self._routers: dict[str, _Teller] = {}
+        self.num_in_flight = 0
+        self.num_received = 0
+        self.num_ignored: Counter[str] = Counter({FULL: 0, UNKNOWN_POD: 0})
+
+    @property
+    def num_routers(self) -> int:
+        """Routers that tell us their picks."""
+        return len(self._routers)
+
+    def begin(self, router_id: str, *, now: float) -> None:
+        """Listen to a router from now on; what it told before is void."""
+        self._end_all(self._flights_of(router_id), now=now)
+        self._routers.pop(router_id, None)
+        if len(self._routers) < self._bounds.max_routers:
+            self._routers[router_id] = _Teller()
+
+    def forget(self, router_id: str, *, now: float) -> None:
+        """End all picks of a router that is gone, and listen to it no longer."""
+        flights = self._flights_of(router_id)
+        for tracked, gone in self._end_all(flights, now=now).items():
+            tracked.leave_to_reports(gone)
+        self._routers.pop(router_id, None)
+
+    def start(self, pick: ToldPick, *, now: float) -> None:
+        """Count a pick, or move it to the endpoint that it is told for."""
+        router = self._routers.get(router_of(pick.id))
+        if router is None or pick.id in router.ended:
+            return
+        flight = router.flights.get(pick.id)
+        if flight is not None:
+            if flight.tracked.endpoint.address == pick.address:
+                return
+            self._uncount(flight, now=now, has_run=False)
+            flight.tracked.prompts.bound(now)
+        self.num_received += 1
+        tracked = self._find(pick.address)
+        if tracked is None:
+            self.num_ignored[UNKNOWN_POD] += 1
+        elif self._is_full(router) or self._is_long(pick.id):
+            self.num_ignored[FULL] += 1
+        else:
+            self._count(router, pick, tracked, now)
+
+    def finish(
+        self,
+        pick_id: str,
+        *,
+        now: float,
+        reported_at_s: float | None = None,
+        has_run: bool = True,
+    ) -> None:
+        """End a pick that ended at `now`, by a report of `reported_at_s` (None for `now`).
+
+        `has_run` is False if the engine cannot have worked on it.
+        """
+        router = self._routers.get(router_of(pick_id))
+        if router is None or self._is_long(pick_id):
+            return
+        flight = router.flights.get(pick_id)
+        if flight is None:
+            router.remember(pick_id, self._bounds.max_ended)
+        else:
+            self._end(flight, now=now, has_run=has_run)
+            flight.tracked.prompts.bound(now if reported_at_s is None else reported_at_s)
+
+    def drop(self, tracked: Tracked) -> list[ToldFlight]:
+        """End all picks of an endpoint that left or restarted, and return them."""
+        flights = list(tracked.told.values())
+        for flight in flights:
+            self._end(flight, has_run=False)
+        return flights
+
+    def reconcile(self, tracked: Tracked, num_others: int, *, told_by_s: float, now: float) -> None:
+        """End the endpoint's oldest picks told by `told_by_s` that are more than `num_others`."""
+        flights = takewhile(lambda each: each.told_at_s <= told_by_s, tracked.told.values())
+        old = list(flights)
+        self._end_all(old[: max(0, len(old) - max(0, num_others))], now=now)
+
+    def expire(self, *, now: float) -> None:
+        """End the picks told more than `max_age_s` ago."""
+        before_s = now - self._bounds.max_age_s
+        for router in self._routers.values():
+            flights = takewhile(lambda each: each.told_at_s < before_s, router.flights.values())
+            self._end_all(flights, now=now, has_run=False)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _flights_of(self, router_id: str) -> Iterable[ToldFlight]:
+        router = self._routers.get(router_id)
+        return () if router is None else router.flights.values()
+
+    def _is_full(self, router: _Teller) -> bool:
+        bounds = self._bounds
+        is_full = len(router.flights) >= bounds.max_per_router
+        return is_full or self.num_in_flight >= bounds.max_picks
+
+    def _is_long(self, pick_id: str) -> bool:
+        return len(pick_id) > self._bounds.max_id_chars
+
+    def _count(self, router: _Teller, pick: ToldPick, tracked: Tracked, now: float) -> None:
+        flight = ToldFlight(pick.id, tracked, pick.adapter, now, pick.body_bytes)
+        router.flights[pick.id] = flight
+        picked_at_s = now - between(pick.age_s, self._bounds.max_age_s)
+        tracked.begin_told(flight, picked_at_s=picked_at_s)
+        self.num_in_flight += 1
+
+    def _end_all(
+        self, flights: Iterable[ToldFlight], *, now: float, has_run: bool = True
+    ) -> dict[Tracked, list[ToldFlight]]:
+        """End flights; return them by endpoint."""
+        ended: dict[Tracked, list[ToldFlight]] = {}
+        for flight in list(flights):
+            self._end(flight, now=now, has_run=has_run)
+            ended.setdefault(flight.tracked, []).append(flight)
+        for tracked in ended:
+            tracked.prompts.bound(now)
+        return ended
+
+    def _end(self, flight: ToldFlight, *, now: float = 0.0, has_run: bool = True) -> None:
+        self._uncount(flight, now=now, has_run=has_run)
+        router = self._routers[router_of(flight.id)]
+        router.remember(flight.id, self._bounds.max_ended)
+
+    def _uncount(self, flight: ToldFlight, *, now: float, has_run: bool) -> None:
+        del self._routers[router_of(flight.id)].flights[flight.id]
+        self.num_in_flight -= 1
+        flight.tracked.end_told(flight, now=now, has_run=has_run)
+
+
+class _Teller:
+    """What one router has told, in the order of its arrival."""
+
+    __slots__ = ("ended", "flights")
+
+    def __init__(self) -> None:
+        self.flights: dict[str, ToldFlight] = {}
+        self.ended: dict[str, None] = {}
+
+    def remember(self, pick_id: str, most: int) -> None:
+        """Remember that a pick has ended, and forget the oldest one beyond `most`."""
+        self.ended[pick_id] = None
+        if len(self.ended) > most:
+            del self.ended[next(iter(self.ended))]

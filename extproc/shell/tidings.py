@@ -1,0 +1,76 @@
+"""What routers tell each other of their picks, as messages of `extproc.v1.Peers`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from extproc.core.bounds import whole
+from extproc.core.pickids import number_of, pick_id_of
+from extproc.core.told import ToldEnd, ToldPick
+from extproc.shell.gen import peers_pb2
+
+MAX_TOLD = 256
+"""Picks and ends in one message: some 3 ms of the receiver. What is beyond is not read."""
+MAX_ADAPTER_CHARS = 256
+"""Longest name told; a pick of a longer one is told, and counted, without it."""
+_MAX_AGE_MS = 2**32 - 1
+
+
+class Tidings(NamedTuple):
+    """What a router tells in one message; `is_first` voids what it told before."""
+
+    picks: Sequence[ToldPick] = ()
+    ends: Sequence[ToldEnd] = ()
+    is_first: bool = False
+
+
+def split(picks: Iterable[ToldPick], ends: Iterable[ToldEnd]) -> Iterator[Tidings]:
+    """Yield picks, then ends, as many at a time as a message may have."""
+    each_pick, each_end = iter(picks), iter(ends)
+    while True:
+        started = list(islice(each_pick, MAX_TOLD))
+        ended = list(islice(each_end, MAX_TOLD - len(started)))
+        if not started and not ended:
+            return
+        yield Tidings(started, ended)
+
+
+def encode(tidings: Tidings) -> bytes:
+    """Return the message."""
+    message = peers_pb2.PeerMessage()
+    told = message.picks
+    told.is_first = tidings.is_first
+    add_pick, add_end = told.started.add, told.ended.add
+    for pick in tidings.picks:
+        adapter = pick.adapter or ""
+        add_pick(
+            number=number_of(pick.id),
+            address=pick.address,
+            adapter=adapter if len(adapter) <= MAX_ADAPTER_CHARS else "",
+            body_bytes=pick.body_bytes,
+            age_ms=whole(pick.age_s * 1e3, _MAX_AGE_MS),
+        )
+    for end in tidings.ends:
+        add_end(number=number_of(end.id), has_run=end.has_run)
+    return message.SerializeToString()
+
+
+def decode(router_id: str, told: peers_pb2.Picks) -> Tidings:
+    """Return what a message tells, as far as it is within the bounds."""
+    picks = [
+        ToldPick(
+            pick_id_of(router_id, each.number),
+            each.address,
+            each.adapter if 0 < len(each.adapter) <= MAX_ADAPTER_CHARS else None,
+            each.body_bytes,
+            each.age_ms / 1e3,
+        )
+        for each in islice(told.started, MAX_TOLD)
+    ]
+    ends = [
+        ToldEnd(pick_id_of(router_id, each.number), each.has_run)
+        for each in islice(told.ended, MAX_TOLD)
+    ]
+    return Tidings(picks, ends, told.is_first)

@@ -1,0 +1,313 @@
+"""Picks of one router, counted by another: from pool to pool, over a real link."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from extproc.app.observers import Observers
+from extproc.app.peering import Peering
+from extproc.app.telling import MAX_WAITING, Telling
+from extproc.core.pool import Pool
+from extproc.core.relay import Relay
+from extproc.core.told import UNKNOWN_POD
+from extproc.shell import wire
+from extproc.shell.gen import peers_pb2
+from extproc.shell.peers import BEGIN_INTERVAL_S, PeersService
+from extproc.shell.telemetry import Telemetry
+from tests.app.test_peering import configured, eventually
+from tests.builders import address, cards, endpoint, pick, request
+from tests.shell.fake_call import FakeCall
+
+
+class Teller:
+    """A router as far as it picks and tells; `peers` are the addresses that it dials."""
+
+    def __init__(self, router_id: str, *peers: str, is_alone: bool = False) -> None:
+        self.id = router_id
+        self.pool = Pool()
+        self.pool.set_endpoints([endpoint(1), endpoint(2)])
+        for number in (1, 2):
+            self.pool.record_models(address(number), cards("a"), now=0.0)
+        self.observers = Observers()
+        self.peering = Peering(
+            configured(None if is_alone else {"static": list(peers)}),
+            router_id=router_id,
+            on_entries=lambda _: None,
+            on_num_routers=self.pool.set_num_routers,
+            on_garbage=lambda: None,
+            clock=time.monotonic,
+            rng=random.Random(router_id),
+            observers=self.observers,
+        )
+        self.peering.tell(self.pool, asyncio.get_running_loop().call_later)
+        self._task: asyncio.Future[None] | None = None
+
+    def pick(self, id: int, number: int = 1) -> str:
+        made = pick(f"{self.id}-{id}", number, info=request("a", body_bytes=100))
+        self.pool.start(made, now=time.monotonic())
+        return made.id
+
+    def end(self, pick_id: str) -> None:
+        assert self.pool.finish(pick_id, now=time.monotonic()) is not None
+
+    def counts(self) -> list[tuple[int, int, int]]:
+        """Of each endpoint: ours, others', and both for the adapter."""
+        views = self.pool.snapshot(now=time.monotonic()).endpoints
+        return [(each.num_in_flight, each.num_told, each.pending("a")) for each in views]
+
+    def run(self) -> None:
+        self._task = asyncio.ensure_future(self.peering.run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.peering.aclose()
+
+
+@asynccontextmanager
+async def linked(
+    before: Callable[[Teller, Teller], None] = lambda near, far: None,
+) -> AsyncIterator[tuple[Teller, Teller]]:
+    """`aa`, which dials, and `bb`, which listens; `before` is called before they are linked."""
+    far = Teller("bb")
+    server = await wire.serve(far.peering.methods())
+    near = Teller("aa", server.address)
+    before(near, far)
+    for each in (near, far):
+        each.run()
+    await eventually(lambda: near.pool.told.num_routers == far.pool.told.num_routers == 1)
+    yield near, far
+    for each in (near, far):
+        assert not any(each.observers.num_errors.values())
+        await each.close()
+    await server.close()
+
+
+async def test_each_router_counts_the_others_picks_until_they_end() -> None:
+    async with linked() as (near, far):
+        first, second = near.pick(1, 1), near.pick(2, 2)
+        own = far.pick(1, 2)
+        await eventually(lambda: far.counts() == [(0, 1, 1), (1, 1, 2)])
+        await eventually(lambda: near.counts() == [(1, 0, 1), (1, 1, 2)])
+        near.end(first)
+        far.end(own)
+        await eventually(lambda: far.counts() == [(0, 0, 0), (0, 1, 1)])
+        await eventually(lambda: near.counts() == [(0, 0, 0), (1, 0, 1)])
+        near.end(second)
+        await eventually(lambda: far.counts() == [(0, 0, 0)] * 2)
+
+
+async def test_a_router_that_comes_later_is_told_what_is_in_flight() -> None:
+    def under_way(near: Teller, far: Teller) -> None:
+        for number in range(3000):  # more than one message has
+            near.pick(number)
+        near.end("aa-0")
+
+    async with linked(under_way) as (_, far):
+        await eventually(lambda: far.counts() == [(0, 2999, 2999), (0, 0, 0)])
+
+
+async def test_a_router_that_leaves_is_forgotten_and_told_again_when_it_is_back() -> None:
+    async with linked() as (near, far):
+        near.pick(1)
+        far.pick(1)
+        await eventually(lambda: far.counts()[0] == (1, 1, 2))
+        await eventually(lambda: near.counts()[0] == (1, 1, 2))
+        dialler = near.peering._dialler
+        assert dialler is not None
+        addresses = list(dialler._tasks)
+        dialler.set_addresses([])
+        await eventually(lambda: far.counts()[0] == near.counts()[0] == (1, 0, 1))
+        near.pick(2)
+        dialler.set_addresses(addresses)
+
+        await eventually(lambda: far.counts()[0] == (1, 2, 3))
+        await eventually(lambda: near.counts()[0] == (2, 1, 3))
+
+
+async def test_a_pick_that_another_pod_serves_is_counted_there_by_the_other() -> None:
+    async with linked() as (near, far):
+        moved = near.pick(1, 1)
+        await eventually(lambda: far.counts() == [(0, 1, 1), (0, 0, 0)])
+        near.pool.move(moved, address(2), now=time.monotonic())
+        await eventually(lambda: far.counts() == [(0, 0, 0), (0, 1, 1)])
+        near.end(moved)
+        await eventually(lambda: far.counts() == [(0, 0, 0)] * 2)
+
+
+async def test_picks_of_pods_that_the_other_does_not_know_are_counted_as_such() -> None:
+    async with linked() as (near, far):
+        far.pool.set_endpoints([endpoint(1)])
+        near.pick(1, 2)
+        near.pick(2, 1)
+        await eventually(lambda: far.counts() == [(0, 1, 1)])
+
+        assert far.pool.told.num_ignored[UNKNOWN_POD] == 1
+
+
+async def test_what_is_told_is_in_the_metrics() -> None:
+    async with linked() as (near, far):
+        read = []
+        for each in (near, far):
+            telemetry = Telemetry(snapshot=lambda: far.pool.snapshot(now=0.0), version="1")
+            each.peering.add_metrics(telemetry)
+            read.append(telemetry.registry.get_sample_value)
+        near.pick(1)
+        await eventually(lambda: read[1]("extproc_told_in_flight") == 1)
+
+        assert read[0]("extproc_told_picks_total", {"direction": "out"}) == 1
+        assert read[1]("extproc_told_picks_total", {"direction": "in"}) == 1
+        reasons = ("busy", "slow_link", "full", "unknown_pod")
+        dropped = [read[1]("extproc_told_dropped_total", {"reason": each}) for each in reasons]
+        assert dropped == [0] * 4
+
+
+async def test_a_router_without_peers_observes_nothing() -> None:
+    alone = Teller("aa", is_alone=True)
+
+    assert alone.pool.observer is None
+
+
+class Later:
+    """A loop that runs what is due when the test says so."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def __call__(self, seconds: float, run: Callable[[], None]) -> None:
+        self.due.append(run)
+
+    def run(self) -> None:
+        due, self.due = self.due, []
+        for each in due:
+            each()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def teller(
+    later: Later, clock: Callable[[], float] = lambda: 0.0
+) -> tuple[Pool, Telling, PeersService, Observers]:
+    pool, observers = Pool(), Observers()
+    pool.set_endpoints([endpoint(1)])
+    service = PeersService(Relay(), "aa", on_entries=lambda _: None, clock=clock)
+    telling = Telling(pool, service, call_later=later, clock=clock, observers=observers)
+    telling.begin()
+    return pool, telling, service, observers
+
+
+def link(service: PeersService, call: FakeCall, router_id: bytes = b"bb") -> None:
+    [method] = service.methods()
+    session = method.open(call, {})
+    session.receive(b"\x0a\x04\x0a\x02" + router_id)  # hello
+
+
+def told_by(call: FakeCall) -> list[peers_pb2.StartedPick]:
+    """The picks told over a link."""
+    return [
+        pick
+        for message in call.sent
+        for pick in peers_pb2.PeerMessage.FromString(message).picks.started
+    ]
+
+
+def test_a_pick_is_told_with_its_age_whether_it_is_new_or_under_way() -> None:
+    later, call, clock = Later(), FakeCall(), Clock()
+    pool, _, service, _ = teller(later, clock)
+    pool.start(pick("aa-1"), now=0.0)
+    clock.now = 2.0
+    link(service, call)
+    later.run()
+    pool.start(pick("aa-2"), now=clock.now)
+    clock.now = 2.5
+    later.run()
+
+    assert [(each.number, each.age_ms) for each in told_by(call)] == [(1, 2000), (2, 500)]
+
+
+def test_a_router_that_links_soon_after_another_is_told_as_soon_as_it_may() -> None:
+    later, first, second, clock = Later(), FakeCall(), FakeCall(), Clock()
+    pool, _, service, _ = teller(later, clock)
+    pool.start(pick("aa-1"), now=0.0)
+    link(service, first)
+    later.run()
+    link(service, second, b"cc")
+    for _ in range(3):
+        later.run()
+    assert (len(told_by(first)), len(told_by(second)), len(later.due)) == (1, 0, 1)
+    clock.now = BEGIN_INTERVAL_S
+    later.run()
+
+    assert (len(told_by(first)), len(told_by(second)), later.due) == (1, 1, [])
+
+
+def test_while_nobody_listens_nothing_is_collected_and_no_timer_runs() -> None:
+    later = Later()
+    pool, _, _, _ = teller(later)
+    pool.start(pick("aa-1"), now=0.0)
+    pool.finish("aa-1", now=0.0)
+
+    assert later.due == []
+
+
+def test_what_comes_together_is_told_together_and_then_the_timer_rests() -> None:
+    later, call = Later(), FakeCall()
+    pool, _, service, _ = teller(later)
+    link(service, call)
+    later.run()
+    num_before = len(call.sent)
+    for number in range(5):
+        pool.start(pick(f"aa-{number}"), now=0.0)
+    pool.finish("aa-0", now=0.0)
+    assert (len(later.due), len(call.sent)) == (1, num_before)
+    later.run()
+
+    assert (later.due, len(call.sent)) == ([], num_before + 1)
+
+
+def test_picks_beyond_the_most_that_wait_are_dropped_and_counted() -> None:
+    later = Later()
+    pool, telling, service, _ = teller(later)
+    link(service, FakeCall())
+    later.run()
+    for number in range(MAX_WAITING + 3):
+        pool.start(pick(f"aa-{number}"), now=0.0)
+    assert telling.num_dropped == 3
+    later.run()
+    pool.finish("aa-0", now=0.0)
+
+    assert telling.num_dropped == 3
+    assert pool.num_in_flight == MAX_WAITING + 2
+
+
+class BrokenCall(FakeCall):
+    """A way back that fails once it is told to."""
+
+    is_broken = False
+
+    def send(self, message: bytes) -> None:
+        if self.is_broken:
+            raise RuntimeError("no way back")
+
+
+def test_a_link_that_fails_is_counted_and_no_request_notices() -> None:
+    later, call = Later(), BrokenCall()
+    pool, _, service, observers = teller(later)
+    link(service, call)
+    later.run()
+    call.is_broken = True
+    pool.start(pick("aa-1"), now=0.0)
+    later.run()
+
+    assert observers.num_errors["telling"] == 1
+    assert pool.finish("aa-1", now=0.0) is not None
