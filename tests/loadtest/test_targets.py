@@ -64,7 +64,7 @@ def test_a_target_is_read(text: str, spec: TargetSpec) -> None:
     [
         ("founding", "give policy:NAME, envoy:round_robin|least_request or url:"),
         ("policy:", "give policy:NAME"),
-        ("policy:nosuch", "policy nosuch: unknown; allowed: founding, least_pending"),
+        ("policy:nosuch", "policy nosuch: unknown; allowed: founding, least_harm"),
         ("policy:founding?threshold=many", "could not convert"),
         ("policy:founding?treshold=8", "unexpected keyword"),
         ("policy:founding?threshold=0", "threshold is 0"),

@@ -12,9 +12,18 @@ from typing import Protocol
 
 from extproc.core.policies.controls import LeastPending, RandomChoice, RoundRobin
 from extproc.core.policies.founding import Founding
+from extproc.core.policies.least_harm import LeastHarm
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
-__all__ = ["BUILT_IN", "Founding", "LeastPending", "Policy", "RandomChoice", "RoundRobin"]
+__all__ = [
+    "BUILT_IN",
+    "Founding",
+    "LeastHarm",
+    "LeastPending",
+    "Policy",
+    "RandomChoice",
+    "RoundRobin",
+]
 
 
 class Policy(Protocol):
@@ -46,6 +55,7 @@ class ExplainedPolicy(Policy, Protocol):
 
 BUILT_IN: dict[str, type[ExplainedPolicy]] = {
     "founding": Founding,
+    "least_harm": LeastHarm,
     "least_pending": LeastPending,
     "random": RandomChoice,
     "round_robin": RoundRobin,

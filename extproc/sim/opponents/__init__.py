@@ -15,7 +15,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from extproc.core.policies import Founding, LeastPending, Policy, RandomChoice, RoundRobin
+from extproc.core.policies import (
+    Founding,
+    LeastHarm,
+    LeastPending,
+    Policy,
+    RandomChoice,
+    RoundRobin,
+)
 from extproc.sim.opponents.dynamo import ProportionalSticky
 from extproc.sim.opponents.filter_tree import FilterTree
 from extproc.sim.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous
@@ -50,6 +57,7 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
         "bounded_loads": BoundedLoads,
         "dedicated_pods": DedicatedPods,
         "founding": Founding,
+        "least_harm": LeastHarm,
         # The proof of concept's own default: it never spilled.
         "founding_as_shipped": partial(Founding, threshold=100_000),
         "filter_tree_v01": FilterTree,

@@ -1,0 +1,246 @@
+"""The policy of the least estimated harm: each term of the price, and all of them together."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.costs import Costs
+from extproc.core.policies.least_harm import (
+    LOAD_STALL_RATIO,
+    PROMPT_STALL_RATIO,
+    LeastHarm,
+    homes,
+)
+from extproc.core.types import EndpointView, Snapshot
+from tests.builders import address, endpoint_view, request, snapshot
+from tests.strategies import ADAPTERS, snapshots
+
+A = request("a", body_bytes=960)
+"""A prompt of 10 ms at the default cost."""
+
+
+def chosen(
+    *views: EndpointView, adapter: str | None = "a", body_bytes: int = 960, home_s: float = 0.0
+) -> tuple[str, str]:
+    """The address and the reason, without homes unless they are asked for."""
+    choice = LeastHarm(home_s=home_s).choose(
+        snapshot(*views, now=100.0), request(adapter, body_bytes=body_bytes), rng=random.Random(0)
+    )
+    return choice.endpoints[0].address, choice.reason
+
+
+def price(
+    view: EndpointView, views: tuple[EndpointView, ...], adapter: str | None, now: float
+) -> float:
+    """The price of a request of 960 bytes, from the terms in the module's docstring."""
+    costs, busy = view.costs, view.num_pending
+    total = max(0.0, view.prompts_done_s - now)
+    total += 960 * costs.prompt_s_per_byte * (1 + PROMPT_STALL_RATIO * busy) + 0.002 * busy
+    if adapter is None or adapter in view.pending_by_adapter:
+        return total
+    used = sum(each.num_active_adapters for each in views if each.max_loras)
+    slots = sum(each.max_loras or 0 for each in views)
+    total += (used / slots) ** 2 if slots else 0.0
+    if view.max_loras and view.num_active_adapters >= view.max_loras:
+        total += 1.0
+    load_s = costs.cached_load_s if adapter in view.cpu_adapters else costs.cold_load_s
+    if adapter not in view.gpu_adapters:
+        total += load_s * (1 + LOAD_STALL_RATIO * busy)
+    places = homes(adapter, tuple(each.address for each in views))
+    return total + 0.02 * places[views.index(view)]
+
+
+@given(
+    snapshots().filter(lambda s: s.endpoints),
+    st.none() | st.sampled_from(ADAPTERS),
+    st.integers(0, 99),
+)
+def test_the_lowest_price_is_chosen(found: Snapshot, adapter: str | None, seed: int) -> None:
+    asked = request(adapter, body_bytes=960)
+
+    choice = LeastHarm().choose(found, asked, rng=random.Random(seed))
+
+    (best,) = choice.endpoints
+    prices = [price(view, found.endpoints, adapter, found.now) for view in found.endpoints]
+    assert price(best, found.endpoints, adapter, found.now) == pytest.approx(min(prices))
+
+
+def test_prompts_that_are_still_to_be_computed_are_waited_for() -> None:
+    busy = endpoint_view(1, prompts_done_s=100.05)
+    done = endpoint_view(2, prompts_done_s=99.0)
+
+    assert chosen(busy, done, adapter=None) == (address(2), "base")
+
+
+def test_a_long_prompt_keeps_away_from_requests_that_decode_and_a_short_one_need_not() -> None:
+    """Twenty decode on 1; on 2 prompts of 60 ms are ahead."""
+    decoding = endpoint_view(1, num_pending=20)
+    prefilling = endpoint_view(2, prompts_done_s=100.06)
+
+    assert chosen(decoding, prefilling, adapter=None)[0] == address(1)
+    assert chosen(decoding, prefilling, adapter=None, body_bytes=96_000)[0] == address(2)
+
+
+def test_a_fast_endpoint_is_cheaper() -> None:
+    fast = endpoint_view(2, costs=Costs(prompt_s_per_byte=1e-6))
+
+    assert chosen(endpoint_view(1), fast, adapter=None)[0] == address(2)
+
+
+def test_an_adapter_joins_where_it_runs_while_slots_are_scarce_and_opens_elsewhere_while_not() -> (
+    None
+):
+    """Where it runs, 30 requests are pending: 60 ms and a part of the prompt."""
+    full = {f"other-{n}": 1 for n in range(7)}
+
+    def choice(others: dict[str, int]) -> tuple[str, str]:
+        runs = endpoint_view(1, pending_by_adapter={"a": 30 - len(others), **others}, max_loras=8)
+        idle = endpoint_view(2, gpu_adapters=("a",), pending_by_adapter=others, max_loras=8)
+        return chosen(runs, idle)
+
+    assert choice({}) == (address(2), "open")
+    assert choice(full) == (address(1), "running")
+
+
+def test_an_adapter_goes_where_a_slot_is_free_before_it_waits_for_one() -> None:
+    no_slot = endpoint_view(1, gpu_adapters=("a",), pending_by_adapter={"b": 1}, max_loras=1)
+    free = endpoint_view(2, pending_by_adapter={"b": 9, "c": 9}, max_loras=3)
+
+    assert chosen(no_slot, free) == (address(2), "open")
+
+
+def test_where_no_slot_is_free_it_is_sent_all_the_same() -> None:
+    busy = endpoint_view(1, pending_by_adapter={"b": 9}, max_loras=1)
+    calm = endpoint_view(2, pending_by_adapter={"c": 1}, max_loras=1)
+
+    assert chosen(busy, calm) == (address(2), "full")
+
+
+def test_an_endpoint_whose_slots_are_unknown_is_never_full() -> None:
+    unknown = endpoint_view(1, pending_by_adapter={"b": 1, "c": 1})
+
+    assert chosen(unknown) == (address(1), "open")
+
+
+@pytest.mark.parametrize("known", [None, 16])
+def test_slots_that_are_unknown_are_no_scarce_ones(known: int | None) -> None:
+    """Five adapters on each; where it runs half a second of prompts is ahead."""
+    others = {f"other-{number}": 1 for number in range(5)}
+    runs = endpoint_view(1, pending_by_adapter={"a": 1, **others}, prompts_done_s=100.5)
+    elsewhere = [
+        endpoint_view(number, pending_by_adapter=others, max_loras=known) for number in (2, 3)
+    ]
+
+    assert chosen(runs, *elsewhere)[0] != address(1)
+
+
+def test_slots_that_are_unknown_make_the_known_ones_no_less_scarce() -> None:
+    """All four known slots are taken; where it runs 0.9 s of prompts are ahead."""
+    others = {f"other-{number}": 1 for number in range(3)}
+    runs = endpoint_view(
+        1, pending_by_adapter={"a": 1, **others}, max_loras=4, prompts_done_s=100.9
+    )
+
+    assert chosen(runs, endpoint_view(2)) == (address(1), "running")
+
+
+def test_a_load_delays_what_decodes_there() -> None:
+    """Ten decode on 1, where it is loaded from disk; on 2 prompts of 150 ms are ahead."""
+    loads = endpoint_view(1, num_pending=10, max_loras=8)
+    waits = endpoint_view(2, prompts_done_s=100.15, gpu_adapters=("a",), max_loras=8)
+
+    assert chosen(loads, waits)[0] == address(2)
+
+
+@pytest.mark.parametrize("farther", [{}, {"cpu_adapters": ("a",)}])
+@pytest.mark.parametrize("nearer", [{"cpu_adapters": ("a",)}, {"gpu_adapters": ("a",)}])
+def test_what_is_loaded_faster_is_cheaper(
+    nearer: dict[str, object], farther: dict[str, object]
+) -> None:
+    if nearer != farther:
+        assert chosen(endpoint_view(1, **farther), endpoint_view(2, **nearer))[0] == address(2)
+
+
+# --- homes -----------------------------------------------------------------------------------
+
+
+def test_routers_open_an_adapter_in_the_same_place_without_a_word() -> None:
+    views = [endpoint_view(number) for number in range(1, 9)]
+
+    places = {
+        LeastHarm().choose(snapshot(*views), A, rng=random.Random(seed)).endpoints[0].address
+        for seed in range(20)
+    }
+    assert len(places) == 1
+
+
+def test_homes_are_spread_evenly() -> None:
+    """4,000 adapters on 4 endpoints: 1,000 each, within four standard deviations."""
+    addresses = tuple(address(number) for number in range(1, 5))
+    counts = Counter(homes(f"adapter-{n}", addresses).index(0) for n in range(4000))
+
+    epsilon = 110
+    assert all(abs(count - 1000) < epsilon for count in counts.values())
+
+
+def in_order(adapter: str, addresses: tuple[str, ...]) -> list[str]:
+    """The addresses from the adapter's first home to its last."""
+    places = homes(adapter, addresses)
+    return [address for _, address in sorted(zip(places, addresses, strict=True))]
+
+
+@given(st.sets(st.integers(1, 20), min_size=2, max_size=8), st.text(max_size=8))
+def test_an_endpoint_that_leaves_moves_no_other_adapter(numbers: set[int], adapter: str) -> None:
+    addresses = tuple(sorted(map(address, numbers)))
+    order = in_order(adapter, addresses)
+
+    left = tuple(each for each in addresses if each != order[0])
+
+    assert in_order(adapter, left) == order[1:]
+
+
+# --- arguments and words ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [-1.0, nan, inf])
+@pytest.mark.parametrize("name", ["slot_s", "full_s", "pending_s", "home_s"])
+def test_prices_that_are_no_numbers_of_seconds_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match="at least 0"):
+        LeastHarm(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("reason", "adapter", "said"),
+    [
+        ("running", "a", "a runs there; it also runs on 10.0.0.2:8000 with 1: the least harm"),
+        ("open", "a", "a is in a GPU slot there, where a slot is free; it also runs on"),
+        ("full", "a", "a is in a GPU slot there, and waits for a slot; it also runs on"),
+        ("base", None, "the least harm by estimate, 0 pending, 1 elsewhere"),
+    ],
+)
+def test_a_choice_is_explained(reason: str, adapter: str | None, said: str) -> None:
+    here = endpoint_view(1, gpu_adapters=("a",))
+    there = endpoint_view(2, pending_by_adapter={"a": 1})
+
+    words = LeastHarm.explain(reason, adapter, here, [there])
+
+    assert words is not None
+    assert words.startswith(said)
+
+
+def test_where_it_runs_nowhere_else_no_other_is_named() -> None:
+    words = LeastHarm.explain("open", "a", endpoint_view(1), [endpoint_view(2)])
+
+    assert words == "a is not loaded there, where a slot is free: " + (
+        "the least harm by estimate, 0 pending, 0 elsewhere"
+    )
+
+
+def test_anothers_reason_is_not_explained() -> None:
+    assert LeastHarm.explain("affinity", "a", endpoint_view(1), []) is None
