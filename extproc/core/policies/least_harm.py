@@ -57,7 +57,7 @@ class LeastHarm:
     """The policy. All arguments are seconds, 0 or more and not infinite.
 
     Args:
-        ttft_s: The objective for a request's first token.
+        ttft_s: The objective for the first token of requests that name none.
         late_s: Price of a first token that comes later.
         slot_s: Price of a slot while none is free.
         full_s: Price of an endpoint without a free slot, for an adapter that does not run there.
@@ -93,7 +93,7 @@ class LeastHarm:
             return Choice((one_of(lowest(views, self._prices(views, request, now)), rng),), "base")
         waited_s = now - request.arrived_at_s
         if waited_s < self.hold_s and all(_has_no_slot(view, adapter) for view in views):
-            if waited_s < self.ttft_s:
+            if waited_s < self._objective_s(request):
                 return Wait(now + AGAIN_S, "slot")
             return Wait(now + LATE_AGAIN_S * (0.5 + rng.random()), "late")
         prices = self._prices(views, request, now)
@@ -102,12 +102,17 @@ class LeastHarm:
             return Choice((chosen,), "running")
         return Choice((chosen,), "full" if _is_full(chosen) else "open")
 
+    def _objective_s(self, request: RequestInfo) -> float:
+        """Return the wanted time to the first token: the request's own where it names one."""
+        wanted_ms = request.hints.slo_ttft_ms
+        return self.ttft_s if wanted_ms is None else wanted_ms / 1000
+
     def _prices(
         self, views: Sequence[EndpointView], request: RequestInfo, now: float
     ) -> list[float]:
         """Return each endpoint's price."""
         adapter, num_bytes, pending_s = request.adapter, request.body_bytes, self.pending_s
-        late_from_s, prices = LATE_RATIO * self.ttft_s, []
+        late_from_s, prices = LATE_RATIO * self._objective_s(request), []
         openings = None if adapter is None else self._openings(adapter, views)
         for index, view in enumerate(views):
             busy, costs = view.num_pending, view.costs

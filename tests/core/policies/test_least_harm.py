@@ -21,7 +21,7 @@ from extproc.core.policies.least_harm import (
     LeastHarm,
     homes,
 )
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
+from extproc.core.types import Choice, EndpointView, Hints, RequestInfo, Snapshot, Wait
 from tests.builders import address, endpoint_view, request, snapshot
 from tests.strategies import ADAPTERS, snapshots
 
@@ -250,6 +250,14 @@ def test_a_request_whose_first_token_is_late_leaves_the_slots_to_those_in_time()
     assert isinstance(waits, Wait)
     assert waits.reason == "late"
     assert LATE_AGAIN_S / 2 <= waits.until_s - 100.0 <= LATE_AGAIN_S * 1.5
+
+
+def test_a_request_may_name_its_own_objective() -> None:
+    asked = request("a", arrived_at_s=99.4, hints=Hints(slo_ttft_ms=1000.0))
+
+    waits = LeastHarm().choose(snapshot(FULL, now=100.0), asked, rng=random.Random(0))
+
+    assert waits == Wait(100.0 + AGAIN_S, "slot")
 
 
 def test_a_request_that_was_held_for_long_is_sent_all_the_same() -> None:
