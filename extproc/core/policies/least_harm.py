@@ -5,17 +5,22 @@ The price estimates what the request costs there, itself and the requests that a
 1. **Prompts ahead** of it that are still to be computed, its own first token's wait.
 2. **Its own prompt**: while it is computed, the requests that decode there wait.
 3. **The batch**: every pending request makes each step a little longer.
-4. **A slot**, where the adapter does not run: a slot taken is one that other adapters lack, so it
-   costs more the fuller the endpoints are. Where no slot is free the adapter waits until one is.
-5. **A load**, unless the adapter is in a slot there: all wait while it is copied.
-6. **A home**, where the adapter does not run: a small price along an order of the endpoints that
+4. **A late first token**: beyond the objective, a miss as bad as a second.
+5. **A slot**, where the adapter does not run: a slot taken is one that other adapters lack, so it
+   costs more the fewer are free. How many are in use varies by about the square root of all, and
+   so many are the scale. An adapter with many requests fills a further slot with its share of them,
+   and each pays a part. Where no slot is free the adapter waits until one is.
+6. **A load**, unless the adapter is in a slot there: all wait while it is copied.
+7. **A home**, where the adapter does not run: a small price along an order of the endpoints that
    is the adapter's own, so that routers that do not know of each other's picks open it in the same
    places and not in as many as there are routers.
 
-Nothing is held: where all slots are taken the request goes where the harm is least.
+Where the adapter runs nowhere and no slot is free the request is held: it keeps its choice of the
+slot that comes first. Once it has missed its objective, it leaves the slots to those that have not,
+and is sent all the same after `hold_s`.
 
-Sources: 1 and 3 are the two loads of LMetric (arXiv 2603.15202), here added in seconds; 4 and 5 are
-what a gate of `max_loras` slots adds; 6 is rendezvous hashing (Thaler and Ravishankar, 1998).
+Sources: 1 and 3 are the two loads of LMetric (arXiv 2603.15202), here added in seconds; 5 and 6 are
+what a gate of `max_loras` slots adds; 7 is rendezvous hashing (Thaler and Ravishankar, 1998).
 docs/policy.md has what each part gains.
 """
 
@@ -25,16 +30,25 @@ import random
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from math import inf
+from math import exp, inf, sqrt
 
 from extproc.core.policies.ranking import lowest, one_of
-from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot
+from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 from extproc.core.words import busiest_first, pending, short, whereabouts
 
 PROMPT_STALL_RATIO = 0.1
 LOAD_STALL_RATIO = 0.05
 """Part of a prompt's and of a load's time that counts as harm to each pending request: it decodes
 a step later, but has most of its steps without that."""
+LATE_RATIO = 0.8
+"""Part of the objective from which an estimated first token counts as late: the estimate leaves out
+the step that runs already, and that all share the engine with those that decode."""
+SHARED_SLOT = 10
+"""Requests that an adapter may have in each of its slots before a further one becomes cheaper."""
+AGAIN_S = 0.02
+"""Time after which a held request looks for a slot again."""
+LATE_AGAIN_S = 1.0
+"""The same once its first token is late, give or take a half."""
 MAX_ADAPTERS_WITH_HOMES = 1024
 """Whose homes are remembered; computing them takes about a microsecond for each endpoint."""
 
@@ -43,61 +57,90 @@ class LeastHarm:
     """The policy. All arguments are seconds, 0 or more and not infinite.
 
     Args:
-        slot_s: Price of a slot while all slots of the endpoints to choose from are in use; it goes
-            with the square of the part in use, which is more than 1 where adapters wait.
+        ttft_s: The objective for the first token of requests that name none.
+        late_s: Price of a first token that comes later.
+        slot_s: Price of a slot while none is free.
         full_s: Price of an endpoint without a free slot, for an adapter that does not run there.
         pending_s: Price of each pending request.
         home_s: Price of each place in an adapter's order of endpoints.
+        hold_s: Longest time that a request waits here for a slot; 0 for never.
     """
 
     def __init__(
         self,
-        slot_s: float = 1.0,
+        ttft_s: float = 0.5,
+        late_s: float = 1.0,
+        slot_s: float = 2.0,
         full_s: float = 1.0,
         pending_s: float = 0.002,
         home_s: float = 0.02,
+        hold_s: float = 4.0,
     ) -> None:
-        if not all(0 <= each < inf for each in (slot_s, full_s, pending_s, home_s)):
-            raise ValueError(
-                "slot_s, full_s, pending_s and home_s must be at least 0 seconds, and finite"
-            )
+        if not all(
+            0 <= each < inf for each in (ttft_s, late_s, slot_s, full_s, pending_s, home_s, hold_s)
+        ):
+            raise ValueError("all arguments of least_harm are seconds, at least 0 and finite")
+        self.ttft_s, self.late_s, self.hold_s = ttft_s, late_s, hold_s
         self.slot_s, self.full_s = slot_s, full_s
         self.pending_s, self.home_s = pending_s, home_s
 
-    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-        """Choose the lowest price."""
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        """Choose the lowest price, or wait for a slot."""
         views, now, adapter = snapshot.endpoints, snapshot.now, request.adapter
-        num_bytes, pending_s = request.body_bytes, self.pending_s
-        prices = []
-        for view in views:
-            busy, prompt_s = view.num_pending, num_bytes * view.costs.prompt_s_per_byte
-            price = prompt_s * (1 + PROMPT_STALL_RATIO * busy) + pending_s * busy
-            ahead_s = view.prompts_done_s - now
-            prices.append(price + ahead_s if ahead_s > 0 else price)
         if adapter is None:
-            return Choice((one_of(lowest(views, prices), rng),), "base")
-        self._add_opening(prices, adapter, views)
+            return Choice((one_of(lowest(views, self._prices(views, request, now)), rng),), "base")
+        waited_s = now - request.arrived_at_s
+        if waited_s < self.hold_s and all(_has_no_slot(view, adapter) for view in views):
+            if waited_s < self._objective_s(request):
+                return Wait(now + AGAIN_S, "slot")
+            return Wait(now + LATE_AGAIN_S * (0.5 + rng.random()), "late")
+        prices = self._prices(views, request, now)
         chosen = one_of(lowest(views, prices), rng)
         if adapter in chosen.pending_by_adapter:
             return Choice((chosen,), "running")
         return Choice((chosen,), "full" if _is_full(chosen) else "open")
 
-    def _add_opening(
-        self, prices: list[float], adapter: str, views: Sequence[EndpointView]
-    ) -> None:
-        """Add what it costs to run the adapter where it does not: slot, wait, load, home."""
-        slot_s = self.slot_s * _part_in_use(views) ** 2
-        places = homes(adapter, tuple([view.address for view in views]))
+    def _objective_s(self, request: RequestInfo) -> float:
+        """Return the wanted time to the first token: the request's own where it names one."""
+        wanted_ms = request.hints.slo_ttft_ms
+        return self.ttft_s if wanted_ms is None else wanted_ms / 1000
+
+    def _prices(
+        self, views: Sequence[EndpointView], request: RequestInfo, now: float
+    ) -> list[float]:
+        """Return each endpoint's price."""
+        adapter, num_bytes, pending_s = request.adapter, request.body_bytes, self.pending_s
+        late_from_s, prices = LATE_RATIO * self._objective_s(request), []
+        openings = None if adapter is None else self._openings(adapter, views)
         for index, view in enumerate(views):
-            if adapter in view.pending_by_adapter:
-                continue
-            price = slot_s + self.home_s * places[index]
-            if adapter not in view.gpu_adapters:
-                costs = view.costs
-                is_cached = adapter in view.cpu_adapters
-                load_s = costs.cached_load_s if is_cached else costs.cold_load_s
-                price += load_s * (1 + LOAD_STALL_RATIO * view.num_pending)
-            prices[index] += price + self.full_s if _is_full(view) else price
+            busy, costs = view.num_pending, view.costs
+            prompt_s, ahead_s = num_bytes * costs.prompt_s_per_byte, view.prompts_done_s - now
+            first_s = ahead_s + prompt_s if ahead_s > 0 else prompt_s
+            price = first_s + (PROMPT_STALL_RATIO * prompt_s + pending_s) * busy
+            if openings is not None and adapter not in view.pending_by_adapter:
+                load_s = _load_s(view, adapter)
+                first_s += load_s
+                price += openings[index] + load_s * (1 + LOAD_STALL_RATIO * busy)
+            prices.append(price + self.late_s if first_s > late_from_s else price)
+        return prices
+
+    def _openings(self, adapter: str, views: Sequence[EndpointView]) -> list[float]:
+        """Return the price of a slot, a wait for it and the distance from home, where the adapter
+        does not run."""
+        slot_s = self.slot_s * _scarcity(views)
+        counts = [view.pending_by_adapter.get(adapter, 0) for view in views]
+        num_elsewhere = sum(counts)
+        if num_elsewhere:
+            num_slots = 1 + len(counts) - counts.count(0)
+            slot_s /= max(1.0, (num_elsewhere + 1) / num_slots / SHARED_SLOT)
+        places = homes(adapter, tuple([view.address for view in views]))
+        full_s, home_s = self.full_s, self.home_s
+        return [
+            slot_s + home_s * place + (full_s if _is_full(view) else 0.0)
+            for view, place in zip(views, places, strict=True)
+        ]
 
     @staticmethod
     def explain(
@@ -135,15 +178,30 @@ def _draw(adapter: str, address: str) -> bytes:
     return blake2b(f"{adapter}|{address}".encode(), digest_size=8).digest()
 
 
-def _part_in_use(views: Sequence[EndpointView]) -> float:
-    """Return the part of the adapter slots that is in use; more than 1 where adapters wait.
+def _scarcity(views: Sequence[EndpointView]) -> float:
+    """Return how scarce slots are, from 0 to 1 where none is free.
 
     Endpoints whose slots are unknown do not count; without others it is 0.
     """
-    slots = [view.max_loras or 0 for view in views]
-    used = sum([len(view.pending_by_adapter) for view in views if view.max_loras])
-    return used / sum(slots) if used else 0.0
+    num_slots = num_free = 0
+    for view in views:
+        slots = view.max_loras
+        if slots:
+            num_slots += slots
+            num_free += max(0, slots - len(view.pending_by_adapter))
+    return exp(-num_free / sqrt(num_slots)) if num_slots else 0.0
+
+
+def _load_s(view: EndpointView, adapter: str | None) -> float:
+    if adapter in view.gpu_adapters:
+        return 0.0
+    costs = view.costs
+    return costs.cached_load_s if adapter in view.cpu_adapters else costs.cold_load_s
 
 
 def _is_full(view: EndpointView) -> bool:
     return view.max_loras is not None and len(view.pending_by_adapter) >= view.max_loras
+
+
+def _has_no_slot(view: EndpointView, adapter: str) -> bool:
+    return adapter not in view.pending_by_adapter and _is_full(view)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from math import inf, nan
+from math import exp, inf, nan, sqrt
 
 import pytest
 from hypothesis import given
@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 
 from extproc.core.costs import Costs
 from extproc.core.policies.least_harm import (
+    AGAIN_S,
+    LATE_AGAIN_S,
+    LATE_RATIO,
     LOAD_STALL_RATIO,
     PROMPT_STALL_RATIO,
+    SHARED_SLOT,
     LeastHarm,
     homes,
 )
-from extproc.core.types import EndpointView, Snapshot
+from extproc.core.types import Choice, EndpointView, Hints, RequestInfo, Snapshot, Wait
 from tests.builders import address, endpoint_view, request, snapshot
 from tests.strategies import ADAPTERS, snapshots
 
@@ -29,10 +33,16 @@ def chosen(
     *views: EndpointView, adapter: str | None = "a", body_bytes: int = 960, home_s: float = 0.0
 ) -> tuple[str, str]:
     """The address and the reason, without homes unless they are asked for."""
-    choice = LeastHarm(home_s=home_s).choose(
-        snapshot(*views, now=100.0), request(adapter, body_bytes=body_bytes), rng=random.Random(0)
-    )
+    policy = LeastHarm(home_s=home_s, hold_s=0.0)
+    choice = choice_of(policy, snapshot(*views, now=100.0), request(adapter, body_bytes=body_bytes))
     return choice.endpoints[0].address, choice.reason
+
+
+def choice_of(policy: LeastHarm, found: Snapshot, asked: RequestInfo, seed: int = 0) -> Choice:
+    """The choice of a policy that must not wait."""
+    choice = policy.choose(found, asked, rng=random.Random(seed))
+    assert isinstance(choice, Choice)
+    return choice
 
 
 def price(
@@ -40,20 +50,28 @@ def price(
 ) -> float:
     """The price of a request of 960 bytes, from the terms in the module's docstring."""
     costs, busy = view.costs, view.num_pending
-    total = max(0.0, view.prompts_done_s - now)
-    total += 960 * costs.prompt_s_per_byte * (1 + PROMPT_STALL_RATIO * busy) + 0.002 * busy
-    if adapter is None or adapter in view.pending_by_adapter:
-        return total
-    used = sum(each.num_active_adapters for each in views if each.max_loras)
-    slots = sum(each.max_loras or 0 for each in views)
-    total += (used / slots) ** 2 if slots else 0.0
-    if view.max_loras and view.num_active_adapters >= view.max_loras:
-        total += 1.0
-    load_s = costs.cached_load_s if adapter in view.cpu_adapters else costs.cold_load_s
-    if adapter not in view.gpu_adapters:
-        total += load_s * (1 + LOAD_STALL_RATIO * busy)
-    places = homes(adapter, tuple(each.address for each in views))
-    return total + 0.02 * places[views.index(view)]
+    prompt_s = 960 * costs.prompt_s_per_byte
+    first_s = max(0.0, view.prompts_done_s - now) + prompt_s
+    total = first_s + PROMPT_STALL_RATIO * prompt_s * busy + 0.002 * busy
+    if adapter is not None and adapter not in view.pending_by_adapter:
+        load_s = costs.cached_load_s if adapter in view.cpu_adapters else costs.cold_load_s
+        load_s = 0.0 if adapter in view.gpu_adapters else load_s
+        first_s += load_s
+        total += load_s * (1 + LOAD_STALL_RATIO * busy) + slot_price(views, adapter)
+        total += 0.02 * homes(adapter, tuple(each.address for each in views))[views.index(view)]
+        if view.max_loras and view.num_active_adapters >= view.max_loras:
+            total += 1.0
+    return total + 1.0 if first_s > LATE_RATIO * 0.5 else total
+
+
+def slot_price(views: tuple[EndpointView, ...], adapter: str) -> float:
+    """The price of a slot that is free or will be, from the docstring."""
+    known = [each for each in views if each.max_loras]
+    slots = sum(each.max_loras or 0 for each in known)
+    free = sum(max(0, (each.max_loras or 0) - each.num_active_adapters) for each in known)
+    runs = [each.pending(adapter) for each in views if each.pending(adapter)]
+    share = (sum(runs) + 1) / (len(runs) + 1) if runs else 1.0
+    return 2.0 * exp(-free / sqrt(slots)) / max(1.0, share / SHARED_SLOT) if slots else 0.0
 
 
 @given(
@@ -64,9 +82,8 @@ def price(
 def test_the_lowest_price_is_chosen(found: Snapshot, adapter: str | None, seed: int) -> None:
     asked = request(adapter, body_bytes=960)
 
-    choice = LeastHarm().choose(found, asked, rng=random.Random(seed))
+    (best,) = choice_of(LeastHarm(hold_s=0.0), found, asked, seed).endpoints
 
-    (best,) = choice.endpoints
     prices = [price(view, found.endpoints, adapter, found.now) for view in found.endpoints]
     assert price(best, found.endpoints, adapter, found.now) == pytest.approx(min(prices))
 
@@ -167,6 +184,89 @@ def test_what_is_loaded_faster_is_cheaper(
         assert chosen(endpoint_view(1, **farther), endpoint_view(2, **nearer))[0] == address(2)
 
 
+def test_an_endpoint_where_the_first_token_comes_late_is_left_for_one_where_it_does_not() -> None:
+    """Where it runs 0.45 s of prompts are ahead; no other slot is free, which costs 2 s less."""
+    others = {f"other-{number}": 1 for number in range(3)}
+
+    def choice(ahead_s: float) -> tuple[str, str]:
+        runs = endpoint_view(
+            1, pending_by_adapter={"a": 1, **others}, max_loras=4, prompts_done_s=100 + ahead_s
+        )
+        calm = endpoint_view(2, pending_by_adapter=others, max_loras=4, cpu_adapters=("a",))
+        return chosen(runs, calm)
+
+    assert choice(0.3) == (address(1), "running")
+    assert choice(0.45) == (address(2), "open")
+
+
+def test_an_adapter_with_many_requests_gets_a_further_slot_where_one_with_few_does_not() -> None:
+    others = {f"other-{number}": 1 for number in range(6)}
+    few = {"other-7": 1, "other-8": 1, "other-9": 1}
+    idle = endpoint_view(2, pending_by_adapter=few, gpu_adapters=("a",), max_loras=8)
+
+    def choice(num_pending: int) -> str:
+        here = {"a": num_pending, **others, "b": 70 - num_pending}
+        return chosen(endpoint_view(1, pending_by_adapter=here, max_loras=8), idle)[0]
+
+    assert choice(5) == address(1)
+    assert choice(65) == address(2)
+
+
+# --- holding ---------------------------------------------------------------------------------
+
+FULL = endpoint_view(1, pending_by_adapter={"b": 1}, max_loras=1)
+
+
+def wait_of(age_s: float, *views: EndpointView, adapter: str | None = "a") -> Choice | Wait:
+    asked = request(adapter, arrived_at_s=100.0 - age_s)
+    return LeastHarm().choose(snapshot(*views, now=100.0), asked, rng=random.Random(0))
+
+
+def test_a_request_is_held_while_its_adapter_runs_nowhere_and_no_slot_is_free() -> None:
+    assert wait_of(0.0, FULL) == Wait(100.0 + AGAIN_S, "slot")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        endpoint_view(2, max_loras=1),
+        endpoint_view(2, pending_by_adapter={"c": 9}),
+        endpoint_view(2, pending_by_adapter={"a": 9}, max_loras=1),
+    ],
+)
+def test_a_request_is_not_held_where_a_slot_is_free_or_unknown_or_its_own(
+    other: EndpointView,
+) -> None:
+    assert isinstance(wait_of(0.0, FULL, other), Choice)
+
+
+def test_a_base_model_needs_no_slot() -> None:
+    assert isinstance(wait_of(0.0, FULL, adapter=None), Choice)
+
+
+def test_a_request_whose_first_token_is_late_leaves_the_slots_to_those_in_time() -> None:
+    waits = wait_of(0.6, FULL)
+
+    assert isinstance(waits, Wait)
+    assert waits.reason == "late"
+    assert LATE_AGAIN_S / 2 <= waits.until_s - 100.0 <= LATE_AGAIN_S * 1.5
+
+
+def test_a_request_may_name_its_own_objective() -> None:
+    asked = request("a", arrived_at_s=99.4, hints=Hints(slo_ttft_ms=1000.0))
+
+    waits = LeastHarm().choose(snapshot(FULL, now=100.0), asked, rng=random.Random(0))
+
+    assert waits == Wait(100.0 + AGAIN_S, "slot")
+
+
+def test_a_request_that_was_held_for_long_is_sent_all_the_same() -> None:
+    waits = wait_of(4.5, FULL)
+
+    assert isinstance(waits, Choice)
+    assert waits.reason == "full"
+
+
 # --- homes -----------------------------------------------------------------------------------
 
 
@@ -174,8 +274,7 @@ def test_routers_open_an_adapter_in_the_same_place_without_a_word() -> None:
     views = [endpoint_view(number) for number in range(1, 9)]
 
     places = {
-        LeastHarm().choose(snapshot(*views), A, rng=random.Random(seed)).endpoints[0].address
-        for seed in range(20)
+        choice_of(LeastHarm(), snapshot(*views), A, seed).endpoints[0].address for seed in range(20)
     }
     assert len(places) == 1
 
@@ -209,7 +308,9 @@ def test_an_endpoint_that_leaves_moves_no_other_adapter(numbers: set[int], adapt
 
 
 @pytest.mark.parametrize("value", [-1.0, nan, inf])
-@pytest.mark.parametrize("name", ["slot_s", "full_s", "pending_s", "home_s"])
+@pytest.mark.parametrize(
+    "name", ["ttft_s", "late_s", "slot_s", "full_s", "pending_s", "home_s", "hold_s"]
+)
 def test_prices_that_are_no_numbers_of_seconds_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match="at least 0"):
         LeastHarm(**{name: value})
