@@ -15,7 +15,17 @@ PACKAGE = ROOT / "extproc"
 
 CORE_LIBRARY = {
     *("__future__", "array", "bisect", "collections", "collections.abc", "dataclasses", "enum"),
-    *("functools", "hashlib", "heapq", "ipaddress", "itertools", "json", "math", "msgspec"),
+    *(
+        "fnmatch",
+        "functools",
+        "hashlib",
+        "heapq",
+        "ipaddress",
+        "itertools",
+        "json",
+        "math",
+        "msgspec",
+    ),
     *("msgspec.structs", "operator", "random", "re", "statistics", "struct", "types", "typing"),
     "urllib.parse",
 }

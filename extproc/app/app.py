@@ -217,7 +217,7 @@ class App:
                 "%d endpoints beyond the first %d left out", self._num_left_out, MAX_ENDPOINTS
             )
         self._readiness.set_endpoints(endpoints, now=time.monotonic())
-        self._routing.pool.set_endpoints(endpoints)
+        self._routing.set_endpoints(endpoints)
         self._pods.set_endpoints(endpoints)
         self._services.eds.set_endpoints(endpoints)
         self._update_health()

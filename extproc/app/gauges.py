@@ -52,7 +52,7 @@ def add_gauges(
     telemetry.add_gauges(
         "cpu_cache_adapters",
         "Adapters that each pod's CPU cache is taken to hold, by configuration and as learned",
-        "source",
+        ("group", "source"),
         services.cache_watch.sizes,
     )
     add("access_log_streams", "Open access log streams", lambda: completions.num_streams)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 from extproc.app import settings
 from extproc.app.world import World
 from extproc.config import Config
@@ -12,8 +15,10 @@ from extproc.core.pickids import pick_ids
 from extproc.core.policies import Policy
 from extproc.core.pool import Pool
 from extproc.core.router import Router
-from extproc.core.types import Snapshot
+from extproc.core.types import Endpoint, Snapshot
 from extproc.plugins import PolicyError, load_policy
+
+log = logging.getLogger(__name__)
 
 
 class Routing:
@@ -30,6 +35,7 @@ class Routing:
         self.pool = Pool(settings.pool_settings(config), settings.outlier_settings(config))
         self.attainment = Attainment(config.admin.slo_ttft_s)
         self._config = config
+        self._unknown_groups: set[str] = set()
         self._clock = world.clock
         self._picker = Picker(
             policy,
@@ -57,6 +63,14 @@ class Routing:
         self.pool.configure(settings.pool_settings(config), settings.outlier_settings(config))
         self.attainment.ttft_s = config.admin.slo_ttft_s
         self._config = config
+
+    def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
+        """Replace the endpoints; warn of groups that are not configured."""
+        unknown = {each.group for each in endpoints if each.group} - self._config.pods.groups.keys()
+        for name in sorted(unknown - self._unknown_groups):
+            log.warning("pods are in the group %r, which pods.groups does not have", name)
+        self._unknown_groups = unknown
+        self.pool.set_endpoints(endpoints)
 
     @property
     def policy_name(self) -> str:

@@ -12,17 +12,19 @@ from msgspec import Struct
 from extproc.config import Config
 from extproc.config.base import Section
 from extproc.config.file import ConfigError
+from extproc.config.pods import PodTraits
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
-from extproc.core import costs
 from extproc.core.accounting import AccountingSettings, Source
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
+from extproc.core.costs import BYTES_PER_TOKEN, Costs
 from extproc.core.messages import BodyMode
 from extproc.core.outliers import OutlierSettings
 from extproc.core.picker import PickerSettings
-from extproc.core.pool import PoolSettings
 from extproc.core.ports import StreamSettings
+from extproc.core.ranks import Ranks
 from extproc.core.routes import RouteTable
+from extproc.core.traits import PoolSettings, Traits
 from extproc.shell.files import describe_failure, read_key
 from extproc.shell.loops import LoopSettings
 from extproc.shell.memory import memory_limit_bytes
@@ -44,8 +46,25 @@ def scheme(config: Config) -> str:
 
 def pool_settings(config: Config) -> PoolSettings:
     """Return the settings of the pool."""
+    pods = config.pods
+    groups = {
+        name: _settings(Traits, traits := group.over(pods), costs=_costs(traits))
+        for name, group in pods.groups.items()
+    }
+    expiry_s = config.scrape.expiry_s
     return _settings(
-        PoolSettings, config.pods, report_expiry_s=config.scrape.expiry_s, costs=costs.DEFAULT
+        PoolSettings, pods, report_expiry_s=expiry_s, costs=_costs(pods), groups=groups
+    )
+
+
+def _costs(traits: PodTraits) -> Costs:
+    """Return the costs of pods; the default ones where none are given."""
+    rate, cold_s, cached_s = traits.prefill_tokens_per_s, traits.cold_load_s, traits.cached_load_s
+    default = Costs()
+    return Costs(
+        1 / (rate * BYTES_PER_TOKEN) if rate else default.prompt_s_per_byte,
+        default.cold_load_s if cold_s is None else cold_s,
+        default.cached_load_s if cached_s is None else cached_s,
     )
 
 
@@ -62,7 +81,8 @@ def picker_settings(config: Config) -> PickerSettings:
 def admission_settings(config: Config) -> AdmissionSettings:
     """Return the settings of admission."""
     max_pending = config.admission.max_pending_per_endpoint
-    return _settings(AdmissionSettings, config.admission, max_pending=max_pending)
+    ranks = Ranks.of_rules(config.adapters.ranks)
+    return _settings(AdmissionSettings, config.admission, max_pending=max_pending, ranks=ranks)
 
 
 def accounting_settings(config: Config) -> AccountingSettings:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from extproc.config.adapters import AdaptersConfig
 from extproc.config.admin import AdminConfig
 from extproc.config.admission import AdmissionConfig
 from extproc.config.base import Section
@@ -48,6 +49,7 @@ class Config(Section):
     admin: AdminConfig = _section(AdminConfig)
     discovery: DiscoveryConfig = Field(description=DiscoveryConfig.__doc__)
     pods: PodsConfig = _section(PodsConfig)
+    adapters: AdaptersConfig = _section(AdaptersConfig)
     scrape: ScrapeConfig = _section(ScrapeConfig)
     policy: PolicyConfig = _section(PolicyConfig)
     admission: AdmissionConfig = _section(AdmissionConfig)
@@ -58,6 +60,31 @@ class Config(Section):
     peers: PeersConfig | None = Field(None, description=PeersConfig.__doc__)
     tracing: TracingConfig = _section(TracingConfig)
     log: LogConfig = _section(LogConfig)
+
+    @model_validator(mode="after")
+    def _groups_can_be_told(self) -> Config:
+        discovery, groups = self.discovery, self.pods.groups
+        kubernetes = discovery.kubernetes
+        if groups and (discovery.dns or (kubernetes and kubernetes.service)):
+            source = "dns" if discovery.dns else "kubernetes.service"
+            raise ValueError(f"pods.groups: discovery.{source} does not tell a pod's group")
+        for each in discovery.static or ():
+            if each.group and each.group not in groups:
+                known = ", ".join(groups) or "none"
+                raise ValueError(
+                    f"discovery.static: {each.address} is in the group {each.group}, which "
+                    f"pods.groups does not have; there: {known}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> Config:
+        groups = [group.over(self.pods) for group in self.pods.groups.values()]
+        limits = [each.max_lora_rank for each in (self.pods, *groups)]
+        for name, rank in self.adapters.ranks.items():
+            if all(limit is not None and limit < rank for limit in limits):
+                raise ValueError(f"adapters.ranks: {name} has {rank}, more than any max_lora_rank")
+        return self
 
     @model_validator(mode="after")
     def _preset_holds(self) -> Config:

@@ -22,6 +22,7 @@ class StaticEndpoint(Section):
 
     address: str = Field(description="`ip:port` as Envoy dials it; for names use `dns`.")
     name: str = Field("", description="Shown to people; the address if empty.")
+    group: str = Field("", description="One of `pods.groups`; empty for none.")
 
     @field_validator("address")
     @classmethod
@@ -170,7 +171,7 @@ class DiscoveryConfig(Section):
     """Where the list of pods comes from: exactly one of the sources."""
 
     static: tuple[StaticEndpoint, ...] | None = Field(
-        None, description="The pods, listed here: `ip:port`, or `{address, name}`."
+        None, description="The pods, listed here: `ip:port`, or `{address, name, group}`."
     )
     file: Path | None = Field(
         None,

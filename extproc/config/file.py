@@ -131,6 +131,6 @@ def _allowed_in(location: tuple[int | str, ...]) -> list[str]:
     """Return the names that are allowed in the section at this place."""
     section: Any = Config
     for part in location:
-        if isinstance(part, str):
-            section = section_in(section.model_fields[part].annotation)
+        field = section.model_fields.get(part)  # else the index or the name of an entry
+        section = (section_in(field.annotation) if field else None) or section
     return list(section.model_fields)

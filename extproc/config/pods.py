@@ -3,15 +3,86 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from extproc.config.base import Section
 
+GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
+"""What a Kubernetes label may have as its value."""
 
-class PodsConfig(Section):
-    """Properties that all pods share."""
+
+class PodTraits(Section):
+    """What the pods of a group have instead of what stands in `pods`; all may be left out."""
+
+    max_loras: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="Adapter slots on the GPU of a pod whose metrics do not report them. Live.",
+    )
+    max_cpu_loras: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="Adapters in a pod's CPU cache: the pods' --max-cpu-loras; none means as many "
+        "as GPU slots, vLLM's default. Pods do not report it. If it is too large, requests go to "
+        "pods that must read the adapter from disk; if too small, adapters are loaded on more pods "
+        "than necessary. The router [notices](operations.md#the-cpu-cache) clearly wrong values. "
+        "Live.",
+    )
+    max_lora_rank: int | None = Field(
+        None,
+        ge=1,
+        le=512,
+        description="Largest adapter rank: the pods' --max-lora-rank. A pod gets no requests for "
+        "adapters that have a higher one by `adapters.ranks`. Pods do not report it. Live.",
+    )
+    prefill_tokens_per_s: float | None = Field(
+        None,
+        gt=0,
+        le=100_000_000,
+        allow_inf_nan=False,
+        description="Prompt tokens that a pod computes in a second; none means 24,000, an 8B model "
+        "on an H100. For policies that weigh pods by it (`least_harm`). Live.",
+    )
+    cold_load_s: float | None = Field(
+        None,
+        ge=0,
+        le=600,
+        description="Seconds to load an adapter from disk; none means 0.1. For the same. Live.",
+    )
+    cached_load_s: float | None = Field(
+        None,
+        ge=0,
+        le=600,
+        description="Seconds to load an adapter from the CPU cache; none means 0.007. For the "
+        "same. Live.",
+    )
+
+    @model_validator(mode="after")
+    def _a_server_starts_with_these(self) -> PodTraits:
+        if self.max_loras and self.max_cpu_loras and self.max_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"max_cpu_loras is {self.max_cpu_loras}: must be at least max_loras, "
+                f"{self.max_loras}"
+            )
+        return self
+
+    def over(self, others: PodTraits) -> PodTraits:
+        """Return these traits, and those of `others` where there is none here.
+
+        Raises:
+            ValueError: They do not go together.
+        """
+        names = PodTraits.model_fields
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return PodTraits(**{name: getattr(others, name) for name in names} | given)
+
+
+class PodsConfig(PodTraits):
+    """Properties of the pods, and of the groups that differ."""
 
     engine: Literal["vllm", "sglang"] = Field(
         "vllm", description="Engine of the pods: which metrics are read, and under which names."
@@ -26,26 +97,12 @@ class PodsConfig(Section):
         description="File with the API key that pods require; used for the router's own requests "
         "only.",
     )
-    max_loras: int | None = Field(
-        None,
-        ge=1,
-        le=100_000,
-        description="Adapter slots on the GPU of a pod whose metrics do not report them.",
-    )
-    max_cpu_loras: int | None = Field(
-        None,
-        ge=1,
-        le=1_000_000,
-        description="Adapters in a pod's CPU cache: the pods' --max-cpu-loras; none means as many "
-        "as GPU slots, vLLM's default. Pods do not report it. If it is too large, requests go to "
-        "pods that must read the adapter from disk; if too small, adapters are loaded on more pods "
-        "than necessary. The router [notices](operations.md#the-cpu-cache) clearly wrong values.",
-    )
-    max_lora_rank: int | None = Field(
-        None,
-        ge=1,
-        le=512,
-        description="Largest adapter rank (--max-lora-rank); for information only.",
+    groups: dict[GroupName, PodTraits] = Field(
+        default_factory=dict,
+        description="Pods that differ from the others, by the group's name. A pod is in the group "
+        "that its label `extproc/group` names (with `discovery.kubernetes` and `pod_selector` or "
+        "`inference_pool`), or the `group` of its entry in `discovery.static` or in the file. "
+        "Live.",
     )
     orca: bool = Field(
         False,
@@ -53,3 +110,15 @@ class PodsConfig(Section):
         "log. Off by default: vLLM sends reports with non-streaming responses only, and each one "
         "costs it time.",
     )
+
+    @model_validator(mode="after")
+    def _groups_go_with_the_rest(self) -> PodsConfig:
+        for name, group in self.groups.items():
+            try:
+                group.over(self)
+            except ValueError:
+                raise ValueError(
+                    f"groups.{name}: max_cpu_loras must be at least max_loras, also where one of "
+                    "them is that of all pods"
+                ) from None
+        return self

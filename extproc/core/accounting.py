@@ -176,7 +176,7 @@ class Accounting:
         if flight.place is not None:
             ttft_s = _engine_ttft_s(completion, flight)
             if ttft_s is not None:
-                pool.caches.record_first_token(flight.place, ttft_s)
+                pool.caches.of(flight.tracked).record_first_token(flight.place, ttft_s)
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
             pool.record_orca(address, load)

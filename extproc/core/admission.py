@@ -1,8 +1,9 @@
 """Admission: whether a request may be dispatched now, given the candidates.
 
-Two rules. A cap: an endpoint with `max_pending` unfinished requests gets no more. And sheddable
+Three rules. An adapter goes to no endpoint whose largest rank is below its own: without another
+one, 503. A cap: an endpoint with `max_pending` unfinished requests gets no more. And sheddable
 requests (an objective with a negative priority) go only to endpoints that have room by their own
-report. When no endpoint is left, the request is shed with 429.
+report. When no endpoint is left by these two, the request is shed with 429.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from extproc.core.rejections import saturated
+from extproc.core.ranks import Ranks
+from extproc.core.rejections import rank_too_high, saturated
 from extproc.core.types import EndpointView, Rejection, RequestInfo
 
 
@@ -29,6 +31,23 @@ class AdmissionSettings(Struct, frozen=True):
     priorities: Mapping[str, int] = {}
     sheddable_max_waiting: int = 5
     sheddable_max_kv_usage_ratio: float = 0.8
+    ranks: Ranks = Ranks()
+
+
+def fitting(
+    usable: Sequence[EndpointView], request: RequestInfo, settings: AdmissionSettings
+) -> Sequence[EndpointView] | Rejection:
+    """Return the endpoints that take the adapter's rank, or a Rejection (503) if none does.
+
+    A rank or a limit that is unknown excludes nothing.
+    """
+    rank = None if request.adapter is None else settings.ranks.of(request.adapter)
+    if rank is None or not usable:
+        return usable
+    limits = [view.max_lora_rank or rank for view in usable]
+    if max(limits) < rank:
+        return rank_too_high(request.model, rank, max(limits))
+    return [view for view, limit in zip(usable, limits, strict=True) if limit >= rank]
 
 
 def admit(

@@ -15,7 +15,7 @@ Rules:
    next one on, and slower by more than a copy from the CPU cache.
 3. A few odd observations do not contradict the configuration. Only if it does not explain what was
    observed, the size that does so best is taken.
-4. All endpoints are taken to be alike, as the pods of one Deployment are.
+4. All endpoints of a group are taken to be alike, as the pods of one Deployment are.
 5. An engine that states what its cache holds is full when it evicts.
 
 Beyond this: an adapter of more than about a gigabyte is copied so slowly that the slots themselves

@@ -1,25 +1,59 @@
-"""The CPU caches of a pool's endpoints: the size that they are taken to have."""
+"""The CPU caches of a pool's endpoints: the sizes that they are taken to have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from extproc.core.cachesize import CacheSize
 from extproc.core.tracked import Tracked
+from extproc.core.traits import PoolSettings
 from extproc.core.types import LoadReport
 
 
 class CpuCaches:
-    """One size for the caches of all endpoints, as configured and as learned.
+    """The caches of all endpoints.
 
     Attributes:
-        learned: The size that first tokens show, which all endpoints' residency goes by; None while
+        groups: By the name of the group that has the size in common; "" for endpoints without one.
+    """
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self.groups: Mapping[str, GroupCaches] = {}
+        self.configure(settings, ())
+
+    def configure(self, settings: PoolSettings, endpoints: Iterable[Tracked]) -> None:
+        """Apply other groups and configured sizes to what has been learned."""
+        names = ["", *settings.groups]
+        self.groups = {name: self.groups.get(name) or GroupCaches() for name in names}
+        self.set_endpoints(endpoints)
+        for name, caches in self.groups.items():
+            caches.configure(settings.traits_of(name).max_cpu_loras)
+
+    def set_endpoints(self, endpoints: Iterable[Tracked]) -> None:
+        """Replace the endpoints; new ones get the learned size."""
+        members = defaultdict(list)
+        for tracked in endpoints:
+            members[tracked.group].append(tracked)
+        for name, caches in self.groups.items():
+            caches.set_endpoints(members[name])
+
+    def of(self, tracked: Tracked) -> GroupCaches:
+        """Return the caches of an endpoint's group; the endpoint may have left before that."""
+        return self.groups.get(tracked.group, self.groups[""])
+
+
+class GroupCaches:
+    """One size for the caches of a group's endpoints, as configured and as learned.
+
+    Attributes:
+        learned: The size that first tokens show, which the endpoints' residency goes by; None while
             they show nothing.
     """
 
-    def __init__(self, configured: int | None) -> None:
+    def __init__(self) -> None:
         self.learned: int | None = None
-        self._configured = configured
+        self._configured: int | None = None
         self._size = CacheSize()
         self._endpoints: list[Tracked] = []
 

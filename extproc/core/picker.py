@@ -1,7 +1,8 @@
 """From a snapshot and a request to a pick or a named rejection.
 
-The pipeline: ready endpoints in the subset where the model is registered; of those, the best
-(`_best`); admission; a session's own endpoint if it has one; the policy; fallbacks.
+The pipeline: ready endpoints in the subset where the model is registered, and which take the
+adapter's rank; of those, the best (`_best`); admission; a session's own endpoint if it has one; the
+policy; fallbacks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from operator import attrgetter
 from msgspec import Struct
 
 from extproc.core.address import host_of
-from extproc.core.admission import AdmissionSettings, admit
+from extproc.core.admission import AdmissionSettings, admit, fitting
 from extproc.core.bounds import MAX_SLUG_CHARS, plain
 from extproc.core.policies import Policy
 from extproc.core.rejections import STORED_RESPONSE, no_endpoints
@@ -72,7 +73,11 @@ class Picker:
         Raises:
             ValueError: The policy chose nothing, or an endpoint that was not among its candidates.
         """
-        candidates = self._candidates(snapshot.endpoints, request)
+        usable = fitting(_usable(snapshot.endpoints, request), request, self._admission)
+        if isinstance(usable, Rejection):
+            return usable
+        # A stored response is on one endpoint alone, in whatever state that is.
+        candidates = _best(usable) if request.model else usable
         if not candidates:
             return no_endpoints(request.model)
         admitted = admit(candidates, request, self._admission)
@@ -103,20 +108,6 @@ class Picker:
             picked_at_s=snapshot.now,
             alternates=addresses[num_listed:],
         )
-
-    def _candidates(
-        self, endpoints: Iterable[EndpointView], request: RequestInfo
-    ) -> list[EndpointView]:
-        model, subset = request.model, request.subset
-        if model:
-            # Written out: a method call for each endpoint is what this loop would cost.
-            usable = [v for v in endpoints if v.is_ready and v.registered and model in v.registered]
-        else:
-            usable = [view for view in endpoints if view.is_ready]
-        if subset is not None:
-            usable = [view for view in usable if is_in_subset(view.address, subset)]
-        # A stored response is on one endpoint alone, in whatever state that is.
-        return _best(usable) if model else usable
 
     def _stay(
         self, admitted: Sequence[EndpointView], session: str | None
@@ -157,6 +148,19 @@ class Picker:
             self._sessions.popitem(last=False)
 
 
+def _usable(endpoints: Iterable[EndpointView], request: RequestInfo) -> list[EndpointView]:
+    """Return the ready endpoints of the subset that list the model."""
+    model, subset = request.model, request.subset
+    if model:
+        # Written out: a method call for each endpoint is what this loop would cost.
+        usable = [v for v in endpoints if v.is_ready and v.registered and model in v.registered]
+    else:
+        usable = [view for view in endpoints if view.is_ready]
+    if subset is not None:
+        usable = [view for view in usable if is_in_subset(view.address, subset)]
+    return usable
+
+
 def _loaded_first(views: Sequence[EndpointView], adapter: str, wanted: int) -> list[EndpointView]:
     """Return at least `wanted` views, if there are so many: first those with the adapter."""
     loaded = []
@@ -168,7 +172,7 @@ def _loaded_first(views: Sequence[EndpointView], adapter: str, wanted: int) -> l
     return loaded + [view for view in views if not view.has_loaded(adapter)]
 
 
-def _best(usable: list[EndpointView]) -> list[EndpointView]:
+def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:
     """Return the reachable, known endpoints that are not ejected; without any, the least flawed.
 
     An unreachable endpoint is worse than an ejected one, and that worse than an unknown one. Where

@@ -22,14 +22,8 @@ from extproc.core.cpucaches import CpuCaches
 from extproc.core.modelindex import ModelIndex
 from extproc.core.outliers import Outliers, OutlierSettings, Verdict
 from extproc.core.told import PickObserver, Told
-from extproc.core.tracked import (
-    InFlight,
-    PoolSettings,
-    Tracked,
-    card_to_keep,
-    is_restart,
-    verdicts,
-)
+from extproc.core.tracked import InFlight, Tracked, card_to_keep, is_restart, verdicts
+from extproc.core.traits import PoolSettings
 from extproc.core.types import Endpoint, LoadReport, ModelCard, Pick, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]
@@ -39,14 +33,14 @@ class Pool:
     """All endpoints of one base model, with bookkeeping.
 
     Attributes:
-        caches: The size of their CPU caches.
+        caches: The sizes of their CPU caches.
     """
 
     def __init__(
         self, settings: PoolSettings | None = None, outliers: OutlierSettings | None = None
     ) -> None:
         self._settings = settings or PoolSettings()
-        self.caches = CpuCaches(self._settings.max_cpu_loras)
+        self.caches = CpuCaches(self._settings)
         self.outliers = Outliers(outliers)
         self._tracked: dict[str, Tracked] = {}
         self._flights: dict[str, InFlight] = {}
@@ -59,12 +53,12 @@ class Pool:
     # --- reports ----------------------------------------------------------------------------
 
     def configure(self, settings: PoolSettings, outliers: OutlierSettings | None = None) -> None:
-        """Apply new thresholds; slot counts apply to endpoints that join or restart from now on."""
+        """Apply new thresholds and traits."""
         self._settings = settings
         self.outliers.configure(outliers or OutlierSettings())
         for tracked in self._tracked.values():
-            tracked.view = None
-        self.caches.configure(self._settings.max_cpu_loras)
+            tracked.describe(tracked.endpoint, settings)
+        self.caches.configure(settings, self._tracked.values())
 
     def set_num_routers(self, num_routers: int) -> None:
         """Record how many routers use these endpoints, this one included."""
@@ -75,7 +69,7 @@ class Pool:
         tracked: dict[str, Tracked] = {}
         for endpoint in sorted(endpoints, key=lambda e: e.address):
             known = self._tracked.get(endpoint.address) or Tracked(endpoint, self._settings)
-            known.endpoint, known.view = endpoint, None
+            known.describe(endpoint, self._settings)
             tracked[endpoint.address] = known
         gone = [each for address, each in self._tracked.items() if address not in tracked]
         self._tracked = tracked
@@ -108,7 +102,7 @@ class Pool:
             self._models.replace(before, {}, self._lists())
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         tracked.answered(self.outliers, asked_at_s, now=taken_at_s, restarted=restarted)
-        self.caches.record_reports(None if restarted else tracked.report, report)
+        self.caches.of(tracked).record_reports(None if restarted else tracked.report, report)
         tracked.report, tracked.reported_at_s = report, taken_at_s
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         tracked.estimate_foreign(report, now=taken_at_s)

@@ -52,6 +52,7 @@ STORED_RESPONSE = Rejection(
 
 _DROPPED_REASONS = {
     Reason.NO_ENDPOINTS: "rejected-no-endpoints",
+    Reason.RANK_TOO_HIGH: "rejected-no-endpoints",
     Reason.SATURATED: "rejected-saturated",
     Reason.MEMORY: "rejected-saturated",
 }
@@ -76,6 +77,16 @@ def no_endpoints(model: str = "") -> Rejection:
     """503: the model may exist, but no endpoint that could serve it is ready."""
     message = "No endpoint is ready for this model. Retry later."
     return Rejection(503, Reason.NO_ENDPOINTS, message, retry_after_s=RETRY_AFTER_S, model=model)
+
+
+def rank_too_high(model: str, rank: int, limit: int) -> Rejection:
+    """503: endpoints for larger ranks may come, but those that are ready take up to `limit`."""
+    message = (
+        f"This adapter has rank {rank}, and the endpoints that are ready for it take ranks up to "
+        f"{limit}. Retry later."
+    )
+    reason = Reason.RANK_TOO_HIGH
+    return Rejection(503, reason, message, "model", retry_after_s=RETRY_AFTER_S, model=model)
 
 
 def saturated(model: str, retry_after_s: int) -> Rejection:

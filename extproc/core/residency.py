@@ -170,6 +170,11 @@ class Residency:
         beyond = evicted.index(adapter) if adapter in self._evicted else len(evicted)
         return len(self._ordered) + beyond
 
+    def configure(self, *, max_loras: int | None, max_cpu_loras: int | None) -> None:
+        """Apply other sizes."""
+        self._max_loras = max_loras
+        self.resize(max_cpu_loras)
+
     def resize(self, max_cpu_loras: int | None) -> None:
         """Apply another size of the CPU cache."""
         self._max_cpu_loras = max_cpu_loras

@@ -10,11 +10,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.core.cachesize import MAX_BODY_BYTES
-from extproc.core.costs import Costs
 from extproc.core.floor import Floor
 from extproc.core.outliers import Outliers, Verdict
 from extproc.core.prompts import Prompts
 from extproc.core.residency import Residency
+from extproc.core.traits import PoolSettings
 from extproc.core.types import (
     Endpoint,
     EndpointView,
@@ -30,21 +30,6 @@ MAX_SILENCES = 3
 """Failed listings after which an endpoint with load reports is no longer waited for."""
 MIN_LIFE_S = 10.0
 """A process that restarts sooner than this is neither waited for nor tried."""
-
-
-class PoolSettings(Struct, frozen=True):
-    """Settings of the pool.
-
-    Attributes:
-        max_loras: Adapter slots per endpoint where its metrics page does not say; None for unknown.
-        max_cpu_loras: Adapters in each endpoint's CPU cache; None means as many as GPU slots, which
-            is vLLM's default.
-    """
-
-    report_expiry_s: float = 2.0  # age from which a load report is not trusted
-    max_loras: int | None = None
-    max_cpu_loras: int | None = None
-    costs: Costs = Costs()
 
 
 class InFlight(Struct, frozen=True):
@@ -74,17 +59,23 @@ class ToldFlight(Struct, eq=False):
 
 
 class Tracked:
-    """One endpoint's mutable state."""
+    """One endpoint's mutable state.
+
+    Attributes:
+        group: Of `PoolSettings.groups`, "" for none; its `traits` are this endpoint's.
+    """
 
     __slots__ = (
         *("adapters", "returned_at_s", "endpoint", "flights", "foreign", "gpu_adapters"),
         *("is_unreachable", "is_waited_for", "models", "num_foreign", "num_loads", "num_silences"),
         *("registered", "report", "reported_at_s", "residency", "restarted_at_s", "view"),
-        *("cpu_adapters", "prompts", "steady", "told", "view_expires_s"),
+        *("cpu_adapters", "group", "prompts", "steady", "told", "traits", "view_expires_s"),
     )
 
     def __init__(self, endpoint: Endpoint, settings: PoolSettings) -> None:
         self.endpoint = endpoint
+        self.group = settings.group_of(endpoint)
+        self.traits = traits = settings.traits_of(self.group)
         self.report: LoadReport | None = None
         self.reported_at_s: float | None = None
         self.models: dict[str, ModelCard] | None = None
@@ -97,17 +88,25 @@ class Tracked:
         self.cpu_adapters: tuple[str, ...] = ()
         self.num_loads = 0
         self.told: dict[str, ToldFlight] = {}
-        self.prompts = Prompts(settings.costs)
+        self.prompts = Prompts(traits.costs)
         self.steady = Floor()
         self.is_unreachable = False
         self.is_waited_for = True
         self.num_silences = 0
         self.restarted_at_s = self.returned_at_s = -inf
-        self.residency = Residency(
-            max_loras=settings.max_loras, max_cpu_loras=settings.max_cpu_loras
-        )
+        self.residency = Residency(max_loras=traits.max_loras, max_cpu_loras=traits.max_cpu_loras)
         self.view: EndpointView | None = None
         self.view_expires_s = 0.0
+
+    def describe(self, endpoint: Endpoint, settings: PoolSettings) -> None:
+        """Apply what discovery and the configuration say of it; other traits hold from now on."""
+        self.endpoint, self.view = endpoint, None
+        self.group = settings.group_of(endpoint)
+        traits = settings.traits_of(self.group)
+        if traits != self.traits:
+            self.traits, self.prompts.costs = traits, traits.costs
+            sizes = {"max_loras": traits.max_loras, "max_cpu_loras": traits.max_cpu_loras}
+            self.residency.configure(**sizes)
 
     def answered(
         self, outliers: Outliers, asked_at_s: float, *, now: float, restarted: bool = False
@@ -303,7 +302,8 @@ class Tracked:
             num_waiting=report.num_waiting,
             num_deferred=report.num_deferred or 0,
             kv_usage_ratio=report.kv_usage_ratio or 0.0,
-            max_loras=report.max_loras or settings.max_loras,
+            max_loras=report.max_loras or self.traits.max_loras,
+            max_lora_rank=self.traits.max_lora_rank,
             num_adapter_loads=self.num_loads,
             prompts_done_s=self.prompts.done_s,
             costs=self.prompts.costs,

@@ -50,6 +50,7 @@ class Reason(StrEnum):
     SATURATED = "saturated"
     MEMORY = "memory"
     NO_ENDPOINTS = "no_endpoints"
+    RANK_TOO_HIGH = "rank_too_high"
     BODY_NOT_SENT = "body_not_sent"  # Envoy's configuration keeps the model from us
 
 
@@ -60,6 +61,7 @@ class Endpoint(Struct, frozen=True):
     url: str = ""  # base URL for our own calls (scrape, models), without a trailing slash
     name: str = ""  # for people: the pod's name, or the address where there is none
     is_ready: bool = True  # False: no new requests (draining)
+    group: str = ""  # of endpoints that are alike, by the operator's name for it
 
 
 class LoadReport(Struct, frozen=True):
@@ -132,6 +134,7 @@ class EndpointView(Struct, frozen=True):
     num_deferred: int = 0  # 0 where unknown
     kv_usage_ratio: float = 0.0  # 0 where unknown
     max_loras: int | None = None  # adapter slots on the GPU; None where unknown
+    max_lora_rank: int | None = None  # largest rank of an adapter; None where unknown
     num_adapter_loads: int = 0
     prompts_done_s: float = -inf  # when the prompts sent there are computed, by estimate
     costs: Costs = DEFAULT

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from extproc.core.address import Address
+from extproc.core.costs import BYTES_PER_TOKEN, Costs
 from extproc.core.policies import BUILT_IN
 from extproc.envoyconfig import BootstrapOptions, render
 from extproc.sim.fakepod.config import PodConfig
@@ -32,22 +33,35 @@ _BALANCER = Path(__file__).with_name("balancer.yaml")
 def pod_configs(
     settings: FleetSettings, adapters: Mapping[str, int], base_model: str
 ) -> list[PodConfig]:
-    """Return the fake pods of a fleet, `pod-0` and so on, each with every adapter and its rank."""
-    paths = {name: f"/adapters/{name}" for name in adapters}
-    ranks = {paths[name]: rank for name, rank in adapters.items()}
-    return [
-        PodConfig(
+    """Return the fake pods of a fleet, `pod-0` and so on, each with every adapter that fits it."""
+    configs = []
+    for number in range(settings.num_pods):
+        pod = settings.of(settings.group_of(number))
+        ranks = {name: rank for name, rank in adapters.items() if rank <= pod.rank_limit}
+        paths = {name: f"/adapters/{name}" for name in ranks}
+        config = PodConfig(
             name=f"pod-{number}",
             base_model=base_model,
             adapters=paths,
-            max_loras=settings.max_loras,
-            max_cpu_loras=settings.max_cpu_loras,
-            max_lora_rank=settings.max_lora_rank,
-            ranks_by_path=ranks,
-            profile=settings.profile,
+            max_loras=pod.max_loras,
+            max_cpu_loras=pod.max_cpu_loras,
+            max_lora_rank=pod.max_lora_rank,
+            ranks_by_path={paths[name]: rank for name, rank in ranks.items()},
+            profile=pod.profile,
         )
-        for number in range(settings.num_pods)
+        configs.append(config)
+    return configs
+
+
+def discovery_section(settings: FleetSettings, pods: Sequence[str]) -> dict[str, Any]:
+    """Return the router's `discovery` section for the pods of `pod_configs` at these addresses."""
+    knows = settings.traits
+    groups = [settings.group_of(number) for number in range(len(pods))]
+    static = [
+        {"address": pod, "name": f"pod-{number}", "group": group if group in knows else ""}
+        for number, (pod, group) in enumerate(zip(pods, groups, strict=True))
     ]
+    return {"static": static}
 
 
 def router_config(policy: str, settings: FleetSettings) -> dict[str, Any]:
@@ -59,7 +73,19 @@ def router_config(policy: str, settings: FleetSettings) -> dict[str, Any]:
     """
     return {
         "policy": policy_section(policy),
-        "pods": {"max_loras": settings.max_loras, "max_cpu_loras": settings.max_cpu_loras},
+        "pods": {
+            "max_loras": settings.max_loras,
+            "max_cpu_loras": settings.max_cpu_loras,
+            "groups": {
+                group: {
+                    "max_loras": traits.max_loras,
+                    "max_cpu_loras": traits.max_cpu_loras,
+                    "max_lora_rank": traits.max_lora_rank,
+                    "prefill_tokens_per_s": _prefill_rate(traits.costs),
+                }
+                for group, traits in settings.traits.items()
+            },
+        },
         "scrape": {
             "interval_s": max(_MIN_SCRAPE_S, settings.scrape_interval_s),
             "models_interval_s": settings.models_interval_s,
@@ -68,6 +94,10 @@ def router_config(policy: str, settings: FleetSettings) -> dict[str, Any]:
         "admission": {"max_pending_per_endpoint": settings.max_pending},
         "request": {"max_hold_s": settings.max_hold_s},
     }
+
+
+def _prefill_rate(costs: Costs) -> float:
+    return 1 / (costs.prompt_s_per_byte * BYTES_PER_TOKEN)
 
 
 def policy_section(policy: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from extproc.loadtest.fleetfiles import (
     BALANCERS,
     balancer_bootstrap,
+    discovery_section,
     gateway_bootstrap,
     pod_configs,
     policy_section,
@@ -234,8 +235,11 @@ async def _start(
         pods = [pod.address for pod in stack.pods.values()]
         bootstrap = balancer_bootstrap(spec.name, pods)
     else:
+        addresses = [pod.address for pod in stack.pods.values()]
+        discovery = discovery_section(settings, addresses)
+        config = {**router_config(spec.name, settings), "discovery": discovery}
         for number in range(settings.num_routers):
-            await stack.start_router(router_config(spec.name, settings), f"router-{number}")
+            await stack.start_router(config, f"router-{number}")
         bootstrap = gateway_bootstrap([each.address for each in stack.routers], settings)
     await stack.start_envoy(bootstrap, adapters)
 

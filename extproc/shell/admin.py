@@ -236,6 +236,7 @@ def _describe_view(view: EndpointView, now: float) -> dict[str, Any]:
         "num_active_adapters": view.num_active_adapters,
         "kv_usage_ratio": view.kv_usage_ratio,
         "max_loras": view.max_loras,
+        "max_lora_rank": view.max_lora_rank,
     }
 
 

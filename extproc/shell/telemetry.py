@@ -12,7 +12,7 @@ and disappear when their endpoint leaves the pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -30,6 +30,9 @@ _MAX_SLUGS = 100  # a user's policy may invent reasons; any further ones count a
 _DECISION_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
 _SCRAPE_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _LAG_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+_Labels = str | tuple[str, ...]
 
 
 class Totals(NamedTuple):
@@ -154,9 +157,13 @@ class Telemetry:
         )
 
     def add_gauges(
-        self, name: str, documentation: str, label: str, read: Callable[[], Mapping[str, float]]
+        self,
+        name: str,
+        documentation: str,
+        label: _Labels,
+        read: Callable[[], Mapping[Any, float]],
     ) -> None:
-        """Add `extproc_<name>` with one label, read at each scrape."""
+        """Add `extproc_<name>`, read at each scrape; with several labels, values are tuples."""
         self._readings.append(
             lambda: _labelled(GaugeMetricFamily, name, documentation, label, read())
         )
@@ -257,10 +264,11 @@ def _labelled(
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
     name: str,
     documentation: str,
-    label: str,
-    values: Mapping[str, float],
+    label: _Labels,
+    values: Mapping[Any, float],
 ) -> Metric:
-    family = kind(f"extproc_{name}", documentation, labels=(label,))
+    labels = (label,) if isinstance(label, str) else label
+    family = kind(f"extproc_{name}", documentation, labels=labels)
     for value, number in values.items():
-        family.add_metric((value,), number)
+        family.add_metric((value,) if isinstance(label, str) else value, number)
     return family

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from extproc.app.cachewatch import CacheWatch
 from extproc.core.cachesize import OBSERVATIONS_PER_LOOK
 from extproc.core.pool import Pool, PoolSettings
+from extproc.core.traits import Traits
 from tests.builders import address, endpoint, report
 
 
@@ -15,10 +17,15 @@ def taught(configured: int | None, size: int) -> Pool:
     pool = Pool(PoolSettings(max_cpu_loras=configured))
     pool.set_endpoints([endpoint(1)])
     pool.record_report(address(1), report(max_loras=2), taken_at_s=0.0)
+    teach(pool, size)
+    return pool
+
+
+def teach(pool: Pool, size: int, *, group: str = "") -> None:
     for number in range(2 * OBSERVATIONS_PER_LOOK):
         place = number % (2 * size)
-        pool.caches.record_first_token(place, 0.02 if place < size else 0.2)
-    return pool
+        ttft_s = 0.02 if place < size else 0.2
+        pool.caches.groups[group].record_first_token(place, ttft_s)
 
 
 @pytest.mark.parametrize(("configured", "presumed"), [(16, 16), (None, 2)])
@@ -33,7 +40,7 @@ def test_a_disagreement_is_a_warning_once(
     assert (
         f"about 4 adapters in their CPU caches, while the configuration means {presumed}" in warning
     )
-    assert watch.sizes() == {"configured": presumed, "learned": 4}
+    assert watch.sizes() == {("", "configured"): presumed, ("", "learned"): 4}
 
 
 def test_another_configuration_that_is_wrong_too_is_a_warning_of_its_own(
@@ -91,7 +98,7 @@ def test_nothing_is_said_while_nothing_is_known(caplog: pytest.LogCaptureFixture
     watch.look()
 
     assert caplog.messages == []
-    assert watch.sizes() == {"configured": 1}
+    assert watch.sizes() == {("", "configured"): 1}
 
 
 def test_an_engine_s_own_statement_counts_more(caplog: pytest.LogCaptureFixture) -> None:
@@ -102,4 +109,22 @@ def test_an_engine_s_own_statement_counts_more(caplog: pytest.LogCaptureFixture)
     watch.look()
 
     assert "about 6 adapters" in caplog.text
-    assert watch.sizes()["learned"] == 6
+    assert watch.sizes()["", "learned"] == 6
+
+
+def test_the_warning_about_a_group_names_its_field(caplog: pytest.LogCaptureFixture) -> None:
+    pool = Pool(PoolSettings(groups={"l4": Traits(max_cpu_loras=16)}))
+    pool.set_endpoints([replace(endpoint(1), group="l4")])
+    pool.record_report(address(1), report(max_loras=2), taken_at_s=0.0)
+    teach(pool, 4, group="l4")
+    watch = CacheWatch(pool.caches)
+    for _ in range(3):
+        watch.look()
+
+    (warning,) = caplog.messages
+    assert "the configuration means 16 (pods.groups.l4.max_cpu_loras, or" in warning
+    assert watch.sizes() == {
+        ("", "configured"): 1,
+        ("l4", "configured"): 16,
+        ("l4", "learned"): 4,
+    }

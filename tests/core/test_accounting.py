@@ -278,7 +278,9 @@ def heard(
 ) -> list[tuple[int, float]]:
     """What the pool's caches hear of a request that was held for half a second."""
     pool, told = Pool(), []
-    monkeypatch.setattr(pool.caches, "record_first_token", lambda *told_of: told.append(told_of))
+    monkeypatch.setattr(
+        pool.caches.groups[""], "record_first_token", lambda *told_of: told.append(told_of)
+    )
     pool.set_endpoints([endpoint(1), endpoint(2)])
     pool.record_report(address(1), report(max_loras=1), taken_at_s=0.0)
     info = request("a", arrived_at_s=0.5, body_bytes=body_bytes)

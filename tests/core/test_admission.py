@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.admission import AdmissionSettings, admit
+from extproc.core.admission import AdmissionSettings, admit, fitting
+from extproc.core.ranks import Ranks
 from extproc.core.types import EndpointView, Hints, Reason, Rejection, Snapshot
 from tests.builders import endpoint_view, request
 from tests.strategies import snapshots
@@ -77,3 +78,33 @@ def test_an_endpoint_that_has_not_reported_is_not_known_to_be_loaded() -> None:
     silent = endpoint_view(is_known=False)
 
     assert admit([silent], BATCH, SHEDS) == [silent]
+
+
+# --- ranks -----------------------------------------------------------------------------------
+
+RANKED = AdmissionSettings(ranks=Ranks({"a": 32}))
+SMALL, EXACT = endpoint_view(1, max_lora_rank=16), endpoint_view(2, max_lora_rank=32)
+UNLIMITED = endpoint_view(3)
+
+
+def test_an_adapter_goes_only_to_endpoints_that_take_its_rank_or_do_not_say() -> None:
+    assert fitting([SMALL, EXACT, UNLIMITED], request("a"), RANKED) == [EXACT, UNLIMITED]
+
+
+@pytest.mark.parametrize("model", ["b", None], ids=["of unknown rank", "base"])
+def test_what_has_no_known_rank_goes_everywhere(model: str | None) -> None:
+    assert fitting([SMALL, EXACT], request(model), RANKED) == [SMALL, EXACT]
+
+
+def test_an_adapter_that_fits_nowhere_is_refused_with_its_rank_and_the_limit() -> None:
+    refused = fitting([SMALL, endpoint_view(4, max_lora_rank=8)], request("a"), RANKED)
+
+    assert isinstance(refused, Rejection)
+    assert (refused.status, refused.reason) == (503, Reason.RANK_TOO_HIGH)
+    assert (refused.param, refused.model, refused.retry_after_s) == ("model", "a", 1)
+    assert "rank 32" in refused.message
+    assert "up to 16" in refused.message
+
+
+def test_where_no_endpoint_is_there_the_rank_is_not_to_blame() -> None:
+    assert fitting([], request("a"), RANKED) == []

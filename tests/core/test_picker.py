@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from extproc.core.admission import AdmissionSettings
 from extproc.core.picker import Picker, PickerSettings
 from extproc.core.policies import BUILT_IN, Founding, Policy
+from extproc.core.ranks import Ranks
 from extproc.core.types import (
     Choice,
     EndpointView,
@@ -33,6 +34,7 @@ def picker(
     *,
     seed: int = 0,
     max_pending: int | None = None,
+    ranks: Ranks | None = None,
     **settings: Any,
 ) -> Picker:
     ids = itertools.count(1)
@@ -42,7 +44,7 @@ def picker(
         rng=random.Random(seed),
         next_id=lambda: f"id-{next(ids)}",
         settings=PickerSettings(**settings),
-        admission=AdmissionSettings(max_pending, retry_after_s=3),
+        admission=AdmissionSettings(max_pending, retry_after_s=3, ranks=ranks or Ranks()),
     )
 
 
@@ -396,3 +398,39 @@ def test_a_policy_is_told_how_many_routers_there_are() -> None:
     asked = Snapshot(snapshot(endpoint_view()).endpoints, num_routers=4)
 
     assert picked(picker(CountsRouters()).pick(asked, request())).reason == "routers-4"
+
+
+# --- ranks -----------------------------------------------------------------------------------
+
+RANKS = Ranks({"a": 64})
+SMALL = endpoint_view(1, max_lora_rank=16, gpu_adapters=("a",), pending_by_adapter={"a": 1})
+LARGE = endpoint_view(2, max_lora_rank=64, num_pending=9)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+@pytest.mark.parametrize("flaw", [{}, {"is_ejected": True}, {"is_known": False}])
+def test_no_policy_sends_an_adapter_where_its_rank_does_not_fit(
+    name: str, flaw: dict[str, bool]
+) -> None:
+    """Not as a fallback either, nor where the endpoint that takes it is the worse one."""
+    seen = snapshot(SMALL, replace(LARGE, **flaw))
+    made = picker(BUILT_IN[name](), ranks=RANKS, num_fallbacks=2)
+
+    assert picked(made.pick(seen, request("a"))).endpoints == (address(2),)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_no_policy_is_asked_where_no_endpoint_takes_the_rank(name: str) -> None:
+    refused = picker(BUILT_IN[name](), ranks=RANKS).pick(snapshot(SMALL), request("a"))
+
+    assert isinstance(refused, Rejection)
+    assert refused.reason is Reason.RANK_TOO_HIGH
+
+
+def test_a_session_does_not_stay_where_the_rank_does_not_fit() -> None:
+    made = picker()
+    info = request("a", session="s")
+    assert picked(made.pick(snapshot(SMALL), info)).address == address(1)
+    made.configure(Founding(), "policy", admission=AdmissionSettings(ranks=RANKS))
+
+    assert picked(made.pick(snapshot(SMALL, LARGE), info)).address == address(2)

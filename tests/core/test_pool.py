@@ -24,6 +24,7 @@ from extproc.core.floor import STEADY_S
 from extproc.core.outliers import Cause, OutlierSettings, Verdict
 from extproc.core.pool import InFlight, Pool, PoolSettings
 from extproc.core.tracked import MAX_SILENCES, RESTART_TOLERANCE_S
+from extproc.core.traits import Traits
 from extproc.core.types import Endpoint, EndpointView, LoadReport, ModelCard, Pick
 from tests.builders import (
     BASE,
@@ -1025,7 +1026,7 @@ def teach(pool: Pool, size: int) -> None:
     """First tokens that take 0.2 s from `size` on."""
     for number in range(2 * OBSERVATIONS_PER_LOOK):
         place = number % (2 * size)
-        pool.caches.record_first_token(place, 0.02 if place < size else 0.2)
+        pool.caches.groups[""].record_first_token(place, 0.02 if place < size else 0.2)
 
 
 @pytest.mark.parametrize("configured", [16, None])
@@ -1037,8 +1038,8 @@ def test_a_size_that_is_learned_holds_for_all_endpoints(configured: int | None) 
     before = view(made, now=9.0).cpu_adapters
     teach(made, 4)
 
-    assert made.caches.presumed == (configured or 2)
-    assert made.caches.learned == 4
+    assert made.caches.groups[""].presumed == (configured or 2)
+    assert made.caches.groups[""].learned == 4
     assert before == tuple("hgfedcba"[: configured or 2])
     assert view(made, now=9.0).cpu_adapters == tuple("hgfe")
 
@@ -1056,18 +1057,18 @@ def used_in_turn_at_2(pool: Pool, *adapters: str) -> None:
 
 def test_slots_are_known_from_the_first_report_that_has_them() -> None:
     made = Pool(PoolSettings(max_cpu_loras=4))
-    assert not made.caches.has_slots
+    assert not made.caches.groups[""].has_slots
     made.set_endpoints([endpoint(1), endpoint(2)])
-    assert not made.caches.has_slots
+    assert not made.caches.groups[""].has_slots
     made.record_report(address(2), report(max_loras=2), taken_at_s=0.0)
-    assert made.caches.has_slots
+    assert made.caches.groups[""].has_slots
 
 
 def test_what_agrees_with_the_configuration_changes_nothing() -> None:
     made = pool(max_loras=2, max_cpu_loras=4)
     teach(made, 4)
 
-    assert made.caches.learned == made.caches.presumed == 4
+    assert made.caches.groups[""].learned == made.caches.groups[""].presumed == 4
 
 
 def test_a_changed_configuration_is_compared_again() -> None:
@@ -1075,18 +1076,18 @@ def test_a_changed_configuration_is_compared_again() -> None:
     teach(made, 4)
     made.configure(PoolSettings(max_loras=2, max_cpu_loras=4))
 
-    assert made.caches.learned == made.caches.presumed == 4
+    assert made.caches.groups[""].learned == made.caches.groups[""].presumed == 4
 
 
 def test_an_engine_s_statement_shows_its_size_and_changes_no_other_endpoint() -> None:
-    assert pool().caches.stated is None
+    assert pool().caches.groups[""].stated is None
     made = pool(1, 2, max_loras=1, max_cpu_loras=16)
     for at_s, (gpu, cpu) in enumerate((("a", "bc"), ("d", "cab"), ("e", "dab"))):
         stated = report(gpu_adapters=frozenset(gpu), cpu_adapters=frozenset(cpu))
         made.record_report(address(1), stated, taken_at_s=float(at_s))
 
-    assert made.caches.stated == 4
-    assert made.caches.learned is None
+    assert made.caches.groups[""].stated == 4
+    assert made.caches.groups[""].learned is None
 
 
 def test_a_restarted_engine_has_evicted_nothing() -> None:
@@ -1095,4 +1096,103 @@ def test_a_restarted_engine_has_evicted_nothing() -> None:
         stated = report(cpu_adapters=frozenset(names), process_start_wall_s=at_s * 100.0)
         made.record_report(address(1), stated, taken_at_s=float(at_s))
 
-    assert made.caches.stated == 16
+    assert made.caches.groups[""].stated == 16
+
+
+# --- groups ----------------------------------------------------------------------------------
+
+SLOW = Costs(prompt_s_per_byte=1.0)
+GROUPS = {"l4": Traits(2, 3, 16, SLOW), "h200": Traits(16, 64, 128)}
+
+
+def grouped(**groups_by_number: str) -> Pool:
+    made = pool(max_loras=8, max_cpu_loras=32, max_lora_rank=64, groups=GROUPS)
+    made.set_endpoints(in_groups(*groups_by_number.values()))
+    return made
+
+
+def in_groups(*groups: str) -> list[Endpoint]:
+    return [replace(endpoint(n), group=group) for n, group in enumerate(groups, start=1)]
+
+
+def test_endpoints_of_a_group_have_its_slots_rank_limit_and_costs() -> None:
+    made = grouped(a="l4", b="h200", c="", d="unknown")
+
+    seen = made.snapshot(now=0.0).endpoints
+    assert [each.max_loras for each in seen] == [2, 16, 8, 8]
+    assert [each.max_lora_rank for each in seen] == [16, 128, 64, 64]
+    assert [each.costs for each in seen] == [SLOW, Costs(), Costs(), Costs()]
+
+
+def test_what_the_engine_says_of_its_slots_wins_over_the_group() -> None:
+    made = grouped(a="l4")
+    made.record_report(address(1), report(max_loras=5), taken_at_s=0.0)
+
+    assert view(made).max_loras == 5
+
+
+def test_residency_is_that_of_the_group() -> None:
+    made = grouped(a="l4")
+    used_in_turn(made, *"abcdef")
+
+    assert view(made, now=9.0).gpu_adapters == tuple("fe")
+    assert view(made, now=9.0).cpu_adapters == tuple("fed")
+
+
+def test_a_prompt_is_queued_at_the_speed_of_the_group() -> None:
+    made = grouped(a="l4")
+    made.start(pick(info=request(None, body_bytes=3)), now=0.0)
+
+    assert view(made).prompts_done_s == 3.0
+
+
+def test_an_endpoint_that_changes_its_group_keeps_its_requests() -> None:
+    made = grouped(a="h200")
+    used_in_turn(made, *"abcdef")
+    start(made, now=9.0)
+    made.set_endpoints(in_groups("l4"))
+
+    seen = view(made, now=9.0)
+    assert (seen.max_loras, seen.max_lora_rank, seen.costs) == (2, 16, SLOW)
+    assert (seen.num_pending, seen.cpu_adapters) == (1, tuple("afe"))
+
+
+def test_groups_that_are_configured_later_hold_for_endpoints_that_are_there() -> None:
+    made = pool(max_loras=8)
+    made.set_endpoints(in_groups("l4"))
+    assert view(made).max_loras == 8
+
+    made.configure(PoolSettings(report_expiry_s=EXPIRY_S, groups=GROUPS))
+    assert (view(made).max_loras, view(made).max_lora_rank) == (2, 16)
+    assert set(made.caches.groups) == {"", "l4", "h200"}
+
+    made.configure(PoolSettings(report_expiry_s=EXPIRY_S, max_loras=4))
+    assert (view(made).max_loras, view(made).max_lora_rank) == (4, None)
+
+
+def test_the_size_of_the_cpu_caches_is_learned_for_each_group() -> None:
+    made = grouped(a="l4", b="")
+    teach(made, 10)
+    used_in_turn(made, *"abcdefghijkl")
+    used_in_turn_at_2(made, *"abcdefghijkl")
+
+    small, other = made.snapshot(now=12.0).endpoints
+    assert (small.cpu_adapters, other.cpu_adapters) == (tuple("lkj"), tuple("lkjihgfedc"))
+    caches = made.caches.groups
+    assert (caches["l4"].learned, caches["l4"].presumed) == (None, 3)
+    assert (caches[""].learned, caches[""].presumed) == (10, 32)
+
+    made.set_endpoints(in_groups("", ""))
+    assert made.snapshot(now=12.0).endpoints[0].cpu_adapters == tuple("lkjihgfedc")
+
+
+def test_first_tokens_and_reports_tell_of_the_group_of_their_endpoint() -> None:
+    made = grouped(a="l4", b="")
+    first, second = made._tracked.values()
+    assert made.caches.of(first) is made.caches.groups["l4"]
+    assert made.caches.of(second) is made.caches.groups[""]
+    made.configure(PoolSettings(report_expiry_s=EXPIRY_S, groups=GROUPS))
+    made.set_endpoints([])
+    made.configure(PoolSettings(report_expiry_s=EXPIRY_S))
+
+    assert made.caches.of(first) is made.caches.groups[""]

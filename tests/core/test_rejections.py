@@ -13,6 +13,7 @@ from extproc.core.types import Reason, Rejection
     [
         (rejections.model_not_found("a"), 404, Reason.MODEL_NOT_FOUND, "model", None),
         (rejections.no_endpoints("a"), 503, Reason.NO_ENDPOINTS, None, 1),
+        (rejections.rank_too_high("a", 64, 8), 503, Reason.RANK_TOO_HIGH, "model", 1),
         (rejections.saturated("a", 5), 429, Reason.SATURATED, None, 5),
         (rejections.ENCODED_BODY, 415, Reason.ENCODED_BODY, None, None),
         (rejections.EMPTY_BODY, 400, Reason.INVALID_JSON, "model", None),

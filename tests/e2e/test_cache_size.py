@@ -32,7 +32,7 @@ async def run_requests(client: Client, rng: random.Random) -> None:
 async def learned(router: RouterProcess) -> list[float]:
     """The learned size, if there is one."""
     page: str = await router.admin("/metrics")
-    name = 'extproc_cpu_cache_adapters{source="learned"} '
+    name = 'extproc_cpu_cache_adapters{group="",source="learned"} '
     return [float(line.removeprefix(name)) for line in page.splitlines() if line.startswith(name)]
 
 

@@ -216,3 +216,16 @@ async def test_refusals_change_nothing_and_are_counted(
     proxy.faults = NONE
     await one_pod.until({"10.0.0.2:8000": True})
     await eventually(lambda: one_pod.kubernetes.contact_age_s < 40.0)
+
+
+async def test_a_pod_is_in_the_group_that_its_label_says_now(
+    cluster: Cluster, one_pod: Followed
+) -> None:
+    def groups() -> list[str]:
+        return [endpoint.group for endpoint in one_pod.endpoints or ()]
+
+    assert groups() == [""]
+    await cluster.label_pod("a", {"extproc/group": "l4"})
+    await eventually(lambda: groups() == ["l4"])
+    await cluster.label_pod("a", {"extproc/group": None})
+    await eventually(lambda: groups() == [""])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
 
+from extproc.app.settings import pool_settings
 from extproc.config.file import parse_config
+from extproc.core.costs import Costs
+from extproc.core.traits import Traits
 from extproc.envoyconfig import BootstrapOptions
 from extproc.loadtest.fleetfiles import (
     balancer_bootstrap,
+    discovery_section,
     gateway_bootstrap,
     pod_configs,
     policy_section,
@@ -27,7 +32,7 @@ from extproc.loadtest.targets import (
 )
 from extproc.plugins import load_policy
 from extproc.sim.fakepod.pod import PodConfig, start_pod
-from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.fleet.settings import FleetSettings, PodKind
 from extproc.sim.opponents import OPPONENTS, opponent
 
 SETTINGS = FleetSettings(
@@ -189,3 +194,28 @@ async def test_a_missing_endpoint_is_named() -> None:
 
     with pytest.raises(TargetError, match=f"{pod.url}/v1/models: Cannot connect"):
         await listed_models(pod.url, {})
+
+
+def test_a_suites_kinds_of_pods_are_the_routers_groups() -> None:
+    kind = PodKind(1, max_loras=1, max_lora_rank=16, slowness=2.0)
+    settings = replace(SETTINGS, kinds=(kind,))
+    small, *others = pod_configs(settings, {"a": 8, "b": 64}, "base")
+    addresses = [f"127.0.0.1:{1 + number}" for number in range(settings.num_pods)]
+    section = router_config("least_harm", settings)
+
+    assert (small.max_loras, small.max_lora_rank, list(small.adapter_paths)) == (1, 16, ["a"])
+    assert small.profile == SETTINGS.profile.slowed(2.0)
+    assert others == pod_configs(SETTINGS, {"a": 8, "b": 64}, "base")[1:]
+    config = parse_config(
+        yaml.safe_dump({"discovery": discovery_section(settings, addresses), **section})
+    )
+    groups = [each.group for each in config.discovery.static or ()]
+    assert groups == ["kind-0", *[""] * len(others)]
+    assert pool_settings(config).groups["kind-0"] == Traits(1, 5, 16, Costs(2 / 96_000))
+
+    unknown = replace(settings, knows_kinds=False)
+    section = router_config("least_harm", unknown)
+    config = parse_config(
+        yaml.safe_dump({"discovery": discovery_section(unknown, addresses), **section})
+    )
+    assert not pool_settings(config).groups

@@ -181,6 +181,7 @@ async def test_the_snapshot_is_json() -> None:
                 "num_active_adapters": 1,
                 "kv_usage_ratio": 0.5,
                 "max_loras": 4,
+                "max_lora_rank": None,
             }
         ]
     }

@@ -312,3 +312,5 @@ def test_hold_aware_of_slots_waits_only_for_a_slot() -> None:
     assert chosen(policy, snapshot(full), request("b")) == address(1)
     assert chosen(policy, snapshot(full), request(None)) == address(1)
     assert isinstance(policy.choose(snapshot(full), request("a"), rng=random.Random()), Wait)
+    larger = endpoint_view(2, pending_by_adapter={"b": 1, "c": 1}, max_loras=3, num_pending=9)
+    assert chosen(policy, snapshot(full, larger), request("a")) == address(2)

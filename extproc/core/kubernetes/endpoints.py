@@ -24,6 +24,8 @@ from extproc.core.kubernetes.objects import (
 from extproc.core.types import Endpoint
 
 _ENDED = ("Succeeded", "Failed")
+GROUP_LABEL = "extproc/group"
+"""Of pods that differ from others; a Service's endpoints do not show the pods' labels."""
 
 
 def pod_endpoints(
@@ -31,15 +33,17 @@ def pod_endpoints(
 ) -> tuple[Endpoint, ...]:
     """Return an endpoint per port of each pod, sorted by address; our own calls use `scheme`.
 
-    With several ports an endpoint's name tells them apart: `pod:port`.
+    With several ports an endpoint's name tells them apart: `pod:port`. Its group is what the pod's
+    label says.
     """
 
     def found() -> Iterator[Endpoint]:
         for pod in pods:
             if pod.status.pod_ip and pod.status.phase not in _ENDED:
+                group, is_ready = (pod.metadata.labels or {}).get(GROUP_LABEL, ""), _is_ready(pod)
                 for port in ports:
                     name = pod.metadata.name if len(ports) == 1 else f"{pod.metadata.name}:{port}"
-                    yield _endpoint(pod.status.pod_ip, port, name, scheme, _is_ready(pod))
+                    yield _endpoint(pod.status.pod_ip, port, name, scheme, is_ready, group)
 
     return _merged(found())
 
@@ -121,9 +125,11 @@ def _port_of(each: EndpointSlice, wanted: int | str | None) -> int | None:
     return next((port.port for port in ports if wanted in (port.name, port.port)), None)
 
 
-def _endpoint(ip: str, port: int, name: str, scheme: str, is_ready: bool) -> Endpoint:
+def _endpoint(
+    ip: str, port: int, name: str, scheme: str, is_ready: bool, group: str = ""
+) -> Endpoint:
     address = str(Address(ip, port))
-    return Endpoint(address, f"{scheme}://{address}", name, is_ready)
+    return Endpoint(address, f"{scheme}://{address}", name, is_ready, group)
 
 
 def _merged(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:

@@ -23,6 +23,7 @@ class Metadata(Struct, rename="camel", frozen=True):
     uid: str = ""
     resource_version: str = ""
     deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
 
 
 class KubeObject(Struct, frozen=True):

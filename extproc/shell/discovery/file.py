@@ -1,7 +1,7 @@
-"""Endpoints from a YAML file: a list of addresses, or of mappings with `address` and `name`.
+"""Endpoints from a YAML file: a list of addresses, or of mappings, of which `address` is required.
 
     - 10.0.0.7:8000
-    - {address: "10.0.0.8:8000", name: pod-b}
+    - {address: "10.0.0.8:8000", name: pod-b, group: l4}
 
 An empty list, `[]`, empties the pool. An empty file changes nothing: writers that do not replace a
 file atomically (write another, rename it) truncate it first.
@@ -30,7 +30,7 @@ def parse_endpoints(text: str, *, scheme: str = "http") -> list[Endpoint]:
     if data is None:
         raise ValueError("empty; for no endpoints write []")
     if not isinstance(data, list):
-        raise ValueError("must be a list of `ip:port` or of {address, name}")
+        raise ValueError("must be a list of `ip:port` or of {address, name, group}")
     return make_endpoints(data, scheme=scheme)
 
 
@@ -51,20 +51,21 @@ def make_endpoints(entries: Iterable[Any], *, scheme: str = "http") -> list[Endp
 
 def _endpoint(index: int, entry: Any, scheme: str) -> Endpoint:
     fields = {"address": entry} if isinstance(entry, str) else entry
-    if not isinstance(fields, dict) or not fields.keys() <= {"address", "name"}:
+    if not isinstance(fields, dict) or not fields.keys() <= {"address", "name", "group"}:
         raise ValueError(
-            f"entry {index}: must be `ip:port` or {{address, name}}, got {_short(entry)}"
+            f"entry {index}: must be `ip:port` or {{address, name, group}}, got {_short(entry)}"
         )
-    address, name = fields.get("address"), fields.get("name", "")
+    address, texts = fields.get("address"), {key: fields.get(key, "") for key in ("name", "group")}
     if not isinstance(address, str):
         raise ValueError(f"entry {index}: address must be `ip:port`, got {_short(address)}")
     try:
         address = check_endpoint_address(address)
     except ValueError as error:
         raise ValueError(f"entry {index}: address {_short(address)}: {error}") from error
-    if not isinstance(name, str):
-        raise ValueError(f"entry {index}: name must be a string, got {_short(name)}")
-    return Endpoint(address, f"{scheme}://{address}", name)
+    for key, value in texts.items():
+        if not isinstance(value, str):
+            raise ValueError(f"entry {index}: {key} must be a string, got {_short(value)}")
+    return Endpoint(address, f"{scheme}://{address}", **texts)
 
 
 def _short(value: Any) -> str:

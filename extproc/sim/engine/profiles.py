@@ -78,6 +78,16 @@ class EngineProfile:
             raise ValueError(f"{max_loras} slots of rank {max_lora_rank} leave {blocks} KV blocks")
         return blocks
 
+    def slowed(self, factor: float) -> EngineProfile:
+        """Return a profile whose steps take `factor` times as long."""
+        return replace(
+            self,
+            step_s=self.step_s * factor,
+            step_per_decode_s=self.step_per_decode_s * factor,
+            step_per_kv_token_s=self.step_per_kv_token_s * factor,
+            step_per_prefill_token_s=self.step_per_prefill_token_s * factor,
+        )
+
     def load_s(self, rank: int, *, is_from_disk: bool) -> float:
         """Return the seconds for which the engine stops to load an adapter of `rank`."""
         to_gpu_s = self.gpu_load_s + self.gpu_load_per_rank_s * rank

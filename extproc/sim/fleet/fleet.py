@@ -230,7 +230,10 @@ class Fleet:
 
     def _set_endpoints(self, router: FleetRouter) -> None:
         """Set a router's endpoints and start to scrape new ones."""
-        router.pool.set_endpoints(Endpoint(a, f"http://{a}") for a in self.pods)
+        pods = self.pods.values()
+        router.pool.set_endpoints(
+            Endpoint(p.address, f"http://{p.address}", group=p.group) for p in pods
+        )
         for pod in self.pods.values():
             if pod.address not in router.known:
                 router.known.add(pod.address)
@@ -256,13 +259,17 @@ class Fleet:
     # --- the world --------------------------------------------------------------------------
 
     def _add_pod(self) -> FleetPod:
-        number = len(self.pods) + len(self._gone) + 1
+        number, ranks = len(self.pods) + len(self._gone) + 1, self.workload.adapters
+        group = self.settings.group_of(number - 1)
+        settings = self.settings.of(group)
+        adapters = [name for name in self._adapters if ranks[name] <= settings.rank_limit]
         pod = FleetPod(
             f"10.0.{number // 250}.{number % 250}:8000",
-            started_engine(self.settings, self._adapters, self.workload.adapters),
+            started_engine(settings, adapters, ranks),
             base_model=BASE_MODEL,
-            adapters=self._adapters,
+            adapters=adapters,
             now=self.now,
+            group=group,
         )
         self.pods[pod.address] = pod
         return pod
@@ -295,7 +302,10 @@ class Fleet:
 
     def _register(self, adapter: str) -> None:
         self._adapters.append(adapter)
+        rank = self.workload.adapters[adapter]
         for pod in self.pods.values():
+            if rank > self.settings.of(pod.group).rank_limit:
+                continue
             pod.register(adapter, self.now)
             for router in self.routers:
                 wait_s = self._rng.uniform(0, self.settings.models_interval_s)

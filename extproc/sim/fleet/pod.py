@@ -7,12 +7,10 @@ step in progress count from its end on, as the gauges of the metrics page do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from extproc.core.types import LoadReport, ModelCard
 from extproc.sim.engine.activity import NEVER_S
 from extproc.sim.engine.engine import Engine
-from extproc.sim.engine.profiles import EngineProfile
 from extproc.sim.engine.records import EngineCounters, EngineRequest, Timeline
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.flights import Flight, FlightState, PodTotals
@@ -22,7 +20,10 @@ WALL_AT_START_S = 1_700_000_000.0
 
 
 class FleetPod:
-    """A pod at `address` (`ip:port`) that starts at `now` with an idle engine."""
+    """A pod at `address` (`ip:port`) that starts at `now` with an idle engine.
+
+    `group` is what its label says.
+    """
 
     def __init__(
         self,
@@ -32,8 +33,9 @@ class FleetPod:
         base_model: str,
         adapters: Iterable[str],
         now: float,
+        group: str = "",
     ) -> None:
-        self.address = address
+        self.address, self.group = address, group
         self.engine = engine
         self.is_alive = True
         self.models = [ModelCard(base_model)]
@@ -72,7 +74,7 @@ class FleetPod:
 
     def slow_down(self, factor: float) -> None:
         """Multiply the costs of every later step by `factor`."""
-        self.engine.profile = _scaled(self._profile, factor)
+        self.engine.profile = self._profile.slowed(factor)
 
     def kill(self, now: float) -> list[Flight]:
         """End the pod and return the requests that fail with it."""
@@ -172,13 +174,3 @@ def started_engine(
         engine.load_adapter(adapter)
     engine.counters = EngineCounters()
     return engine
-
-
-def _scaled(profile: EngineProfile, factor: float) -> EngineProfile:
-    return replace(
-        profile,
-        step_s=profile.step_s * factor,
-        step_per_decode_s=profile.step_per_decode_s * factor,
-        step_per_kv_token_s=profile.step_per_kv_token_s * factor,
-        step_per_prefill_token_s=profile.step_per_prefill_token_s * factor,
-    )

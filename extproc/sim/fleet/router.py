@@ -37,7 +37,8 @@ class FleetRouter:
     ) -> None:
         presumed = settings.presumed_cpu_loras
         cached = settings.max_cpu_loras if presumed is None else presumed or None
-        self.pool = Pool(PoolSettings(settings.report_expiry_s, settings.max_loras, cached))
+        expiry_s, groups = settings.report_expiry_s, settings.traits
+        self.pool = Pool(PoolSettings(expiry_s, settings.max_loras, cached, groups=groups))
         self.id = router_id
         self.policy = policy
         picker = Picker(

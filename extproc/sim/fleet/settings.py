@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
+from extproc.core.costs import DEFAULT, Costs
+from extproc.core.traits import Traits
 from extproc.sim.engine.profiles import H100_8B, EngineProfile
+
+
+@dataclass(frozen=True, slots=True)
+class PodKind:
+    """Pods that differ from their fleet's others; None where they do not.
+
+    Attributes:
+        slowness: How many times as long their steps take, at least 1.
+    """
+
+    num_pods: int
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+    max_lora_rank: int | None = None
+    slowness: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.slowness < 1:
+            raise ValueError(f"slowness {self.slowness}: must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,12 +35,14 @@ class FleetSettings:
 
     Attributes:
         num_pods: Pods at the start.
+        kinds: Of the first pods, one kind after the other; the rest are as the fleet's fields say.
+        knows_kinds: Whether routers are configured with them; else, all pods are like the rest.
         num_routers: Each request comes to a random one.
         max_loras: Adapter slots of every engine.
         max_cpu_loras: Places in its CPU cache; None for as many as slots, vLLM's default.
         presumed_cpu_loras: What routers are configured with instead; 0 for nothing, None for what
             the engines have.
-        max_lora_rank: The rank that its slots are allocated for.
+        max_lora_rank: The rank that its slots are allocated for; see `rank_limit`.
         scrape_interval_s: Between two scrapes of one pod by one router.
         scrape_delay_s: Age of a page when it reaches the router.
         completion_flush_s: Interval of Envoy's access log. Envoy's own default is 1 s.
@@ -37,6 +61,8 @@ class FleetSettings:
     """
 
     num_pods: int = 4
+    kinds: tuple[PodKind, ...] = ()
+    knows_kinds: bool = True
     num_routers: int = 1
     profile: EngineProfile = H100_8B
     max_loras: int = 8
@@ -56,3 +82,49 @@ class FleetSettings:
     patience_s: float | None = None
     warm_up_s: float = 0.0
     drain_s: float = 60.0
+
+    def group_of(self, number: int) -> str:
+        """Return the group of a pod, counted from 0; "" for the rest."""
+        for group, kind in self.groups.items():
+            if number < kind.num_pods:
+                return group
+            number -= kind.num_pods
+        return ""
+
+    @property
+    def groups(self) -> dict[str, PodKind]:
+        """The kinds by the names of their groups."""
+        return {f"kind-{number}": kind for number, kind in enumerate(self.kinds)}
+
+    def of(self, group: str) -> FleetSettings:
+        """Return the settings of a group's pods as those of a fleet."""
+        kind = self.groups.get(group)
+        if kind is None:
+            return self
+        return replace(
+            self,
+            profile=self.profile.slowed(kind.slowness),
+            max_loras=kind.max_loras or self.max_loras,
+            max_cpu_loras=kind.max_cpu_loras or self.max_cpu_loras,
+            max_lora_rank=kind.max_lora_rank or self.max_lora_rank,
+        )
+
+    @property
+    def traits(self) -> dict[str, Traits]:
+        """What routers are configured with for each group."""
+        traits = {}
+        for group, kind in self.groups.items() if self.knows_kinds else ():
+            own, byte_s = self.of(group), DEFAULT.prompt_s_per_byte * kind.slowness
+            sizes = own.max_loras, own.max_cpu_loras, own.max_lora_rank
+            traits[group] = Traits(*sizes, Costs(byte_s))
+        return traits
+
+    @property
+    def rank_limit(self) -> float:
+        """The largest rank that pods serve; where all pods are alike, every adapter fits."""
+        return self.max_lora_rank if self.kinds else inf
+
+    @property
+    def num_slots(self) -> int:
+        """Adapter slots of all pods at the start."""
+        return sum(self.of(self.group_of(number)).max_loras for number in range(self.num_pods))

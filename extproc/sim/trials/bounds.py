@@ -28,17 +28,20 @@ POOLED_ADAPTER = "pooled"
 def pooled_settings(settings: FleetSettings) -> FleetSettings:
     """Return B0's fleet: one engine as wide as all pods together."""
     profile, num = settings.profile, settings.num_pods
-    kv_tokens = profile.kv_blocks(settings.max_loras, settings.max_lora_rank) * profile.block_tokens
+    pods = [settings.of(settings.group_of(number)) for number in range(num)]
+    blocks = sum(pod.profile.kv_blocks(pod.max_loras, pod.max_lora_rank) for pod in pods)
+    slowness = [kind.slowness for kind in settings.kinds for _ in range(kind.num_pods)]
+    speed = num - len(slowness) + sum(1 / each for each in slowness)
     wide = replace(
         profile,
         name=f"{profile.name} x {num}",
-        kv_capacity_tokens=kv_tokens * num,
+        kv_capacity_tokens=blocks * profile.block_tokens,
         slot_tokens_per_rank=0.0,
         max_num_batched_tokens=profile.max_num_batched_tokens * num,
         max_num_seqs=profile.max_num_seqs * num,
-        step_per_decode_s=profile.step_per_decode_s / num,
-        step_per_kv_token_s=profile.step_per_kv_token_s / num,
-        step_per_prefill_token_s=profile.step_per_prefill_token_s / num,
+        step_per_decode_s=profile.step_per_decode_s / speed,
+        step_per_kv_token_s=profile.step_per_kv_token_s / speed,
+        step_per_prefill_token_s=profile.step_per_prefill_token_s / speed,
         lora_per_adapter_ratio=0.0,
         disk_load_s=0.0,
         disk_load_per_rank_s=0.0,
@@ -46,7 +49,14 @@ def pooled_settings(settings: FleetSettings) -> FleetSettings:
         gpu_load_per_rank_s=0.0,
     )
     return replace(
-        settings, num_pods=1, num_routers=1, profile=wide, max_loras=1, max_cpu_loras=None
+        settings,
+        num_pods=1,
+        kinds=(),
+        num_routers=1,
+        profile=wide,
+        max_loras=1,
+        max_cpu_loras=None,
+        max_lora_rank=max(pod.max_lora_rank for pod in pods),
     )
 
 
@@ -110,6 +120,6 @@ def count_belady(workload: Workload, settings: FleetSettings) -> float:
     """Return B2 of a scenario: loads per 1,000 requests after the warm-up."""
     arrivals = workload.arrivals
     first = sum(arrival.at_s < settings.warm_up_s for arrival in arrivals)
-    num_slots = settings.num_pods * settings.max_loras
-    loads = belady_loads([a.adapter for a in arrivals], num_slots, count_from=first)
+    adapters = [arrival.adapter for arrival in arrivals]
+    loads = belady_loads(adapters, settings.num_slots, count_from=first)
     return 1000 * loads / max(1, len(arrivals) - first)

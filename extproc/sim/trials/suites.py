@@ -23,7 +23,7 @@ from extproc.sim.fleet.events import (
     PodLoss,
     SlowPod,
 )
-from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.fleet.settings import FleetSettings, PodKind
 from extproc.sim.opponents import opponent
 from extproc.workload.clientele import WorkloadSpec, make_workload
 from extproc.workload.files import own_folder
@@ -250,8 +250,11 @@ def _settings(suite: Suite, scenario: ScenarioSpec, duration_s: float) -> FleetS
     }
     profile = replace(named, **overrides)
     knobs = {**suite.fleet, **scenario.fleet}
+    knobs["kinds"] = tuple(PodKind(**each) for each in knobs.get("kinds", ()))
     settings = FleetSettings(**knobs, profile=profile, warm_up_s=duration_s * suite.warm_up)
-    profile.kv_blocks(settings.max_loras, settings.max_lora_rank)  # or vLLM would not start
+    for group in ("", *settings.groups):
+        own = settings.of(group)
+        profile.kv_blocks(own.max_loras, own.max_lora_rank)  # or vLLM would not start
     return settings
 
 

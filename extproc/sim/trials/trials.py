@@ -207,10 +207,9 @@ def _bound(trial: Trial) -> Callable[[], Policy] | None:
 
 def _load_bounds(workload: Workload, settings: FleetSettings) -> dict[str, float]:
     """Return B2 and the static optimum, loads per 1,000 requests."""
-    num_slots = settings.num_pods * settings.max_loras
     return {
         "belady_loads_per_1000": count_belady(workload, settings),
-        "static_loads_per_1000": 1000 * static_loads(workload.shares, num_slots),
+        "static_loads_per_1000": 1000 * static_loads(workload.shares, settings.num_slots),
     }
 
 

@@ -54,6 +54,15 @@ def test_a_ready_pod_is_an_endpoint() -> None:
     )
 
 
+def test_a_pods_label_names_the_group_of_all_its_endpoints() -> None:
+    labelled = read_pod(metadata={"labels": {"extproc/group": "l4", "app": "vllm"}})
+    other = read_pod("b", ip="10.0.0.2", metadata={"labels": {"app": "vllm"}})
+
+    found = pod_endpoints([labelled, other], [8000, 8001])
+
+    assert [endpoint.group for endpoint in found] == ["l4", "l4", "", ""]
+
+
 def test_each_of_several_ports_is_an_endpoint_with_a_name_of_its_own() -> None:
     found = pod_endpoints([read_pod()], [8000, 8001])
 

@@ -17,12 +17,14 @@ def test_a_list_of_addresses_and_mappings_is_read_in_order() -> None:
     - 10.0.0.7:8000
     - {address: "10.0.0.8:8001", name: pod-b}
     - "[2001:db8::1]:80"
+    - {address: "10.0.0.9:8000", group: l4}
     """
 
     assert parse_endpoints(text, scheme="https") == [
         Endpoint("10.0.0.7:8000", "https://10.0.0.7:8000"),
         Endpoint("10.0.0.8:8001", "https://10.0.0.8:8001", "pod-b"),
         Endpoint("[2001:db8::1]:80", "https://[2001:db8::1]:80"),
+        Endpoint("10.0.0.9:8000", "https://10.0.0.9:8000", group="l4"),
     ]
 
 
@@ -47,7 +49,7 @@ def test_a_file_without_a_list_is_not_an_empty_list(text: str) -> None:
         (500 * "[", "nested more than"),
         ("- &a [*a]", "contains itself"),
         ("- 2024-13-45", "month must be"),
-        ("- 10.0.0.1:1\n- 5", "entry 1: must be `ip:port` or {address, name}, got 5"),
+        ("- 10.0.0.1:1\n- 5", "entry 1: must be `ip:port` or {address, name, group}, got 5"),
         ("- {address: '1.1.1.1:1', weight: 2}", "entry 0: must be"),
         ("- {name: pod}", "entry 0: address must be `ip:port`, got None"),
         ("- {address: 5}", "entry 0: address must be `ip:port`, got 5"),

@@ -24,8 +24,9 @@ from extproc.sim.fleet.events import (
 )
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.pod import FleetPod
-from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.fleet.settings import FleetSettings, PodKind
 from extproc.workload.flights import Flight, FlightState
+from extproc.workload.requests import Workload
 from tests.sim.lab import arrival, poisson, run, workload
 
 
@@ -399,7 +400,7 @@ def cached(presumed: int | None) -> tuple[Fleet, str]:
 
 
 def learned(fleet: Fleet) -> list[int | None]:
-    return [each.pool.caches.learned for each in fleet.routers]
+    return [each.pool.caches.groups[""].learned for each in fleet.routers]
 
 
 @pytest.mark.parametrize("presumed", [16, 0])
@@ -420,3 +421,48 @@ def test_learning_changes_nothing_for_routers_with_the_right_size(
     unlearned, same = cached(None)
     assert learned(unlearned) == [None, None]
     assert digest == same
+
+
+# --- kinds of pods -------------------------------------------------------------------------------
+
+SMALL = PodKind(1, max_loras=1, max_cpu_loras=2, max_lora_rank=8, slowness=3.0)
+
+
+def two_kinds(**fields: Any) -> Fleet:
+    """A small pod, and one that is as the fleet; adapter b fits the second alone."""
+    work = Workload("test", (arrival(0.0, "b"), arrival(0.0, "a")), {"a": 8, "b": 16})
+    settings = FleetSettings(num_pods=2, kinds=(SMALL,), max_loras=4, max_cpu_loras=6, **fields)
+    return Fleet(settings, work, LeastPending, seed=1, events=[PodJoin(0.5)])
+
+
+def test_a_pod_is_of_its_kind_and_serves_what_fits_it() -> None:
+    fleet = two_kinds()
+    result = fleet.run()
+
+    small, *others = fleet.pods.values()
+    assert (small.engine.max_loras, small.engine.profile) == (1, H100_8B.slowed(3.0))
+    assert small.registered == {"base", "a"}
+    assert [pod.registered for pod in others] == [{"base", "a", "b"}] * 2
+    assert [pod.engine.profile for pod in others] == [H100_8B] * 2
+    assert [flight.state for flight in result.flights] == [FlightState.FINISHED] * 2
+    assert fleet.settings.num_slots == 5
+
+
+@pytest.mark.parametrize("knows_kinds", [True, False])
+def test_routers_know_the_kinds_unless_the_scenario_says_otherwise(knows_kinds: bool) -> None:
+    fleet = two_kinds(knows_kinds=knows_kinds)
+    small, other = fleet.routers[0].pool.snapshot(now=0.0).endpoints
+
+    assert (other.max_loras, other.max_lora_rank) == (4, None)
+    assert (small.max_loras, small.max_lora_rank) == ((1, 8) if knows_kinds else (4, None))
+    ratio = small.costs.prompt_s_per_byte / other.costs.prompt_s_per_byte
+    assert ratio == pytest.approx(3.0 if knows_kinds else 1.0)
+
+
+def test_an_adapter_that_is_registered_late_comes_to_the_pods_that_it_fits() -> None:
+    work = Workload("test", (arrival(3.0, "b"),), {"a": 8, "b": 16})
+    settings = FleetSettings(num_pods=2, kinds=(SMALL,))
+    fleet = Fleet(settings, work, LeastPending, seed=1, events=[AdapterRegistered(0.5, "b")])
+    fleet.run()
+
+    assert ["b" in pod.registered for pod in fleet.pods.values()] == [False, True]

@@ -15,7 +15,7 @@ from extproc.sim.engine.lru import AdapterCache
 from extproc.sim.engine.profiles import H100_8B
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.pod import FleetPod
-from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.fleet.settings import FleetSettings, PodKind
 from extproc.sim.trials.bounds import (
     belady_loads,
     count_belady,
@@ -166,3 +166,14 @@ def test_no_policy_loads_less_than_the_clairvoyant_without_queues() -> None:
         metrics = measure(run(work, policy, num_pods=2, max_loras=4), SLO)
         assert metrics.queue_wait_s < 0.05
         assert metrics.loads_per_1000 >= count_belady(work, fleet) > 0
+
+
+def test_the_pooled_engine_of_two_kinds_does_the_work_of_both() -> None:
+    alone = FleetSettings(num_pods=2)
+    fleet = FleetSettings(num_pods=4, kinds=(PodKind(4, max_loras=4, slowness=2.0),))
+    work = {"num_decoding": 10, "kv_tokens": 1000, "prefill_tokens": 100, "num_adapters": 1}
+    as_fast, pooled = pooled_settings(alone).profile, pooled_settings(fleet)
+
+    assert pooled.profile.forward_s(**work) == pytest.approx(as_fast.forward_s(**work))
+    assert pooled.profile.kv_blocks(1, 16) == 4 * fleet.profile.kv_blocks(4, 16)
+    assert not pooled.kinds

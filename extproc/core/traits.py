@@ -1,0 +1,51 @@
+"""What an endpoint's server was started with, as far as it is configured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from extproc.core.costs import Costs
+from extproc.core.types import Endpoint
+
+
+class Traits(Struct, frozen=True):
+    """The sizes and costs of endpoints that are alike.
+
+    Attributes:
+        max_loras: Adapter slots where the metrics page does not say; None for unknown.
+        max_cpu_loras: Adapters in the CPU cache; None for as many as slots, vLLM's default.
+        max_lora_rank: Largest rank of an adapter; None for unknown.
+    """
+
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+    max_lora_rank: int | None = None
+    costs: Costs = Costs()
+
+
+class PoolSettings(Struct, frozen=True):
+    """Settings of the pool.
+
+    Attributes:
+        report_expiry_s: Age from which a load report is not trusted.
+        groups: Traits of the endpoints of each group. Those of no group, or of one that is not
+            here, have the other fields as theirs.
+    """
+
+    report_expiry_s: float = 2.0
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+    costs: Costs = Costs()
+    max_lora_rank: int | None = None
+    groups: Mapping[str, Traits] = {}
+
+    def group_of(self, endpoint: Endpoint) -> str:
+        """Return the endpoint's group, "" for none."""
+        return endpoint.group if endpoint.group in self.groups else ""
+
+    def traits_of(self, group: str) -> Traits:
+        """Return the traits of a group; of "", those of the endpoints without one."""
+        sizes = self.max_loras, self.max_cpu_loras, self.max_lora_rank
+        return self.groups.get(group) or Traits(*sizes, self.costs)
