@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from extproc.loadtest.fleetfiles import (
     BALANCERS,
@@ -31,7 +32,7 @@ from extproc.loadtest.replay import ReplaySettings, replay
 from extproc.plugins import PolicyError, load_policy
 from extproc.sim.fleet.fleet import BASE_MODEL
 from extproc.sim.fleet.settings import FleetSettings
-from extproc.stack.processes import ChildProcess, StackError
+from extproc.stack.processes import ChildProcess, StackError, free_port
 from extproc.stack.stack import Stack
 from extproc.workload.exchange import RequestForm, RequestRecord
 from extproc.workload.requests import Arrival, Workload
@@ -238,10 +239,20 @@ async def _start(
         addresses = [pod.address for pod in stack.pods.values()]
         discovery = discovery_section(settings, addresses)
         config = {**router_config(spec.name, settings), "discovery": discovery}
-        for number in range(settings.num_routers):
-            await stack.start_router(config, f"router-{number}")
+        for number, section in enumerate(_addresses(settings)):
+            await stack.start_router({**config, **section}, f"router-{number}")
         bootstrap = gateway_bootstrap([each.address for each in stack.routers], settings)
     await stack.start_envoy(bootstrap, adapters)
+
+
+def _addresses(settings: FleetSettings) -> list[dict[str, Any]]:
+    """Return each router's sections with its own address, and all of them where they tell."""
+    if settings.peer_delay_s is None:
+        return [{}] * settings.num_routers
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(settings.num_routers)]
+    peers = {"static": addresses}
+    server = {"drain_timeout_s": 1.0}
+    return [{"server": {**server, "address": each}, "peers": peers} for each in addresses]
 
 
 async def _warm_up(target: Target, settings: FleetSettings, adapters: Sequence[str]) -> None:
