@@ -11,6 +11,8 @@ STEP = 1.25
 """Between two levels. Routers whose rates differ by a few per cent mostly have the same level."""
 LEAST = 0.001
 """In seconds of work per second: a rate up to this is level 0."""
+MOST = 1e6
+"""More than any adapter has; so that no rate is too large to have a level."""
 COOL_S = 60.0
 """Longer than the pauses of a popular adapter's requests, so that its homes are not lost in one."""
 
@@ -18,8 +20,8 @@ _LOG_STEP = log(STEP)
 
 
 def level_of(rate: float) -> int:
-    """Return the lowest level whose rate is not below `rate`, but for rounding."""
-    return 0 if rate <= LEAST else 1 + int(log(rate / LEAST) / _LOG_STEP)
+    """Return the lowest level whose rate is not below `rate`, but for rounding; 0 for NaN."""
+    return 1 + int(log(min(rate, MOST) / LEAST) / _LOG_STEP) if rate > LEAST else 0
 
 
 def rate_of(level: int) -> float:
@@ -42,9 +44,9 @@ class Levels:
         self.by_adapter: Mapping[str, int] = {}
 
     def update(self, rates: Mapping[str, float], *, now: float) -> None:
-        """Take the rates at `now`, in seconds of work per second.
+        """Take the rates at `now`, in seconds of work per second, of all adapters that there are.
 
-        An adapter that is not among them cools down to level 0 and is then forgotten.
+        One that is not among them is forgotten.
         """
         held = self.by_adapter
         changed = {}
@@ -54,10 +56,10 @@ class Levels:
                 changed[adapter] = level
         gone = held.keys() - rates.keys()
         for adapter in gone:
-            changed[adapter] = self._level(held[adapter], adapter, 0, now) or -1
-        if any(level != held.get(adapter) for adapter, level in changed.items()):
+            self._cooling.pop(adapter, None)
+        if changed or gone:
             merged = {**held, **changed}
-            self.by_adapter = {name: level for name, level in merged.items() if level >= 0}
+            self.by_adapter = {adapter: merged[adapter] for adapter in rates}
 
     def _level(self, before: int, adapter: str, level: int, now: float) -> int:
         """Return the level to hold, given the one held and the present one."""

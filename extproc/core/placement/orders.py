@@ -54,11 +54,11 @@ class Orders:
             if not is_whole and not stay:
                 del self._heads[adapter]
                 continue
-            for draw in _draws(adapter, joined):
+            for draw in _draws(adapter, joined) if joined else ():
                 # Of those that are not kept none comes before the last one that is.
                 if is_whole or draw < stay[-1]:
                     insort(stay, draw)
-            self._heads[adapter] = stay[: self._depth]
+            self._heads[adapter] = stay if is_whole else stay[: self._depth]
 
     def learn(self, adapters: Sequence[str], *, max_draws: int) -> list[str]:
         """Return those of the adapters whose heads are kept, and as many more, at least one, as

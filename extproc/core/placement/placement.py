@@ -10,7 +10,7 @@ from extproc.core.placement.levels import Levels
 from extproc.core.placement.orders import Orders
 
 MAX_DRAWS = 50_000
-"""In one update, for adapters that are new: 25 ms."""
+"""In one update, for adapters that are new: some 30 ms."""
 
 
 class Placement:
@@ -39,8 +39,8 @@ class Placement:
         """Place anew, if a level or an endpoint has changed. To be called every second or so.
 
         Args:
-            rates: Offered work by adapter, in seconds per second. An adapter gets a home without
-                work too, so that of declared adapters all are placed.
+            rates: Offered work in seconds per second, of all adapters that there are: one without
+                work has a home too, one that is not among them has none.
             capacities: Of the endpoints that may be homes.
             now: Monotonic seconds.
         """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.placement import Levels
-from extproc.core.placement.levels import COOL_S, LEAST, STEP, level_of, rate_of
+from extproc.core.placement.levels import COOL_S, LEAST, MOST, STEP, level_of, rate_of
 
 RATES = st.floats(0, 1e6)
 
@@ -69,12 +71,18 @@ def test_the_mapping_stays_the_same_object_while_nothing_changes(rates: dict[str
     assert before == {adapter: level_of(rate) for adapter, rate in rates.items()}
 
 
-@pytest.mark.parametrize("rate", [0.0, 1.0])
-def test_an_adapter_that_is_gone_cools_down_and_is_forgotten(rate: float) -> None:
+def test_an_adapter_that_is_gone_is_forgotten() -> None:
     levels = Levels()
-    levels.update({"a": rate}, now=0.0)
-    levels.update({}, now=1.0)
-    assert ("a" in levels.by_adapter) == (rate > 0)
+    levels.update({"a": 1.0, "b": 1.0}, now=0.0)
+    levels.update({"a": 0.0, "b": 0.0}, now=1.0)
+    levels.update({"b": 0.0}, now=2.0)
+    assert levels.by_adapter == {"b": level_of(1.0)}
 
-    levels.update({}, now=COOL_S + 1.0)
-    assert levels.by_adapter == {}
+    levels.update({"a": 0.1, "b": 0.0}, now=3.0)
+    levels.update({"a": 0.0, "b": 0.0}, now=COOL_S + 2.0)
+    assert levels.by_adapter == {"a": level_of(0.1), "b": 0}
+
+
+@pytest.mark.parametrize(("rate", "level"), [(nan, 0), (-1.0, 0), (inf, level_of(MOST))])
+def test_what_is_no_rate_has_a_level_all_the_same(rate: float, level: int) -> None:
+    assert level_of(rate) == level

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +59,14 @@ def test_an_endpoint_that_joins_goes_to_its_place_in_a_head_or_beyond_it() -> No
     for num in range(5, 30):
         orders.set_endpoints(addresses[:num])
         assert [*islice(orders.walk("a"), 2)] == order("a", addresses[:num])[:2]
+
+
+@pytest.mark.parametrize("depth", [1, 5, 9])
+def test_an_order_goes_on_beyond_its_head(depth: int) -> None:
+    orders, addresses = Orders(depth=depth), [address(number) for number in range(1, 6)]
+    orders.set_endpoints(addresses)
+
+    assert [*orders.walk("a")] == [*orders.walk("a")] == order("a", addresses)
 
 
 def test_as_many_heads_are_computed_at_once_as_there_are_draws_for() -> None:
