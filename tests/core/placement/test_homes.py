@@ -184,7 +184,7 @@ def test_an_adapter_is_not_sent_far_down_its_order_for_the_sake_of_evenness() ->
 
 
 def test_an_endpoint_that_leaves_or_joins_moves_little_else() -> None:
-    """Of 100 adapters, in 20 ways: those on it, and as many again."""
+    """Of 100 adapters, in 20 ways: those on it, and at most as many again."""
     moved = on_it = 0
     for seed in range(20):
         levels, fleet = zipf(8, seed), fleet_of(8)
@@ -192,7 +192,7 @@ def test_an_endpoint_that_leaves_or_joins_moves_little_else() -> None:
         on_it += sum(address(1) in own for own in before.values())
         moved += sum(before[adapter] != after[adapter] for adapter in levels)
 
-    assert on_it <= moved <= 2.5 * on_it
+    assert on_it <= moved <= 2 * on_it
 
 
 def test_one_adapter_s_work_moves_few_others() -> None:
@@ -228,4 +228,4 @@ def test_routers_whose_rates_differ_a_little_mostly_agree() -> None:
         same += sum(here[name][0] == there[name][0] for name in levels)
         total += len(levels)
 
-    assert same >= 0.85 * total
+    assert same >= 0.9 * total
