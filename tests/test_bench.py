@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bench import abuse, fuzz_service, generator, hold, livepage, run, soak
+from bench import abuse, fuzz_service, generator, hold, livepage, placement, run, soak
 
-MAINS = [module.main for module in (abuse, fuzz_service, generator, hold, livepage, run, soak)]
+BENCHMARKS = (abuse, fuzz_service, generator, hold, livepage, placement, run, soak)
+MAINS = [module.main for module in BENCHMARKS]
 
 
 @pytest.mark.parametrize("main", MAINS, ids=lambda main: main.__module__)

@@ -29,9 +29,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import lru_cache
-from hashlib import blake2b
 from math import exp, inf, sqrt
 
+from extproc.core.placement import order
 from extproc.core.policies.ranking import lowest, one_of
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 from extproc.core.words import busiest_first, pending, short, whereabouts
@@ -169,13 +169,8 @@ _WORDS = {
 @lru_cache(maxsize=MAX_ADAPTERS_WITH_HOMES)
 def homes(adapter: str, addresses: tuple[str, ...]) -> tuple[int, ...]:
     """Return each address's place in the adapter's own order, the same in every router."""
-    ranked = sorted(range(len(addresses)), key=lambda index: _draw(adapter, addresses[index]))
-    places = dict(zip(ranked, range(len(addresses)), strict=True))
-    return tuple(places[index] for index in range(len(addresses)))
-
-
-def _draw(adapter: str, address: str) -> bytes:
-    return blake2b(f"{adapter}|{address}".encode(), digest_size=8).digest()
+    places = {address: place for place, address in enumerate(order(adapter, addresses))}
+    return tuple([places[address] for address in addresses])
 
 
 def _scarcity(views: Sequence[EndpointView]) -> float:

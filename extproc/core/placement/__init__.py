@@ -1,0 +1,19 @@
+"""Where each adapter should be, and on how many endpoints.
+
+Routers do not talk to each other about it. They arrive at the same as they see the same, and at
+nearly the same as they see nearly the same: everything that they see passes through steps
+(`levels`), and where an adapter goes is a matter of its name and the endpoints' addresses
+(`orders`), bounded by what each endpoint carries (`homes`).
+
+Sources: rendezvous hashing (Thaler and Ravishankar, IEEE/ACM ToN 1998), with bounded loads
+(Mirrokni, Thorup and Zadimoghaddam, arXiv 1608.01350); replicas as few as balance needs, because
+each takes a slot that another adapter lacks.
+"""
+
+from extproc.core.placement.demand import Demand
+from extproc.core.placement.homes import Capacity, PlacementSettings
+from extproc.core.placement.levels import Levels
+from extproc.core.placement.orders import order
+from extproc.core.placement.placement import Placement
+
+__all__ = ["Capacity", "Demand", "Levels", "Placement", "PlacementSettings", "order"]

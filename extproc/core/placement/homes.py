@@ -1,0 +1,176 @@
+"""Which endpoints are the homes of which adapters: rendezvous hashing with bounded loads.
+
+The adapters with the most work choose first, each along its own order. An endpoint takes homes
+
+1. as many as it has GPU slots, and where all have more homes than slots a quarter more than its
+   part of them;
+2. with as much work as it carries, or a quarter more than its part of all work if that is more;
+3. and never more than its host memory has places.
+
+Where the first two leave no endpoint for an adapter, the third alone counts. First each adapter
+gets one home, then the rest: what is popular takes no room from what else would have none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil, inf
+
+from msgspec import Struct
+
+from extproc.core.placement.levels import COOL_S, level_of, rate_of
+from extproc.core.placement.orders import DEPTH
+
+
+class Capacity(Struct, frozen=True):
+    """What one endpoint can hold and do.
+
+    Attributes:
+        max_loras: Adapters in its GPU slots; None for unknown, which bounds nothing.
+        max_cpu_loras: Adapters in its host memory, those in slots included; None likewise.
+        speed: Seconds of work that it does in a second; above 0.
+    """
+
+    address: str
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+    speed: float = 1.0
+
+
+class PlacementSettings(Struct, frozen=True):
+    """Settings of placement.
+
+    Attributes:
+        carried: Work of one adapter that a replica carries, in seconds per second, at speed 1. Well
+            below 1: an endpoint has other adapters, and work comes in bursts.
+        slack: How far an endpoint may be above its part, as a part of that.
+        cool_s: Time for which an adapter must have had less work to lose a home.
+    """
+
+    carried: float = 0.5
+    slack: float = 0.25
+    cool_s: float = COOL_S
+
+
+def place(
+    levels: Mapping[str, int],
+    capacities: Sequence[Capacity],
+    order: Callable[[str], Iterable[str]],
+    settings: PlacementSettings,
+) -> dict[str, tuple[str, ...]]:
+    """Return the homes of each adapter, none for those that find no room.
+
+    Args:
+        levels: Of each adapter's work; see `levels`.
+        capacities: Of the endpoints.
+        order: Returns all endpoints in an adapter's order.
+    """
+    if not capacities:
+        return dict.fromkeys(levels, ())
+    rooms = _Rooms(capacities, levels.values(), settings)
+    most_work_first = sorted(sorted(levels), key=levels.__getitem__, reverse=True)
+    homes = {adapter: rooms.first(order(adapter), levels[adapter]) for adapter in most_work_first}
+    for adapter, own in homes.items():
+        if own and rooms.is_short(own, levels[adapter]):
+            homes[adapter] = rooms.more(own, order(adapter), levels[adapter])
+    return homes
+
+
+class _Room(Struct):
+    """What there is room for on an endpoint.
+
+    Attributes:
+        num_places: Homes, in its host memory.
+        num_homes: Homes within its part of all.
+        work: Within its part of all work, in seconds per second.
+        carried: Work that it carries for one adapter, likewise.
+    """
+
+    num_places: float
+    num_homes: float
+    work: float
+    carried: float
+
+
+class _Rooms:
+    """The room on all endpoints. With thousands of adapters all that depends on a level alone is
+    computed once."""
+
+    def __init__(
+        self, capacities: Sequence[Capacity], levels: Iterable[int], settings: PlacementSettings
+    ) -> None:
+        num_of_level = Counter(levels)
+        speed = sum([each.speed for each in capacities])
+        slots = sum([each.max_loras or 0 for each in capacities])
+        carried = settings.carried * speed / len(capacities)
+        num_homes = {
+            level: min(len(capacities), ceil(rate_of(level) / carried)) or 1
+            for level in num_of_level
+        }
+        self._work = {level: rate_of(level) / num for level, num in num_homes.items()}
+        all_homes = sum([num * num_homes[level] for level, num in num_of_level.items()])
+        all_work = sum([num * rate_of(level) for level, num in num_of_level.items()])
+        # In steps, so that routers whose sums differ a little have the same bounds.
+        parts = (1 + settings.slack) * _stepped(all_homes) / (slots or 1)
+        homes_a_slot = parts if all_homes > slots else 1
+        work_a_speed = (1 + settings.slack) * _stepped(all_work) / speed
+        self._rooms = {
+            each.address: _Room(
+                inf if each.max_cpu_loras is None else each.max_cpu_loras,
+                inf if each.max_loras is None else ceil(each.max_loras * homes_a_slot),
+                each.speed * max(settings.carried, work_a_speed),
+                each.speed * settings.carried,
+            )
+            for each in capacities
+        }
+        self._num_with_places = sum([room.num_places >= 1 for room in self._rooms.values()])
+        self._least_carried = min([room.carried for room in self._rooms.values()])
+
+    def is_short(self, homes: Sequence[str], level: int) -> bool:
+        """Return whether an adapter has more work than these endpoints carry."""
+        rate = rate_of(level)
+        if rate <= self._least_carried:
+            return False
+        return rate > sum([self._rooms[address].carried for address in homes])
+
+    def first(self, order: Iterable[str], level: int) -> tuple[str, ...]:
+        """Return an adapter's first home, if any endpoint has room."""
+        if not self._num_with_places:
+            return ()
+        found = None
+        for place, address in enumerate(order):
+            if self._is_open(address, level):
+                found = address
+                break
+            if found is None and self._rooms[address].num_places >= 1:
+                found = address
+            if found is not None and place >= DEPTH:
+                break
+        return () if found is None else self._taken(found, level)
+
+    def more(self, homes: tuple[str, ...], order: Iterable[str], level: int) -> tuple[str, ...]:
+        """Return an adapter's homes and as many more as it needs, where there is room."""
+        for address in order:
+            if address not in homes and self._is_open(address, level):
+                homes += self._taken(address, level)
+                if not self.is_short(homes, level):
+                    break
+        return homes
+
+    def _is_open(self, address: str, level: int) -> bool:
+        room = self._rooms[address]
+        return room.num_places >= 1 and room.num_homes >= 1 and room.work >= self._work[level]
+
+    def _taken(self, address: str, level: int) -> tuple[str, ...]:
+        """Return the endpoint, with as much less room."""
+        room = self._rooms[address]
+        room.num_places -= 1
+        room.num_homes -= 1
+        room.work -= self._work[level]
+        self._num_with_places -= room.num_places < 1
+        return (address,)
+
+
+def _stepped(value: float) -> float:
+    return rate_of(level_of(value))

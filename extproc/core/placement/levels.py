@@ -1,0 +1,81 @@
+"""Rates in steps: up at once, down after a while."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log
+
+from msgspec import Struct
+
+STEP = 1.25
+"""Between two levels. Routers whose rates differ by a few per cent mostly have the same level."""
+LEAST = 0.001
+"""In seconds of work per second: a rate up to this is level 0."""
+MOST = 1e6
+"""More than any adapter has; so that no rate is too large to have a level."""
+COOL_S = 60.0
+"""Longer than the pauses of a popular adapter's requests, so that its homes are not lost in one."""
+
+_LOG_STEP = log(STEP)
+
+
+def level_of(rate: float) -> int:
+    """Return the lowest level whose rate is not below `rate`, but for rounding; 0 for NaN."""
+    return 1 + int(log(min(rate, MOST) / LEAST) / _LOG_STEP) if rate > LEAST else 0
+
+
+def rate_of(level: int) -> float:
+    """Return the highest rate of a level, in seconds of work per second; 0 for level 0."""
+    return LEAST * STEP**level if level else 0.0
+
+
+class Levels:
+    """The level of each adapter: about the highest that it had within `cool_s`.
+
+    One that has been below the held one for `cool_s` falls to the highest of the last half of that.
+
+    Attributes:
+        by_adapter: A new mapping after each change, never mutated.
+    """
+
+    def __init__(self, cool_s: float = COOL_S) -> None:
+        self._cool_s = cool_s
+        self._cooling: dict[str, _Cooling] = {}
+        self.by_adapter: Mapping[str, int] = {}
+
+    def update(self, rates: Mapping[str, float], *, now: float) -> None:
+        """Take the rates at `now`, in seconds of work per second, of all adapters that there are.
+
+        One that is not among them is forgotten.
+        """
+        held = self.by_adapter
+        changed = {}
+        for adapter, rate in rates.items():
+            level = self._level(held.get(adapter, -1), adapter, level_of(rate), now)
+            if level != held.get(adapter):
+                changed[adapter] = level
+        gone = held.keys() - rates.keys()
+        for adapter in gone:
+            self._cooling.pop(adapter, None)
+        if changed or gone:
+            merged = {**held, **changed}
+            self.by_adapter = {adapter: merged[adapter] for adapter in rates}
+
+    def _level(self, before: int, adapter: str, level: int, now: float) -> int:
+        """Return the level to hold, given the one held and the present one."""
+        if level >= before:
+            self._cooling.pop(adapter, None)
+            return level
+        cooling = self._cooling.setdefault(adapter, _Cooling(now + self._cool_s, level))
+        is_early = now < cooling.until_s - self._cool_s / 2
+        cooling.highest = level if is_early else max(cooling.highest, level)
+        if now < cooling.until_s:
+            return before
+        return self._cooling.pop(adapter).highest
+
+
+class _Cooling(Struct):
+    """When an adapter will have been below its level for long, and its highest level of late."""
+
+    until_s: float
+    highest: int
