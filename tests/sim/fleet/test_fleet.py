@@ -24,6 +24,7 @@ from extproc.sim.fleet.events import (
 )
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.pod import FleetPod
+from extproc.sim.fleet.prefixes import prefix_hashes
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.flights import Flight, FlightState
 from tests.sim.lab import arrival, poisson, run, workload
@@ -420,3 +421,27 @@ def test_learning_changes_nothing_for_routers_with_the_right_size(
     unlearned, same = cached(None)
     assert learned(unlearned) == [None, None]
     assert digest == same
+
+
+def test_a_router_sees_which_kib_of_its_prompts_are_the_same() -> None:
+    shared = {"prompt_tokens": 1000, "prefix": "text", "prefix_tokens": 600}
+    made = [arrival(float(number), "a", **shared) for number in range(2)]
+    other = arrival(2.0, "b", **shared)
+    plain = arrival(3.0, "a", prompt_tokens=1000)
+    seen: dict[str, tuple[int, ...]] = {}
+
+    class Looking(LeastPending):
+        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+            seen[request.request_id] = request.prefix_hashes
+            return super().choose(snapshot, request, rng=rng)
+
+    result = run(workload(*made, other, plain), Looking, num_pods=1)
+    first, second, third = (seen[number] for number in "012")
+
+    assert len(first) == len(second) == 3  # of 4,000 bytes
+    assert first[:2] == second[:2]  # 2,400 bytes in common
+    assert first[2] != second[2]
+    assert not set(first) & set(third)
+    assert seen["3"] == ()
+    assert first == prefix_hashes(made[0], "0")
+    assert (result.flights[1].ttft_s or 9) < (result.flights[2].ttft_s or 0)  # KV is per adapter
