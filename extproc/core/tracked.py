@@ -304,6 +304,7 @@ class Tracked:
             num_deferred=report.num_deferred or 0,
             kv_usage_ratio=report.kv_usage_ratio or 0.0,
             max_loras=report.max_loras or settings.max_loras,
+            reported_adapters=report.active_adapters,
             num_adapter_loads=self.num_loads,
             prompts_done_s=self.prompts.done_s,
             costs=self.prompts.costs,
