@@ -17,6 +17,8 @@ from typing import Any
 from extproc.core.policies import Policy, RandomChoice
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.opponents.loraserve import LoraServe
+from extproc.sim.opponents.toppings import Toppings
 from extproc.sim.trials.bounds import (
     count_belady,
     pooled_settings,
@@ -188,7 +190,15 @@ def _run(
         gives_up=None if is_whole else gives_up,
     )
     attach_oracles(fleet)
+    _tell_ranks(fleet)
     return fleet.run(), settings, workload
+
+
+def _tell_ranks(fleet: Fleet) -> None:
+    """Give the policies that place by rank what their operators would configure."""
+    for router in fleet.routers:
+        if isinstance(router.policy, Toppings | LoraServe):
+            router.policy.ranks = fleet.workload.adapters
 
 
 def _run_pooled(

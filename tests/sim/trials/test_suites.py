@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -11,9 +12,11 @@ import yaml
 
 from extproc.commands import labrun
 from extproc.commands.labrun import make_policy, plan, run, tune
-from extproc.core.policies import Founding
+from extproc.core.policies import Founding, Policy
 from extproc.sim.fleet.events import AdapterRegistered, PodJoin, PodLoss, SlowPod
 from extproc.sim.opponents import TUNABLE
+from extproc.sim.opponents.loraserve import LoraServe
+from extproc.sim.opponents.toppings import Toppings
 from extproc.sim.trials.oracle import Oracle
 from extproc.sim.trials.suites import (
     SCENARIOS_DIR,
@@ -234,6 +237,25 @@ def test_the_worst_adapter_is_that_of_the_highest_rate_that_was_carried() -> Non
     hopeless = tiny(scenarios=[{"name": "z", "profile": {"step_s": 10.0}}])
     lost = Trial(hopeless, hopeless.scenarios[0], "founding", (1,), (8.0,))
     assert run_trial(lost, make_policy, perf_counter)[0].worst_adapter == 0
+
+
+@pytest.mark.parametrize("name", ["toppings", "loraserve"])
+def test_policies_that_place_by_rank_know_the_ranks(name: str) -> None:
+    suite = tiny(scenarios=[{"name": "z", "workload": {"num_adapters": 3, "ranks": [8, 16]}}])
+    made: list[Policy] = []
+
+    def remembering(label: str) -> Callable[[], Policy]:
+        def make() -> Policy:
+            policy = make_policy(label)()
+            made.append(policy)
+            return policy
+
+        return make
+
+    run_trial(Trial(suite, suite.scenarios[0], name, (1,), (8.0,)), remembering, perf_counter)
+    for policy in made:
+        assert isinstance(policy, Toppings | LoraServe)
+        assert set(policy.ranks.values()) == {8, 16}
 
 
 def test_a_sweep_is_run_at_its_own_rate_only() -> None:
