@@ -124,6 +124,7 @@ def test_the_commands_work_and_fail_in_one_line(tmp_path: Path) -> None:
 
     assert ran.exit_code == 0
     assert "least_pen" in ran.output
+    assert "worst" in ran.output
     assert made.exit_code == 0
     assert (tmp_path / "tiny.html").is_file()
     for arguments in (
