@@ -174,10 +174,11 @@ def _progress(console: Console) -> Watching:
 
 def _print(result: dict[str, Any], console: Console) -> None:
     for name, summary in result["summary"].items():
-        title = f"{name}: SLO capacity; the last three at {summary['main_rate_rps']:g} req/s"
+        at_rate = f"the last three at {summary['main_rate_rps']:g} req/s"
+        title = f"{name}: SLO capacity and its worst adapter; {at_rate}"
         table = Table(title=title, padding=(0, 0, 0, 1), box=SIMPLE_HEAD)
         table.add_column("policy", no_wrap=True, min_width=24)
-        for head in ("req/s", "95 %", "ratio", "of B3", "ok", "p99 s", "loads"):
+        for head in ("req/s", "95 %", "worst", "of B3", "ok", "p99 s", "loads"):
             table.add_column(head, justify="right", no_wrap=True)
         for row in summary["rows"]:
             capacity, measures = row["capacity_rps"], row["measures"]
@@ -186,7 +187,7 @@ def _print(result: dict[str, Any], console: Console) -> None:
                 row["policy"],
                 f"{capacity['mean']:.1f}",
                 "" if low is None else f"{max(0.0, low):.1f}-{capacity['high']:.1f}",
-                f"{row['over_baseline']['mean']:.2f}",
+                f"{row['worst_adapter']['mean']:.0%}",
                 "" if informed is None else f"{informed['mean']:.0%}",
                 f"{measures['attainment']:.1%}",
                 f"{measures['ttft_p99_s']:.2f}",

@@ -304,6 +304,7 @@ class Tracked:
             kv_usage_ratio=report.kv_usage_ratio or 0.0,
             max_loras=report.max_loras or self.traits.max_loras,
             max_lora_rank=self.traits.max_lora_rank,
+            reported_adapters=report.active_adapters,
             num_adapter_loads=self.num_loads,
             prompts_done_s=self.prompts.done_s,
             costs=self.prompts.costs,

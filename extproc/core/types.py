@@ -109,6 +109,7 @@ class EndpointView(Struct, frozen=True):
             tell us of, and of others' by the reports those that have been there for seconds.
         num_foreign: Further ones by the last report, of routers that do not tell us. Routers that
             chose by it would all go to the same endpoint at the same time.
+        reported_adapters: Those with requests, by the last report alone.
         num_adapter_loads: Adapters that have entered a GPU slot, as far as residency shows.
         is_owing: New or recently restarted and has not listed its models yet; it may serve models
             that no other endpoint has.
@@ -135,6 +136,7 @@ class EndpointView(Struct, frozen=True):
     kv_usage_ratio: float = 0.0  # 0 where unknown
     max_loras: int | None = None  # adapter slots on the GPU; None where unknown
     max_lora_rank: int | None = None  # largest rank of an adapter; None where unknown
+    reported_adapters: frozenset[str] = frozenset()
     num_adapter_loads: int = 0
     prompts_done_s: float = -inf  # when the prompts sent there are computed, by estimate
     costs: Costs = DEFAULT
@@ -194,6 +196,8 @@ class RequestInfo(Struct, frozen=True):
         subset: Addresses the data plane allows (`ip:port`, or a bare `ip` for every port), or
             None for all.
         arrived_at_s: Arrival of its headers; it has waited `snapshot.now` minus this.
+        prefix_hashes: Of the first KiB of its body, of the first two, and so on; () where nobody
+            computes them. Bodies with the first n in common begin with the same n KiB.
     """
 
     model: str  # the `model` field, as the engine will read it
@@ -205,6 +209,7 @@ class RequestInfo(Struct, frozen=True):
     subset: frozenset[str] | None = None
     arrived_at_s: float = 0.0
     hints: Hints = NO_HINTS
+    prefix_hashes: tuple[int, ...] = ()
 
 
 class Wait(Struct, frozen=True):

@@ -29,7 +29,7 @@ from extproc.workload.draws import (
 from extproc.workload.files import own_folder
 from extproc.workload.requests import Workload
 from extproc.workload.slora import SloraSetting, as_in_code, as_in_paper
-from extproc.workload.synthetic import zipf
+from extproc.workload.synthetic import with_prefixes, zipf
 from extproc.workload.traces import Half, halved, labelled, lengths_of, read_trace, rescaled
 
 DATA_DIR = own_folder("data")
@@ -55,6 +55,9 @@ class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
         prompt_tokens: Median prompt of `chat`.
         output_tokens: Median response of `chat`; 129 is that of Azure's conversation trace.
         sigma: Standard deviation of the logarithm of both.
+        prefixes: Beginnings that prompts share, for each adapter at a time; 0 for none.
+        prefix_tokens: Length of each, which lengthens the prompt.
+        turns: Mean number of requests that share one until another replaces it.
         num_requests: Instead of the suite's; None for the suite's.
     """
 
@@ -71,6 +74,9 @@ class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     prompt_tokens: int = 400
     output_tokens: int = 129
     sigma: float = 0.8
+    prefixes: int = 0
+    prefix_tokens: int = 1000
+    turns: float = 1e9
     num_requests: int | None = None
 
 
@@ -83,6 +89,14 @@ def make_workload(spec: WorkloadSpec, *, num_requests: int, rate_rps: float, see
         OSError: The trace cannot be read.
     """
     made = _make(spec, spec.num_requests or num_requests, seed)
+    if spec.prefixes:
+        made = with_prefixes(
+            made,
+            num_per_adapter=spec.prefixes,
+            tokens=spec.prefix_tokens,
+            turns=spec.turns,
+            seed=seed,
+        )
     return _shuffled(made, seed).scaled(rate_rps * made.duration_s / max(1, len(made.arrivals)))
 
 

@@ -25,8 +25,8 @@ SLORA_TTFT_S = 6.0
 MAX_UNSEEN_S = 1.0
 """A pod in virtual time advances when it is observed, which happens more often than this."""
 
-MIN_TENANT_REQUESTS = 30
-"""Tenants with fewer requests do not count for fairness."""
+MIN_ADAPTER_REQUESTS = 30
+"""Adapters with fewer requests are judged together."""
 
 
 class Timed(Protocol):
@@ -85,8 +85,9 @@ class Metrics:
         queue_wait_s: Mean time from dispatch to the first step that ran the request. More than a
             step is waiting for an adapter slot or for KV.
         max_over_mean_load: Request-seconds of the busiest pod over the mean pod's.
-        fairness_gap: Attainment of the best served tenant less that of the worst served. Without
-            tenants, adapters are tenants.
+        worst_adapter: Attainment of the worst served adapter; the base model is one, and tenants
+            count instead where there are any. Those with fewer than 30 requests are taken
+            together, the rarest first, until they have 30.
     """
 
     num_offered: int
@@ -107,7 +108,7 @@ class Metrics:
     disk_loads_per_1000: float
     queue_wait_s: float
     max_over_mean_load: float
-    fairness_gap: float
+    worst_adapter: float
 
 
 def measure(result: FleetResult, slo: Slo) -> Metrics:
@@ -149,7 +150,7 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
         disk_loads_per_1000=1000 * sum(pod.num_disk_loads for pod in result.pods) / num,
         queue_wait_s=_mean([f.queue_wait_s for f in flights if f.queue_wait_s is not None]),
         max_over_mean_load=_max_over_mean(flights, [pod.address for pod in result.pods]),
-        fairness_gap=_fairness_gap(flights, slo),
+        worst_adapter=_worst_adapter(flights, slo),
     )
 
 
@@ -197,11 +198,17 @@ def _max_over_mean(flights: Iterable[Flight], addresses: Iterable[str]) -> float
     return max(loads_s.values()) / mean_s if mean_s else 1.0
 
 
-def _fairness_gap(flights: Iterable[Flight], slo: Slo) -> float:
-    tenants: defaultdict[str, list[bool]] = defaultdict(list)
+def _worst_adapter(flights: Iterable[Flight], slo: Slo) -> float:
+    met: defaultdict[str, list[bool]] = defaultdict(list)
     for flight in flights:
-        tenants[flight.arrival.tenant or flight.arrival.adapter or "base"].append(
-            slo.is_met(flight)
-        )
-    parts = [sum(met) / len(met) for met in tenants.values() if len(met) >= MIN_TENANT_REQUESTS]
-    return max(parts) - min(parts) if parts else 0.0
+        met[flight.arrival.tenant or flight.arrival.adapter or ""].append(slo.is_met(flight))
+    groups: list[list[bool]] = [[]]
+    for _, own in sorted(met.items(), key=lambda item: (len(item[1]), item[0])):
+        groups[-1] += own
+        if len(groups[-1]) >= MIN_ADAPTER_REQUESTS:
+            groups.append([])
+    last = groups.pop()
+    if not groups:  # fewer than 30 in all
+        return fmean(last)
+    groups[-1] += last
+    return min(map(fmean, groups))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-_FORMAT = "lora-workload-2"
+_FORMAT = "lora-workload-3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,10 @@ class Arrival:
         adapter: None for the base model.
         prompt_tokens: At least 1.
         output_tokens: Length of its response, which no policy may see.
-        tenant: Its sender, for fairness; "" for none.
+        tenant: Its sender, judged like an adapter; "" for none.
+        prefix: Name of the beginning that its prompt shares with others for the same adapter; ""
+            for none.
+        prefix_tokens: Length of that beginning, at most `prompt_tokens`.
     """
 
     at_s: float
@@ -35,6 +38,8 @@ class Arrival:
     prompt_tokens: int
     output_tokens: int
     tenant: str = ""
+    prefix: str = ""
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,8 @@ class Workload:
             raise ValueError(f"workload {self.name!r}: adapter {arrival.adapter!r} has no rank")
         if arrival.at_s < 0 or arrival.prompt_tokens < 1 or arrival.output_tokens < 0:
             raise ValueError(f"workload {self.name!r}: impossible arrival {arrival}")
+        if not 0 <= arrival.prefix_tokens <= arrival.prompt_tokens:
+            raise ValueError(f"workload {self.name!r}: a prefix longer than the prompt")
 
     @property
     def duration_s(self) -> float:
@@ -149,7 +156,7 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
     adapters: dict[str, int]
 
 
-_Row = tuple[float, str | None, int, int, str]
+_Row = tuple[float, str | None, int, int, str, str, int]
 
 
 _ROWS = msgspec.json.Decoder(_Row)

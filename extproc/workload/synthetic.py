@@ -1,4 +1,4 @@
-"""Independent requests, and flash crowds among them."""
+"""Independent requests, flash crowds among them, and prompts that begin alike."""
 
 from __future__ import annotations
 
@@ -80,6 +80,34 @@ def zipf(
         cv=cv,
         lengths=lengths,
     )
+
+
+def with_prefixes(
+    workload: Workload, *, num_per_adapter: int, tokens: int, turns: float, seed: int
+) -> Workload:
+    """Put a beginning of `tokens` before every prompt, which lengthens it by as much.
+
+    Each adapter has `num_per_adapter` beginnings at a time, one of which a request draws; a
+    beginning is replaced after `turns` requests on average. So few beginnings that last are the
+    instructions of an application, and many with a few turns are conversations about a document.
+    What a conversation adds to its history is not counted: the engine model shares only a
+    beginning of fixed length.
+    """
+    rng = Random(f"prefixes/{seed}")
+    ages: dict[tuple[str | None, int], int] = {}
+    arrivals = []
+    for arrival in workload.arrivals:
+        place = arrival.adapter, rng.randrange(num_per_adapter)
+        ages[place] = age = ages.get(place, 0) + (rng.random() < 1 / turns)
+        arrivals.append(
+            replace(
+                arrival,
+                prompt_tokens=arrival.prompt_tokens + tokens,
+                prefix=f"{arrival.adapter or ''}/{place[1]}/{age}",
+                prefix_tokens=tokens,
+            )
+        )
+    return replace(workload, arrivals=tuple(arrivals))
 
 
 def flash_crowd(

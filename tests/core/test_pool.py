@@ -573,6 +573,8 @@ def test_what_a_report_has_and_we_did_not_send_is_others() -> None:
     seen = view(made, now=1.0)
     assert (seen.num_pending, seen.num_in_flight, seen.num_foreign) == (1, 1, 3)
     assert seen.pending_by_adapter == {"a": 1, "b": 1}
+    assert seen.reported_adapters == {"a", "b"}
+    assert view(made, now=99.0).reported_adapters == frozenset()
 
 
 def test_an_adapter_that_others_use_is_active_whatever_we_send() -> None:

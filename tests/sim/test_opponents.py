@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -15,13 +16,16 @@ from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 from extproc.sim.opponents import OPPONENTS, TUNABLE
 from extproc.sim.opponents.descriptions import DESCRIPTIONS
 from extproc.sim.opponents.dynamo import ProportionalSticky
+from extproc.sim.opponents.dynamo_flow import MinCostFlow, least_cost_homes
 from extproc.sim.opponents.filter_tree import FilterTree
 from extproc.sim.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous, rendezvous_order
 from extproc.sim.opponents.hold import Hold
 from extproc.sim.opponents.least_request import LeastRequest
 from extproc.sim.opponents.llmd import LoadState, LoraAffinity
 from extproc.sim.opponents.lmetric import LMetric
+from extproc.sim.opponents.loraserve import LoraServe, packed
 from extproc.sim.opponents.recent import SinceReport
+from extproc.sim.opponents.scrapes import ScrapesOnly, as_scraped
 from extproc.sim.opponents.toppings import Toppings
 from extproc.sim.opponents.vllm_balancer import VllmBalancer
 from tests.builders import address, endpoint_view, request, snapshot
@@ -157,8 +161,41 @@ def test_llmd_as_shipped_counts_active_adapters_twice() -> None:
     hits = {chosen(LoraAffinity(), snapshot(three, full), seed=seed) for seed in range(20)}
 
     assert hits == {address(1), address(2)}
-    repaired = LoraAffinity(is_repaired=True, queue_weight=0)
-    assert {chosen(repaired, snapshot(three, full), seed=s) for s in range(20)} == {address(1)}
+
+
+def test_llmd_takes_the_reported_queue_or_its_own_requests_in_flight() -> None:
+    queued = endpoint_view(1, num_waiting=5)
+    busy = endpoint_view(2, num_in_flight=5)
+
+    assert chosen(LoraAffinity(), snapshot(queued, busy)) == address(2)
+    assert chosen(LoraAffinity(is_counting=True), snapshot(queued, busy)) == address(1)
+
+
+def test_as_shipped_sees_pages_and_its_own_number_of_requests_and_no_more() -> None:
+    fresh = endpoint_view(1, pending_by_adapter={"a": 3}, gpu_adapters=("a",), num_told=9)
+    named = endpoint_view(2, reported_adapters=frozenset("a"), num_running=2, num_waiting=1)
+    scraped = as_scraped(named)
+    for name in ("llmd_as_shipped", "filter_tree_as_shipped", "llmd_in_flight_as_shipped"):
+        policy = OPPONENTS[name]()
+        answer = policy.choose(snapshot(fresh, named), request("a"), rng=random.Random(1))
+
+        assert isinstance(answer, Choice)
+        assert answer.endpoints == (named,)
+    assert as_scraped(fresh).pending_by_adapter == {}
+    assert as_scraped(fresh).gpu_adapters == ()
+    assert as_scraped(fresh).num_told == 0
+    assert (scraped.pending_by_adapter, scraped.num_pending) == ({"a": 1}, 3)
+    counting = OPPONENTS["llmd_in_flight_as_shipped"]()
+    sent = endpoint_view(3, num_in_flight=2)
+    assert chosen(counting, snapshot(sent, fresh)) == address(1)
+
+
+def test_as_shipped_a_policy_may_wait() -> None:
+    full = endpoint_view(1, reported_adapters=frozenset("b"), max_loras=1)
+    policy = ScrapesOnly(Hold(LeastRequest()))
+
+    answer = policy.choose(snapshot(full), request("a"), rng=random.Random(1))
+    assert isinstance(answer, Wait)
 
 
 def test_llmd_follows_an_active_adapter() -> None:
@@ -288,29 +325,100 @@ def _homes(policy: ProportionalSticky, adapter: str, now: float) -> set[str]:
     return asked
 
 
-def test_hold_waits_while_every_queue_is_occupied() -> None:
+def test_hold_waits_only_for_a_slot() -> None:
     policy = Hold(LeastRequest(), again_s=0.02)
-    queued = endpoint_view(1, num_waiting=1, reported_at_s=1.0)
-    answer = policy.choose(snapshot(queued, now=1.0), request(), rng=random.Random(1))
+    full = endpoint_view(1, pending_by_adapter={"b": 1}, max_loras=1, num_waiting=9)
+    answer = policy.choose(snapshot(full, now=1.0), request("a"), rng=random.Random(1))
 
     assert answer == Wait(1.02, "hold")
-    assert chosen(policy, snapshot(queued, endpoint_view(2), now=1.0)) == address(2)
-
-
-def test_hold_counts_what_it_has_sent_since_the_report() -> None:
-    policy = Hold(LeastRequest())
-    view = endpoint_view(1, reported_at_s=1.0)
-
-    assert chosen(policy, snapshot(view, now=2.0)) == address(1)
-    assert isinstance(policy.choose(snapshot(view, now=2.0), request(), rng=random.Random()), Wait)
-
-
-def test_hold_aware_of_slots_waits_only_for_a_slot() -> None:
-    policy = Hold(LeastRequest(), is_slot_aware=True)
-    full = endpoint_view(1, pending_by_adapter={"b": 1}, max_loras=1, num_waiting=9)
+    assert chosen(policy, snapshot(full, endpoint_view(2)), request("a")) == address(2)
 
     assert chosen(policy, snapshot(full), request("b")) == address(1)
     assert chosen(policy, snapshot(full), request(None)) == address(1)
     assert isinstance(policy.choose(snapshot(full), request("a"), rng=random.Random()), Wait)
     larger = endpoint_view(2, pending_by_adapter={"b": 1, "c": 1}, max_loras=3, num_pending=9)
     assert chosen(policy, snapshot(full, larger), request("a")) == address(2)
+
+
+def cheapest(counts: dict[str, int], costs: dict[str, dict[str, int]], slots: int) -> int:
+    """By trying everything; a home that is not given costs 10,000."""
+    pods = sorted(next(iter(costs.values())))
+    sets = [[c for n in range(k + 1) for c in combinations(pods, n)] for k in counts.values()]
+    found = []
+    for chosen_sets in product(*sets):
+        if max(Counter(pod for own in chosen_sets for pod in own).values(), default=0) <= slots:
+            paid = sum(costs[a][p] for a, own in zip(counts, chosen_sets, strict=True) for p in own)
+            missing = sum(counts.values()) - sum(map(len, chosen_sets))
+            found.append(paid + 10_000 * missing)
+    return min(found)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_the_flow_finds_the_homes_that_cost_least_in_all(data: st.DataObject) -> None:
+    counts = {name: data.draw(st.integers(0, 3)) for name in "abc"}
+    price = st.integers(-250, 1_010)
+    costs = {name: {pod: data.draw(price) for pod in "xyz"} for name in "abc"}
+    slots = data.draw(st.integers(1, 2))
+    homes = least_cost_homes(counts, costs, dict.fromkeys("xyz", slots))
+    paid = sum(costs[name][pod] for name, own in homes.items() for pod in own)
+    missing = sum(counts.values()) - sum(map(len, homes.values()))
+
+    assert max(Counter(pod for own in homes.values() for pod in own).values(), default=0) <= slots
+    assert paid + 10_000 * missing == cheapest(counts, costs, slots)
+
+
+def test_the_flow_leaves_homes_where_they_are() -> None:
+    policy = MinCostFlow(tick_s=1.0)
+    names = [f"adapter-{number}" for number in range(8)]
+    placed = []
+    for number in range(200):
+        snap = snapshot(*_sticky_views(4), now=number / 10)
+        chosen(policy, snap, request(names[number % 8]))
+        placed.append(dict(policy._homes))
+
+    assert set(placed[-1]) == set(names)
+    assert Counter(pod for own in placed[-1].values() for pod in own) == dict.fromkeys(
+        (address(n) for n in range(1, 5)), 2
+    )
+    assert placed[-1] == placed[100]
+
+
+def test_loraserve_packs_by_rank_and_splits_what_does_not_fit() -> None:
+    bins = packed({"big": 3.0, "middle": 2.0, "small": 1.0}, 3)
+
+    assert bins == [{"big": 2.0}, {"big": 1.0, "middle": 1.0}, {"middle": 1.0, "small": 1.0}]
+    assert packed({}, 2) == [{}, {}]
+
+
+def _loraserve(ranks: dict[str, int]) -> tuple[LoraServe, dict[str, set[str]]]:
+    """The policy after a minute of equal demand, and where each adapter's requests then go."""
+    policy, rng = LoraServe(ranks=ranks), random.Random(1)
+    hits: dict[str, set[str]] = {name: set() for name in ranks}
+    for number in range(1200):
+        name = sorted(ranks)[number % len(ranks)]
+        views = [endpoint_view(n) for n in (1, 2)]
+        info = request(name, body_bytes=100)
+        answer = policy.choose(snapshot(*views, now=number / 20), info, rng=rng)
+        if number > 400:
+            hits[name].add(answer.endpoints[0].address)
+    return policy, hits
+
+
+def test_loraserve_keeps_ranks_apart_and_adapters_in_place() -> None:
+    _, hits = _loraserve({"a": 8, "b": 64, "c": 8, "d": 64})
+
+    assert len(hits["b"] | hits["d"]) < len(hits["b"]) + len(hits["d"])
+    assert hits["b"] != hits["a"]
+    assert sum(map(len, hits.values())) <= 5  # one of them is split
+
+
+def test_loraserve_pins_what_its_table_does_not_know_and_leaves_what_is_gone() -> None:
+    policy, hits = _loraserve({"a": 8, "b": 64})
+    other = [number for number in (1, 2) if address(number) not in hits["a"]]
+    left = snapshot(*(endpoint_view(number) for number in other), now=60.0)
+    both = snapshot(endpoint_view(1), endpoint_view(2), now=60.0)
+
+    assert chosen(policy, left, request("a")) == address(other[0])
+    assert len({chosen(policy, both, request("new"), seed=seed) for seed in range(9)}) == 1
+    assert chosen(policy, both, request(None)) in {address(1), address(2)}

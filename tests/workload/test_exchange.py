@@ -55,6 +55,21 @@ def test_no_two_prompts_begin_alike() -> None:
     assert len(beginnings) == 1000
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_prompts_begin_alike_as_far_as_their_workload_says(path: str) -> None:
+    shared = {"prompt_tokens": 100, "prefix": "text", "prefix_tokens": 60}
+    texts = []
+    for index, fields in enumerate((shared, shared, {**shared, "prefix": "other"})):
+        body = json.loads(encode_body(arrival(0.0, "a", **fields), index, RequestForm(path)))
+        texts.append(body["prompt"] if path == COMPLETIONS else body["messages"][0]["content"])
+    first, second, other = texts
+
+    assert first[:240] == second[:240] != other[:240]
+    assert first[240:304] != second[240:304]
+    plain = json.loads(encode_body(arrival(0.0, prompt_tokens=100), 0, RequestForm()))["prompt"]
+    assert len(plain) == len(first) or path == CHAT
+
+
 def test_the_same_request_is_written_the_same_way_again() -> None:
     form = RequestForm(base_model="llama", extra=(("ignore_eos", True),))
     base = encode_body(arrival(0.0, None, output_tokens=7), 5, form)

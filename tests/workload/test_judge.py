@@ -21,7 +21,8 @@ def flight(
     at_s: float = 1.0, *, ttft_s: float | None = 0.1, tpot_s: float = 0.01, **fields: Any
 ) -> Flight:
     """A finished request with 11 tokens, or a shed one where there is no TTFT."""
-    made = Flight("0", arrival(at_s, output_tokens=11, tenant=fields.pop("tenant", "")), 0)
+    who = {"adapter": fields.pop("adapter", "a"), "tenant": fields.pop("tenant", "")}
+    made = Flight("0", arrival(at_s, output_tokens=11, **who), 0)
     made.pod = fields.pop("pod", "p1")
     if ttft_s is None:
         made.end(FlightState.SHED, at_s)
@@ -103,12 +104,26 @@ def test_max_over_mean_load_counts_idle_pods() -> None:
     assert measure(even, Slo()).max_over_mean_load == pytest.approx(1)
 
 
-def test_the_fairness_gap_is_between_the_best_and_the_worst_served_tenant() -> None:
-    served = [flight(tenant="good") for _ in range(30)]
-    mixed = [flight(tenant="bad", ttft_s=9.0 if n % 2 else 0.1) for n in range(30)]
-    rare = [flight(tenant="rare", ttft_s=9.0)]
+def test_the_worst_adapter_is_the_one_served_worst() -> None:
+    good = [flight(adapter="good") for _ in range(40)]
+    bad = [flight(adapter="bad", ttft_s=9.0 if n % 2 else 0.1) for n in range(30)]
+    tenant = [flight(adapter="good", tenant="t", ttft_s=9.0 if n % 3 else 0.1) for n in range(30)]
 
-    assert measure(result(*served, *mixed, *rare), Slo()).fairness_gap == pytest.approx(0.5)
+    assert measure(result(*good, *bad), Slo()).worst_adapter == pytest.approx(0.5)
+    assert measure(result(*good, *tenant), Slo()).worst_adapter == pytest.approx(1 / 3)
+
+
+def test_rare_adapters_that_are_given_up_show_together() -> None:
+    """0.5 % of the requests: attainment hardly sees them."""
+    popular = [flight(adapter="popular") for _ in range(6000)]
+    rare = [flight(adapter=f"rare-{n}", ttft_s=None) for n in range(30)]
+    few = [flight(adapter="popular"), flight(adapter="rare", ttft_s=None)]
+
+    metrics = measure(result(*popular, *rare), Slo())
+    assert metrics.attainment > 0.99
+    assert metrics.worst_adapter == 0
+    assert measure(result(*popular, *rare[:29]), Slo()).worst_adapter > 0.99
+    assert measure(result(*few), Slo()).worst_adapter == 0.5
 
 
 def test_percentiles_are_values_that_occurred() -> None:

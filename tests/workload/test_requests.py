@@ -23,6 +23,8 @@ def _arrivals(draw: st.DrawFn) -> Arrival:
         draw(st.integers(1, 10_000)),
         draw(st.integers(0, 10_000)),
         draw(st.text(max_size=3)),
+        draw(st.text(max_size=3)),
+        draw(st.integers(0, 1)),
     )
 
 
@@ -82,9 +84,9 @@ def test_a_window_has_its_own_time() -> None:
 
 
 def test_an_engine_gets_everything_but_time_and_tenant() -> None:
-    arrival = Arrival(1.0, "a", 30, 4, "tenant")
+    arrival = Arrival(1.0, "a", 30, 4, "tenant", "begin", 20)
 
-    assert EngineRequest.of(arrival, "7") == EngineRequest("7", 30, 4, "a")
+    assert EngineRequest.of(arrival, "7") == EngineRequest("7", 30, 4, "a", "begin", 20)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,8 @@ def test_an_engine_gets_everything_but_time_and_tenant() -> None:
         (Arrival(-1.0, None, 1, 1),),
         (Arrival(0.0, None, 0, 1),),
         (Arrival(0.0, None, 1, -1),),
+        (Arrival(0.0, None, 5, 1, prefix="p", prefix_tokens=6),),
+        (Arrival(0.0, None, 5, 1, prefix="p", prefix_tokens=-1),),
     ],
 )
 def test_impossible_workloads_are_refused(arrivals: tuple[Arrival, ...]) -> None:
@@ -112,8 +116,8 @@ def test_a_rate_factor_must_be_positive() -> None:
     [
         b"",
         b"{}",
-        _workload().to_bytes().replace(b"lora-workload-2", b"lora-workload-9"),
-        _workload().to_bytes() + b'[0.0,null,"long",1,""]\n',
+        _workload().to_bytes().replace(b"lora-workload-3", b"lora-workload-9"),
+        _workload().to_bytes() + b'[0.0,null,"long",1,"","",0]\n',
         _workload().to_bytes() + b"[0.0,null,1]\n",
     ],
 )

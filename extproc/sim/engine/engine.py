@@ -103,6 +103,10 @@ class Engine:
         """The gauges at the end of the last step."""
         return self._scheduler.stats(self._scheduler.pool.free)
 
+    def cached_tokens(self, request: EngineRequest) -> int:
+        """Return how many tokens of a request's prompt would be found in the KV cache now."""
+        return self._scheduler.cached_tokens(request)
+
     def generated_tokens(self, request_id: str) -> int:
         """Return how many tokens an unfinished request has generated.
 

@@ -35,7 +35,14 @@ class EngineRequest:
     @classmethod
     def of(cls, arrival: Arrival, id: str) -> EngineRequest:
         """Return the engine's view of a workload's request."""
-        return cls(id, arrival.prompt_tokens, arrival.output_tokens, arrival.adapter)
+        return cls(
+            id,
+            arrival.prompt_tokens,
+            arrival.output_tokens,
+            arrival.adapter,
+            arrival.prefix,
+            arrival.prefix_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

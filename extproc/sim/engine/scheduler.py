@@ -296,6 +296,11 @@ class Scheduler:
                 del self._num_by_adapter[adapter]
         return kept
 
+    def cached_tokens(self, request: EngineRequest) -> int:
+        """Return how many tokens of a prompt would be found in the KV cache now."""
+        key = self._prefix_key(request)
+        return self.pool.found(key) * self._block_tokens if key else 0
+
     def _prefix_key(self, request: EngineRequest) -> PrefixKey | None:
         """The blocks of its prompt that can be shared: whole ones, and at least one token less
         than the prompt, whose last token is always computed."""

@@ -22,6 +22,7 @@ from extproc.core.types import Endpoint, Pick, Rejection, RequestInfo
 from extproc.sim.engine.activity import NEVER_S
 from extproc.sim.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
 from extproc.sim.fleet.pod import FleetPod, started_engine
+from extproc.sim.fleet.prefixes import BODY_BYTES_PER_TOKEN, prefix_hashes
 from extproc.sim.fleet.router import FleetRouter
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.fleet.telling import FleetTelling
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 BASE_MODEL = "base"
 ARRIVALS_PER_LOOK = 100
 """Arrivals between two checks whether to give a run up."""
-BODY_BYTES_PER_TOKEN = 4
-"""English text in the tokenizers of current models (platform.openai.com/tokenizer)."""
 
 
 class Fleet:
@@ -156,6 +155,7 @@ class Fleet:
             body_bytes=arrival.prompt_tokens * BODY_BYTES_PER_TOKEN,
             request_id=flight.id,
             arrived_at_s=arrival.at_s,
+            prefix_hashes=prefix_hashes(arrival, flight.id) if arrival.prefix else (),
         )
         router = self.routers[flight.router].router
         started_s = self._clock() if self._clock else 0.0

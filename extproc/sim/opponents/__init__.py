@@ -1,11 +1,9 @@
 """The policies that ours are measured against, over the snapshot of production policies.
 
-Every policy is listed as shipped (its own constants; its own signals where a snapshot has them)
-and, where that can differ, with our signals. `TUNABLE` names the parameters that tuning on the
-development suites may set, with the same search budget for all.
-
-No variant here has signals older than ours, as shipped ones do: a snapshot overlays the last scrape
-with our own dispatches, so "active" adapters are fresher than llm-d's or v0.1's were.
+Every policy has its own constants. A snapshot overlays the last scrape with our own dispatches, so
+"active" adapters are fresher than llm-d's or v0.1's are in life; `..._as_shipped` sees what they
+see (`extproc.sim.opponents.scrapes`). `TUNABLE` names the parameters that tuning on the development
+suites may set, with the same search budget for all.
 """
 
 from __future__ import annotations
@@ -24,12 +22,15 @@ from extproc.core.policies import (
     RoundRobin,
 )
 from extproc.sim.opponents.dynamo import ProportionalSticky
+from extproc.sim.opponents.dynamo_flow import MinCostFlow
 from extproc.sim.opponents.filter_tree import FilterTree
 from extproc.sim.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous
 from extproc.sim.opponents.hold import Hold
 from extproc.sim.opponents.least_request import LeastRequest
 from extproc.sim.opponents.llmd import LoadState, LoraAffinity
 from extproc.sim.opponents.lmetric import LMetric
+from extproc.sim.opponents.loraserve import LoraServe
+from extproc.sim.opponents.scrapes import ScrapesOnly
 from extproc.sim.opponents.slora import SloraQueue
 from extproc.sim.opponents.toppings import Toppings
 from extproc.sim.opponents.vllm_balancer import VllmBalancer
@@ -47,6 +48,19 @@ def _held_founding(**hold: Any) -> Policy:
     return Hold(Founding(), **hold)
 
 
+def _llmd_as_shipped(**args: Any) -> Policy:
+    return ScrapesOnly(LoraAffinity(**args))
+
+
+def _llmd_in_flight_as_shipped(**args: Any) -> Policy:
+    weights = {"lora_weight": 1, "queue_weight": 1, "kv_weight": 0, "is_counting": True}
+    return ScrapesOnly(LoraAffinity(**{**weights, **args}))
+
+
+def _filter_tree_as_shipped(**args: Any) -> Policy:
+    return ScrapesOnly(FilterTree(**args))
+
+
 OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
     {
         "random": RandomChoice,
@@ -61,8 +75,10 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
         # The proof of concept's own default: it never spilled.
         "founding_as_shipped": partial(Founding, threshold=100_000),
         "filter_tree_v01": FilterTree,
+        "filter_tree_as_shipped": _filter_tree_as_shipped,
         "llmd_lora_affinity": LoraAffinity,
-        "llmd_lora_repaired": partial(LoraAffinity, is_repaired=True),
+        "llmd_as_shipped": _llmd_as_shipped,
+        "llmd_in_flight_as_shipped": _llmd_in_flight_as_shipped,
         "llmd_load_state": LoadState,
         "vllm_counts": VllmBalancer,
         "lmetric": LMetric,
@@ -72,9 +88,10 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
         "toppings": Toppings,
         "toppings_with_loads": partial(Toppings, load_s=0.1),
         "dynamo_sticky": ProportionalSticky,
-        "dynamo_sticky_hold": partial(_held_sticky),
-        "dynamo_sticky_hold_slots": partial(_held_sticky, is_slot_aware=True),
-        "founding_hold_slots": partial(_held_founding, is_slot_aware=True),
+        "dynamo_sticky_hold_slots": _held_sticky,
+        "dynamo_flow": MinCostFlow,
+        "loraserve": LoraServe,
+        "founding_hold_slots": _held_founding,
         "slora_fcfs": SloraQueue,
         "slora_lcfs": partial(SloraQueue, "lcfs"),
         "slora_abort": partial(SloraQueue, "abort"),
@@ -89,7 +106,8 @@ TUNABLE: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType(
         "bounded_loads": {"c": (1.1, 1.25, 1.5, 2.0, 3.0)},
         "founding": {"threshold": (4, 8, 16, 32, 64)},
         "filter_tree_v01": {"queue_threshold": (2, 5, 10, 50)},
-        "llmd_lora_repaired": {"lora_weight": (1, 2, 4, 8), "queue_weight": (1, 2, 4)},
+        "llmd_as_shipped": {"lora_weight": (1, 2, 4, 8), "queue_weight": (1, 2, 4)},
+        "llmd_in_flight_as_shipped": {"lora_weight": (0.5, 1, 2, 4)},
         "llmd_load_state": {"lora_weight": (1, 2, 4, 8), "queue_weight": (1, 2, 4)},
         "vllm_counts": {"num_routers": (1, 2, 4)},
         "lmetric_with_loads": {
@@ -98,7 +116,8 @@ TUNABLE: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType(
         },
         "toppings_with_loads": {"load_s": (0.02, 0.1, 0.5, 2.0)},
         "dynamo_sticky": {"window_s": (10, 30, 90), "tick_s": (1, 3)},
-        "dynamo_sticky_hold": {"slack": (1, 2, 4)},
+        "dynamo_flow": {"window_s": (10, 30, 90), "tick_s": (1, 3)},
+        "loraserve": {"period_s": (3, 10, 30)},
     }
 )
 """Parameters that may be tuned, and the values to try."""

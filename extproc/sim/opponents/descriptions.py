@@ -24,8 +24,11 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "of concept)",
         "filter_tree_v01": "the decision tree of the Gateway API Inference Extension's first "
         "release",
-        "llmd_lora_affinity": "llm-d's weighted scores for adapter, queue and memory, as shipped",
-        "llmd_lora_repaired": "`llmd_lora_affinity` with a repaired count and fresh queues",
+        "filter_tree_as_shipped": "`filter_tree_v01`, seeing metrics pages alone, as in life",
+        "llmd_lora_affinity": "llm-d's weighted scores for adapter, queue and memory, with this "
+        "project's knowledge of the servers",
+        "llmd_as_shipped": "`llmd_lora_affinity`, seeing metrics pages alone, as in life",
+        "llmd_in_flight_as_shipped": "the same with its own number of requests instead of queues",
         "llmd_load_state": "llm-d's scores with the one proposed next: which adapters are loaded",
         "vllm_counts": "least of 4 x waiting + running (vLLM's own balancer)",
         "lmetric": "least of queued prompt tokens x batch size (LMetric, as published)",
@@ -33,9 +36,11 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "toppings": "least extra computing time by adapter size (Toppings, as published)",
         "toppings_with_loads": "`toppings` with a price for loading an adapter",
         "dynamo_sticky": "homes for each adapter in proportion to its traffic (NVIDIA Dynamo)",
-        "dynamo_sticky_hold": "`dynamo_sticky`, holding requests back while all have a queue",
         "dynamo_sticky_hold_slots": "`dynamo_sticky`, holding requests back while no adapter "
         "place is free",
+        "dynamo_flow": "the same number of homes, placed by a min-cost flow (NVIDIA Dynamo)",
+        "loraserve": "adapters packed by size, as full as each other, requests by a table of "
+        "probabilities (LoRAServe)",
         "founding_hold_slots": "`founding`, holding requests back while no adapter place is free",
         "slora_fcfs": "a queue in front of the servers, the oldest first (S-LoRA)",
         "slora_lcfs": "the same, the newest first",

@@ -4,7 +4,7 @@ Source: kubernetes-sigs/gateway-api-inference-extension v0.1.0,
 `pkg/ext-proc/scheduling/{scheduler,filter}.go`, the branch for critical requests. "Least X" keeps
 every endpoint within the lowest n-th part of the range; what is left at the end is drawn from.
 
-Its "active" adapters were the scraped ones; here they are the snapshot's, which are fresher.
+Its "active" adapters were the scraped ones, as `ScrapesOnly` shows; the snapshot's are fresher.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""llm-d's blend of scorers around LoRA affinity, as shipped and as repaired.
+"""llm-d's blend of scorers around LoRA affinity, as shipped and as it counts requests.
 
 Source: llm-d/llm-d-router v0.10.0, `pkg/epp/framework/plugins/scheduling/scorer/`: lora-affinity
 (1.0 if the adapter is active, 0.8 if there is room, else 0), queue and kv-cache-utilization, each
 weighted, the maximum drawn among ties. Weights: 2 for queue and KV (the default configuration),
-4 for lora-affinity (what KServe injects).
+4 for lora-affinity (what KServe injects). With active-request-scorer in the place of the queue, the
+queue is the picker's own requests in flight.
 
-As shipped, its test for room counts the active adapters twice, because vLLM writes the same names
+Its test for room counts the active adapters twice, because vLLM writes the same names
 into both labels (llm-d-router issue 2605). `LoadState` is the successor proposed in pull request
 2792: 1.0 in a GPU slot, 0.7 in the CPU cache, 0.6 a free slot, 0.3 an idle adapter's slot, else 0.
 Its signal does not exist in vLLM 0.33; here it is our inferred residency.
@@ -60,19 +61,18 @@ class LoraAffinity(_Blend):
     """The blend with lora-affinity-scorer.
 
     Args:
-        is_repaired: Count active adapters once, and take our own pending requests for the queue.
+        is_counting: Take our own requests in flight for the queue (active-request-scorer).
     """
 
-    is_repaired: bool = False
+    is_counting: bool = False
 
     def _queue(self, view: EndpointView) -> int:
-        return view.num_pending if self.is_repaired else view.num_waiting
+        return view.num_in_flight if self.is_counting else view.num_waiting
 
     def _score(self, view: EndpointView, adapter: str | None) -> float:
         if adapter is not None and adapter in view.pending_by_adapter:
             return 1.0
-        num_active = view.num_active_adapters * (1 if self.is_repaired else 2)
-        return 0.8 if num_active < (view.max_loras or 0) else 0.0
+        return 0.8 if 2 * view.num_active_adapters < (view.max_loras or 0) else 0.0
 
 
 class LoadState(_Blend):

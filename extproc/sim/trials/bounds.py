@@ -4,6 +4,11 @@
   and no cost per further adapter: perfect balance and perfect memory. No policy's capacity exceeds
   it (as a latency it is a reference, not a proof). It serves in order and sheds nothing, so in a
   run too short for its queue to form a policy that sheds can pass it.
+- **B1, pooled slots**: the same engine with all pods' slots and CPU caches, the true adapters,
+  loads and gate: no adapter needs a second slot, and no pod is full while another has room. A load
+  stalls the whole engine, for an Nth of its time. It serves in order as far as slots allow, and
+  drops what waits beyond the objective. So it bounds what placement and balance can give near the
+  target. Far below it B3 passes it, because B3 chooses which requests to drop.
 - **B2, clairvoyant loads**: Belady's eviction over the pooled slots on the true sequence of
   arrivals: the fewest adapter loads of any routing that serves requests in their order. An
   overloaded engine does not: it serves one adapter's queue together, and falls below.
@@ -19,6 +24,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 
+from extproc.sim.engine.profiles import EngineProfile
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.requests import Workload
 
@@ -26,13 +32,51 @@ POOLED_ADAPTER = "pooled"
 
 
 def pooled_settings(settings: FleetSettings) -> FleetSettings:
-    """Return B0's fleet: one engine as wide as all pods together."""
+    """Return B0's fleet: one engine as wide as all pods together, and adapters for free."""
+    return replace(
+        settings,
+        num_pods=1,
+        kinds=(),
+        num_routers=1,
+        profile=_wide(settings, adapter_cost=0.0),
+        max_loras=1,
+        max_cpu_loras=None,
+        max_lora_rank=_largest_rank(settings),
+    )
+
+
+def pooled_slots(settings: FleetSettings, *, patience_s: float) -> FleetSettings:
+    """Return B1's fleet: one engine with the slots of all; requests leave after `patience_s`."""
+    pods = _pods(settings)
+    return replace(
+        settings,
+        num_pods=1,
+        kinds=(),
+        num_routers=1,
+        profile=_wide(settings, adapter_cost=1 / settings.num_pods),
+        max_loras=settings.num_slots,
+        max_cpu_loras=sum(pod.max_cpu_loras or pod.max_loras for pod in pods),
+        max_lora_rank=_largest_rank(settings),
+        patience_s=patience_s,
+    )
+
+
+def _pods(settings: FleetSettings) -> list[FleetSettings]:
+    """Return the settings of each pod."""
+    return [settings.of(settings.group_of(number)) for number in range(settings.num_pods)]
+
+
+def _largest_rank(settings: FleetSettings) -> int:
+    return max(pod.max_lora_rank for pod in _pods(settings))
+
+
+def _wide(settings: FleetSettings, *, adapter_cost: float) -> EngineProfile:
+    """Return the costs of one engine in the place of all; adapters at a part of theirs."""
     profile, num = settings.profile, settings.num_pods
-    pods = [settings.of(settings.group_of(number)) for number in range(num)]
-    blocks = sum(pod.profile.kv_blocks(pod.max_loras, pod.max_lora_rank) for pod in pods)
+    blocks = sum(pod.profile.kv_blocks(pod.max_loras, pod.max_lora_rank) for pod in _pods(settings))
     slowness = [kind.slowness for kind in settings.kinds for _ in range(kind.num_pods)]
     speed = num - len(slowness) + sum(1 / each for each in slowness)
-    wide = replace(
+    return replace(
         profile,
         name=f"{profile.name} x {num}",
         kv_capacity_tokens=blocks * profile.block_tokens,
@@ -42,28 +86,22 @@ def pooled_settings(settings: FleetSettings) -> FleetSettings:
         step_per_decode_s=profile.step_per_decode_s / speed,
         step_per_kv_token_s=profile.step_per_kv_token_s / speed,
         step_per_prefill_token_s=profile.step_per_prefill_token_s / speed,
-        lora_per_adapter_ratio=0.0,
-        disk_load_s=0.0,
-        disk_load_per_rank_s=0.0,
-        gpu_load_s=0.0,
-        gpu_load_per_rank_s=0.0,
-    )
-    return replace(
-        settings,
-        num_pods=1,
-        kinds=(),
-        num_routers=1,
-        profile=wide,
-        max_loras=1,
-        max_cpu_loras=None,
-        max_lora_rank=max(pod.max_lora_rank for pod in pods),
+        lora_per_adapter_ratio=profile.lora_per_adapter_ratio * adapter_cost,
+        disk_load_s=profile.disk_load_s * adapter_cost,
+        disk_load_per_rank_s=profile.disk_load_per_rank_s * adapter_cost,
+        gpu_load_s=profile.gpu_load_s * adapter_cost,
+        gpu_load_per_rank_s=profile.gpu_load_per_rank_s * adapter_cost,
     )
 
 
 def pooled_workload(workload: Workload) -> Workload:
-    """Return B0's workload: every adapter is the same one; tenants stay."""
+    """Return B0's workload: every adapter is the same one, and a tenant."""
     arrivals = tuple(
-        replace(arrival, adapter=None if arrival.adapter is None else POOLED_ADAPTER)
+        replace(
+            arrival,
+            adapter=None if arrival.adapter is None else POOLED_ADAPTER,
+            tenant=arrival.tenant or arrival.adapter or "",
+        )
         for arrival in workload.arrivals
     )
     return replace(workload, arrivals=arrivals, adapters={POOLED_ADAPTER: 1})

@@ -21,7 +21,7 @@ COLOURS = (
     *("#0b6e99", "#d9730d", "#448361", "#ad1a72", "#6940a5"),
     *("#b8860b", "#e03e3e", "#37918c", "#7a5230", "#5b7083"),
 )
-GREYS = {"B0": "#b5b5b5", "B3": "#444444", "B4": "#8a8a8a"}
+GREYS = {"B0": "#b5b5b5", "B1": "#cccccc", "B3": "#444444", "B4": "#8a8a8a"}
 """Bounds, by the beginning of their names."""
 _INK, _LINE, _MARK = "#333333", "#e4e4e4", "#cc0000"
 _STYLE: Any = {

@@ -13,9 +13,11 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from extproc.sim.engine.profiles import EngineProfile
+from extproc.sim.engine.records import EngineRequest
 from extproc.workload.judge import Slo
 
 if TYPE_CHECKING:
+    from extproc.sim.engine.engine import Engine
     from extproc.sim.fleet.pod import FleetPod
     from extproc.workload.requests import Arrival
 
@@ -83,7 +85,7 @@ def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodState:
     for request in engine.running:
         generated = engine.generated_tokens(request.id)
         if not generated:
-            queued.append(_queued(pod.flights[request.id].arrival))
+            queued.append(queued_at(engine, pod.flights[request.id].arrival))
             continue
         first_token_s = pod.flights[request.id].first_token_s
         running.append(
@@ -95,7 +97,7 @@ def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodState:
                 pod.free_at_s if first_token_s is None else first_token_s,
             )
         )
-    queued += [_queued(pod.flights[request.id].arrival) for request in engine.waiting]
+    queued += [queued_at(engine, pod.flights[request.id].arrival) for request in engine.waiting]
     return PodState(
         pod.free_at_s,
         engine.profile,
@@ -109,8 +111,12 @@ def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodState:
     )
 
 
-def _queued(arrival: Arrival) -> Queued:
-    return Queued(arrival.at_s, arrival.prompt_tokens, arrival.output_tokens, arrival.adapter)
+def queued_at(engine: Engine, arrival: Arrival) -> Queued:
+    """Return a request that is not running yet, without the part of its prompt that is cached."""
+    prompt_tokens = arrival.prompt_tokens
+    if arrival.prefix:
+        prompt_tokens -= engine.cached_tokens(EngineRequest.of(arrival, ""))
+    return Queued(arrival.at_s, prompt_tokens, arrival.output_tokens, arrival.adapter)
 
 
 def forecast(state: PodState, slo: Slo, *, now: float, extra: Queued | None = None) -> Forecast:

@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING
 
 from extproc.core.policies.ranking import least
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.sim.trials.forecast import Forecast, PodState, Queued, forecast, state_of
+from extproc.sim.trials.forecast import Forecast, PodState, Queued, forecast, queued_at, state_of
 from extproc.workload.judge import Slo
 
 if TYPE_CHECKING:
     from extproc.sim.fleet.fleet import Fleet
     from extproc.sim.fleet.pod import FleetPod
+    from extproc.workload.requests import Arrival
 
 SLOT_PRICE = 4.0
 """Seconds of delay that equal one second of a slot when all slots are in use. The greedy does not
@@ -110,7 +111,7 @@ class Oracle:
             and not self._is_outdone(seen, extra, now)
         ]
         if views:
-            chosen = self._place(views, observed, extra, now, rng)
+            chosen = self._place(views, observed, arrival, now, rng)
             if chosen is not None:
                 return Choice((chosen,), "oracle")
         self._held[request.request_id] = extra
@@ -121,14 +122,17 @@ class Oracle:
         self,
         views: Sequence[EndpointView],
         observed: dict[str, _Observation | None],
-        extra: Queued,
+        arrival: Arrival,
         now: float,
         rng: random.Random,
     ) -> EndpointView | None:
         """Return the pod where it does the least harm; None if it should wait."""
-        price = self._slot_price * _part_in_use(observed) ** 2
+        assert self._fleet is not None
+        pods, price = self._fleet.pods, self._slot_price * _part_in_use(observed) ** 2
         costs = {
-            view.address: self._harm(seen, extra, now, price)
+            view.address: self._harm(
+                seen, queued_at(pods[view.address].engine, arrival), now, price
+            )
             for view in views
             if (seen := observed[view.address])
         }

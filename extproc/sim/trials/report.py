@@ -26,7 +26,7 @@ _COLUMNS = (
     ("adapter loads /1000", "loads_per_1000", "{:.0f}"),
     ("queue wait, s", "queue_wait_s", "{:.3f}"),
     ("max/mean load", "max_over_mean_load", "{:.2f}"),
-    ("fairness gap", "fairness_gap", "{:.2f}"),
+    ("worst adapter", "worst_adapter", "{:.0%}"),
 )
 
 

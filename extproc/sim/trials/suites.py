@@ -128,7 +128,7 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
         profile: Name of the engine profile.
         fleet: Fields of `FleetSettings`.
         policies: Policies, with arguments or without: `founding`, `founding?threshold=8`.
-        bounds: `B0_pooled`, `B3_informed`, `B4_stale_<n>ms`.
+        bounds: `B0_pooled`, `B1_pooled_slots`, `B3_informed`, `B4_stale_<n>ms`.
     """
 
     name: str

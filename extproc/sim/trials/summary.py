@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from extproc.sim.trials.suites import Suite
-from extproc.sim.trials.trials import INFORMED, POOLED, STALE, TrialResult
+from extproc.sim.trials.trials import INFORMED, POOLED, POOLED_SLOTS, STALE, TrialResult
 from extproc.workload.intervals import (
     Interval,
     interval,
@@ -21,7 +21,7 @@ from extproc.workload.intervals import (
     paired_ratio,
 )
 
-FORMAT = "extproc-lab-2"
+FORMAT = "extproc-lab-3"
 MEASURES = (
     "attainment",
     "throughput_rps",
@@ -38,7 +38,7 @@ MEASURES = (
     "disk_loads_per_1000",
     "queue_wait_s",
     "max_over_mean_load",
-    "fairness_gap",
+    "worst_adapter",
 )
 
 
@@ -47,8 +47,11 @@ class Row:
     """One policy on one scenario.
 
     Attributes:
+        worst_adapter: Attainment of the worst served adapter at the highest rate of each search
+            that attained the target.
         over_baseline: Paired ratio of capacities.
         over_pooled: Paired ratio to B0; None without it.
+        over_slots: Paired ratio to B1; None without it.
         over_informed: Paired ratio to B3; None without it.
         is_not_worse: Than the baseline, surely.
         attainment_over_baseline: Paired difference at the main rate.
@@ -58,26 +61,33 @@ class Row:
     policy: str
     is_bound: bool
     capacity_rps: Interval
+    worst_adapter: Interval
     over_baseline: Interval
     over_pooled: Interval | None
+    over_slots: Interval | None
     over_informed: Interval | None
     is_not_worse: bool
     attainment_over_baseline: Interval
     measures: dict[str, float]
 
 
+_CALLED = {
+    POOLED: "bound: perfect pooling",
+    POOLED_SLOTS: "bound: adapter places pooled",
+    INFORMED: "reference: all-knowing greedy",
+}
+
+
 def is_bound(policy: str) -> bool:
     """Return whether a policy is a bound, with knowledge that no router has."""
-    return policy in (POOLED, INFORMED) or policy.startswith(STALE)
+    return policy in _CALLED or policy.startswith(STALE)
 
 
 def called(policy: str) -> str:
     """Return the name of a policy or bound for people."""
     if policy.startswith(STALE):
-        return f"bound: greedy, {policy.removeprefix(STALE)} old"
-    return {POOLED: "bound: perfect pooling", INFORMED: "bound: all-knowing greedy"}.get(
-        policy, policy
-    )
+        return f"reference: greedy, {policy.removeprefix(STALE)} old"
+    return _CALLED.get(policy, policy)
 
 
 def main_rate(rates_rps: Sequence[float]) -> float:
@@ -112,8 +122,10 @@ def summarize(suite: Suite, trials: Sequence[TrialResult]) -> dict[str, Any]:
 def rows_of(suite: Suite, trials: Sequence[TrialResult], rate_rps: float) -> list[Row]:
     """Return the table of one scenario, highest capacity first."""
     capacities: dict[str, list[float]] = {}
+    worst: dict[str, list[float]] = {}
     for trial in sorted(trials, key=lambda trial: trial.seed):
         capacities.setdefault(trial.policy, []).append(trial.capacity_rps)
+        worst.setdefault(trial.policy, []).append(trial.worst_adapter)
     runs = {policy: _runs(trials, policy, rate_rps) for policy in capacities}
     baseline = suite.baseline if suite.baseline in capacities else next(iter(capacities))
     rows = []
@@ -123,8 +135,10 @@ def rows_of(suite: Suite, trials: Sequence[TrialResult], rate_rps: float) -> lis
             policy=policy,
             is_bound=is_bound(policy),
             capacity_rps=interval(values),
+            worst_adapter=interval(worst[policy]),
             over_baseline=over_baseline,
             over_pooled=_over(values, capacities.get(POOLED)),
+            over_slots=_over(values, capacities.get(POOLED_SLOTS)),
             over_informed=_over(values, capacities.get(INFORMED)),
             is_not_worse=is_not_worse(over_baseline),
             attainment_over_baseline=paired_difference(

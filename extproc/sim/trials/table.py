@@ -11,7 +11,8 @@ Json = Mapping[str, Any]
 
 
 def markdown(result: Json) -> str:
-    """Format the SLO capacities in requests per second, with half of their 95 % intervals.
+    """Format the SLO capacities in requests per second, with half of their 95 % intervals and, in
+    brackets, the part of the worst served adapter's requests that is served well there.
 
     The last column is the geometric mean over the scenarios of the ratio to B3's capacity, by which
     the policies are sorted. Cells of scenarios that a policy did not run are empty.
@@ -49,6 +50,7 @@ def _cell(row: Json | None) -> str:
     if row is None:
         return ""
     capacity = row["capacity_rps"]
+    worst = f"({row['worst_adapter']['mean']:.0%})"
     if capacity["low"] is None:
-        return f"{capacity['mean']:.1f}"
-    return f"{capacity['mean']:.1f} ± {(capacity['high'] - capacity['low']) / 2:.1f}"
+        return f"{capacity['mean']:.1f} {worst}"
+    return f"{capacity['mean']:.1f} ± {(capacity['high'] - capacity['low']) / 2:.1f} {worst}"

@@ -17,9 +17,12 @@ from typing import Any
 from extproc.core.policies import Policy, RandomChoice
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.opponents.loraserve import LoraServe
+from extproc.sim.opponents.toppings import Toppings
 from extproc.sim.trials.bounds import (
     count_belady,
     pooled_settings,
+    pooled_slots,
     pooled_workload,
     static_loads,
 )
@@ -31,6 +34,7 @@ from extproc.workload.judge import Slo, attainment_at_most, measure, percentile
 from extproc.workload.requests import Workload
 
 POOLED = "B0_pooled"
+POOLED_SLOTS = "B1_pooled_slots"
 INFORMED = "B3_informed"
 STALE = "B4_stale_"
 HOPELESS = 0.9
@@ -79,6 +83,8 @@ class TrialResult:
         placement: Requests per time slice, pod and adapter.
         decision_us: Median and 99th percentile of the real time of a decision, microseconds. Not
             determined by the seed.
+        worst_adapter: Attainment of the worst served adapter at the highest rate that attained the
+            target; 0 without one.
     """
 
     scenario: str
@@ -91,6 +97,7 @@ class TrialResult:
     cut: list[dict[str, float]] = field(default_factory=list)
     placement: dict[str, Any] = field(default_factory=dict)
     decision_us: list[float] = field(default_factory=list)
+    worst_adapter: float = 0.0
 
 
 def run_trial(
@@ -144,6 +151,8 @@ def _run_seed(
         search = CapacitySearch(attainment_at, slo.target, trial.suite.resolution)
         done.capacity_rps = search.run(trial.rates_rps, near_rps)
     done.runs.sort(key=lambda run: float(run["rate_rps"]))
+    passed = [run for run in done.runs if run["attainment"] >= slo.target]
+    done.worst_adapter = passed[-1]["worst_adapter"] if passed else 0.0
     decisions_s.sort()
     done.decision_us = [round(percentile(decisions_s, part) * 1e6, 1) for part in (0.5, 0.99)]
     return done
@@ -162,10 +171,9 @@ def _run(
     num = suite.num_of_search(rate_rps) if is_short else suite.num_requests
     parts = make_trial_parts(suite, trial.scenario, rate_rps=rate_rps, seed=seed, num=num)
     settings, workload, events = parts
-    if trial.policy == POOLED:
+    if trial.policy in (POOLED, POOLED_SLOTS):
         # Events are about single pods, so there are none here.
-        pooled = pooled_settings(settings), pooled_workload(workload)
-        return Fleet(*pooled, RandomChoice, seed=seed).run(), settings, workload
+        return _run_pooled(trial, settings, workload, seed), settings, workload
     at_most = _ceiling(slo_of(trial.suite), workload, settings)
 
     def gives_up(flights: Iterable[Flight], now: float) -> bool:
@@ -182,7 +190,25 @@ def _run(
         gives_up=None if is_whole else gives_up,
     )
     attach_oracles(fleet)
+    _tell_ranks(fleet)
     return fleet.run(), settings, workload
+
+
+def _tell_ranks(fleet: Fleet) -> None:
+    """Give the policies that place by rank what their operators would configure."""
+    for router in fleet.routers:
+        if isinstance(router.policy, Toppings | LoraServe):
+            router.policy.ranks = fleet.workload.adapters
+
+
+def _run_pooled(
+    trial: Trial, settings: FleetSettings, workload: Workload, seed: int
+) -> FleetResult:
+    if trial.policy == POOLED:
+        settings, workload = pooled_settings(settings), pooled_workload(workload)
+    else:
+        settings = pooled_slots(settings, patience_s=slo_of(trial.suite).ttft_s)
+    return Fleet(settings, workload, RandomChoice, seed=seed).run()
 
 
 def _ceiling(

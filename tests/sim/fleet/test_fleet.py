@@ -24,6 +24,7 @@ from extproc.sim.fleet.events import (
 )
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.pod import FleetPod
+from extproc.sim.fleet.prefixes import prefix_hashes
 from extproc.sim.fleet.settings import FleetSettings, PodKind
 from extproc.workload.flights import Flight, FlightState
 from extproc.workload.requests import Workload
@@ -466,3 +467,27 @@ def test_an_adapter_that_is_registered_late_comes_to_the_pods_that_it_fits() -> 
     fleet.run()
 
     assert ["b" in pod.registered for pod in fleet.pods.values()] == [False, True]
+
+
+def test_a_router_sees_which_kib_of_its_prompts_are_the_same() -> None:
+    shared = {"prompt_tokens": 1000, "prefix": "text", "prefix_tokens": 600}
+    made = [arrival(float(number), "a", **shared) for number in range(2)]
+    other = arrival(2.0, "b", **shared)
+    plain = arrival(3.0, "a", prompt_tokens=1000)
+    seen: dict[str, tuple[int, ...]] = {}
+
+    class Looking(LeastPending):
+        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+            seen[request.request_id] = request.prefix_hashes
+            return super().choose(snapshot, request, rng=rng)
+
+    result = run(workload(*made, other, plain), Looking, num_pods=1)
+    first, second, third = (seen[number] for number in "012")
+
+    assert len(first) == len(second) == 3  # of 4,000 bytes
+    assert first[:2] == second[:2]  # 2,400 bytes in common
+    assert first[2] != second[2]
+    assert not set(first) & set(third)
+    assert seen["3"] == ()
+    assert first == prefix_hashes(made[0], "0")
+    assert (result.flights[1].ttft_s or 9) < (result.flights[2].ttft_s or 0)  # KV is per adapter

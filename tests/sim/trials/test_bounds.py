@@ -20,6 +20,7 @@ from extproc.sim.trials.bounds import (
     belady_loads,
     count_belady,
     pooled_settings,
+    pooled_slots,
     pooled_workload,
     static_loads,
 )
@@ -90,6 +91,43 @@ def test_the_pooled_engine_does_the_work_of_all_pods_in_one() -> None:
     work = pooled_workload(workload(arrival(0.0, "a"), arrival(1.0, None), arrival(2.0, "b")))
     assert [a.adapter for a in work.arrivals] == ["pooled", None, "pooled"]
     assert [a.tenant for a in work.arrivals] == ["a", "", "b"]
+
+
+def test_an_adapter_of_the_pooled_engine_is_judged_by_its_own_name() -> None:
+    work = pooled_workload(workload(arrival(0.0, "a", tenant=""), arrival(1.0, "b", tenant="t")))
+
+    assert [a.tenant for a in work.arrivals] == ["a", "t"]
+
+
+def test_pooled_slots_are_those_of_all_pods_and_adapters_cost_a_pods_part_of_the_time() -> None:
+    fleet = FleetSettings(num_pods=4, max_loras=8, max_cpu_loras=32)
+    pooled = pooled_slots(fleet, patience_s=0.5)
+    alone = fleet.profile.forward_s(
+        num_decoding=10, kv_tokens=1000, prefill_tokens=100, num_adapters=1
+    )
+    together = pooled.profile.forward_s(
+        num_decoding=40, kv_tokens=4000, prefill_tokens=400, num_adapters=1
+    )
+
+    assert (pooled.num_pods, pooled.max_loras, pooled.max_cpu_loras) == (1, 32, 128)
+    assert together == pytest.approx(alone)
+    for is_from_disk in (True, False):
+        whole_s = fleet.profile.load_s(16, is_from_disk=is_from_disk)
+        assert pooled.profile.load_s(16, is_from_disk=is_from_disk) == pytest.approx(whole_s / 4)
+    assert pooled_slots(FleetSettings(num_pods=2), patience_s=0.5).max_cpu_loras == 16
+    assert pooled.patience_s == 0.5
+
+
+def test_pooled_slots_bound_the_pods_near_the_target() -> None:
+    for rate_rps in (8, 12):
+        work = poisson(600, rate_rps=rate_rps, num_adapters=30, output_tokens=300)
+        fleet = FleetSettings(num_pods=3, max_loras=4)
+        slots = Fleet(pooled_slots(fleet, patience_s=0.5), work, RandomChoice, seed=1).run()
+        free = Fleet(pooled_settings(fleet), pooled_workload(work), RandomChoice, seed=1).run()
+        informed = bounded_run(work, lambda: Oracle(SLO), num_pods=3, max_loras=4)
+
+        attained = [measure(each, SLO).attainment for each in (free, slots, informed)]
+        assert attained[0] > attained[1] > attained[2]
 
 
 def bounded_run(work: object, policy: object, **fields: object) -> FleetResult:

@@ -54,6 +54,19 @@ def test_it_holds_a_request_until_a_slot_is_free() -> None:
     assert SLO.is_met(second)
 
 
+def test_it_goes_where_the_beginning_of_the_prompt_is_cached() -> None:
+    """The pods differ in nothing else once the first request is done."""
+    long = {"prompt_tokens": 4000, "prefix": "text", "prefix_tokens": 3900, "output_tokens": 2}
+    for seed in range(4):
+        work = workload(*(arrival(2.0 * number, "a", **long) for number in range(3)))
+        fleet = Fleet(FleetSettings(num_pods=4), work, lambda: Oracle(SLO), seed=seed)
+        attach_oracles(fleet)
+        first, second, third = fleet.run().flights
+
+        assert first.pod == second.pod == third.pod
+        assert (second.ttft_s or 9) < (first.ttft_s or 0) / 2
+
+
 def test_it_sheds_what_is_certainly_too_late() -> None:
     work = workload(arrival(0.0, "a", output_tokens=400), arrival(0.1, "b"))
     first, second = served(work, num_pods=1, max_loras=1).flights
@@ -111,7 +124,7 @@ def test_an_old_state_is_worth_less_than_a_fresh_one() -> None:
     assert fresh.attainment > stale.attainment
 
 
-@pytest.mark.parametrize("policy", ["founding_hold_slots", "dynamo_sticky_hold", "random"])
+@pytest.mark.parametrize("policy", ["founding_hold_slots", "dynamo_sticky_hold_slots", "random"])
 @pytest.mark.parametrize("rate_rps", [20.0, 60.0])
 def test_no_policy_beats_it_with_or_without_holding(policy: str, rate_rps: float) -> None:
     work = poisson(500, rate_rps=rate_rps, num_adapters=30, output_tokens=300)

@@ -92,6 +92,9 @@ def test_the_page_says_what_is_compared_and_shows_every_plot(folder: Path) -> No
         "least_pending",
         "all-knowing greedy",
         "perfect pooling",
+        "adapter places pooled",
+        "worst adapter there",
+        "a reference, not a limit",
         "serves the",
     ):
         assert text in page
@@ -121,6 +124,7 @@ def test_the_commands_work_and_fail_in_one_line(tmp_path: Path) -> None:
 
     assert ran.exit_code == 0
     assert "least_pen" in ran.output
+    assert "worst" in ran.output
     assert made.exit_code == 0
     assert (tmp_path / "tiny.html").is_file()
     for arguments in (
@@ -233,10 +237,14 @@ def test_a_policy_that_ran_on_some_scenarios_only_has_empty_cells() -> None:
             "policy": policy,
             "is_bound": False,
             "capacity_rps": capacity,
+            "worst_adapter": {"mean": 0.955},
             "over_informed": informed,
         }
 
     summary = {"a": {"rows": [row("x", 0.5), row("y", 0.9)]}, "b": {"rows": [row("x", 0.5)]}}
     table = markdown({"summary": summary}).splitlines()
 
-    assert table[2:] == ["| `y` | 5.0 |  | 90% |", "| `x` | 5.0 | 5.0 | 50% |"]
+    assert table[2:] == [
+        "| `y` | 5.0 (96%) |  | 90% |",
+        "| `x` | 5.0 (96%) | 5.0 (96%) | 50% |",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -11,9 +12,11 @@ import yaml
 
 from extproc.commands import labrun
 from extproc.commands.labrun import make_policy, plan, run, tune
-from extproc.core.policies import Founding
+from extproc.core.policies import Founding, Policy
 from extproc.sim.fleet.events import AdapterRegistered, PodJoin, PodLoss, SlowPod
 from extproc.sim.opponents import TUNABLE
+from extproc.sim.opponents.loraserve import LoraServe
+from extproc.sim.opponents.toppings import Toppings
 from extproc.sim.trials.oracle import Oracle
 from extproc.sim.trials.suites import (
     SCENARIOS_DIR,
@@ -39,7 +42,7 @@ def suite_text(**fields: Any) -> str:
         "rates_rps": [8, 16],
         "fleet": {"num_pods": 2, "max_loras": 4},
         "policies": ["founding", "least_pending"],
-        "bounds": ["B0_pooled", "B3_informed", "B4_stale_50ms"],
+        "bounds": ["B0_pooled", "B1_pooled_slots", "B3_informed", "B4_stale_50ms"],
         "scenarios": [{"name": "z", "workload": {"num_adapters": 12, "output_tokens": 20}}],
         **fields,
     }
@@ -115,6 +118,7 @@ def test_a_file_that_is_no_suite_is_refused() -> None:
         {"kind": "clients", "mix": "m-mid", "lengths": "azure"},
         {"kind": "trace"},
         {"kind": "trace", "trace": "azure_conv_2023", "half": "evaluation"},
+        {"prefixes": 2, "prefix_tokens": 300, "turns": 4},
     ],
 )
 def test_clients_of_every_kind_come_at_the_rate_asked_for(fields: dict[str, Any]) -> None:
@@ -223,6 +227,40 @@ def test_a_trial_measures_every_rate_and_keeps_what_was_asked_for() -> None:
     assert done.decision_us[0] > 0
 
 
+def test_the_worst_adapter_is_that_of_the_highest_rate_that_was_carried() -> None:
+    suite = tiny()
+    trial = Trial(suite, suite.scenarios[0], "founding", (1,), (8.0, 16.0))
+    (done,) = run_trial(trial, make_policy, perf_counter)
+    carried = [run for run in done.runs if run["attainment"] >= suite.slo.target]
+    (row,) = rows_of(suite, [done], 8.0)
+
+    assert max(run["rate_rps"] for run in carried) <= done.capacity_rps
+    assert done.worst_adapter == carried[-1]["worst_adapter"] > 0
+    assert row.worst_adapter.mean == done.worst_adapter
+    hopeless = tiny(scenarios=[{"name": "z", "profile": {"step_s": 10.0}}])
+    lost = Trial(hopeless, hopeless.scenarios[0], "founding", (1,), (8.0,))
+    assert run_trial(lost, make_policy, perf_counter)[0].worst_adapter == 0
+
+
+@pytest.mark.parametrize("name", ["toppings", "loraserve"])
+def test_policies_that_place_by_rank_know_the_ranks(name: str) -> None:
+    suite = tiny(scenarios=[{"name": "z", "workload": {"num_adapters": 3, "ranks": [8, 16]}}])
+    made: list[Policy] = []
+
+    def remembering(label: str) -> Callable[[], Policy]:
+        def make() -> Policy:
+            policy = make_policy(label)()
+            made.append(policy)
+            return policy
+
+        return make
+
+    run_trial(Trial(suite, suite.scenarios[0], name, (1,), (8.0,)), remembering, perf_counter)
+    for policy in made:
+        assert isinstance(policy, Toppings | LoraServe)
+        assert set(policy.ranks.values()) == {8, 16}
+
+
 def test_a_sweep_is_run_at_its_own_rate_only() -> None:
     suite = tiny()
     trial = Trial(suite, suite.scenarios[0], "B0_pooled", (1,), (8.0,), sweep="s", value=1.0)
@@ -234,7 +272,7 @@ def test_a_sweep_is_run_at_its_own_rate_only() -> None:
 
 def test_trials_are_decided_by_their_seed() -> None:
     suite = tiny()
-    for policy in ("founding", "B0_pooled", "B3_informed", "B4_stale_50ms"):
+    for policy in ("founding", "B0_pooled", "B1_pooled_slots", "B3_informed", "B4_stale_50ms"):
         trial = Trial(suite, suite.scenarios[0], policy, (1,), (8.0,))
         first, second = (run_trial(trial, make_policy, perf_counter)[0].runs for _ in range(2))
         assert first == second
