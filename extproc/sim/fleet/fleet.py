@@ -217,7 +217,7 @@ class Fleet:
     def _flush(self, router: FleetRouter) -> None:
         """Send Envoy's access log to a router: requests that ended since the last time."""
         for pod in self.pods.values():
-            pod.catch_up(self.now)
+            pod.look(self.now)
             for flight in pod.take_ended():
                 self.routers[flight.router].ended.append(flight)
         router.read_access_log(self.now)
