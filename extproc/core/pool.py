@@ -264,7 +264,8 @@ class Pool:
             if at_s - flight.started_at_s < grace_s:
                 break
             old.append(flight)
-        self.told.reconcile(tracked, total - len(old), told_by_s=at_s - grace_s, now=now)
+        if tracked.told:
+            self.told.reconcile(tracked, total - len(old), told_by_s=at_s - grace_s, now=now)
         lost = old[: max(0, len(old) - total)]
         for flight in lost:
             self.finish(flight.pick.id, now=now)

@@ -28,7 +28,7 @@ responses of one token, loads before the first listing, and loads of a name unlo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 from math import inf
 from operator import itemgetter
@@ -93,8 +93,8 @@ class Residency:
     ) -> None:
         """Record the result of a scrape, requested at `asked_at_s`. O(adapters in its log)."""
         touched = self._read_log(report.adapter_log, taken_at_s)
-        active, in_flight = report.active_adapters, self._in_flight
-        self._used_by_others = sorted(active - self._used_since_report)
+        active, in_flight, used = report.active_adapters, self._in_flight, self._used_since_report
+        self._used_by_others = [] if active <= used else sorted(active - used)
         self._used_since_report = set(in_flight)
         self._seen_running = {adapter for adapter in active if adapter in in_flight}
         self._asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
@@ -105,8 +105,9 @@ class Residency:
         if len(self._touched) + len(self._logged_s) != self._num_kept:
             self._trim()
         if self._arranged is not None:
-            # It holds while the same adapters run, and no other one is touched.
-            running = self._running()
+            running = (
+                self._running()
+            )  # while they are the same, and no other one is touched, it holds
             if running != self._arranged_running or not touched.keys() <= set(running):
                 self._arranged = None
 
@@ -151,7 +152,7 @@ class Residency:
             del self._in_flight[adapter]
             self._seen_running.discard(adapter)
         if has_run:
-            self._touch(adapter, (now, 0.0))
+            self._touch({adapter: (now, 0.0)})
         if num_before == 1 or adapter not in self._arranged_running:
             self._arranged = None
 
@@ -204,43 +205,46 @@ class Residency:
     def _num_remembered(self) -> int:
         return max(MAX_REMEMBERED, self._max_cpu_loras or 0)
 
-    def _touch(self, adapter: str, touch: _Touch) -> None:
+    def _touch(self, touches: Mapping[str, _Touch]) -> None:
         touched = self._touched
-        before = touched.get(adapter)
-        if before is None:
-            touched[adapter] = touch
-            self._evicted.pop(adapter, None)
-        elif touch >= before:
-            # Removed first: of equal touches the one recorded last counts as the later one.
-            del touched[adapter]
-            touched[adapter] = touch
+        for adapter, touch in touches.items():
+            before = touched.get(adapter)
+            if before is None:
+                touched[adapter] = touch
+                self._evicted.pop(adapter, None)
+            elif touch >= before:
+                # Removed first: of equal touches the one recorded last counts as the later one.
+                del touched[adapter]
+                touched[adapter] = touch
 
     def _load(self, adapter: str, touch: _Touch) -> None:
         """Record a name that is in the listing now and was not in the one before."""
         if adapter in self._unloaded and adapter in self._touched:
             self._ghosts.append(self._touched.pop(adapter))
         if adapter not in self._touched:  # else it was used since, which is later than the load
-            self._touch(adapter, touch)
+            self._touch({adapter: touch})
 
-    def _read_log(self, log: Iterable[tuple[str, float]], taken_at_s: float) -> dict[str, float]:
-        """Record the touches that a log shows; return them, by the engine's clock."""
+    def _read_log(
+        self, log: Iterable[tuple[str, float]], taken_at_s: float
+    ) -> Mapping[str, _Touch]:
+        """Record the touches that a log shows, and return them."""
         logged_s, asked_at_s, clock = self._logged_s, self._asked_at_s, self._clock
         new = {a: wall_s for a, wall_s in log if logged_s.get(a) != wall_s}
         if new:
             clock.narrow(asked_at_s - min(new.values()), taken_at_s - max(new.values()))
         # Requests that were running at the last report have had a step since, their last if the log
         # shows no more of them. Placed as the new entries are, it comes before all of them.
-        traces = {a: logged_s.get(a, -inf) for a in self._used_by_others} | new
+        unended = {a: logged_s.get(a, -inf) for a in self._used_by_others}
         logged_s.update(new)
         ours_s, others_s, used = clock.low_s, clock.middle_s, self._used_since_report
-        for adapter, wall_s in traces.items():
+        touches = {}
+        for adapter, wall_s in (unended | new if unended else new).items():
             # A possible trace of our own requests must not count as later than their end.
-            is_ours = adapter in used
-            at_s = wall_s + (ours_s if is_ours else others_s)
-            if at_s < asked_at_s:
-                at_s = asked_at_s
-            self._touch(adapter, (at_s if at_s < taken_at_s else taken_at_s, wall_s))
-        return traces
+            at_s = wall_s + (ours_s if adapter in used else others_s)
+            at_s = asked_at_s if at_s < asked_at_s else at_s
+            touches[adapter] = (taken_at_s if at_s > taken_at_s else at_s, wall_s)
+        self._touch(touches)
+        return touches
 
     def _trim(self) -> None:
         """Set evicted adapters aside. Only a touch brings one back, so nothing is lost."""
@@ -289,7 +293,8 @@ class Residency:
 
     def _running(self) -> list[str]:
         """Return the adapters that hold a slot through requests, as far as can be known."""
-        ours = sorted(self._in_flight, key=lambda adapter: adapter not in self._seen_running)
+        seen, in_flight = self._seen_running, self._in_flight
+        ours = [a for a in in_flight if a in seen] + [a for a in in_flight if a not in seen]
         return [*self._used_by_others, *ours][: self.num_slots or 1]
 
     def _usable(self, adapters: Iterable[str | None]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ NEVER_S = float("-inf")
 _NO_STATS = EngineStats()
 
 
-class _Page(Struct, frozen=True):
+class _Page(Struct, frozen=True, gc=False):
     shown_s: float = NEVER_S
     stats: EngineStats = _NO_STATS
     active: frozenset[str] = frozenset()

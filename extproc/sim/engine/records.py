@@ -13,7 +13,7 @@ from extproc.sim.engine.lru import AdapterLoad
 from extproc.workload.requests import Arrival
 
 
-class EngineRequest(Struct, frozen=True):
+class EngineRequest(Struct, frozen=True, gc=False):
     """A request as the engine sees it.
 
     Attributes:
@@ -39,7 +39,7 @@ class EngineRequest(Struct, frozen=True):
         return cls(id, arrival.prompt_tokens, arrival.output_tokens, arrival.adapter)
 
 
-class Timeline(Struct, frozen=True):
+class Timeline(Struct, frozen=True, gc=False):
     """The times of a request, in the caller's seconds.
 
     Attributes:
@@ -63,7 +63,7 @@ class Timeline(Struct, frozen=True):
     num_cached_tokens: int = 0
 
 
-class EngineStats(Struct, frozen=True):
+class EngineStats(Struct, frozen=True, gc=False):
     """Gauges at the end of a step, as the engine's scheduler counts them.
 
     Attributes:
@@ -117,7 +117,7 @@ class Step:
         return self.started_s + self.duration_s
 
 
-class Advance(Struct, frozen=True):
+class Advance(Struct, frozen=True, gc=False):
     """What a run of steps produced; in it, each in the order it happened.
 
     Attributes:
@@ -136,7 +136,7 @@ class Advance(Struct, frozen=True):
     loads: tuple[AdapterLoad, ...] = ()
 
 
-class EngineReport(Struct, frozen=True):
+class EngineReport(Struct, frozen=True, gc=False):
     """What the engine's metrics page says at a moment: the end of the last step that has ended.
 
     Attributes:

@@ -8,7 +8,7 @@ and it is the newest of the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 from extproc.sim.engine.blocks import BlockPool, Prefix, PrefixKey
 from extproc.sim.engine.profiles import EngineProfile
@@ -17,8 +17,7 @@ from extproc.sim.engine.sequences import Decoders, Sequence
 from extproc.sim.engine.waiting import WaitingQueue
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(Struct):
     """One step: all decoding sequences, and chunks of prompts.
 
     Attributes:
@@ -38,12 +37,12 @@ class Batch:
     prefill_tokens: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
-    admitted: list[EngineRequest] = field(default_factory=list)
-    preempted: list[EngineRequest] = field(default_factory=list)
-    tokens: list[EngineRequest] = field(default_factory=list)
-    first_tokens: list[Timeline] = field(default_factory=list)
-    finished: list[Timeline] = field(default_factory=list)
+    chunks: list[tuple[Sequence, int]] = []
+    admitted: list[EngineRequest] = []
+    preempted: list[EngineRequest] = []
+    tokens: list[EngineRequest] = []
+    first_tokens: list[Timeline] = []
+    finished: list[Timeline] = []
 
     def add(self, sequence: Sequence, tokens: int) -> None:
         """Add `tokens` of `sequence` to the step."""

@@ -218,8 +218,9 @@ class Fleet:
         """Send Envoy's access log to a router: requests that ended since the last time."""
         for pod in self.pods.values():
             pod.look(self.now)
-            for flight in pod.take_ended():
-                self.routers[flight.router].ended.append(flight)
+            if pod.ended:
+                for flight in pod.take_ended():
+                    self.routers[flight.router].ended.append(flight)
         router.read_access_log(self.now)
         self._at(self.now + self.settings.completion_flush_s, partial(self._flush, router))
 

@@ -47,7 +47,7 @@ class FleetPod:
         self._quiet_until_s = inf
         self._num_loads = self._num_disk_loads = 0  # up to the warm-up's end
         self._unseen: list[Timeline] = []  # of the step in progress
-        self._ended: list[Flight] = []
+        self.ended: list[Flight] = []
 
     @property
     def totals(self) -> PodTotals:
@@ -139,7 +139,7 @@ class FleetPod:
 
     def take_ended(self) -> list[Flight]:
         """Return the requests that finished since the last call."""
-        ended, self._ended = self._ended, []
+        ended, self.ended = self.ended, []
         return ended
 
     def report(self, now: float, since_s: float = NEVER_S) -> tuple[LoadReport, float]:
@@ -175,7 +175,7 @@ class FleetPod:
         if timeline.finished_s is not None:
             del self.flights[flight.id]
             flight.end(FlightState.FINISHED, timeline.finished_s)
-            self._ended.append(flight)
+            self.ended.append(flight)
 
 
 def started_engine(
