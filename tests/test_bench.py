@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bench import abuse, fuzz_service, generator, hold, livepage, run, soak
+from bench import abuse, decisions, fuzz_service, generator, hold, livepage, run, soak
 
-MAINS = [module.main for module in (abuse, fuzz_service, generator, hold, livepage, run, soak)]
+MODULES = (abuse, decisions, fuzz_service, generator, hold, livepage, run, soak)
+MAINS = [module.main for module in MODULES]
 
 
 @pytest.mark.parametrize("main", MAINS, ids=lambda main: main.__module__)

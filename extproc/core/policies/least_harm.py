@@ -85,19 +85,24 @@ class LeastHarm:
     def _add_opening(
         self, prices: list[float], adapter: str, views: Sequence[EndpointView]
     ) -> None:
-        """Add what it costs to run the adapter where it does not: slot, wait, load, home."""
+        """Add what it costs to run the adapter where it does not, if the price can be the lowest:
+        slot, home, load, wait."""
         slot_s = self.slot_s * _part_in_use(views) ** 2
         places = homes(adapter, tuple([view.address for view in views]))
-        for index, view in enumerate(views):
-            if adapter in view.pending_by_adapter:
-                continue
-            price = slot_s + self.home_s * places[index]
-            if adapter not in view.gpu_adapters:
-                costs = view.costs
-                is_cached = adapter in view.cpu_adapters
-                load_s = costs.cached_load_s if is_cached else costs.cold_load_s
-                price += load_s * (1 + LOAD_STALL_RATIO * view.num_pending)
-            prices[index] += price + self.full_s if _is_full(view) else price
+        best = inf
+        for index, price in enumerate(prices):
+            if price > best:
+                continue  # it only gets dearer, so what it costs exactly does not matter
+            view = views[index]
+            if adapter not in view.pending_by_adapter:
+                opening_s = slot_s + self.home_s * places[index]
+                if price + opening_s <= best:
+                    opening_s += _load_s(adapter, view)
+                    if _is_full(view):
+                        opening_s += self.full_s
+                prices[index] = price = price + opening_s
+            if price < best:
+                best = price
 
     @staticmethod
     def explain(
@@ -143,6 +148,15 @@ def _part_in_use(views: Sequence[EndpointView]) -> float:
     slots = [view.max_loras or 0 for view in views]
     used = sum([len(view.pending_by_adapter) for view in views if view.max_loras])
     return used / sum(slots) if used else 0.0
+
+
+def _load_s(adapter: str, view: EndpointView) -> float:
+    """Return the harm of loading the adapter there, 0 where it is in a slot."""
+    if adapter in view.gpu_adapters:
+        return 0.0
+    costs = view.costs
+    load_s = costs.cached_load_s if adapter in view.cpu_adapters else costs.cold_load_s
+    return load_s * (1 + LOAD_STALL_RATIO * view.num_pending)
 
 
 def _is_full(view: EndpointView) -> bool:

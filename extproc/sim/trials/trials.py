@@ -79,6 +79,8 @@ class TrialResult:
         placement: Requests per time slice, pod and adapter.
         decision_us: Median and 99th percentile of the real time of a decision, microseconds. Not
             determined by the seed.
+        num_simulated: Requests of all its runs, given up ones included.
+        cpu_s: CPU seconds that they took; 0 where nobody measured.
     """
 
     scenario: str
@@ -91,6 +93,8 @@ class TrialResult:
     cut: list[dict[str, float]] = field(default_factory=list)
     placement: dict[str, Any] = field(default_factory=dict)
     decision_us: list[float] = field(default_factory=list)
+    num_simulated: int = 0
+    cpu_s: float = 0.0
 
 
 def run_trial(
@@ -123,6 +127,7 @@ def _run_seed(
     def attainment_at(rate_rps: float) -> float:
         is_whole = rate_rps in trial.rates_rps
         result, settings, workload = _run(trial, seed, rate_rps, is_whole, make_policy, clock)
+        done.num_simulated += len(result.flights)
         if result.is_cut:
             at_most = _ceiling(slo, workload, settings)(result.flights, result.ended_s)
             done.cut.append({"rate_rps": rate_rps, "attainment_at_most": at_most})
