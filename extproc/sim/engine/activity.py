@@ -63,15 +63,17 @@ class Activity:
 
     def report(self, *, now: float, since_s: float) -> EngineReport:
         """Return the page at `now`; its log begins after `since_s`."""
-        return self._report(self._page if self._page.shown_s <= now else self._previous, since_s)
+        page = self._page if self._page.shown_s <= now else self._previous
+        return self._report(page, page.shown_s, page.stats, since_s)
 
     def report_of(self, shown_s: float, stats: EngineStats, *, since_s: float) -> EngineReport:
         """Return a later page, with the active adapters of the last."""
-        last = self._page
-        return self._report(_Page(shown_s, stats, last.active, last.names), since_s)
+        return self._report(self._page, shown_s, stats, since_s)
 
-    def _report(self, page: _Page, since_s: float) -> EngineReport:
-        shown_s, active = page.shown_s, page.active
+    def _report(
+        self, page: _Page, shown_s: float, stats: EngineStats, since_s: float
+    ) -> EngineReport:
+        active = page.active
         log = [(adapter, shown_s) for adapter in page.names] if shown_s > since_s else []
         for adapter in reversed(self._ended):
             ended_s = self._ended[adapter]
@@ -79,4 +81,4 @@ class Activity:
                 break
             if adapter not in active and ended_s <= shown_s:
                 log.append((adapter, ended_s))
-        return EngineReport(shown_s, page.stats, active, tuple(log))
+        return EngineReport(shown_s, stats, active, tuple(log))

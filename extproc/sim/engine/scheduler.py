@@ -99,14 +99,14 @@ class Scheduler:
         return (
             self._cut is None
             and self.decoders.count > 0
-            and (self._is_blocked or not len(self.waiting))
+            and (self._is_blocked or not self.waiting.size)
         )
 
     def stats(self, free_blocks: int) -> EngineStats:
         """Return the gauges, if `free_blocks` are free."""
         return EngineStats(
             num_running=len(self.running),
-            num_waiting=len(self.waiting),
+            num_waiting=self.waiting.size,
             num_deferred=self.waiting.num_deferred,
             kv_usage_ratio=1 - free_blocks / self.pool.size,
         )
@@ -136,7 +136,10 @@ class Scheduler:
         if self._cut is not None:
             self._continue(self._cut, batch)
         if not batch.preempted and not self._is_blocked:
-            self._admit(batch, now)
+            if self.waiting.size:
+                self._admit(batch, now)
+            else:
+                self._is_blocked = True
         return batch
 
     def complete(self, batch: Batch, *, ended_s: float, is_detailed: bool = False) -> None:
