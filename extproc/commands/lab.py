@@ -32,6 +32,7 @@ from extproc.plugins import PolicyError
 from extproc.sim.opponents import TUNABLE
 from extproc.sim.trials.report import render
 from extproc.sim.trials.suites import SuiteError
+from extproc.sim.trials.summary import speed
 from extproc.sim.trials.table import markdown
 from extproc.sim.trials.trials import Trial
 
@@ -58,6 +59,10 @@ def run_command(
     policy: Annotated[
         str, typer.Option(help="A policy of your own to add to the suite: module:attribute.")
     ] = "",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Run this policy alone, without bounds and sweeps; may be repeated."),
+    ] = None,
     jobs: JobsOption = 0,
     fresh: Annotated[
         bool, typer.Option(help="Ignore the kept results of earlier runs of the same code.")
@@ -70,6 +75,7 @@ def run_command(
         result = run(
             suite,
             policy=policy or None,
+            only=only or (),
             jobs=jobs,
             fresh=fresh,
             out=out,
@@ -78,6 +84,7 @@ def run_command(
     except (SuiteError, PolicyError, OSError) as error:
         raise failure(error, FAILED) from error
     _print(result, console)
+    console.print(speed(result["timing"]))
     written = out / (result["suite"].name + ".json")
     console.print(f"[bold]{written}[/]: next, `{own_command()} lab report`")
 

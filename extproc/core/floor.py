@@ -22,8 +22,10 @@ class Floor:
         """Record a value."""
         if now - self._since_s >= STEADY_S:
             self.low, self._current, self._since_s = self._current, value, now
-        self._current = min(self._current, value)
-        self.low = min(self.low, value)
+        if value < self._current:
+            self._current = value
+        if value < self.low:
+            self.low = value
 
     def rise(self, by: int) -> None:
         """Take all values so far for higher by so much: that has been there too."""

@@ -114,6 +114,8 @@ class Picker:
     ) -> list[EndpointView] | None:
         """Return the endpoint that this session was sent to before, if it may be chosen."""
         own = self._sessions.get(session) if session is not None else None
+        if own is None:
+            return None
         return [view for view in admitted if view.address == own] or None
 
     def _check(self, choice: Choice, snapshot: Snapshot) -> list[EndpointView]:

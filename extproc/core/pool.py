@@ -253,8 +253,13 @@ class Pool:
             return []
         report, at_s = tracked.report, tracked.reported_at_s
         total = report.num_running + report.num_waiting
-        old = list(takewhile(lambda f: at_s - f.started_at_s >= grace_s, tracked.flights.values()))
-        self.told.reconcile(tracked, total - len(old), told_by_s=at_s - grace_s, now=now)
+        old = []
+        for flight in tracked.flights.values():
+            if at_s - flight.started_at_s < grace_s:
+                break
+            old.append(flight)
+        if tracked.told:
+            self.told.reconcile(tracked, total - len(old), told_by_s=at_s - grace_s, now=now)
         lost = old[: max(0, len(old) - total)]
         for flight in lost:
             self.finish(flight.pick.id, now=now)

@@ -28,12 +28,12 @@ responses of one token, loads before the first listing, and loads of a name unlo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 from math import inf
 from operator import itemgetter
 
+from extproc.core.clockoffset import ClockOffset
 from extproc.core.types import LoadReport
 
 _Touch = tuple[float, float]
@@ -74,13 +74,17 @@ class Residency:
         self._report: LoadReport | None = None
         self._asked_at_s = -inf
         self._logged_s: dict[str, float] = {}
-        self._clock = _ClockOffset()
+        self._clock = ClockOffset()
         self._used_since_report: set[str] = set()
         self._used_by_others: list[str] = []
         self._registered: dict[str, None] | None = None
         self._unloaded: set[str] = set()
+        # Conclusions, until something changes them, and what was taken for running in them.
         self._arranged: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self._ordered: list[str | None] = []
+        self._arranged_running: list[str] = []
+        self._stated: tuple[object, ...] = ()  # of slots and caches, by the last report
+        self._num_kept = -1  # touched and logged adapters after the last trim
 
     # --- reports ----------------------------------------------------------------------------
 
@@ -88,14 +92,24 @@ class Residency:
         self, report: LoadReport, *, taken_at_s: float, asked_at_s: float | None = None
     ) -> None:
         """Record the result of a scrape, requested at `asked_at_s`. O(adapters in its log)."""
-        self._read_log(report.adapter_log, taken_at_s)
-        self._used_by_others = sorted(report.active_adapters - self._used_since_report)
-        self._used_since_report = set(self._in_flight)
-        self._seen_running = set(report.active_adapters & self._in_flight.keys())
-        self._report = report
+        touched = self._read_log(report.adapter_log, taken_at_s)
+        active, in_flight, used = report.active_adapters, self._in_flight, self._used_since_report
+        self._used_by_others = [] if active <= used else sorted(active - used)
+        self._used_since_report = set(in_flight)
+        self._seen_running = {adapter for adapter in active if adapter in in_flight}
         self._asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
-        self._trim()
-        self._arranged = None
+        stated = report.max_loras, report.gpu_adapters, report.cpu_adapters
+        self._report = report
+        if stated != self._stated:
+            self._stated, self._arranged, self._num_kept = stated, None, -1
+        if len(self._touched) + len(self._logged_s) != self._num_kept:
+            self._trim()
+        if self._arranged is not None:
+            running = (
+                self._running()
+            )  # while they are the same, and no other one is touched, it holds
+            if running != self._arranged_running or not touched.keys() <= set(running):
+                self._arranged = None
 
     def record_registered(self, adapters: Sequence[str], *, now: float) -> None:
         """Record the adapters that `/v1/models` lists, all of them, in its order."""
@@ -138,8 +152,9 @@ class Residency:
             del self._in_flight[adapter]
             self._seen_running.discard(adapter)
         if has_run:
-            self._touch(adapter, (now, 0.0))
-        self._arranged = None
+            self._touch({adapter: (now, 0.0)})
+        if num_before == 1 or adapter not in self._arranged_running:
+            self._arranged = None
 
     # --- conclusions ------------------------------------------------------------------------
 
@@ -195,33 +210,46 @@ class Residency:
     def _num_remembered(self) -> int:
         return max(MAX_REMEMBERED, self._max_cpu_loras or 0)
 
-    def _touch(self, adapter: str, touch: _Touch) -> None:
-        if touch >= self._touched.get(adapter, touch):
-            # Removed first: of equal touches the one recorded last counts as the later one.
-            self._touched.pop(adapter, None)
-            self._touched[adapter] = touch
-            self._evicted.pop(adapter, None)
+    def _touch(self, touches: Mapping[str, _Touch]) -> None:
+        touched = self._touched
+        for adapter, touch in touches.items():
+            before = touched.get(adapter)
+            if before is None:
+                touched[adapter] = touch
+                self._evicted.pop(adapter, None)
+            elif touch >= before:
+                # Removed first: of equal touches the one recorded last counts as the later one.
+                del touched[adapter]
+                touched[adapter] = touch
 
     def _load(self, adapter: str, touch: _Touch) -> None:
         """Record a name that is in the listing now and was not in the one before."""
         if adapter in self._unloaded and adapter in self._touched:
             self._ghosts.append(self._touched.pop(adapter))
         if adapter not in self._touched:  # else it was used since, which is later than the load
-            self._touch(adapter, touch)
+            self._touch({adapter: touch})
 
-    def _read_log(self, log: Iterable[tuple[str, float]], taken_at_s: float) -> None:
-        new = {a: wall_s for a, wall_s in log if self._logged_s.get(a) != wall_s}
+    def _read_log(
+        self, log: Iterable[tuple[str, float]], taken_at_s: float
+    ) -> Mapping[str, _Touch]:
+        """Record the touches that a log shows, and return them."""
+        logged_s, asked_at_s, clock = self._logged_s, self._asked_at_s, self._clock
+        new = {a: wall_s for a, wall_s in log if logged_s.get(a) != wall_s}
         if new:
-            self._clock.narrow(self._asked_at_s - min(new.values()), taken_at_s - max(new.values()))
+            clock.narrow(asked_at_s - min(new.values()), taken_at_s - max(new.values()))
         # Requests that were running at the last report have had a step since, their last if the log
         # shows no more of them. Placed as the new entries are, it comes before all of them.
-        unended = {a: self._logged_s.get(a, -inf) for a in self._used_by_others}
-        self._logged_s.update(new)
-        for adapter, wall_s in (unended | new).items():
+        unended = {a: logged_s.get(a, -inf) for a in self._used_by_others}
+        logged_s.update(new)
+        ours_s, others_s, used = clock.low_s, clock.middle_s, self._used_since_report
+        touches = {}
+        for adapter, wall_s in (unended | new if unended else new).items():
             # A possible trace of our own requests must not count as later than their end.
-            is_ours = adapter in self._used_since_report
-            at_s = wall_s + (self._clock.low_s if is_ours else self._clock.middle_s)
-            self._touch(adapter, (min(max(at_s, self._asked_at_s), taken_at_s), wall_s))
+            at_s = wall_s + (ours_s if adapter in used else others_s)
+            at_s = asked_at_s if at_s < asked_at_s else at_s
+            touches[adapter] = (taken_at_s if at_s > taken_at_s else at_s, wall_s)
+        self._touch(touches)
+        return touches
 
     def _trim(self) -> None:
         """Set evicted adapters aside. Only a touch brings one back, so nothing is lost."""
@@ -230,14 +258,19 @@ class Residency:
         if len(self._logged_s) > most:
             newest = nlargest(most // 2, self._logged_s.items(), key=_LAST_TOUCH)
             self._logged_s = dict(newest)
-        if len(self._touched) + len(self._ghosts) <= limit:
-            return
+        if len(self._touched) + len(self._ghosts) > limit:
+            self._evict(limit)
+        is_trimmed = len(self._touched) + len(self._ghosts) <= limit  # or several are the oldest
+        self._num_kept = len(self._touched) + len(self._logged_s) if is_trimmed else -1
+
+    def _evict(self, limit: int) -> None:
         oldest = sorted([*self._touched.values(), *self._ghosts], reverse=True)[limit - 1]
         gone = {a: touch for a, touch in self._touched.items() if touch < oldest}
         latest = nlargest(NUM_EVICTED, (gone | self._evicted).items(), key=_LAST_TOUCH)
         self._evicted = dict(latest)
         self._touched = {a: touch for a, touch in self._touched.items() if touch >= oldest}
         self._ghosts = [touch for touch in self._ghosts if touch >= oldest]
+        self._arranged = None
 
     def _arrange(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if self._arranged is None:
@@ -258,41 +291,25 @@ class Residency:
         touches: list[tuple[str | None, _Touch]] = [(None, touch) for touch in self._ghosts]
         touches += self._touched.items()
         touches.sort(key=_LAST_TOUCH)
-        running = dict.fromkeys(self._running())
+        self._arranged_running = self._running()
+        running = dict.fromkeys(self._arranged_running)
         idle = [adapter for adapter, _ in reversed(touches) if adapter not in running]
         return [*running, *idle]
 
     def _running(self) -> list[str]:
         """Return the adapters that hold a slot through requests, as far as can be known."""
-        ours = sorted(self._in_flight, key=lambda adapter: adapter not in self._seen_running)
+        seen, in_flight = self._seen_running, self._in_flight
+        ours = [a for a in in_flight if a in seen] + [a for a in in_flight if a not in seen]
         return [*self._used_by_others, *ours][: self.num_slots or 1]
 
     def _usable(self, adapters: Iterable[str | None]) -> tuple[str, ...]:
         known = self._registered
-        return tuple(a for a in adapters if a is not None and (known is None or a in known))
+        if known is None:
+            return tuple([a for a in adapters if a is not None])
+        return tuple([a for a in adapters if a is not None and a in known])
 
 
 def _sort(stated: frozenset[str], order: Sequence[str | None]) -> list[str | None]:
     """Return the engine's statement in our order; adapters unknown to us come last, by name."""
     known = [adapter for adapter in order if adapter in stated]
     return [*known, *sorted(stated.difference(filter(None, known)))]
-
-
-@dataclass(slots=True)
-class _ClockOffset:
-    """Bounds of our clock minus the engine's wall clock, in seconds."""
-
-    low_s: float = -inf
-    high_s: float = inf
-
-    def narrow(self, low_s: float, high_s: float) -> None:
-        """Apply new bounds. If they contradict the old ones, one of the clocks was set."""
-        low, high = max(low_s, self.low_s), min(high_s, self.high_s)
-        if low > high:
-            low, high = low_s, max(low_s, high_s)
-        self.low_s, self.high_s = low, high
-
-    @property
-    def middle_s(self) -> float:
-        """The likeliest offset; -inf without a lower bound."""
-        return self.low_s if self.low_s == -inf else (self.low_s + self.high_s) / 2

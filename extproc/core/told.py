@@ -172,9 +172,13 @@ class Told:
 
     def reconcile(self, tracked: Tracked, num_others: int, *, told_by_s: float, now: float) -> None:
         """End the endpoint's oldest picks told by `told_by_s` that are more than `num_others`."""
-        flights = takewhile(lambda each: each.told_at_s <= told_by_s, tracked.told.values())
-        old = list(flights)
-        self._end_all(old[: max(0, len(old) - max(0, num_others))], now=now)
+        old = []
+        for flight in tracked.told.values():
+            if flight.told_at_s > told_by_s:
+                break
+            old.append(flight)
+        if len(old) > num_others:
+            self._end_all(old[: len(old) - max(0, num_others)], now=now)
 
     def expire(self, *, now: float) -> None:
         """End the picks told more than `max_age_s` ago."""

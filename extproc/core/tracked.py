@@ -266,8 +266,8 @@ class Tracked:
         self.num_foreign = max(0, total - len(self.flights) - len(self.told))
         self.steady.record(self.num_foreign, now=now)
         # An idle engine's page may still name those that were active last.
-        names = report.active_adapters - self.adapters.keys() if total else ()
-        self.foreign = dict.fromkeys(names, 1)
+        ours = self.adapters
+        self.foreign = {a: 1 for a in report.active_adapters if a not in ours} if total else {}
 
     def make_view(self, now: float, settings: PoolSettings, outliers: Outliers) -> EndpointView:
         """Build the view at `now`; it is kept in `view` until something changes or expires."""

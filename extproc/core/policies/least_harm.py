@@ -110,37 +110,40 @@ class LeastHarm:
     def _prices(
         self, views: Sequence[EndpointView], request: RequestInfo, now: float
     ) -> list[float]:
-        """Return each endpoint's price."""
+        """Return each endpoint's price, or a part of it that is above the lowest already."""
         adapter, num_bytes, pending_s = request.adapter, request.body_bytes, self.pending_s
-        late_from_s, prices = LATE_RATIO * self._objective_s(request), []
+        late_from_s = LATE_RATIO * self._objective_s(request)
         openings = None if adapter is None else self._openings(adapter, views)
+        prices, best = [], inf
         for index, view in enumerate(views):
-            busy, costs = view.num_pending, view.costs
-            prompt_s, ahead_s = num_bytes * costs.prompt_s_per_byte, view.prompts_done_s - now
+            busy, prompt_s = view.num_pending, num_bytes * view.costs.prompt_s_per_byte
+            ahead_s = view.prompts_done_s - now
             first_s = ahead_s + prompt_s if ahead_s > 0 else prompt_s
             price = first_s + (PROMPT_STALL_RATIO * prompt_s + pending_s) * busy
             if openings is not None and adapter not in view.pending_by_adapter:
-                load_s = _load_s(view, adapter)
-                first_s += load_s
-                price += openings[index] + load_s * (1 + LOAD_STALL_RATIO * busy)
-            prices.append(price + self.late_s if first_s > late_from_s else price)
+                price += openings[index]
+                if price <= best:
+                    load_s = _load_s(view, adapter)
+                    first_s += load_s
+                    price += load_s * (1 + LOAD_STALL_RATIO * busy)
+                    price += self.full_s if _is_full(view) else 0.0
+            price += self.late_s if first_s > late_from_s else 0.0
+            prices.append(price)
+            best = min(best, price)
         return prices
 
     def _openings(self, adapter: str, views: Sequence[EndpointView]) -> list[float]:
-        """Return the price of a slot, a wait for it and the distance from home, where the adapter
-        does not run."""
+        """Return the price of a slot and of the distance from home, where the adapter does not
+        run."""
         slot_s = self.slot_s * _scarcity(views)
         counts = [view.pending_by_adapter.get(adapter, 0) for view in views]
         num_elsewhere = sum(counts)
         if num_elsewhere:
             num_slots = 1 + len(counts) - counts.count(0)
             slot_s /= max(1.0, (num_elsewhere + 1) / num_slots / SHARED_SLOT)
+        home_s = self.home_s
         places = homes(adapter, tuple([view.address for view in views]))
-        full_s, home_s = self.full_s, self.home_s
-        return [
-            slot_s + home_s * place + (full_s if _is_full(view) else 0.0)
-            for view, place in zip(views, places, strict=True)
-        ]
+        return [slot_s + home_s * place for place in places]
 
     @staticmethod
     def explain(

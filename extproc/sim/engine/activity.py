@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 from extproc.sim.engine.records import EngineReport, EngineRequest, EngineStats
 
@@ -10,11 +10,14 @@ NEVER_S = float("-inf")
 """Before the first page."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Page:
+_NO_STATS = EngineStats()
+
+
+class _Page(Struct, frozen=True, gc=False):
     shown_s: float = NEVER_S
-    stats: EngineStats = field(default_factory=EngineStats)
+    stats: EngineStats = _NO_STATS
     active: frozenset[str] = frozenset()
+    names: tuple[str, ...] = ()  # the active ones, sorted
 
 
 class Activity:
@@ -46,25 +49,36 @@ class Activity:
 
     def show(self, stats: EngineStats, *, at_s: float) -> None:
         """Record the end of a step at `at_s`."""
-        active = self._page.active
-        if active != self._num_active.keys():
-            active = frozenset(self._num_active)
-        self._previous, self._page = self._page, _Page(at_s, stats, active)
+        before = self._previous = self._page
+        if before.active == self._num_active.keys():
+            self._page = _Page(at_s, stats, before.active, before.names)
+        else:
+            names = self._num_active
+            self._page = _Page(at_s, stats, frozenset(names), tuple(sorted(names)))
 
     def show_idle(self, *, now: float) -> None:
         """Record an idle engine: vLLM takes an empty step after its last request was aborted."""
-        if self._page.stats != EngineStats():
-            self.show(EngineStats(), at_s=max(now, self._page.shown_s))
+        if self._page.stats != _NO_STATS:
+            self.show(_NO_STATS, at_s=max(now, self._page.shown_s))
 
     def report(self, *, now: float, since_s: float) -> EngineReport:
         """Return the page at `now`; its log begins after `since_s`."""
         page = self._page if self._page.shown_s <= now else self._previous
-        shown_s, active = page.shown_s, page.active
-        log = [(adapter, shown_s) for adapter in sorted(active)] if shown_s > since_s else []
+        return self._report(page, page.shown_s, page.stats, since_s)
+
+    def report_of(self, shown_s: float, stats: EngineStats, *, since_s: float) -> EngineReport:
+        """Return a later page, with the active adapters of the last."""
+        return self._report(self._page, shown_s, stats, since_s)
+
+    def _report(
+        self, page: _Page, shown_s: float, stats: EngineStats, since_s: float
+    ) -> EngineReport:
+        active = page.active
+        log = [(adapter, shown_s) for adapter in page.names] if shown_s > since_s else []
         for adapter in reversed(self._ended):
             ended_s = self._ended[adapter]
             if ended_s <= since_s:
                 break
             if adapter not in active and ended_s <= shown_s:
                 log.append((adapter, ended_s))
-        return EngineReport(shown_s, page.stats, active, tuple(log))
+        return EngineReport(shown_s, stats, active, tuple(log))

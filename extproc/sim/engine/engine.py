@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from extproc.sim.engine.activity import NEVER_S, Activity
+from extproc.sim.engine.ahead import StepsAhead
 from extproc.sim.engine.lru import AdapterCache, AdapterLoad
 from extproc.sim.engine.profiles import EngineProfile
 from extproc.sim.engine.records import (
@@ -77,6 +78,7 @@ class Engine:
         self._adapters: tuple[str, ...] = ()  # of the batch, in its order
         self._scheduler = Scheduler(profile, kv_blocks=self.kv_blocks, max_loras=max_loras)
         self._activity = Activity()
+        self._ahead: StepsAhead | None = None
 
     @property
     def running(self) -> tuple[EngineRequest, ...]:
@@ -118,14 +120,33 @@ class Engine:
             return sequence.generated
         return sequence.generated + self._scheduler.decoders.tick - sequence.joined
 
+    @property
+    def quiet_until_s(self) -> float:
+        """Until when nothing but time, KV and blocks can change, unless something is done to it.
+
+        Minus infinity if that is not known.
+        """
+        return self._ahead.begins_s[-1] if self._ahead else NEVER_S
+
+    def change_profile(self, profile: EngineProfile) -> None:
+        """Apply other costs from the next step on."""
+        self.profile, self._ahead = profile, None
+
     def report(self, *, now: float, since_s: float = NEVER_S) -> EngineReport:
-        """Return the metrics page at `now`, for an engine that has been advanced to `now`.
+        """Return the metrics page at `now`, for an engine that has been advanced to `now`, or is
+        quiet until then.
 
         Args:
             now: Not before the start of the last step.
             since_s: `shown_s` of a report that the reader has, whose log entries are left out.
         """
-        return self._activity.report(now=now, since_s=since_s)
+        shown = self._ahead.shown(now) if self._ahead else None
+        if shown is None:
+            return self._activity.report(now=now, since_s=since_s)
+        shown_s, free_blocks = shown
+        return self._activity.report_of(
+            shown_s, self._scheduler.stats(free_blocks), since_s=since_s
+        )
 
     def submit(self, request: EngineRequest, *, now: float) -> None:
         """Queue a request.
@@ -145,6 +166,7 @@ class Engine:
             raise ValueError(f"{length} tokens exceed max_model_len")
         if request.adapter is not None and self._cache is None:
             raise ValueError("this engine has no adapter slots")
+        self._ahead = None
         self._scheduler.submit(request, now=now)
         self.counters.num_submitted += 1
 
@@ -153,6 +175,7 @@ class Engine:
         sequence = self._scheduler.abort(request_id)
         if sequence is None:
             return False
+        self._ahead = None
         if sequence.first_token_s is not None:
             self._activity.remove(sequence.request)
         self.counters.num_aborted += 1
@@ -179,6 +202,7 @@ class Engine:
         """
         if self._cache is None:
             raise ValueError("this engine has no adapter slots")
+        self._ahead = None
         # The batch's adapters are no longer the latest used.
         self._adapters, self._scheduler.is_regrouped = (), True
         return sum(self._load_s(load) for load in self._place((adapter,)))
@@ -233,42 +257,37 @@ class Engine:
     def _repeat(self, now: float, until: float) -> float:
         """Run steps in which no request comes, ends or lacks a block; return the end of the last.
 
-        Only time, KV and blocks change. The arithmetic on floats is that of `forward_s`, in the
-        same order, so that the result equals single steps to the last bit.
+        Equal to single steps to the last bit.
         """
-        profile, decoders, pool = self.profile, self._scheduler.decoders, self._scheduler.pool
-        first, last = decoders.tick, decoders.next_end - 1
-        count, kv_tokens, residues = decoders.count, decoders.kv_tokens, decoders.residues
-        fixed_s = profile.step_s + profile.step_per_decode_s * count
-        per_kv_token_s, factor = (
-            profile.step_per_kv_token_s,
-            profile.lora_factor(len(self._adapters)),
-        )
-        tick, free, block_tokens = first, pool.free, profile.block_tokens
-        previous_s, previous_free = now, free
-        while tick < last and now < until:
-            needed = residues[-tick % block_tokens]
-            if needed > free:
-                break
-            previous_s, previous_free = now, free
-            free -= needed
-            tick += 1
-            kv_tokens += count
-            now += (fixed_s + per_kv_token_s * kv_tokens) * factor
-        if tick == first:
-            return now
-        decoders.advance(tick - first)
-        pool.allocate(pool.free - free)
-        self.counters.num_steps += tick - first
-        if tick > first + 1:
-            self._activity.show(self._scheduler.stats(previous_free), at_s=previous_s)
-        self._activity.show(self.stats, at_s=now)
+        while now < until:
+            ahead = self._ahead
+            if ahead is None or not ahead.num_left or ahead.begins_s[ahead.num_taken] != now:
+                ahead = self._ahead = StepsAhead(
+                    self._scheduler, self.profile, num_adapters=len(self._adapters), now=now
+                )
+                if not ahead.num_left:
+                    break
+            now = self._take(ahead, ahead.num_before(until))
         return now
+
+    def _take(self, ahead: StepsAhead, num: int) -> float:
+        """Take the first `num` of the steps ahead; return the end of the last."""
+        scheduler, activity = self._scheduler, self._activity
+        num_steps = num - ahead.num_taken
+        begins_s, free_blocks, ahead.num_taken = ahead.begins_s, ahead.free_blocks, num
+        scheduler.decoders.advance(num_steps)
+        scheduler.pool.allocate(scheduler.pool.free - free_blocks[num])
+        self.counters.num_steps += num_steps
+        if num_steps > 1:
+            activity.show(scheduler.stats(free_blocks[num - 1]), at_s=begins_s[num - 1])
+        activity.show(scheduler.stats(free_blocks[num]), at_s=begins_s[num])
+        return begins_s[num]
 
     def _take_step(
         self, now: float, *, is_detailed: bool = False
     ) -> tuple[Batch, tuple[AdapterLoad, ...], float]:
         """Run one step; return its batch, its adapter loads and its seconds."""
+        self._ahead = None
         scheduler = self._scheduler
         batch = scheduler.schedule(now=now)
         loads: tuple[AdapterLoad, ...] = ()

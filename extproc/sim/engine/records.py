@@ -5,14 +5,15 @@ Times are the caller's seconds, virtual or real.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec import Struct
 
 from extproc.sim.engine.lru import AdapterLoad
 from extproc.workload.requests import Arrival
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
+class EngineRequest(Struct, frozen=True, gc=False):
     """A request as the engine sees it.
 
     Attributes:
@@ -45,8 +46,7 @@ class EngineRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(Struct, frozen=True, gc=False):
     """The times of a request, in the caller's seconds.
 
     Attributes:
@@ -70,8 +70,7 @@ class Timeline:
     num_cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(Struct, frozen=True, gc=False):
     """Gauges at the end of a step, as the engine's scheduler counts them.
 
     Attributes:
@@ -125,8 +124,7 @@ class Step:
         return self.started_s + self.duration_s
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(Struct, frozen=True, gc=False):
     """What a run of steps produced; in it, each in the order it happened.
 
     Attributes:
@@ -145,8 +143,7 @@ class Advance:
     loads: tuple[AdapterLoad, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class EngineReport:
+class EngineReport(Struct, frozen=True, gc=False):
     """What the engine's metrics page says at a moment: the end of the last step that has ended.
 
     Attributes:
@@ -158,7 +155,7 @@ class EngineReport:
     """
 
     shown_s: float
-    stats: EngineStats = field(default_factory=EngineStats)
+    stats: EngineStats = EngineStats()
     active_adapters: frozenset[str] = frozenset()
     adapter_log: tuple[tuple[str, float], ...] = ()
 

@@ -8,7 +8,7 @@ and it is the newest of the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 from extproc.sim.engine.blocks import BlockPool, Prefix, PrefixKey
 from extproc.sim.engine.profiles import EngineProfile
@@ -17,8 +17,7 @@ from extproc.sim.engine.sequences import Decoders, Sequence
 from extproc.sim.engine.waiting import WaitingQueue
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(Struct):
     """One step: all decoding sequences, and chunks of prompts.
 
     Attributes:
@@ -38,12 +37,12 @@ class Batch:
     prefill_tokens: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
-    admitted: list[EngineRequest] = field(default_factory=list)
-    preempted: list[EngineRequest] = field(default_factory=list)
-    tokens: list[EngineRequest] = field(default_factory=list)
-    first_tokens: list[Timeline] = field(default_factory=list)
-    finished: list[Timeline] = field(default_factory=list)
+    chunks: list[tuple[Sequence, int]] = []
+    admitted: list[EngineRequest] = []
+    preempted: list[EngineRequest] = []
+    tokens: list[EngineRequest] = []
+    first_tokens: list[Timeline] = []
+    finished: list[Timeline] = []
 
     def add(self, sequence: Sequence, tokens: int) -> None:
         """Add `tokens` of `sequence` to the step."""
@@ -100,14 +99,14 @@ class Scheduler:
         return (
             self._cut is None
             and self.decoders.count > 0
-            and (self._is_blocked or not len(self.waiting))
+            and (self._is_blocked or not self.waiting.size)
         )
 
     def stats(self, free_blocks: int) -> EngineStats:
         """Return the gauges, if `free_blocks` are free."""
         return EngineStats(
             num_running=len(self.running),
-            num_waiting=len(self.waiting),
+            num_waiting=self.waiting.size,
             num_deferred=self.waiting.num_deferred,
             kv_usage_ratio=1 - free_blocks / self.pool.size,
         )
@@ -137,7 +136,10 @@ class Scheduler:
         if self._cut is not None:
             self._continue(self._cut, batch)
         if not batch.preempted and not self._is_blocked:
-            self._admit(batch, now)
+            if self.waiting.size:
+                self._admit(batch, now)
+            else:
+                self._is_blocked = True
         return batch
 
     def complete(self, batch: Batch, *, ended_s: float, is_detailed: bool = False) -> None:

@@ -137,10 +137,10 @@ class Decoders:
         """Let `ticks` pass, of which only the last may end sequences; return those in order."""
         self.tick += ticks
         self.kv_tokens += self.count * ticks
-        ended = self._ending.pop(self.tick, [])
         while self._ends and self._ends[0] <= self.tick:
             heappop(self._ends)
-        return sorted(ended, key=lambda sequence: sequence.order)
+        ended = self._ending.pop(self.tick, None)
+        return sorted(ended, key=lambda sequence: sequence.order) if ended else []
 
     def _end(self, sequence: Sequence) -> int:
         assert sequence.joined is not None

@@ -14,21 +14,18 @@ from extproc.sim.engine.sequences import Sequence
 
 
 class WaitingQueue:
-    """Sequences in order; `num_deferred` of them were skipped since they were queued."""
+    """Sequences in order: `size` of them, of whom `num_deferred` were skipped since they came."""
 
     def __init__(self) -> None:
         self.num_deferred = 0
         self._queues: dict[str | None, deque[Sequence]] = {}
-        self._size = 0
+        self.size = 0
         self._first = 0
         self._last = 0
         # Both may hold sequences that have left (`_is_here` says so): the order over all adapters,
         # and those not yet marked as deferred, in order.
         self._heap: list[tuple[int, Sequence]] = []
         self._unmarked: deque[tuple[int, Sequence]] = deque()
-
-    def __len__(self) -> int:
-        return self._size
 
     def __iter__(self) -> Iterator[Sequence]:
         every = [sequence for queue in self._queues.values() for sequence in queue]
@@ -57,10 +54,10 @@ class WaitingQueue:
         queue.remove(sequence)
         if not queue:
             del self._queues[adapter]
-        self._size -= 1
+        self.size -= 1
         self.num_deferred -= sequence.deferred_s is not None
         sequence.order = 0
-        if not self._size:
+        if not self.size:
             self._heap.clear()
             self._unmarked.clear()
 
@@ -97,7 +94,7 @@ class WaitingQueue:
 
     def _enter(self, sequence: Sequence) -> None:
         sequence.deferred_s = None
-        self._size += 1
+        self.size += 1
         heappush(self._heap, (sequence.order, sequence))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from aiohttp import web
+from msgspec import structs
 from prometheus_client.exposition import choose_encoder
 
 from extproc.sim.engine.engine import Engine
@@ -187,7 +188,7 @@ class Pod:
                 "running": [_shown(r, names) for r in engine.running],
                 "waiting": [_shown(r, names) for r in engine.waiting],
                 **asdict(engine.counters),
-                **asdict(engine.stats),
+                **structs.asdict(engine.stats),
             }
         )
 
@@ -306,4 +307,4 @@ def _wants_usage(body: Json) -> bool:
 
 def _shown(request: EngineRequest, names: Mapping[str, str]) -> Json:
     adapter = names[request.adapter] if request.adapter is not None else None
-    return {**asdict(request), "adapter": adapter}
+    return {**structs.asdict(request), "adapter": adapter}

@@ -217,9 +217,10 @@ class Fleet:
     def _flush(self, router: FleetRouter) -> None:
         """Send Envoy's access log to a router: requests that ended since the last time."""
         for pod in self.pods.values():
-            pod.catch_up(self.now)
-            for flight in pod.take_ended():
-                self.routers[flight.router].ended.append(flight)
+            pod.look(self.now)
+            if pod.ended:
+                for flight in pod.take_ended():
+                    self.routers[flight.router].ended.append(flight)
         router.read_access_log(self.now)
         self._at(self.now + self.settings.completion_flush_s, partial(self._flush, router))
 

@@ -7,6 +7,7 @@ step in progress count from its end on, as the gauges of the metrics page do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import inf
 
 from extproc.core.types import LoadReport, ModelCard
 from extproc.sim.engine.activity import NEVER_S
@@ -45,9 +46,10 @@ class FleetPod:
         self._profile = engine.profile
         self._started_wall_s = WALL_AT_START_S + now
         self.free_at_s = now
+        self._quiet_until_s = inf
         self._num_loads = self._num_disk_loads = 0  # up to the warm-up's end
         self._unseen: list[Timeline] = []  # of the step in progress
-        self._ended: list[Flight] = []
+        self.ended: list[Flight] = []
 
     @property
     def totals(self) -> PodTotals:
@@ -69,12 +71,14 @@ class FleetPod:
         """Load one more adapter between two steps, and list it in `/v1/models`."""
         self.catch_up(now)
         self.free_at_s = max(self.free_at_s, now) + self.engine.load_adapter(adapter)
+        self._quiet_until_s = self.free_at_s
         self.models.append(ModelCard(adapter, parent=self.models[0].id))
         self.registered.add(adapter)
 
     def slow_down(self, factor: float) -> None:
         """Multiply the costs of every later step by `factor`."""
-        self.engine.profile = self._profile.slowed(factor)
+        self.engine.change_profile(self._profile.slowed(factor))
+        self._quiet_until_s = self.free_at_s
 
     def kill(self, now: float) -> list[Flight]:
         """End the pod and return the requests that fail with it."""
@@ -93,12 +97,14 @@ class FleetPod:
         self.engine.submit(EngineRequest.of(flight.arrival, flight.id), now=now)
         self.flights[flight.id] = flight
         self.free_at_s = max(self.free_at_s, now)
+        self._quiet_until_s = self.free_at_s
 
     def abort(self, flight: Flight, now: float) -> None:
         """Drop a request whose client has left."""
         self.catch_up(now)
         if self.flights.pop(flight.id, None) is not None:
             self.engine.abort(flight.id)
+            self._quiet_until_s = self.free_at_s
 
     def catch_up(self, now: float) -> None:
         """Run every step that begins before `now`; record the results of those that end by it."""
@@ -108,8 +114,23 @@ class FleetPod:
             unseen, self._unseen = self._unseen, []
             for timeline in unseen:
                 self._see(timeline)
-        if not self.flights or self.free_at_s >= now:
-            return
+        if self.flights and self.free_at_s < now:
+            self._advance(now)
+        if self._unseen:
+            self._quiet_until_s = self.free_at_s
+        else:
+            quiet_until_s = max(self.free_at_s, self.engine.quiet_until_s)
+            self._quiet_until_s = quiet_until_s if self.flights else inf
+
+    def look(self, now: float) -> None:
+        """Record the results of the steps that end by `now`.
+
+        Unlike `catch_up` this leaves steps without results for later.
+        """
+        if now >= self._quiet_until_s:
+            self.catch_up(now)
+
+    def _advance(self, now: float) -> None:
         advance = self.engine.advance(now=self.free_at_s, until=now)
         self.free_at_s = advance.ended_s
         for timeline in (*advance.first_tokens, *advance.finished):
@@ -120,7 +141,7 @@ class FleetPod:
 
     def take_ended(self) -> list[Flight]:
         """Return the requests that finished since the last call."""
-        ended, self._ended = self._ended, []
+        ended, self.ended = self.ended, []
         return ended
 
     def report(self, now: float, since_s: float = NEVER_S) -> tuple[LoadReport, float]:
@@ -131,14 +152,15 @@ class FleetPod:
             since_s: Time of the reader's last page. Log entries up to then are left out: reading
                 known entries again would be the costliest part of a run.
         """
-        self.catch_up(now)
+        self.look(now)
         page = self.engine.report(now=now, since_s=since_s)
-        log = tuple((adapter, WALL_AT_START_S + at_s) for adapter, at_s in page.adapter_log)
+        log = tuple([(adapter, WALL_AT_START_S + at_s) for adapter, at_s in page.adapter_log])
+        stats = page.stats
         report = LoadReport(
-            num_running=page.stats.num_running,
-            num_waiting=page.stats.num_waiting,
-            num_deferred=page.stats.num_deferred,
-            kv_usage_ratio=page.stats.kv_usage_ratio,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_deferred=stats.num_deferred,
+            kv_usage_ratio=stats.kv_usage_ratio,
             max_loras=self.engine.max_loras if self.engine.counters.num_steps else None,
             active_adapters=page.active_adapters,
             adapter_log=log,
@@ -155,7 +177,7 @@ class FleetPod:
         if timeline.finished_s is not None:
             del self.flights[flight.id]
             flight.end(FlightState.FINISHED, timeline.finished_s)
-            self._ended.append(flight)
+            self.ended.append(flight)
 
 
 def started_engine(

@@ -10,7 +10,7 @@ from typing import Any
 from extproc.sim.trials.charts import COLOURS, GREYS, Bar, bar_chart
 from extproc.sim.trials.pages import check_libraries, describe, rendered
 from extproc.sim.trials.reportpanels import heat_maps, latency_charts, loads_chart, sweep_charts
-from extproc.sim.trials.summary import called, is_bound
+from extproc.sim.trials.summary import called, is_bound, speed
 
 Json = Mapping[str, Any]
 MAX_BOUND_RATIO = 2.5
@@ -51,6 +51,7 @@ def render(result: Json) -> str:
         provenance=result["provenance"],
         num_runs=sum(len(trial["runs"]) for trial in result["trials"]),
         median_us=fmean(timing) if timing else 0.0,
+        speed=speed(result["timing"]),
     )
 
 

@@ -6,7 +6,7 @@ baseline and to the bounds, and the other measures at the suite's main rate, the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -105,11 +105,10 @@ def summarize(suite: Suite, trials: Sequence[TrialResult]) -> dict[str, Any]:
         scenarios[scenario.name] = {"main_rate_rps": rate_rps, "rows": rows}
     kept = [asdict(trial) for trial in trials]
     timing = [
-        {k: trial[k] for k in ("scenario", "policy", "seed", "sweep", "value", "decision_us")}
+        {key: trial[key] for key in ("scenario", "policy", "seed", "sweep", "value")}
+        | {key: trial.pop(key) for key in ("decision_us", "num_simulated", "cpu_s")}
         for trial in kept
     ]
-    for trial in kept:
-        del trial["decision_us"]
     return {
         "format": FORMAT,
         "suite": suite,
@@ -117,6 +116,12 @@ def summarize(suite: Suite, trials: Sequence[TrialResult]) -> dict[str, Any]:
         "trials": kept,
         "timing": timing,
     }
+
+
+def speed(timing: Sequence[Mapping[str, Any]]) -> str:
+    """Say how fast a result's trials were simulated, from its `timing`."""
+    num, cpu_s = (sum(each.get(key, 0) for each in timing) for key in ("num_simulated", "cpu_s"))
+    return f"{num:,} requests simulated, {num / cpu_s if cpu_s else 0:,.0f} per CPU second"
 
 
 def rows_of(suite: Suite, trials: Sequence[TrialResult], rate_rps: float) -> list[Row]:

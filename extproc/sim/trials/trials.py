@@ -85,6 +85,8 @@ class TrialResult:
             determined by the seed.
         worst_adapter: Attainment of the worst served adapter at the highest rate that attained the
             target; 0 without one.
+        num_simulated: Requests of all its runs, given up ones included.
+        cpu_s: CPU seconds that they took; 0 where nobody measured.
     """
 
     scenario: str
@@ -98,6 +100,8 @@ class TrialResult:
     placement: dict[str, Any] = field(default_factory=dict)
     decision_us: list[float] = field(default_factory=list)
     worst_adapter: float = 0.0
+    num_simulated: int = 0
+    cpu_s: float = 0.0
 
 
 def run_trial(
@@ -130,6 +134,7 @@ def _run_seed(
     def attainment_at(rate_rps: float) -> float:
         is_whole = rate_rps in trial.rates_rps
         result, settings, workload = _run(trial, seed, rate_rps, is_whole, make_policy, clock)
+        done.num_simulated += len(result.flights)
         if result.is_cut:
             at_most = _ceiling(slo, workload, settings)(result.flights, result.ended_s)
             done.cut.append({"rate_rps": rate_rps, "attainment_at_most": at_most})
