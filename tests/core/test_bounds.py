@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.bounds import MAX_COUNT, between, plain, total, whole
+from extproc.core.bounds import MAX_COUNT, between, fits_header, plain, total, whole
 
 NUMBERS = st.floats() | st.integers(-(10**400), 10**400)
 
@@ -37,3 +37,10 @@ def test_a_plain_text_is_cut_and_can_be_encoded(text: str, max_chars: int) -> No
 
     assert len(made.encode().decode()) <= max_chars
     assert all(ours == theirs or ours == "?" for ours, theirs in zip(made, text, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"), [("key-1", True), ("a b", True), ("", False), ("a\nb", False), ("ü", False)]
+)
+def test_a_header_takes_printable_ascii_alone(text: str, fits: bool) -> None:
+    assert fits_header(text) is fits

@@ -85,3 +85,14 @@ def test_as_many_heads_are_computed_at_once_as_there_are_draws_for() -> None:
 
 def test_without_endpoints_all_orders_are_known() -> None:
     assert Orders().learn("abc", max_draws=3) == ["a", "b", "c"]
+
+
+def test_a_head_whose_endpoints_have_all_left_is_drawn_afresh() -> None:
+    orders, addresses = Orders(depth=2), [address(number) for number in range(1, 9)]
+    orders.set_endpoints(addresses)
+    left = set(islice(orders.walk("a"), 2))
+
+    stay = [each for each in addresses if each not in left]
+    orders.set_endpoints(stay)
+
+    assert [*orders.walk("a")] == order("a", stay)
