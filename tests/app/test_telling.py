@@ -8,9 +8,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
+
 from extproc.app.observers import Observers
 from extproc.app.peering import Peering
-from extproc.app.telling import MAX_WAITING, Telling
+from extproc.app.telling import FLUSH_S, MAX_WAITING, Telling
 from extproc.core.pool import Pool
 from extproc.core.relay import Relay
 from extproc.core.told import UNKNOWN_POD
@@ -178,9 +180,11 @@ class Later:
 
     def __init__(self) -> None:
         self.due: list[Callable[[], None]] = []
+        self.rest_s = -1.0  # of the last that was put off
 
     def __call__(self, seconds: float, run: Callable[[], None]) -> None:
         self.due.append(run)
+        self.rest_s = seconds
 
     def run(self) -> None:
         due, self.due = self.due, []
@@ -273,6 +277,21 @@ def test_what_comes_together_is_told_together_and_then_the_timer_rests() -> None
     later.run()
 
     assert (later.due, len(call.sent)) == ([], num_before + 1)
+
+
+def test_a_pick_after_a_pause_is_told_at_once_and_the_next_a_moment_later() -> None:
+    later, clock = Later(), Clock()
+    pool, _, service, _ = teller(later, clock)
+    link(service, FakeCall())
+    later.run()
+    clock.now = 5.0
+    pool.start(pick("aa-1"), now=5.0)
+    assert later.rest_s == 0.0
+    later.run()
+    clock.now = 5.0005
+    pool.start(pick("aa-2"), now=5.0005)
+
+    assert later.rest_s == pytest.approx(FLUSH_S - 0.0005)
 
 
 def test_picks_beyond_the_most_that_wait_are_dropped_and_counted() -> None:
