@@ -86,9 +86,17 @@ def make_policy(config: Config) -> Policy:
     """Make the configured policy.
 
     Raises:
-        ConfigError: It cannot be loaded.
+        ConfigError: It cannot be loaded, or holds for longer than the router lets it.
     """
+    name, max_hold_s = config.policy.name, config.request.max_hold_s
     try:
-        return load_policy(config.policy.name, config.policy.args)
+        policy = load_policy(name, config.policy.args)
     except PolicyError as error:
         raise ConfigError(str(error)) from error
+    hold_s = getattr(policy, "hold_s", 0.0)
+    if isinstance(hold_s, int | float) and hold_s and hold_s >= max_hold_s:
+        raise ConfigError(
+            f"policy {name} holds requests for hold_s, {hold_s:g} s, but request.max_hold_s, "
+            f"{max_hold_s:g} s, ends that with a 429: lower the one or raise the other"
+        )
+    return policy

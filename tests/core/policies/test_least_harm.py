@@ -16,6 +16,8 @@ from extproc.core.policies.least_harm import (
     LATE_AGAIN_S,
     LATE_RATIO,
     LOAD_STALL_RATIO,
+    LOOK_S,
+    LOOK_S_PER_ENDPOINT,
     PROMPT_STALL_RATIO,
     SHARED_SLOT,
     LeastHarm,
@@ -258,6 +260,36 @@ def test_a_request_may_name_its_own_objective() -> None:
     waits = LeastHarm().choose(snapshot(FULL, now=100.0), asked, rng=random.Random(0))
 
     assert waits == Wait(100.0 + AGAIN_S, "slot")
+
+
+@given(st.floats(0.0, 3.999), st.integers(0, 99))
+def test_nobody_is_held_for_longer_than_the_limit(age_s: float, seed: int) -> None:
+    asked = request("a", arrived_at_s=100.0 - age_s)
+
+    waits = LeastHarm().choose(snapshot(FULL, now=100.0), asked, rng=random.Random(seed))
+
+    assert isinstance(waits, Wait)
+    assert waits.until_s <= asked.arrived_at_s + 4.0
+
+
+@pytest.mark.parametrize("age_s", [0.0, 1.0])
+def test_the_looks_of_many_held_requests_are_spaced(age_s: float) -> None:
+    """A thousand are held for one of 100 endpoints; each look has a millisecond of its own."""
+    policy, rng = LeastHarm(hold_s=60.0), random.Random(0)
+    full = [
+        endpoint_view(number, pending_by_adapter={"b": 1}, max_loras=1) for number in range(1, 101)
+    ]
+    found = snapshot(*full, now=100.0)
+
+    waits = [
+        policy.choose(found, request("a", arrived_at_s=100.0 - age_s), rng=rng) for _ in range(4000)
+    ]
+
+    ends = sorted(wait.until_s for wait in waits if isinstance(wait, Wait))
+    look_s = LOOK_S + 100 * LOOK_S_PER_ENDPOINT
+    assert len(ends) == 4000
+    assert ends[-1] == pytest.approx(100.0 + 4000 * look_s)
+    assert sum(end < 102.0 for end in ends) < 2.0 / look_s
 
 
 def test_a_request_that_was_held_for_long_is_sent_all_the_same() -> None:
