@@ -108,7 +108,7 @@ class Metrics:
     disk_loads_per_1000: float
     queue_wait_s: float
     max_over_mean_load: float
-    worst_adapter: float
+    worst_adapter: float = 0.0  # the default is for result files that do not have it
 
 
 def measure(result: FleetResult, slo: Slo) -> Metrics:
