@@ -35,6 +35,7 @@ class Routing:
         self.pool = Pool(settings.pool_settings(config), settings.outlier_settings(config))
         self.attainment = Attainment(config.admin.slo_ttft_s)
         self._config = config
+        self._named_groups: set[str] = set()  # by discovery
         self._unknown_groups: set[str] = set()
         self._clock = world.clock
         self._picker = Picker(
@@ -48,7 +49,7 @@ class Routing:
         self.router = Router(self.pool, self._picker, config.request.max_hold_s)
 
     def configure(self, config: Config) -> None:
-        """Apply the live fields of a changed configuration.
+        """Apply the live fields of a changed configuration; warn of groups that it leaves out.
 
         Raises:
             ConfigError: The policy cannot be loaded. Nothing has changed.
@@ -63,13 +64,12 @@ class Routing:
         self.pool.configure(settings.pool_settings(config), settings.outlier_settings(config))
         self.attainment.ttft_s = config.admin.slo_ttft_s
         self._config = config
+        self._warn_of_unknown_groups()
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Replace the endpoints; warn of groups that are not configured."""
-        unknown = {each.group for each in endpoints if each.group} - self._config.pods.groups.keys()
-        for name in sorted(unknown - self._unknown_groups):
-            log.warning("pods are in the group %r, which pods.groups does not have", name)
-        self._unknown_groups = unknown
+        self._named_groups = {each.group for each in endpoints if each.group}
+        self._warn_of_unknown_groups()
         self.pool.set_endpoints(endpoints)
 
     @property
@@ -80,6 +80,13 @@ class Routing:
     def snapshot(self) -> Snapshot:
         """Return the current snapshot of the pool."""
         return self.pool.snapshot(now=self._clock())
+
+    def _warn_of_unknown_groups(self) -> None:
+        """Warn of those that have become unknown since the last call."""
+        unknown = self._named_groups - self._config.pods.groups.keys()
+        for name in sorted(unknown - self._unknown_groups):
+            log.warning("pods are in the group %r, which pods.groups does not have", name)
+        self._unknown_groups = unknown
 
 
 def make_policy(config: Config) -> Policy:

@@ -173,7 +173,7 @@ class Accounting:
             pool.told.finish(pick_id, now=ended_s, reported_at_s=now, has_run=has_run)
             return Ending(None, router_of(pick_id) == self._router_id)
         address = completion.address or flight.pick.address
-        if flight.place is not None:
+        if flight.place is not None and flight.group == flight.tracked.group:
             ttft_s = _engine_ttft_s(completion, flight)
             if ttft_s is not None:
                 pool.caches.of(flight.tracked).record_first_token(flight.place, ttft_s)

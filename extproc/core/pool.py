@@ -172,7 +172,7 @@ class Pool:
         tracked = self._tracked[pick.address]
         adapter = tracked.adapter_of(pick)
         place = tracked.place_of(pick.request, adapter)
-        self._count(InFlight(pick, now, tracked, adapter, place=place), now)
+        self._count(InFlight(pick, now, tracked, adapter, place=place, group=tracked.group), now)
         if pick.request.request_id:
             self._by_request_id[pick.request.request_id] = pick.id
 

@@ -41,6 +41,7 @@ class InFlight(Struct, frozen=True):
     adapter: str | None = None  # that it counts for there, None for a base model
     trial: int = 0  # of outlier detection: the result of `Outliers.begin`
     place: int | None = None  # of its adapter there, where its first token tells (`cachesize`)
+    group: str = ""  # of the endpoint when it was picked
 
 
 class ToldFlight(Struct, eq=False):
@@ -99,12 +100,15 @@ class Tracked:
         self.view_expires_s = 0.0
 
     def describe(self, endpoint: Endpoint, settings: PoolSettings) -> None:
-        """Apply what discovery and the configuration say of it; other traits hold from now on."""
+        """Apply what discovery and the configuration say of it; other traits hold from now on.
+
+        The size of its cache is the configured one again: what was learned, its group has learned.
+        """
         self.endpoint, self.view = endpoint, None
-        self.group = settings.group_of(endpoint)
-        traits = settings.traits_of(self.group)
-        if traits != self.traits:
-            self.traits, self.prompts.costs = traits, traits.costs
+        group = settings.group_of(endpoint)
+        traits = settings.traits_of(group)
+        if (group, traits) != (self.group, self.traits):
+            self.group, self.traits, self.prompts.costs = group, traits, traits.costs
             sizes = {"max_loras": traits.max_loras, "max_cpu_loras": traits.max_cpu_loras}
             self.residency.configure(**sizes)
 

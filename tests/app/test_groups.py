@@ -51,3 +51,14 @@ def test_groups_take_effect_when_the_configuration_changes(routing: Routing) -> 
 
     (view,) = routing.snapshot().endpoints
     assert view.max_loras == 3
+
+
+def test_a_group_that_the_configuration_leaves_out_is_a_warning_each_time(
+    routing: Routing, caplog: pytest.LogCaptureFixture
+) -> None:
+    routing.set_endpoints([replace(endpoint(1), group="l4")])
+    without = parse_config(CONFIG.split("pods: {")[0])
+    for config in (without, without, parse_config(CONFIG), without):
+        routing.configure(config)
+
+    assert caplog.messages == ["pods are in the group 'l4', which pods.groups does not have"] * 2

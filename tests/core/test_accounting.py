@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from extproc.core.accounting import Accounting, AccountingSettings, Completion, Ending, Source
 from extproc.core.costs import Costs
-from extproc.core.pool import Pool
+from extproc.core.pool import Pool, PoolSettings
 from extproc.core.relay import Relay
 from extproc.core.told import ToldPick
+from extproc.core.traits import Traits
 from extproc.core.types import EndpointView, Outcome
 from tests.builders import address, cards, endpoint, pick, report, request
 
@@ -274,17 +276,20 @@ def test_a_pick_that_nobody_tells_of_is_given_up() -> None:
 
 
 def heard(
-    monkeypatch: pytest.MonkeyPatch, *, body_bytes: int = 0, **changes: Any
+    monkeypatch: pytest.MonkeyPatch, *, body_bytes: int = 0, group: str = "", **changes: Any
 ) -> list[tuple[int, float]]:
-    """What the pool's caches hear of a request that was held for half a second."""
-    pool, told = Pool(), []
-    monkeypatch.setattr(
-        pool.caches.groups[""], "record_first_token", lambda *told_of: told.append(told_of)
-    )
+    """What the pool's caches hear of a request that was held for half a second.
+
+    Its endpoint comes into the group `group` meanwhile.
+    """
+    pool, told = Pool(PoolSettings(groups={"l4": Traits()})), []
+    for caches in pool.caches.groups.values():
+        monkeypatch.setattr(caches, "record_first_token", lambda *of: told.append(of))
     pool.set_endpoints([endpoint(1), endpoint(2)])
     pool.record_report(address(1), report(max_loras=1), taken_at_s=0.0)
     info = request("a", arrived_at_s=0.5, body_bytes=body_bytes)
     pool.start(pick("r-1", 1, info=info), now=1.0)
+    pool.set_endpoints([replace(endpoint(1), group=group), endpoint(2)])
     times = {"first_body_byte_s": 0.75, "duration_s": 1.0}
     Accounting(pool, "r").complete(completion(**(times | changes)), now=3.0)
     return told
@@ -306,6 +311,7 @@ def test_a_streamed_response_tells_how_long_the_engine_took_for_its_first_token(
         {"attempts": 2},
         {"address": address(2)},
         {"body_bytes": 100_000},
+        {"group": "l4"},  # neither of the group that it was in nor of the one that it is in
     ],
 )
 def test_other_responses_tell_nothing_about_the_cache(

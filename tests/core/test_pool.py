@@ -1024,11 +1024,11 @@ def test_an_engine_that_states_what_is_loaded_needs_no_places() -> None:
     assert places(made) is None
 
 
-def teach(pool: Pool, size: int) -> None:
+def teach(pool: Pool, size: int, group: str = "") -> None:
     """First tokens that take 0.2 s from `size` on."""
     for number in range(2 * OBSERVATIONS_PER_LOOK):
         place = number % (2 * size)
-        pool.caches.groups[""].record_first_token(place, 0.02 if place < size else 0.2)
+        pool.caches.groups[group].record_first_token(place, 0.02 if place < size else 0.2)
 
 
 @pytest.mark.parametrize("configured", [16, None])
@@ -1186,6 +1186,29 @@ def test_the_size_of_the_cpu_caches_is_learned_for_each_group() -> None:
 
     made.set_endpoints(in_groups("", ""))
     assert made.snapshot(now=12.0).endpoints[0].cpu_adapters == tuple("lkjihgfedc")
+
+
+@pytest.mark.parametrize("group", ["b", ""])
+def test_a_size_that_a_group_has_learned_stays_with_it(group: str) -> None:
+    """Also where the configured sizes are the same."""
+    made = pool(max_loras=2, max_cpu_loras=8, groups={"a": Traits(2, 8), "b": Traits(2, 8)})
+    made.set_endpoints(in_groups("a"))
+    teach(made, 4, group="a")
+    used_in_turn(made, *"abcdef")
+    assert view(made, now=9.0).cpu_adapters == tuple("fedc")
+
+    made.set_endpoints(in_groups(group))
+    assert view(made, now=9.0).cpu_adapters == tuple("fedcba")
+
+
+def test_a_size_that_a_group_has_learned_goes_with_the_group() -> None:
+    made = pool(max_loras=2, max_cpu_loras=8, groups={"a": Traits(2, 8)})
+    made.set_endpoints(in_groups("a"))
+    teach(made, 4, group="a")
+    used_in_turn(made, *"abcdef")
+
+    made.configure(PoolSettings(report_expiry_s=EXPIRY_S, max_loras=2, max_cpu_loras=8))
+    assert view(made, now=9.0).cpu_adapters == tuple("fedcba")
 
 
 def test_first_tokens_and_reports_tell_of_the_group_of_their_endpoint() -> None:
