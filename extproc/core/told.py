@@ -1,7 +1,8 @@
 """The picks of other routers, as those tell us of them: counted beside our own.
 
 What another router says may be late, lost, repeated, in any order, or false. That costs accuracy
-and no more: our own picks are never touched, and everything kept here is bounded.
+and no more: our own picks are never touched, no request is rejected for picks that the next report
+does not show (`EndpointView.num_unseen`), and everything kept here is bounded.
 
 1. A router is listened to from `begin` to `forget`. `begin` again voids what it told before. What
    it had in flight at `forget` counts on as others' requests, until reports show less.
@@ -202,10 +203,10 @@ class Told:
         return len(pick_id) > self._bounds.max_id_chars
 
     def _count(self, router: _Teller, pick: ToldPick, tracked: Tracked, now: float) -> None:
-        flight = ToldFlight(pick.id, tracked, pick.adapter, now, pick.body_bytes)
-        router.flights[pick.id] = flight
         picked_at_s = now - between(pick.age_s, self._bounds.max_age_s)
-        tracked.begin_told(flight, picked_at_s=picked_at_s)
+        flight = ToldFlight(pick.id, tracked, pick.adapter, now, picked_at_s, pick.body_bytes)
+        router.flights[pick.id] = flight
+        tracked.begin_told(flight)
         self.num_in_flight += 1
 
     def _end_all(

@@ -54,6 +54,7 @@ class ToldFlight(Struct, eq=False):
     tracked: Tracked
     name: str | None
     told_at_s: float
+    picked_at_s: float
     body_bytes: int
     adapter: str | None = None
 
@@ -70,6 +71,7 @@ class Tracked:
         *("is_unreachable", "is_waited_for", "models", "num_foreign", "num_loads", "num_silences"),
         *("registered", "report", "reported_at_s", "residency", "restarted_at_s", "view"),
         *("cpu_adapters", "group", "prompts", "steady", "told", "traits", "view_expires_s"),
+        *("num_others_reported", "num_told_before"),
     )
 
     def __init__(self, endpoint: Endpoint, settings: PoolSettings) -> None:
@@ -88,6 +90,8 @@ class Tracked:
         self.cpu_adapters: tuple[str, ...] = ()
         self.num_loads = 0
         self.told: dict[str, ToldFlight] = {}
+        self.num_told_before = 0  # those of `told` that were picked before the last report
+        self.num_others_reported = 0  # requests that the last report leaves beside ours
         self.prompts = Prompts(traits.costs)
         self.steady = Floor()
         self.is_unreachable = False
@@ -182,12 +186,14 @@ class Tracked:
         self.begin(here)
         self.end(here, now=now, has_run=has_run)
 
-    def begin_told(self, flight: ToldFlight, *, picked_at_s: float) -> None:
+    def begin_told(self, flight: ToldFlight) -> None:
         """Count another router's pick here."""
         flight.adapter = self._listed_adapter(flight.name)
-        self.queue(flight.adapter, flight.body_bytes, at_s=picked_at_s, now=flight.told_at_s)
-        if self.reported_at_s is not None and picked_at_s <= self.reported_at_s:
+        picked_at_s, now = flight.picked_at_s, flight.told_at_s
+        self.queue(flight.adapter, flight.body_bytes, at_s=picked_at_s, now=now)
+        if self.is_reported(flight):
             self.num_foreign = max(0, self.num_foreign - 1)  # the report has counted it already
+            self.num_told_before += 1
         self.told[flight.id] = flight
         self.prompts.unfinished_bytes += flight.body_bytes
         self._count(flight.adapter)
@@ -195,8 +201,13 @@ class Tracked:
     def end_told(self, flight: ToldFlight, *, now: float, has_run: bool) -> None:
         """Stop counting another router's pick; see `end`."""
         del self.told[flight.id]
+        self.num_told_before -= self.is_reported(flight)
         self.prompts.unfinished_bytes -= flight.body_bytes
         self._discount(flight.adapter, now=now, has_run=has_run)
+
+    def is_reported(self, flight: ToldFlight) -> bool:
+        """Return whether another router's pick is old enough for the last report to count it."""
+        return self.reported_at_s is not None and flight.picked_at_s <= self.reported_at_s
 
     def leave_to_reports(self, flights: Sequence[ToldFlight]) -> None:
         """Count picks whose ends nobody will tell as others' requests, until a report shows less.
@@ -263,7 +274,9 @@ class Tracked:
         each adapter as one request.
         """
         total = report.num_running + report.num_waiting
-        self.num_foreign = max(0, total - len(self.flights) - len(self.told))
+        self.num_others_reported = max(0, total - len(self.flights))
+        self.num_told_before = sum(map(self.is_reported, self.told.values()))
+        self.num_foreign = max(0, self.num_others_reported - len(self.told))
         self.steady.record(self.num_foreign, now=now)
         # An idle engine's page may still name those that were active last.
         ours = self.adapters
@@ -298,6 +311,7 @@ class Tracked:
             num_foreign=self.num_foreign - steady if is_known else 0,
             num_in_flight=len(self.flights),
             num_told=len(self.told),
+            num_unseen=max(0, self.num_told_before - self.num_others_reported) if is_known else 0,
             num_running=report.num_running,
             num_waiting=report.num_waiting,
             num_deferred=report.num_deferred or 0,
