@@ -149,10 +149,12 @@ class Told:
         now: float,
         reported_at_s: float | None = None,
         has_run: bool = True,
+        address: str = "",
     ) -> None:
         """End a pick that ended at `now`, by a report of `reported_at_s` (None for `now`).
 
-        `has_run` is False if the engine cannot have worked on it.
+        `address` is of the endpoint that served it, "" for the pick's own; `has_run` is False if
+        the engine there cannot have worked on it.
         """
         router = self._routers.get(router_of(pick_id))
         if router is None or self._is_long(pick_id):
@@ -161,8 +163,12 @@ class Told:
         if flight is None:
             router.remember(pick_id, self._bounds.max_ended)
         else:
-            self._end(flight, now=now, has_run=has_run)
+            is_served_here = address in ("", flight.tracked.endpoint.address)
+            self._end(flight, now=now, has_run=has_run and is_served_here)
             flight.tracked.prompts.bound(now if reported_at_s is None else reported_at_s)
+            served = None if is_served_here else self._find(address)
+            if served is not None:
+                served.note(served.listed_adapter(flight.name), now=now, has_run=has_run)
 
     def drop(self, tracked: Tracked) -> list[ToldFlight]:
         """End all picks of an endpoint that left or restarted, and return them."""

@@ -7,7 +7,6 @@ from math import inf
 from types import MappingProxyType
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from extproc.core.cachesize import MAX_BODY_BYTES
 from extproc.core.floor import Floor
@@ -130,7 +129,7 @@ class Tracked:
         self.registered = None if models is None else frozenset(models)
         for flight in self.told.values():
             if flight.adapter is None:
-                flight.adapter = self._listed_adapter(flight.name)
+                flight.adapter = self.listed_adapter(flight.name)
                 self._count(flight.adapter)
 
     def restart(self, now: float) -> None:
@@ -180,15 +179,14 @@ class Tracked:
         self.prompts.unfinished_bytes -= flight.pick.request.body_bytes
         self._discount(flight.adapter, now=now, has_run=has_run)
 
-    def note(self, flight: InFlight, *, now: float, has_run: bool) -> None:
+    def note(self, adapter: str | None, *, now: float, has_run: bool) -> None:
         """Note a pick of another endpoint, which refused it: the engine here has worked on it."""
-        here = replace(flight, tracked=self, adapter=self.adapter_of(flight.pick))
-        self.begin(here)
-        self.end(here, now=now, has_run=has_run)
+        self._count(adapter)
+        self._discount(adapter, now=now, has_run=has_run)
 
     def begin_told(self, flight: ToldFlight) -> None:
         """Count another router's pick here."""
-        flight.adapter = self._listed_adapter(flight.name)
+        flight.adapter = self.listed_adapter(flight.name)
         picked_at_s, now = flight.picked_at_s, flight.told_at_s
         self.queue(flight.adapter, flight.body_bytes, at_s=picked_at_s, now=now)
         if self.is_reported(flight):
@@ -232,7 +230,7 @@ class Tracked:
         costs = self.prompts.costs
         return costs.cached_load_s if adapter in self.cpu_adapters else costs.cold_load_s
 
-    def _listed_adapter(self, name: str | None) -> str | None:
+    def listed_adapter(self, name: str | None) -> str | None:
         """Return `name` if it is an adapter by the endpoint's own list."""
         card = None if self.models is None or name is None else self.models.get(name)
         return None if card is None or card.parent is None else card.id
