@@ -5,7 +5,8 @@ and no more: our own picks are never touched, no request is rejected for picks t
 does not show (`EndpointView.num_unseen`), and everything kept here is bounded.
 
 1. A router is listened to from `begin` to `forget`. `begin` again voids what it told before. What
-   it had in flight at `forget` counts on as others' requests, until reports show less.
+   it had in flight at `forget`, and at `begin` by the last report, counts on as others' requests
+   until it is told again or reports show less.
 2. A pick counts once and ends once. Told again for another endpoint, it has moved there. An end may
    come before its start: the ids of ended picks are remembered for a while, and a start of one of
    them is ignored.
@@ -110,7 +111,9 @@ class Told:
 
     def begin(self, router_id: str, *, now: float) -> None:
         """Listen to a router from now on; what it told before is void."""
-        self._end_all(self._flights_of(router_id), now=now)
+        for tracked, void in self._end_all(self._flights_of(router_id), now=now).items():
+            # Those that it tells again are taken from others' requests (`Tracked.begin_told`).
+            tracked.leave_to_reports([each for each in void if tracked.is_reported(each)])
         self._routers.pop(router_id, None)
         if len(self._routers) < self._bounds.max_routers:
             self._routers[router_id] = _Teller()

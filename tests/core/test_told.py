@@ -628,6 +628,24 @@ def test_a_router_that_is_back_at_once_changes_nothing() -> None:
     assert view(made, now=40.0).num_pending == 20
 
 
+@pytest.mark.parametrize("num_others", [0, 10])
+def test_a_router_that_begins_again_takes_nothing_from_the_requests_of_others(
+    num_others: int,
+) -> None:
+    made = pool()
+    for number in range(10):
+        made.told.start(told(f"x-{number}"), now=0.0)
+    busy(made, 10 + num_others, *range(40))
+    made.told.start(told("x-10"), now=39.1)  # after the report
+    for now in (39.2, 39.3):
+        made.told.begin("x", now=now)
+        for number in range(11):
+            age_s = now - (39.1 if number == 10 else 0.0)
+            made.told.start(ToldPick(f"x-{number}", address(1), "a", 0, age_s), now=now)
+        seen = view(made, now=now)
+        assert (seen.num_told, seen.num_pending + seen.num_foreign) == (11, 11 + num_others)
+
+
 def test_an_adapter_whose_requests_here_have_ended_is_not_others() -> None:
     made = pool()
     own(made)
@@ -720,6 +738,11 @@ class ToldMachine(RuleBasedStateMachine):
         if comes_back:
             self.pool.told.begin(router_id, now=self.now)
 
+    @rule(router_id=st.sampled_from(["x", "y"]))
+    def begin_again(self, router_id: str) -> None:
+        self.pool.told.begin(router_id, now=self.now)
+        self.told = {id for id in self.told if not id.startswith(router_id)}
+
     @rule(numbers=st.sets(numbers, min_size=1))
     def set_endpoints(self, numbers: set[int]) -> None:
         self.flights = {id: n for id, n in self.flights.items() if self.end_unless(id, n, numbers)}
@@ -771,6 +794,9 @@ class ToldMachine(RuleBasedStateMachine):
             assert each.prompts_done_s <= self.now + MAX_QUEUE_S
             assert each.num_foreign >= 0
             assert 0 <= each.num_unseen <= each.num_told
+            tracked = self.pool._tracked[each.address]
+            reported = [flight for flight in tracked.told.values() if tracked.is_reported(flight)]
+            assert tracked.num_told_before == len(reported)
 
     def teardown(self) -> None:
         for router_id in ("x", "y", "z"):
