@@ -275,15 +275,16 @@ class _Session:
                 self._service.record(entries)
             self._call.send(_ACKNOWLEDGEMENT)
         elif content.HasField("acknowledgement"):
-            self._num_unread_bytes = 0
-            self._service.relay.acknowledged(link, now=self._service.clock())
-            self._catch_up()
+            self._handle_acknowledgement(link)
         elif content.HasField("picks"):
             self._service.on_tidings(link.router_id, decode(link.router_id, content.picks))
 
-    def _catch_up(self) -> None:
-        """Begin again after what was dropped: an end that is not told leaves its pick counted."""
-        if self._is_behind:
+    def _handle_acknowledgement(self, link: Link) -> None:
+        if not link.is_waiting:
+            return  # nobody asked: no sign that the other side has read anything
+        self._num_unread_bytes = 0
+        self._service.relay.acknowledged(link, now=self._service.clock())
+        if self._is_behind:  # picks whose ends were dropped are still counted there
             self._is_behind = self.has_begun = False
             self._service.on_owing()
 

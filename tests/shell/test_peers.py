@@ -523,6 +523,19 @@ def test_a_link_that_has_dropped_something_begins_again_once_it_has_read() -> No
     assert last == [FIRST, Tidings([told(7)], []), Tidings([told(9)], [])]
 
 
+def test_an_acknowledgement_that_nobody_asked_for_is_no_sign_of_reading() -> None:
+    near, _, wire = telling()
+    [session] = near.service._sessions
+    assert session.link is not None
+    batch = [told(number) for number in range(MAX_TOLD)]
+    for _ in range(160):
+        if not session.link.is_waiting:
+            session.receive(message(acknowledgement=peers_pb2.Acknowledgement()))
+        near.service.tell(batch, [])
+
+    assert sum(map(len, wire.waiting())) <= MAX_UNREAD_BYTES + 100
+
+
 def test_while_it_reads_nothing_is_dropped() -> None:
     near, far, wire = telling()
     for number in range(100):
