@@ -17,7 +17,8 @@ FLUSH_S = 0.002
 """From one message to the next, at least: a pick after a pause is told at once. The laboratory
 finds a gain down to 2 ms from a pick to all others, and little below."""
 MAX_WAITING = 16_384
-"""Picks and ends that wait for a flush: more come only while the event loop stands still."""
+"""Picks and ends that wait for a flush: more come only while the event loop stands still. The
+links then begin again."""
 
 
 class Telling:
@@ -50,7 +51,7 @@ class Telling:
         self._observers = observers
         self._started: list[tuple[Pick, str, float]] = []
         self._ended: list[ToldEnd] = []
-        self._is_due = False
+        self._is_due = self._has_dropped = False
         self._told_at_s = -inf
         self.num_dropped = 0
 
@@ -76,6 +77,7 @@ class Telling:
         """Return whether one more may wait, and see to it that it is told."""
         if len(self._started) + len(self._ended) >= MAX_WAITING:
             self.num_dropped += 1
+            self._has_dropped = True
             return False
         self._schedule()
         return True
@@ -90,6 +92,9 @@ class Telling:
         started, self._started = self._started, []
         ended, self._ended = self._ended, []
         self._is_due, self._told_at_s = False, self._clock()
+        if self._has_dropped:
+            self._has_dropped = False
+            self._peers.begin_again()
         now = self._told_at_s
         picks = [_told(pick, address, now - at_s) for pick, address, at_s in started]
         self._observers.call("telling", self._peers.tell, picks, ended)

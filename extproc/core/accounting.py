@@ -169,8 +169,13 @@ class Accounting:
         )
         if flight is None:
             # Another router's: it will tell of the end, and this may be sooner.
-            ended_s, has_run = now - completion.lag_s, _has_run(completion)
-            pool.told.finish(pick_id, now=ended_s, reported_at_s=now, has_run=has_run)
+            pool.told.finish(
+                pick_id,
+                now=now - completion.lag_s,
+                reported_at_s=now,
+                has_run=_has_run(completion),
+                address=completion.address,
+            )
             return Ending(None, router_of(pick_id) == self._router_id)
         address = completion.address or flight.pick.address
         if flight.place is not None and flight.group == flight.tracked.group:

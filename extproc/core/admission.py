@@ -1,9 +1,10 @@
 """Admission: whether a request may be dispatched now, given the candidates.
 
 Three rules. An adapter goes to no endpoint whose largest rank is below its own: without another
-one, 503. A cap: an endpoint with `max_pending` unfinished requests gets no more. And sheddable
-requests (an objective with a negative priority) go only to endpoints that have room by their own
-report. When no endpoint is left by these two, the request is shed with 429.
+one, 503. A cap: an endpoint with `max_pending` unfinished requests gets no more; those that other
+routers tell of count unless its last report is newer and does not show them. And sheddable requests
+(an objective with a negative priority) go only to endpoints that have room by their own report.
+When no endpoint is left by these two, the request is shed with 429.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def admit(
     free = [
         view
         for view in candidates
-        if (cap is None or view.num_pending + view.num_foreign < cap)
+        if (cap is None or view.num_pending + view.num_foreign - view.num_unseen < cap)
         and not (is_sheddable and _is_loaded(view, settings))
     ]
     if free:

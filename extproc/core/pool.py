@@ -220,7 +220,7 @@ class Pool:
         flight.tracked.end(flight, now=now, has_run=has_run_here)
         flight.tracked.prompts.bound(now if reported_at_s is None else reported_at_s)
         if served is not flight.tracked:
-            served.note(flight, now=now, has_run=has_run)
+            served.note(served.adapter_of(flight.pick), now=now, has_run=has_run)
         if self.observer is not None:
             self.observer.ended(pick_id, now=now, has_run=has_run_here)
         self._judge(flight, judged, now=now, reported_at_s=reported_at_s)

@@ -1,10 +1,12 @@
 """The picks of other routers, as those tell us of them: counted beside our own.
 
 What another router says may be late, lost, repeated, in any order, or false. That costs accuracy
-and no more: our own picks are never touched, and everything kept here is bounded.
+and no more: our own picks are never touched, no request is rejected for picks that the next report
+does not show (`EndpointView.num_unseen`), and everything kept here is bounded.
 
 1. A router is listened to from `begin` to `forget`. `begin` again voids what it told before. What
-   it had in flight at `forget` counts on as others' requests, until reports show less.
+   it had in flight at `forget`, and at `begin` by the last report, counts on as others' requests
+   until it is told again or reports show less.
 2. A pick counts once and ends once. Told again for another endpoint, it has moved there. An end may
    come before its start: the ids of ended picks are remembered for a while, and a start of one of
    them is ignored.
@@ -109,7 +111,9 @@ class Told:
 
     def begin(self, router_id: str, *, now: float) -> None:
         """Listen to a router from now on; what it told before is void."""
-        self._end_all(self._flights_of(router_id), now=now)
+        for tracked, void in self._end_all(self._flights_of(router_id), now=now).items():
+            # Those that it tells again are taken from others' requests (`Tracked.begin_told`).
+            tracked.leave_to_reports([each for each in void if tracked.is_reported(each)])
         self._routers.pop(router_id, None)
         if len(self._routers) < self._bounds.max_routers:
             self._routers[router_id] = _Teller()
@@ -148,10 +152,12 @@ class Told:
         now: float,
         reported_at_s: float | None = None,
         has_run: bool = True,
+        address: str = "",
     ) -> None:
         """End a pick that ended at `now`, by a report of `reported_at_s` (None for `now`).
 
-        `has_run` is False if the engine cannot have worked on it.
+        `address` is of the endpoint that served it, "" for the pick's own; `has_run` is False if
+        the engine there cannot have worked on it.
         """
         router = self._routers.get(router_of(pick_id))
         if router is None or self._is_long(pick_id):
@@ -160,8 +166,12 @@ class Told:
         if flight is None:
             router.remember(pick_id, self._bounds.max_ended)
         else:
-            self._end(flight, now=now, has_run=has_run)
+            is_served_here = address in ("", flight.tracked.endpoint.address)
+            self._end(flight, now=now, has_run=has_run and is_served_here)
             flight.tracked.prompts.bound(now if reported_at_s is None else reported_at_s)
+            served = None if is_served_here else self._find(address)
+            if served is not None:
+                served.note(served.listed_adapter(flight.name), now=now, has_run=has_run)
 
     def drop(self, tracked: Tracked) -> list[ToldFlight]:
         """End all picks of an endpoint that left or restarted, and return them."""
@@ -202,10 +212,10 @@ class Told:
         return len(pick_id) > self._bounds.max_id_chars
 
     def _count(self, router: _Teller, pick: ToldPick, tracked: Tracked, now: float) -> None:
-        flight = ToldFlight(pick.id, tracked, pick.adapter, now, pick.body_bytes)
-        router.flights[pick.id] = flight
         picked_at_s = now - between(pick.age_s, self._bounds.max_age_s)
-        tracked.begin_told(flight, picked_at_s=picked_at_s)
+        flight = ToldFlight(pick.id, tracked, pick.adapter, now, picked_at_s, pick.body_bytes)
+        router.flights[pick.id] = flight
+        tracked.begin_told(flight)
         self.num_in_flight += 1
 
     def _end_all(

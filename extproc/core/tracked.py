@@ -7,7 +7,6 @@ from math import inf
 from types import MappingProxyType
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from extproc.core.cachesize import MAX_BODY_BYTES
 from extproc.core.floor import Floor
@@ -55,6 +54,7 @@ class ToldFlight(Struct, eq=False):
     tracked: Tracked
     name: str | None
     told_at_s: float
+    picked_at_s: float
     body_bytes: int
     adapter: str | None = None
 
@@ -71,6 +71,7 @@ class Tracked:
         *("is_unreachable", "is_waited_for", "models", "num_foreign", "num_loads", "num_silences"),
         *("registered", "report", "reported_at_s", "residency", "restarted_at_s", "view"),
         *("cpu_adapters", "group", "prompts", "steady", "told", "traits", "view_expires_s"),
+        *("num_others_reported", "num_told_before"),
     )
 
     def __init__(self, endpoint: Endpoint, settings: PoolSettings) -> None:
@@ -89,6 +90,8 @@ class Tracked:
         self.cpu_adapters: tuple[str, ...] = ()
         self.num_loads = 0
         self.told: dict[str, ToldFlight] = {}
+        self.num_told_before = 0  # those of `told` that were picked before the last report
+        self.num_others_reported = 0  # requests that the last report leaves beside ours
         self.prompts = Prompts(traits.costs)
         self.steady = Floor()
         self.is_unreachable = False
@@ -130,7 +133,7 @@ class Tracked:
         self.registered = None if models is None else frozenset(models)
         for flight in self.told.values():
             if flight.adapter is None:
-                flight.adapter = self._listed_adapter(flight.name)
+                flight.adapter = self.listed_adapter(flight.name)
                 self._count(flight.adapter)
 
     def restart(self, now: float) -> None:
@@ -180,18 +183,19 @@ class Tracked:
         self.prompts.unfinished_bytes -= flight.pick.request.body_bytes
         self._discount(flight.adapter, now=now, has_run=has_run)
 
-    def note(self, flight: InFlight, *, now: float, has_run: bool) -> None:
+    def note(self, adapter: str | None, *, now: float, has_run: bool) -> None:
         """Note a pick of another endpoint, which refused it: the engine here has worked on it."""
-        here = replace(flight, tracked=self, adapter=self.adapter_of(flight.pick))
-        self.begin(here)
-        self.end(here, now=now, has_run=has_run)
+        self._count(adapter)
+        self._discount(adapter, now=now, has_run=has_run)
 
-    def begin_told(self, flight: ToldFlight, *, picked_at_s: float) -> None:
+    def begin_told(self, flight: ToldFlight) -> None:
         """Count another router's pick here."""
-        flight.adapter = self._listed_adapter(flight.name)
-        self.queue(flight.adapter, flight.body_bytes, at_s=picked_at_s, now=flight.told_at_s)
-        if self.reported_at_s is not None and picked_at_s <= self.reported_at_s:
+        flight.adapter = self.listed_adapter(flight.name)
+        picked_at_s, now = flight.picked_at_s, flight.told_at_s
+        self.queue(flight.adapter, flight.body_bytes, at_s=picked_at_s, now=now)
+        if self.is_reported(flight):
             self.num_foreign = max(0, self.num_foreign - 1)  # the report has counted it already
+            self.num_told_before += 1
         self.told[flight.id] = flight
         self.prompts.unfinished_bytes += flight.body_bytes
         self._count(flight.adapter)
@@ -199,8 +203,13 @@ class Tracked:
     def end_told(self, flight: ToldFlight, *, now: float, has_run: bool) -> None:
         """Stop counting another router's pick; see `end`."""
         del self.told[flight.id]
+        self.num_told_before -= self.is_reported(flight)
         self.prompts.unfinished_bytes -= flight.body_bytes
         self._discount(flight.adapter, now=now, has_run=has_run)
+
+    def is_reported(self, flight: ToldFlight) -> bool:
+        """Return whether another router's pick is old enough for the last report to count it."""
+        return self.reported_at_s is not None and flight.picked_at_s <= self.reported_at_s
 
     def leave_to_reports(self, flights: Sequence[ToldFlight]) -> None:
         """Count picks whose ends nobody will tell as others' requests, until a report shows less.
@@ -225,7 +234,7 @@ class Tracked:
         costs = self.prompts.costs
         return costs.cached_load_s if adapter in self.cpu_adapters else costs.cold_load_s
 
-    def _listed_adapter(self, name: str | None) -> str | None:
+    def listed_adapter(self, name: str | None) -> str | None:
         """Return `name` if it is an adapter by the endpoint's own list."""
         card = None if self.models is None or name is None else self.models.get(name)
         return None if card is None or card.parent is None else card.id
@@ -267,7 +276,9 @@ class Tracked:
         each adapter as one request.
         """
         total = report.num_running + report.num_waiting
-        self.num_foreign = max(0, total - len(self.flights) - len(self.told))
+        self.num_others_reported = max(0, total - len(self.flights))
+        self.num_told_before = sum(map(self.is_reported, self.told.values()))
+        self.num_foreign = max(0, self.num_others_reported - len(self.told))
         self.steady.record(self.num_foreign, now=now)
         # An idle engine's page may still name those that were active last.
         ours = self.adapters
@@ -302,6 +313,7 @@ class Tracked:
             num_foreign=self.num_foreign - steady if is_known else 0,
             num_in_flight=len(self.flights),
             num_told=len(self.told),
+            num_unseen=max(0, self.num_told_before - self.num_others_reported) if is_known else 0,
             num_running=report.num_running,
             num_waiting=report.num_waiting,
             num_deferred=report.num_deferred or 0,

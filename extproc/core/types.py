@@ -110,6 +110,8 @@ class EndpointView(Struct, frozen=True, gc=False):
             tell us of, and of others' by the reports those that have been there for seconds.
         num_foreign: Further ones by the last report, of routers that do not tell us. Routers that
             chose by it would all go to the same endpoint at the same time.
+        num_unseen: Of `num_told`, those that the last report should show beside ours and does not:
+            they count for a choice, but no request is rejected for them.
         reported_adapters: Those with requests, by the last report alone.
         num_adapter_loads: Adapters that have entered a GPU slot, as far as residency shows.
         is_owing: New or recently restarted and has not listed its models yet; it may serve models
@@ -130,6 +132,7 @@ class EndpointView(Struct, frozen=True, gc=False):
     num_pending: int = 0
     num_in_flight: int = 0  # the part of `num_pending` that we dispatched ourselves
     num_told: int = 0  # the other part
+    num_unseen: int = 0
     num_foreign: int = 0
     num_running: int = 0  # as of the last report, like the next three
     num_waiting: int = 0

@@ -37,6 +37,11 @@ HANDSHAKE_S = 5.0
 RETRY_S = 0.1
 """Rest after the end of a link; doubled with each failure in a row."""
 MAX_RETRY_S = 5.0
+MAX_UNSENT_BYTES = 8 * 1024 * 1024
+"""Of messages that wait for the other end to read; far above what a session sends without a sign of
+that, so whoever exceeds it lies. The link ends."""
+MESSAGE_BYTES = 64
+"""What a message that waits takes beside its content."""
 
 Open = Callable[[Call, Callable[[str], None]], Session]
 
@@ -172,7 +177,9 @@ class _Link:
         loop = asyncio.get_running_loop()
         # The first to end ends the link; a TaskGroup would wait for the other.
         reader = loop.create_task(self._read(stream, session))
-        tasks = (reader, loop.create_task(self._outbox.write_to(stream)))
+        writer = loop.create_task(self._outbox.write_to(stream))
+        # An end does not wait for the writer: the other end may never read what it sends.
+        tasks = (reader, writer, loop.create_task(self._outbox.over.wait()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -193,25 +200,34 @@ class _Link:
 
 
 class _Outbox:
-    """The link as a `Call` of its session; holds a few messages at most."""
+    """The link as a `Call` of its session; holds `MAX_UNSENT_BYTES` at most."""
 
     def __init__(self) -> None:
         self.reason = ""
-        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.over = asyncio.Event()
+        self._messages: asyncio.Queue[bytes] = asyncio.Queue()
+        self._num_bytes = 0
 
     def send(self, message: bytes) -> None:
-        self._messages.put_nowait(message)
+        num_bytes = self._num_bytes + len(message) + MESSAGE_BYTES
+        if num_bytes > MAX_UNSENT_BYTES:
+            self.end(Code.RESOURCE_EXHAUSTED, "it does not read")
+        else:
+            self._num_bytes = num_bytes
+            self._messages.put_nowait(message)
 
     def end(self, code: Code = Code.OK, details: str = "") -> None:
         self.reason = self.reason or details
-        self._messages.put_nowait(None)
+        self.over.set()
 
     def hold(self, num_bytes: int, *, is_whole: bool = False) -> None:
         """Do nothing: this transport has no budget."""
 
     async def write_to(self, stream: Stream[bytes, bytes]) -> None:
-        while (message := await self._messages.get()) is not None:
+        while True:
+            message = await self._messages.get()
             await stream.send_message(message)
+            self._num_bytes -= len(message) + MESSAGE_BYTES
 
 
 class _Bytes(CodecBase):

@@ -6,7 +6,7 @@ each other; this file encodes and decodes them. The end that listens and the end
 
 Picks go to each router over one link, the oldest, which begins with those in flight. Nobody
 acknowledges them: a link that is slow to acknowledge entries gets no more than `MAX_UNREAD_BYTES`
-of them, and the rest is dropped.
+of them, the rest is dropped, ends too, and once the link has read it begins again.
 """
 
 from __future__ import annotations
@@ -133,6 +133,11 @@ class PeersService:
         if failures:
             raise ExceptionGroup("links failed", failures)
 
+    def begin_again(self) -> None:
+        """Begin every link again with the next `tell`s: something could not be told."""
+        for session in self._telling.values():
+            session.has_begun = False
+
     def _first(self, num_links: int) -> list[tuple[Tidings, bytes]]:
         """Return the messages that so many links begin with, the oldest pick first."""
         assert self.in_flight is not None
@@ -199,6 +204,7 @@ class _Session:
         self._has_hello = False
         self._is_over = False
         self._num_unread_bytes = 0
+        self._is_behind = False  # has dropped what was to be told, and has not read since
         hello = peers_pb2.Hello(router_id=service.router_id)
         call.send(peers_pb2.PeerMessage(hello=hello).SerializeToString())
 
@@ -238,7 +244,8 @@ class _Session:
         if link is None:
             return
         num_bytes = self._num_unread_bytes + len(message)
-        if num_bytes > MAX_UNREAD_BYTES:
+        if self._is_behind or num_bytes > MAX_UNREAD_BYTES:
+            self._is_behind = True
             self._service.num_untold += len(tidings.picks) + len(tidings.ends)
             return
         self._service.num_told += len(tidings.picks)
@@ -268,10 +275,18 @@ class _Session:
                 self._service.record(entries)
             self._call.send(_ACKNOWLEDGEMENT)
         elif content.HasField("acknowledgement"):
-            self._num_unread_bytes = 0
-            self._service.relay.acknowledged(link, now=self._service.clock())
+            self._handle_acknowledgement(link)
         elif content.HasField("picks"):
             self._service.on_tidings(link.router_id, decode(link.router_id, content.picks))
+
+    def _handle_acknowledgement(self, link: Link) -> None:
+        if not link.is_waiting:
+            return  # nobody asked: no sign that the other side has read anything
+        self._num_unread_bytes = 0
+        self._service.relay.acknowledged(link, now=self._service.clock())
+        if self._is_behind:  # picks whose ends were dropped are still counted there
+            self._is_behind = self.has_begun = False
+            self._service.on_owing()
 
     def _send(self, batch: Sequence[bytes]) -> None:
         entries = peers_pb2.Entries(log_entries=batch)

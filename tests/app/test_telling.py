@@ -309,6 +309,37 @@ def test_picks_beyond_the_most_that_wait_are_dropped_and_counted() -> None:
     assert pool.num_in_flight == MAX_WAITING + 2
 
 
+def test_after_a_drop_the_others_count_what_is_in_flight_and_nothing_else() -> None:
+    later, call, clock, far = Later(), FakeCall(), Clock(), Pool()
+    pool, _, service, _ = teller(later, clock)
+    far.set_endpoints([endpoint(1)])
+    link(service, call)
+    later.run()
+    for number in range(MAX_WAITING):
+        pool.start(pick(f"aa-{number}"), now=0.0)
+    later.run()
+    clock.now = BEGIN_INTERVAL_S
+    for number in range(MAX_WAITING + 3):
+        pool.start(pick(f"aa-{MAX_WAITING + number}"), now=1.0)
+    for number in range(2 * MAX_WAITING):
+        pool.finish(f"aa-{number}", now=1.0)
+    later.run()
+    hear(call, far)
+
+    assert far.told.num_in_flight == pool.num_in_flight == 3
+    assert later.due == []
+
+
+def hear(call: FakeCall, pool: Pool) -> None:
+    """Count in another router's pool what was told over a link."""
+    service = PeersService(Relay(), "bb", on_entries=lambda _: None, clock=lambda: 0.0)
+    telling = Telling(pool, service, call_later=Later(), clock=lambda: 0.0, observers=Observers())
+    telling.begin()
+    session = service.dialled(FakeCall(), lambda _: None)
+    for message in call.sent:
+        session.receive(message)
+
+
 class BrokenCall(FakeCall):
     """A way back that fails once it is told to."""
 

@@ -84,6 +84,24 @@ def test_an_entry_about_another_routers_pick_ends_it_before_that_router_tells() 
     assert (books.view().num_told, books.view().num_in_flight) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("served", "resident_at"),
+    [(address(1), {1}), ("", {1}), (address(2), {2}), (address(9), set())],
+)
+def test_another_routers_adapter_is_resident_where_its_pick_was_served(
+    served: str, resident_at: set[int]
+) -> None:
+    books = Books(model="")
+    told = books.pool.told
+    told.begin("other", now=0.0)
+    told.start(ToldPick("other-1", address(1), "a", 0, 0.0), now=1.0)
+    books.hear(pick_id="other-1", address=served, attempts=2)
+    told.finish("other-1", now=3.0, has_run=False)  # by its own router, whose word comes second
+
+    assert {n for n in (1, 2) if books.view(n).gpu_adapters == ("a",)} == resident_at
+    assert {books.view(number).num_told for number in (1, 2)} == {0}
+
+
 @pytest.mark.parametrize("pick_id", ["r-2", "other-2"])
 def test_an_entry_that_comes_late_leaves_the_prompts_that_are_ahead_at_that_time(
     pick_id: str,

@@ -40,6 +40,13 @@ def test_requests_of_others_count_against_the_cap(known: dict[str, int]) -> None
     assert admit([busy], request(), AdmissionSettings(3)) == [busy]
 
 
+def test_told_requests_that_the_report_does_not_show_leave_room() -> None:
+    told = endpoint_view(num_pending=5, num_told=4, num_unseen=3)
+
+    assert admit([told], request(), AdmissionSettings(3)) == [told]
+    assert isinstance(admit([told], request(), AdmissionSettings(2)), Rejection)
+
+
 # --- sheddable requests ----------------------------------------------------------------------
 
 SHEDS = AdmissionSettings(priorities={"batch": -1, "chat": 0, "gold": 9})

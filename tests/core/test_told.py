@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from extproc.core.admission import AdmissionSettings, admit
 from extproc.core.costs import Costs
 from extproc.core.pool import Pool, PoolSettings
 from extproc.core.prompts import MAX_QUEUE_S
@@ -534,6 +535,45 @@ def busy(made: Pool, num_running: int, *seconds: int) -> None:
         made.record_report(address(1), told_of, taken_at_s=float(second))
 
 
+def unseen(made: Pool, *, now: float) -> int:
+    return view(made, now=now).num_unseen
+
+
+def test_told_picks_that_the_next_report_does_not_show_reject_no_request() -> None:
+    made = pool()
+    busy(made, 0, 0)
+    for number in range(256):
+        made.told.start(told(f"x-{number}"), now=0.5)
+    assert unseen(made, now=0.5) == 0
+    busy(made, 0, 1)
+    idle = view(made, now=1.0)
+    assert (idle.num_told, idle.num_unseen) == (256, 256)
+    assert admit([idle], request(), AdmissionSettings(max_pending=1)) == [idle]
+    made.told.start(told("y-1"), now=1.5)  # after the report
+
+    assert (view(made, now=1.5).num_told, unseen(made, now=1.5)) == (257, 256)
+
+
+def test_of_told_picks_a_report_shows_what_it_leaves_beside_ours() -> None:
+    made = pool()
+    for number in range(4):
+        made.told.start(told(f"x-{number}"), now=0.0)
+    own(made)
+    busy(made, 3, 1)
+    assert unseen(made, now=1.0) == 2
+    made.told.finish("x-0", now=1.0)
+    assert unseen(made, now=1.0) == 1
+    for number in range(1, 4):
+        made.told.finish(f"x-{number}", now=1.0)
+    assert unseen(made, now=1.0) == 0
+    made.told.start(ToldPick("x-5", address(1), "a", 0, 5.0), now=2.0)  # it is among the three
+    assert unseen(made, now=2.0) == 0
+    busy(made, 0, 3)
+    assert unseen(made, now=3.0) == 1
+
+    assert unseen(made, now=1e6) == 0  # the report has expired: nothing is known
+
+
 def test_what_a_new_link_tells_is_not_counted_beside_the_report_that_has_it() -> None:
     made = pool()
     busy(made, 20, *range(40))
@@ -586,6 +626,24 @@ def test_a_router_that_is_back_at_once_changes_nothing() -> None:
     busy(made, 20, 40)
 
     assert view(made, now=40.0).num_pending == 20
+
+
+@pytest.mark.parametrize("num_others", [0, 10])
+def test_a_router_that_begins_again_takes_nothing_from_the_requests_of_others(
+    num_others: int,
+) -> None:
+    made = pool()
+    for number in range(10):
+        made.told.start(told(f"x-{number}"), now=0.0)
+    busy(made, 10 + num_others, *range(40))
+    made.told.start(told("x-10"), now=39.1)  # after the report
+    for now in (39.2, 39.3):
+        made.told.begin("x", now=now)
+        for number in range(11):
+            age_s = now - (39.1 if number == 10 else 0.0)
+            made.told.start(ToldPick(f"x-{number}", address(1), "a", 0, age_s), now=now)
+        seen = view(made, now=now)
+        assert (seen.num_told, seen.num_pending + seen.num_foreign) == (11, 11 + num_others)
 
 
 def test_an_adapter_whose_requests_here_have_ended_is_not_others() -> None:
@@ -680,6 +738,11 @@ class ToldMachine(RuleBasedStateMachine):
         if comes_back:
             self.pool.told.begin(router_id, now=self.now)
 
+    @rule(router_id=st.sampled_from(["x", "y"]))
+    def begin_again(self, router_id: str) -> None:
+        self.pool.told.begin(router_id, now=self.now)
+        self.told = {id for id in self.told if not id.startswith(router_id)}
+
     @rule(numbers=st.sets(numbers, min_size=1))
     def set_endpoints(self, numbers: set[int]) -> None:
         self.flights = {id: n for id, n in self.flights.items() if self.end_unless(id, n, numbers)}
@@ -730,6 +793,10 @@ class ToldMachine(RuleBasedStateMachine):
             assert each.pending("a") >= len(in_flight)
             assert each.prompts_done_s <= self.now + MAX_QUEUE_S
             assert each.num_foreign >= 0
+            assert 0 <= each.num_unseen <= each.num_told
+            tracked = self.pool._tracked[each.address]
+            reported = [flight for flight in tracked.told.values() if tracked.is_reported(flight)]
+            assert tracked.num_told_before == len(reported)
 
     def teardown(self) -> None:
         for router_id in ("x", "y", "z"):

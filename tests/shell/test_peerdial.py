@@ -18,8 +18,9 @@ from extproc.core.relay import Relay
 from extproc.shell import wire
 from extproc.shell.certificates import Certificates
 from extproc.shell.grpcio import GrpcioServer
-from extproc.shell.peerdial import PeerDialler, tls_context
+from extproc.shell.peerdial import MAX_UNSENT_BYTES, PeerDialler, tls_context
 from extproc.shell.peers import METHOD, PeersService
+from extproc.shell.rpc import Call, Session
 from tests.shell.pki import Pki
 
 PATIENCE_S = 60.0
@@ -163,6 +164,59 @@ async def test_an_address_that_is_not_listed_any_more_loses_its_link() -> None:
         await eventually(lambda: far.relay.linked_routers() == {"a"})
         near.dialler.set_addresses([])
         await eventually(lambda: far.relay.linked_routers() == set())
+
+
+class Flood:
+    """Links whose sessions send so much at once."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.num_closed = 0
+
+    def open(self, call: Call, on_hello: Callable[[str], None]) -> Session:
+        on_hello("b")
+        for _ in range(self.num_bytes // 65_536):
+            call.send(bytes(65_536))
+        return self
+
+    def receive(self, message: bytes) -> None:
+        pass
+
+    def half_close(self) -> None:
+        pass
+
+    def closed(self) -> None:
+        self.num_closed += 1
+
+
+@asynccontextmanager
+async def deaf() -> AsyncIterator[str]:
+    """A server that reads nothing."""
+    writers: list[asyncio.StreamWriter] = []
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(b"\0\0\0\4\0\0\0\0\0")  # empty SETTINGS
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    for writer in writers:
+        writer.transport.abort()
+    server.close()
+
+
+async def test_the_link_to_a_router_that_does_not_read_ends_before_it_fills_the_memory() -> None:
+    most, more = Flood(MAX_UNSENT_BYTES - 2**20), Flood(MAX_UNSENT_BYTES + 2**20)
+    diallers = [PeerDialler(METHOD, "a", each.open, rng=random.Random(1)) for each in (most, more)]
+    async with deaf() as address:
+        for dialler in diallers:
+            dialler.set_addresses([address])
+        await eventually(lambda: more.num_closed >= 2)  # dialled again
+        num_ended = most.num_closed
+        for dialler in diallers:
+            await dialler.aclose()
+
+    assert num_ended == 0
 
 
 async def _answer_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -498,12 +498,42 @@ def test_a_link_that_does_not_read_gets_so_much_and_all_later_picks_are_dropped(
     assert MAX_UNREAD_BYTES // 2 < sent <= MAX_UNREAD_BYTES + 100
     assert near.service.num_untold > MAX_TOLD
     wire.pump()
-    near.service.tell(batch, [])
+
+    num_heard = sum(len(each.picks) + len(each.ends) for _, each in far.heard)
+    assert num_heard + near.service.num_untold == num_batches * (MAX_TOLD + 1)
+
+
+def test_a_link_that_has_dropped_something_begins_again_once_it_has_read() -> None:
+    near, far, wire = telling()
+    near.clock.now += BEGIN_INTERVAL_S
+    batch = [told(number) for number in range(MAX_TOLD)]
+    while not near.service.num_untold:
+        near.service.tell(batch, [])
+    near.service.tell([], [ToldEnd("a-1")])  # would fit, but what it ends may have been dropped
+    assert not near.service.is_owing
+    num_owing = near.num_owing
+    near.begin_with(told(7))
+    wire.pump()
+    assert (near.num_owing, near.service.is_owing) == (num_owing + 1, True)
+    near.service.tell([told(8)], [])
+    near.service.tell([told(9)], [])
     wire.pump()
 
-    assert far.heard[-1][1].picks == batch
-    num_heard = sum(len(each.picks) + len(each.ends) for _, each in far.heard)
-    assert num_heard + near.service.num_untold == num_batches * (MAX_TOLD + 1) + MAX_TOLD
+    last = [tidings for _, tidings in far.heard[-3:]]
+    assert last == [FIRST, Tidings([told(7)], []), Tidings([told(9)], [])]
+
+
+def test_an_acknowledgement_that_nobody_asked_for_is_no_sign_of_reading() -> None:
+    near, _, wire = telling()
+    [session] = near.service._sessions
+    assert session.link is not None
+    batch = [told(number) for number in range(MAX_TOLD)]
+    for _ in range(160):
+        if not session.link.is_waiting:
+            session.receive(message(acknowledgement=peers_pb2.Acknowledgement()))
+        near.service.tell(batch, [])
+
+    assert sum(map(len, wire.waiting())) <= MAX_UNREAD_BYTES + 100
 
 
 def test_while_it_reads_nothing_is_dropped() -> None:

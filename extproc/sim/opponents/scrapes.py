@@ -45,6 +45,7 @@ def as_scraped(view: EndpointView) -> EndpointView:
         pending_by_adapter=dict.fromkeys(sorted(view.reported_adapters), 1),
         num_pending=view.num_running + view.num_waiting,
         num_told=0,
+        num_unseen=0,
         num_foreign=0,
         gpu_adapters=(),
         cpu_adapters=(),
