@@ -90,6 +90,14 @@ def test_development_and_evaluation_share_no_seed() -> None:
         ({"fleet": {"kinds": [{"num_pods": 1, "max_loras": 10_000}]}}, "KV blocks"),
         ({"fleet": {"kinds": [{"num_pods": 1, "nonsense": 1}]}}, "nonsense"),
         ({"fleet": {"kinds": [{"num_pods": 1, "slowness": 0.5}]}}, "must be at least 1"),
+        ({"fleet": {"num_pods": 2, "kinds": [{"num_pods": 3}]}}, "3 pods in a fleet of 2"),
+        (
+            {
+                "fleet": {"kinds": [{"num_pods": 1, "max_lora_rank": 32}]},
+                "scenarios": [{"name": "z", "workload": {"ranks": [8, 64]}}],
+            },
+            "rank 64 fits no pod: 32",
+        ),
         ({"profile": "nonsense"}, "nonsense"),
         ({"scenarios": [{"name": "z", "events": [{"kind": "x", "at": 0.5}]}]}, "unknown event x"),
     ],
