@@ -64,6 +64,7 @@ class _Observation:
 
     Attributes:
         adapters: Adapters in use there.
+        registered: Models that it lists.
         version: Changes whenever the state does.
         opens_s: When its first slot probably becomes free, if nothing is sent there.
         before: Its forecast if nothing is sent there, once it was needed.
@@ -71,6 +72,7 @@ class _Observation:
 
     state: PodState
     adapters: frozenset[str]
+    registered: frozenset[str]
     version: tuple[int, ...]
     opens_s: float
     taken_at_s: float
@@ -181,6 +183,7 @@ class Oracle:
             if (
                 adapter is not None
                 and adapter not in seen.adapters
+                and adapter in seen.registered
                 and not self._is_late(held, now)
             ):
                 rivals[adapter].append(held.output_tokens)
@@ -234,7 +237,8 @@ def _see(pod: FleetPod, fleet: Fleet, version: tuple[int, ...], now: float) -> _
     state = state_of(pod, fleet.workload.adapters)
     active = {each.adapter for each in state.running} | {each.adapter for each in state.queued}
     adapters = frozenset(adapter for adapter in active if adapter is not None)
-    return _Observation(state, adapters, version, _opens_s(state, len(adapters)), now)
+    opens_s = _opens_s(state, len(adapters))
+    return _Observation(state, adapters, frozenset(pod.registered), version, opens_s, now)
 
 
 def _queued_at(seen: _Observation, arrival: Arrival) -> Queued:

@@ -11,7 +11,7 @@ from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
 from extproc.sim.engine.profiles import H100_8B
 from extproc.sim.fleet.events import FleetEvent, PodLoss
 from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.fleet.settings import FleetSettings, PodKind
 from extproc.sim.opponents import opponent
 from extproc.sim.trials.oracle import Oracle, attach_oracles
 from extproc.workload.flights import FleetResult, FlightState
@@ -136,6 +136,23 @@ def test_the_last_slot_goes_to_the_adapter_that_serves_most_of_the_held() -> Non
     flights = served(work, num_pods=1, max_loras=1).flights
 
     assert [SLO.is_met(flight) for flight in flights] == [True, False, True, True, True]
+
+
+def test_an_idle_pod_is_open_whatever_is_held_for_a_larger_one() -> None:
+    """The held one would make better use of the slot, but is of a rank that does not fit."""
+    ranks = {"large": 64, "also-large": 64, "small": 16}
+    arrivals = (
+        arrival(0.0, "large", output_tokens=400),
+        arrival(0.1, "also-large", output_tokens=10),
+        arrival(0.11, "small", output_tokens=100),
+    )
+    settings = FleetSettings(num_pods=2, kinds=(PodKind(1, max_lora_rank=64),), max_loras=1)
+    work = Workload("test", arrivals, ranks)
+    fleet = Fleet(settings, work, lambda: Oracle(SLO), seed=1)
+    attach_oracles(fleet)
+    *_, small = fleet.run().flights
+
+    assert small.dispatched_s == small.arrival.at_s
 
 
 def test_routers_share_what_they_hold() -> None:
