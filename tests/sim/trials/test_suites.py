@@ -323,6 +323,19 @@ def test_a_suite_runs_with_a_custom_policy(tmp_path: Any) -> None:
     assert result["summary"] == again["summary"]
 
 
+def test_a_run_of_single_policies_leaves_the_whole_suite_s_results(tmp_path: Any) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(suite_text(bounds=[], seeds=[1], rates_rps=[8], num_requests=30))
+    run(str(path), jobs=1, out=tmp_path)
+    whole = {name: (tmp_path / name).read_bytes() for name in ("tiny.json", "tiny.trials.jsonl")}
+
+    result = run(str(path), only=["round_robin"], jobs=1, fresh=True, out=tmp_path)
+
+    assert {name: (tmp_path / name).read_bytes() for name in whole} == whole
+    kept = msgspec.json.decode((tmp_path / f"{result['suite'].name}.json").read_bytes())
+    assert {row["policy"] for row in kept["summary"]["z"]["rows"]} == {"round_robin"}
+
+
 def test_the_result_does_not_depend_on_the_number_of_processes(tmp_path: Any) -> None:
     path = tmp_path / "tiny.yaml"
     path.write_text(suite_text(bounds=[], seeds=[1, 2], rates_rps=[8], num_requests=30))
