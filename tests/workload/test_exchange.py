@@ -47,7 +47,10 @@ def record(index: int = 0, **fields: Any) -> RequestRecord:
 def test_a_prompt_is_as_long_as_the_workload_says(
     num_tokens: int, num_own: int, index: int
 ) -> None:
-    shared = {"prefix": "text", "prefix_tokens": max(0, num_tokens - num_own)}
+    shared: dict[str, Any] = {
+        "prefix": "text",
+        "prefix_tokens": max(0, num_tokens - num_own),
+    }
     asked = arrival(0.0, prompt_tokens=num_tokens, **shared)
     body = json.loads(encode_body(asked, index, RequestForm(COMPLETIONS)))
     chat = json.loads(encode_body(asked, index, RequestForm(CHAT)))
