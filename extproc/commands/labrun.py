@@ -61,7 +61,8 @@ def run(
     Args:
         name: A suite in `loadtest/scenarios/`, or a path.
         policy: As `policy.name` in the configuration file.
-        only: Policies to run instead of the suite's, without its bounds and sweeps.
+        only: Policies to run instead of the suite's, without its bounds and sweeps. The results
+            are those of a suite `<suite>-only`, and leave the whole suite's as they are.
         jobs: Processes; 0 for one per core. The result does not depend on it.
         fresh: Ignore the kept results of earlier runs of the same code.
         out: Where `<suite>.json` is written, and `<suite>.trials.jsonl` while it runs.
@@ -96,7 +97,8 @@ def _with_only(suite: Suite, policies: Sequence[str]) -> Suite:
     unknown = [label for label in policies if opponent(label) is None]
     if unknown:
         raise SuiteError(f"unknown policies: {', '.join(unknown)}")
-    return msgspec.structs.replace(suite, policies=list(policies), bounds=[], sweeps=[])
+    fields: dict[str, Any] = {"policies": list(policies), "bounds": [], "sweeps": []}
+    return msgspec.structs.replace(suite, name=f"{suite.name}-only", **fields)
 
 
 def tune(

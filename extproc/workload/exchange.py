@@ -114,12 +114,13 @@ def encode_body(arrival: Arrival, index: int, form: RequestForm) -> bytes:
         "stream_options": {"include_usage": True},
         **dict(form.extra),
     }
-    num_own = arrival.prompt_tokens - arrival.prefix_tokens
+    num_tokens = arrival.prompt_tokens - (_CHAT_TOKENS if form.path == CHAT else 0)
+    num_shared = min(arrival.prefix_tokens, max(0, num_tokens - 1))  # one token is its own
+    text = shared_text(arrival)[: 4 * num_shared] + prompt_text(index, num_tokens - num_shared)
     if form.path == CHAT:
-        text = shared_text(arrival) + prompt_text(index, num_own - _CHAT_TOKENS)
         body["messages"] = [{"role": "user", "content": text}]
     else:
-        body["prompt"] = shared_text(arrival) + prompt_text(index, num_own)
+        body["prompt"] = text
     return msgspec.json.encode(body)
 
 

@@ -87,7 +87,8 @@ class Metrics:
         max_over_mean_load: Request-seconds of the busiest pod over the mean pod's.
         worst_adapter: Attainment of the worst served adapter; the base model is one, and tenants
             count instead where there are any. Those with fewer than 30 requests are taken
-            together, the rarest first, until they have 30.
+            together, the rarest first, until they have 30; those left over join the last of
+            these, and are judged by themselves if there is none.
     """
 
     num_offered: int
@@ -202,13 +203,17 @@ def _worst_adapter(flights: Iterable[Flight], slo: Slo) -> float:
     met: defaultdict[str, list[bool]] = defaultdict(list)
     for flight in flights:
         met[flight.arrival.tenant or flight.arrival.adapter or ""].append(slo.is_met(flight))
-    groups: list[list[bool]] = [[]]
+    alone, rare = [], [list[bool]()]
     for _, own in sorted(met.items(), key=lambda item: (len(item[1]), item[0])):
-        groups[-1] += own
-        if len(groups[-1]) >= MIN_ADAPTER_REQUESTS:
-            groups.append([])
-    last = groups.pop()
-    if not groups:  # fewer than 30 in all
-        return fmean(last)
-    groups[-1] += last
-    return min(map(fmean, groups))
+        if len(own) >= MIN_ADAPTER_REQUESTS:
+            alone.append(own)
+            continue
+        rare[-1] += own
+        if len(rare[-1]) >= MIN_ADAPTER_REQUESTS:
+            rare.append([])
+    last = rare.pop()
+    if rare:
+        rare[-1] += last
+    elif last:
+        rare = [last]
+    return min(map(fmean, alone + rare))

@@ -172,7 +172,8 @@ def test_llmd_takes_the_reported_queue_or_its_own_requests_in_flight() -> None:
 
 
 def test_as_shipped_sees_pages_and_its_own_number_of_requests_and_no_more() -> None:
-    fresh = endpoint_view(1, pending_by_adapter={"a": 3}, gpu_adapters=("a",), num_told=9)
+    counted = {"num_told": 9, "num_adapter_loads": 5, "prompts_done_s": 100.5}
+    fresh = endpoint_view(1, pending_by_adapter={"a": 3}, gpu_adapters=("a",), **counted)
     named = endpoint_view(2, reported_adapters=frozenset("a"), num_running=2, num_waiting=1)
     scraped = as_scraped(named)
     for name in ("llmd_as_shipped", "filter_tree_as_shipped", "llmd_in_flight_as_shipped"):
@@ -183,7 +184,7 @@ def test_as_shipped_sees_pages_and_its_own_number_of_requests_and_no_more() -> N
         assert answer.endpoints == (named,)
     assert as_scraped(fresh).pending_by_adapter == {}
     assert as_scraped(fresh).gpu_adapters == ()
-    assert as_scraped(fresh).num_told == 0
+    assert as_scraped(fresh) == as_scraped(endpoint_view(1))
     assert (scraped.pending_by_adapter, scraped.num_pending) == ({"a": 1}, 3)
     counting = OPPONENTS["llmd_in_flight_as_shipped"]()
     sent = endpoint_view(3, num_in_flight=2)

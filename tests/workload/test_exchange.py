@@ -39,9 +39,19 @@ def record(index: int = 0, **fields: Any) -> RequestRecord:
 # --- requests -------------------------------------------------------------------------------
 
 
-@given(num_tokens=st.integers(1, 3000), index=st.integers(0, 10**6))
-def test_a_prompt_is_as_long_as_the_workload_says(num_tokens: int, index: int) -> None:
-    asked = arrival(0.0, prompt_tokens=num_tokens)
+@given(
+    num_tokens=st.integers(1, 3000),
+    num_own=st.integers(0, 10) | st.integers(0, 3000),
+    index=st.integers(0, 10**6),
+)
+def test_a_prompt_is_as_long_as_the_workload_says(
+    num_tokens: int, num_own: int, index: int
+) -> None:
+    shared: dict[str, Any] = {
+        "prefix": "text",
+        "prefix_tokens": max(0, num_tokens - num_own),
+    }
+    asked = arrival(0.0, prompt_tokens=num_tokens, **shared)
     body = json.loads(encode_body(asked, index, RequestForm(COMPLETIONS)))
     chat = json.loads(encode_body(asked, index, RequestForm(CHAT)))
 

@@ -122,8 +122,17 @@ def test_rare_adapters_that_are_given_up_show_together() -> None:
     metrics = measure(result(*popular, *rare), Slo())
     assert metrics.attainment > 0.99
     assert metrics.worst_adapter == 0
-    assert measure(result(*popular, *rare[:29]), Slo()).worst_adapter > 0.99
+    assert measure(result(*popular, *rare[:29]), Slo()).worst_adapter == 0
     assert measure(result(*few), Slo()).worst_adapter == 0.5
+
+
+def test_rare_adapters_left_over_join_other_rare_ones_and_no_popular_one() -> None:
+    popular = [flight(adapter="popular") for _ in range(6000)]
+    rare = [flight(adapter=f"rare-{n:02}", ttft_s=None if n % 2 else 0.1) for n in range(30)]
+    left_over = [flight(adapter=f"rare-{n}", ttft_s=None) for n in range(70, 80)]
+
+    metrics = measure(result(*popular, *rare, *left_over), Slo())
+    assert metrics.worst_adapter == pytest.approx(15 / 40)
 
 
 def test_percentiles_are_values_that_occurred() -> None:

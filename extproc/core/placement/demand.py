@@ -9,7 +9,9 @@ DECAY_S = 5.0
 """Work of this age counts a third. Short, so that an adapter that becomes popular is seen within
 seconds; that popularity passes later is for `levels`."""
 MIN_RATE = 1e-4
-"""In seconds of work per second: a rate below this is forgotten."""
+"""In seconds of work per second: a rate below this counts as none."""
+FORGOTTEN_RATE = 1e-12
+"""Far below: what is forgotten is never missed, so it does not matter when rates are read."""
 MAX_EXPONENT = 50.0
 """Of the weights: they grow with time, and are scaled down before they are too large for a float.
 """
@@ -38,12 +40,13 @@ class Demand:
     def rates(self, now: float) -> Mapping[str, float]:
         """Return the rate of each adapter that has one, as of `now`."""
         self._move_epoch(now)
-        return {adapter: each / self._decay_s for adapter, each in self._sums.items()}
+        rates = {adapter: each / self._decay_s for adapter, each in self._sums.items()}
+        return {adapter: rate for adapter, rate in rates.items() if rate >= MIN_RATE}
 
     def _move_epoch(self, at_s: float) -> None:
         """Weigh by the distance from another time, and forget what is next to nothing then."""
         factor = exp(min((self._epoch_s - at_s) / self._decay_s, MAX_EXPONENT))
-        least = MIN_RATE * self._decay_s
+        least = FORGOTTEN_RATE * self._decay_s
         scaled = {adapter: each * factor for adapter, each in self._sums.items()}
         self._sums = {adapter: each for adapter, each in scaled.items() if each >= least}
         self._epoch_s = at_s

@@ -145,7 +145,7 @@ class _Rooms:
                 break
             if found is None and self._rooms[address].num_places >= 1:
                 found = address
-            if found is not None and place >= DEPTH:
+            if found is not None and place >= DEPTH - 1:
                 break
         return () if found is None else self._taken(found, level)
 

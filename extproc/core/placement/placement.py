@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 
 from extproc.core.placement.homes import Capacity, PlacementSettings, place
 from extproc.core.placement.levels import Levels
 from extproc.core.placement.orders import Orders
 
 MAX_DRAWS = 50_000
-"""In one update, for adapters that are new: some 30 ms."""
+"""In one update, for the heads of the orders of adapters that are new: some 30 ms. One that finds
+no room in its head takes a draw of every endpoint besides, once."""
 
 
 class Placement:
@@ -44,7 +46,10 @@ class Placement:
             capacities: Of the endpoints that may be homes.
             now: Monotonic seconds.
         """
-        before, capacities = self._levels.by_adapter, tuple(capacities)
+        before, capacities = (
+            self._levels.by_adapter,
+            tuple(sorted(capacities, key=attrgetter("address"))),
+        )
         self._levels.update(rates, now=now)
         levels = self._levels.by_adapter
         if levels is before and capacities == self._capacities and self.is_settled:

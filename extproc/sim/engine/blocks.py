@@ -66,10 +66,10 @@ class BlockPool:
         self._queue = deque([_Run(size)])
         self._prefixes: dict[PrefixKey, Prefix] = {}
 
-    def found(self, key: PrefixKey) -> int:
-        """Return how many blocks of the prefix `key` are here."""
-        prefix = self._prefixes.get(key)
-        return prefix.blocks if prefix else 0
+    @property
+    def prefixes(self) -> dict[PrefixKey, int]:
+        """How many blocks of each prefix are here."""
+        return {key: prefix.blocks for key, prefix in self._prefixes.items()}
 
     def cost(self, blocks: int, key: PrefixKey | None) -> int:
         """Free blocks that `blocks` take which begin with the prefix `key`."""

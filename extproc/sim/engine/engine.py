@@ -28,6 +28,7 @@ from collections.abc import Mapping
 
 from extproc.sim.engine.activity import NEVER_S, Activity
 from extproc.sim.engine.ahead import StepsAhead
+from extproc.sim.engine.blocks import PrefixKey
 from extproc.sim.engine.lru import AdapterCache, AdapterLoad
 from extproc.sim.engine.profiles import EngineProfile
 from extproc.sim.engine.records import (
@@ -105,9 +106,10 @@ class Engine:
         """The gauges at the end of the last step."""
         return self._scheduler.stats(self._scheduler.pool.free)
 
-    def cached_tokens(self, request: EngineRequest) -> int:
-        """Return how many tokens of a request's prompt would be found in the KV cache now."""
-        return self._scheduler.cached_tokens(request)
+    @property
+    def cached_prefixes(self) -> dict[PrefixKey, int]:
+        """How many blocks of each shared beginning are in the KV cache."""
+        return self._scheduler.pool.prefixes
 
     def generated_tokens(self, request_id: str) -> int:
         """Return how many tokens an unfinished request has generated.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
+from extproc.sim.engine.blocks import PrefixKey
 from extproc.sim.engine.lru import AdapterLoad
 from extproc.workload.requests import Arrival
 
@@ -44,6 +45,14 @@ class EngineRequest(Struct, frozen=True, gc=False):
             arrival.prefix,
             arrival.prefix_tokens,
         )
+
+    def prefix_key(self, block_tokens: int) -> PrefixKey | None:
+        """The blocks of its prompt that can be shared: whole ones, and at least one token less
+        than the prompt, whose last token is always computed."""
+        if not self.prefix:
+            return None
+        blocks = min(self.prefix_tokens, self.prompt_tokens - 1) // block_tokens
+        return (self.adapter, self.prefix, blocks) if blocks else None
 
 
 class Timeline(Struct, frozen=True, gc=False):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from extproc.sim.engine.blocks import BlockPool, Prefix, PrefixKey
+from extproc.sim.engine.blocks import BlockPool, Prefix
 from extproc.sim.engine.profiles import EngineProfile
 from extproc.sim.engine.records import EngineRequest, EngineStats, Timeline
 from extproc.sim.engine.sequences import Decoders, Sequence
@@ -232,7 +232,10 @@ class Scheduler:
 
     def _has_room(self, sequence: Sequence) -> bool:
         blocks = self._blocks(sequence.num_tokens)
-        return self.pool.cost(blocks, self._prefix_key(sequence.request)) <= self.pool.free
+        return (
+            self.pool.cost(blocks, sequence.request.prefix_key(self._block_tokens))
+            <= self.pool.free
+        )
 
     def _start(self, sequence: Sequence, batch: Batch, now: float) -> None:
         self.waiting.remove(sequence)
@@ -258,7 +261,7 @@ class Scheduler:
             self._num_by_adapter[adapter] = self._num_by_adapter.get(adapter, 0) + 1
 
     def _find_prefix(self, sequence: Sequence) -> None:
-        key = self._prefix_key(sequence.request)
+        key = sequence.request.prefix_key(self._block_tokens)
         wanted = found = 0
         if key is not None:
             sequence.prefix = self.pool.hold(key)
@@ -297,19 +300,6 @@ class Scheduler:
             if not self._num_by_adapter[adapter]:
                 del self._num_by_adapter[adapter]
         return kept
-
-    def cached_tokens(self, request: EngineRequest) -> int:
-        """Return how many tokens of a prompt would be found in the KV cache now."""
-        key = self._prefix_key(request)
-        return self.pool.found(key) * self._block_tokens if key else 0
-
-    def _prefix_key(self, request: EngineRequest) -> PrefixKey | None:
-        """The blocks of its prompt that can be shared: whole ones, and at least one token less
-        than the prompt, whose last token is always computed."""
-        if not request.prefix:
-            return None
-        blocks = min(request.prefix_tokens, request.prompt_tokens - 1) // self._block_tokens
-        return (request.adapter, request.prefix, blocks) if blocks else None
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._block_tokens)

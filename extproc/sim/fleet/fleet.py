@@ -288,9 +288,7 @@ class Fleet:
                 self._add_pod()
                 self._at(self.now + self.settings.discovery_delay_s, self._discover)
             case SlowPod(pod=number, factor=factor):
-                pod = list(self.pods.values())[number]
-                pod.catch_up(self.now)
-                pod.slow_down(factor)
+                list(self.pods.values())[number].slow_down(factor, self.now)
             case AdapterRegistered(adapter=adapter):
                 self._register(adapter)
 

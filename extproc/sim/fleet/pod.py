@@ -75,8 +75,9 @@ class FleetPod:
         self.models.append(ModelCard(adapter, parent=self.models[0].id))
         self.registered.add(adapter)
 
-    def slow_down(self, factor: float) -> None:
-        """Multiply the costs of every later step by `factor`."""
+    def slow_down(self, factor: float, now: float) -> None:
+        """Multiply the costs of every step that begins from now on by `factor`."""
+        self.catch_up(now)
         self.engine.change_profile(self._profile.slowed(factor))
         self._quiet_until_s = self.free_at_s
 

@@ -83,6 +83,11 @@ class FleetSettings:
     warm_up_s: float = 0.0
     drain_s: float = 60.0
 
+    def __post_init__(self) -> None:
+        num = sum(kind.num_pods for kind in self.kinds)
+        if num > self.num_pods:
+            raise ValueError(f"kinds of {num} pods in a fleet of {self.num_pods}")
+
     def group_of(self, number: int) -> str:
         """Return the group of a pod, counted from 0; "" for the rest."""
         for group, kind in self.groups.items():
@@ -123,6 +128,12 @@ class FleetSettings:
     def rank_limit(self) -> float:
         """The largest rank that pods serve; where all pods are alike, every adapter fits."""
         return self.max_lora_rank if self.kinds else inf
+
+    @property
+    def largest_rank(self) -> float:
+        """The largest rank that any pod serves at the start."""
+        pods = (self.of(self.group_of(number)) for number in range(self.num_pods))
+        return max((pod.rank_limit for pod in pods), default=inf)
 
     @property
     def num_slots(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from math import inf
 
 from msgspec.structs import replace
 
@@ -49,4 +50,6 @@ def as_scraped(view: EndpointView) -> EndpointView:
         num_foreign=0,
         gpu_adapters=(),
         cpu_adapters=(),
+        num_adapter_loads=0,
+        prompts_done_s=-inf,
     )

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
+from extproc.sim.engine.blocks import PrefixKey
 from extproc.sim.engine.profiles import EngineProfile
 from extproc.sim.engine.records import EngineRequest
 from extproc.workload.judge import Slo
 
 if TYPE_CHECKING:
-    from extproc.sim.engine.engine import Engine
     from extproc.sim.fleet.pod import FleetPod
     from extproc.workload.requests import Arrival
 
@@ -50,6 +50,7 @@ class PodState:
     Attributes:
         free_at_s: When its step in progress ends.
         queued: Its queue, prefills in progress included, head first.
+        cached: Blocks of each shared beginning in its KV cache.
     """
 
     free_at_s: float
@@ -61,6 +62,7 @@ class PodState:
     ranks: Mapping[str, int]
     running: tuple[Running, ...]
     queued: tuple[Queued, ...]
+    cached: Mapping[PrefixKey, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,11 @@ class Forecast:
 def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodState:
     """Read a pod's state, as if its step in progress were done."""
     engine = pod.engine
-    running, queued = [], []
+    running, queued, cached = [], [], engine.cached_prefixes
     for request in engine.running:
         generated = engine.generated_tokens(request.id)
         if not generated:
-            queued.append(queued_at(engine, pod.flights[request.id].arrival))
+            queued.append(queued_at(pod.flights[request.id].arrival, cached, engine.profile))
             continue
         first_token_s = pod.flights[request.id].first_token_s
         running.append(
@@ -97,7 +99,10 @@ def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodState:
                 pod.free_at_s if first_token_s is None else first_token_s,
             )
         )
-    queued += [queued_at(engine, pod.flights[request.id].arrival) for request in engine.waiting]
+    queued += [
+        queued_at(pod.flights[request.id].arrival, cached, engine.profile)
+        for request in engine.waiting
+    ]
     return PodState(
         pod.free_at_s,
         engine.profile,
@@ -108,15 +113,23 @@ def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodState:
         ranks,
         tuple(running),
         tuple(queued),
+        cached,
     )
 
 
-def queued_at(engine: Engine, arrival: Arrival) -> Queued:
+def queued_at(arrival: Arrival, cached: Mapping[PrefixKey, int], profile: EngineProfile) -> Queued:
     """Return a request that is not running yet, without the part of its prompt that is cached."""
     prompt_tokens = arrival.prompt_tokens
-    if arrival.prefix:
-        prompt_tokens -= engine.cached_tokens(EngineRequest.of(arrival, ""))
+    if key := shared_part(arrival, profile):
+        prompt_tokens -= cached.get(key, 0) * profile.block_tokens
     return Queued(arrival.at_s, prompt_tokens, arrival.output_tokens, arrival.adapter)
+
+
+def shared_part(arrival: Arrival, profile: EngineProfile) -> PrefixKey | None:
+    """Return what of a prompt can be found in a KV cache; None for nothing."""
+    if not arrival.prefix:
+        return None
+    return EngineRequest.of(arrival, "").prefix_key(profile.block_tokens)
 
 
 def forecast(state: PodState, slo: Slo, *, now: float, extra: Queued | None = None) -> Forecast:

@@ -10,8 +10,8 @@ without it (`extproc.sim.trials.forecast`):
   budget, or if each would add a miss: a request that waits here keeps its choice.
 - **Order**: of the held requests that want the last slot of a pod, the adapter goes first that
   serves the most of them for each second of the slot.
-- **Shed**: requests that cannot meet the SLO any more, even on an idle pod. They are misses
-  anywhere, and would cost others.
+- **Shed**: requests that cannot meet the SLO any more, even on an idle pod that has the beginning
+  of their prompt cached. They are misses anywhere, and would cost others.
 
 Greedy: it knows nothing of future requests. Shed requests have no first token, so compare
 attainment and capacity with it, not throughput or percentiles under overload.
@@ -28,7 +28,15 @@ from typing import TYPE_CHECKING
 
 from extproc.core.policies.ranking import least
 from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-from extproc.sim.trials.forecast import Forecast, PodState, Queued, forecast, queued_at, state_of
+from extproc.sim.trials.forecast import (
+    Forecast,
+    PodState,
+    Queued,
+    forecast,
+    queued_at,
+    shared_part,
+    state_of,
+)
 from extproc.workload.judge import Slo
 
 if TYPE_CHECKING:
@@ -56,6 +64,7 @@ class _Observation:
 
     Attributes:
         adapters: Adapters in use there.
+        registered: Models that it lists.
         version: Changes whenever the state does.
         opens_s: When its first slot probably becomes free, if nothing is sent there.
         before: Its forecast if nothing is sent there, once it was needed.
@@ -63,6 +72,7 @@ class _Observation:
 
     state: PodState
     adapters: frozenset[str]
+    registered: frozenset[str]
     version: tuple[int, ...]
     opens_s: float
     taken_at_s: float
@@ -84,11 +94,11 @@ class Oracle:
         self._slot_price = slot_price
         self._age_s = age_s
         self._fleet: Fleet | None = None
-        self._held: dict[str, Queued] = {}
+        self._held: dict[str, Arrival] = {}
         self._observed: dict[str, _Observation] = {}
         self._phases_s: defaultdict[str, float] = defaultdict(float)
 
-    def attach(self, fleet: Fleet, held: dict[str, Queued]) -> None:
+    def attach(self, fleet: Fleet, held: dict[str, Arrival]) -> None:
         """Set the fleet to observe, and the requests held by all its oracles."""
         self._fleet, self._held = fleet, held
 
@@ -98,23 +108,22 @@ class Oracle:
         """Place, hold or shed."""
         assert self._fleet is not None, "not attached to a fleet"
         arrival, now = self._fleet.flights[request.request_id].arrival, snapshot.now
-        extra = Queued(arrival.at_s, arrival.prompt_tokens, arrival.output_tokens, arrival.adapter)
         self._held.pop(request.request_id, None)
-        if self._is_late(extra, now):
+        if self._is_late(arrival, now):
             return Wait(inf, "shed")
-        observed = self._observe_all(snapshot.endpoints, extra, now, rng)
+        observed = self._observe_all(snapshot.endpoints, arrival, now, rng)
         views = [
             view
             for view in snapshot.endpoints
             if (seen := observed[view.address])
-            and _starts_next(seen, extra)
-            and not self._is_outdone(seen, extra, now)
+            and _starts_next(seen, arrival)
+            and not self._is_outdone(seen, arrival, now)
         ]
         if views:
             chosen = self._place(views, observed, arrival, now, rng)
             if chosen is not None:
                 return Choice((chosen,), "oracle")
-        self._held[request.request_id] = extra
+        self._held[request.request_id] = arrival
         opens_s = min((seen.opens_s for seen in observed.values() if seen), default=inf)
         return Wait(max(now + LEAST_WAIT_S, min(opens_s, now + MOST_WAIT_S)), "hold")
 
@@ -127,12 +136,9 @@ class Oracle:
         rng: random.Random,
     ) -> EndpointView | None:
         """Return the pod where it does the least harm; None if it should wait."""
-        assert self._fleet is not None
-        pods, price = self._fleet.pods, self._slot_price * _part_in_use(observed) ** 2
+        price = self._slot_price * _part_in_use(observed) ** 2
         costs = {
-            view.address: self._harm(
-                seen, queued_at(pods[view.address].engine, arrival), now, price
-            )
+            view.address: self._harm(seen, _queued_at(seen, arrival), now, price)
             for view in views
             if (seen := observed[view.address])
         }
@@ -151,18 +157,21 @@ class Oracle:
         delay_s = after.total_s - before.total_s + price * (after.slot_s - before.slot_s)
         return after.num_misses - before.num_misses, delay_s
 
-    def _is_late(self, extra: Queued, now: float) -> bool:
-        """Return whether even an idle pod with the adapter in a slot would be too late."""
+    def _is_late(self, arrival: Arrival, now: float) -> bool:
+        """Return whether even an idle pod would be too late that has the adapter in a slot and all
+        that can be shared of the prompt in its KV cache."""
         assert self._fleet is not None
-        least_s = self._fleet.settings.profile.forward_s(
+        profile = self._fleet.settings.profile
+        key = shared_part(arrival, profile)
+        least_s = profile.forward_s(
             num_decoding=0,
-            kv_tokens=extra.prompt_tokens,
-            prefill_tokens=extra.prompt_tokens,
-            num_adapters=int(extra.adapter is not None),
+            kv_tokens=arrival.prompt_tokens,
+            prefill_tokens=arrival.prompt_tokens - (key[2] * profile.block_tokens if key else 0),
+            num_adapters=int(arrival.adapter is not None),
         )
-        return now + least_s > extra.arrived_s + self._slo.ttft_s
+        return now + least_s > arrival.at_s + self._slo.ttft_s
 
-    def _is_outdone(self, seen: _Observation, extra: Queued, now: float) -> bool:
+    def _is_outdone(self, seen: _Observation, extra: Arrival, now: float) -> bool:
         """Return whether another held adapter makes better use of the pod's last slot."""
         has_other = len(seen.adapters) + 1 < seen.state.max_loras
         if extra.adapter is None or extra.adapter in seen.adapters or has_other:
@@ -174,6 +183,7 @@ class Oracle:
             if (
                 adapter is not None
                 and adapter not in seen.adapters
+                and adapter in seen.registered
                 and not self._is_late(held, now)
             ):
                 rivals[adapter].append(held.output_tokens)
@@ -181,12 +191,12 @@ class Oracle:
         return tokens[extra.adapter] > min(tokens.values())
 
     def _observe_all(
-        self, views: Sequence[EndpointView], extra: Queued, now: float, rng: random.Random
+        self, views: Sequence[EndpointView], arrival: Arrival, now: float, rng: random.Random
     ) -> dict[str, _Observation | None]:
-        return {view.address: self._observe(view.address, extra, now, rng) for view in views}
+        return {view.address: self._observe(view.address, arrival, now, rng) for view in views}
 
     def _observe(
-        self, address: str, extra: Queued, now: float, rng: random.Random
+        self, address: str, arrival: Arrival, now: float, rng: random.Random
     ) -> _Observation | None:
         """Return the observation of a pod, observed again if due; None if it is gone."""
         assert self._fleet is not None
@@ -196,7 +206,7 @@ class Oracle:
             return seen if is_fresh else None
         if seen is not None and not self._age_s:
             # Nothing sent there could let this one in earlier.
-            is_closed = now < seen.opens_s and not _starts_next(seen, extra)
+            is_closed = now < seen.opens_s and not _starts_next(seen, arrival)
             if is_closed and seen.version[0] == pod.engine.counters.num_submitted:
                 return seen
         pod.catch_up(now)
@@ -217,7 +227,7 @@ class Oracle:
 
 def attach_oracles(fleet: Fleet) -> None:
     """Attach every oracle among a fleet's policies to the fleet and one store of held requests."""
-    held: dict[str, Queued] = {}
+    held: dict[str, Arrival] = {}
     for router in fleet.routers:
         if isinstance(router.policy, Oracle):
             router.policy.attach(fleet, held)
@@ -227,21 +237,26 @@ def _see(pod: FleetPod, fleet: Fleet, version: tuple[int, ...], now: float) -> _
     state = state_of(pod, fleet.workload.adapters)
     active = {each.adapter for each in state.running} | {each.adapter for each in state.queued}
     adapters = frozenset(adapter for adapter in active if adapter is not None)
-    return _Observation(state, adapters, version, _opens_s(state, len(adapters)), now)
+    opens_s = _opens_s(state, len(adapters))
+    return _Observation(state, adapters, frozenset(pod.registered), version, opens_s, now)
 
 
-def _starts_next(seen: _Observation, extra: Queued) -> bool:
+def _queued_at(seen: _Observation, arrival: Arrival) -> Queued:
+    return queued_at(arrival, seen.state.cached, seen.state.profile)
+
+
+def _starts_next(seen: _Observation, arrival: Arrival) -> bool:
     """Return whether the pod's next step would begin the request."""
     state, profile = seen.state, seen.state.profile
-    needs_slot = extra.adapter is not None and extra.adapter not in seen.adapters
+    needs_slot = arrival.adapter is not None and arrival.adapter not in seen.adapters
     if needs_slot and len(seen.adapters) >= state.max_loras:
         return False
     if not state.running and not state.queued:
         return True
     prompts = sum(each.prompt_tokens for each in state.queued)
-    kv_tokens = sum(each.kv_tokens for each in state.running) + prompts + extra.prompt_tokens
+    kv_tokens = sum(each.kv_tokens for each in state.running) + prompts
     return (
-        kv_tokens <= state.kv_capacity_tokens
+        kv_tokens + _queued_at(seen, arrival).prompt_tokens <= state.kv_capacity_tokens
         and prompts + len(state.running) < profile.max_num_batched_tokens
         and len(state.queued) + len(state.running) < profile.max_num_seqs
     )

@@ -229,7 +229,7 @@ def make_trial_parts(
         workload = make_workload(
             spec, num_requests=num or suite.num_requests, rate_rps=rate_rps, seed=seed
         )
-        settings = _settings(suite, scenario, workload.duration_s)
+        settings = _settings(suite, scenario, workload)
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise SuiteError(f"scenario {scenario.name}: {error!r}") from error
     duration_s = workload.duration_s
@@ -242,7 +242,7 @@ def make_trial_parts(
     return settings, workload, events
 
 
-def _settings(suite: Suite, scenario: ScenarioSpec, duration_s: float) -> FleetSettings:
+def _settings(suite: Suite, scenario: ScenarioSpec, workload: Workload) -> FleetSettings:
     named = PROFILES[suite.profile]
     overrides: dict[str, Any] = {
         key: int(value) if isinstance(getattr(named, key, None), int) else value
@@ -251,10 +251,14 @@ def _settings(suite: Suite, scenario: ScenarioSpec, duration_s: float) -> FleetS
     profile = replace(named, **overrides)
     knobs = {**suite.fleet, **scenario.fleet}
     knobs["kinds"] = tuple(PodKind(**each) for each in knobs.get("kinds", ()))
-    settings = FleetSettings(**knobs, profile=profile, warm_up_s=duration_s * suite.warm_up)
+    settings = FleetSettings(
+        **knobs, profile=profile, warm_up_s=workload.duration_s * suite.warm_up
+    )
     for group in ("", *settings.groups):
         own = settings.of(group)
         profile.kv_blocks(own.max_loras, own.max_lora_rank)  # or vLLM would not start
+    if (rank := max(workload.adapters.values(), default=0)) > settings.largest_rank:
+        raise ValueError(f"an adapter of rank {rank} fits no pod: {settings.largest_rank} at most")
     return settings
 
 

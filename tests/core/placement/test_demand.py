@@ -27,7 +27,7 @@ def test_the_rate_is_the_work_weighted_by_its_age(told: list[tuple[str, float, f
     rates = demand.rates(now)
 
     for adapter, rate in expected.items():
-        assert rates.get(adapter, 0.0) == pytest.approx(rate, abs=len(told) * MIN_RATE)
+        assert rates.get(adapter, 0.0) == pytest.approx(rate, abs=MIN_RATE)
 
 
 @given(st.lists(WORK, max_size=30), st.integers(0, 99))
@@ -50,6 +50,18 @@ def test_a_steady_adapter_has_the_work_that_it_brings() -> None:
         demand.add("a", 0.02, at_s=tick / 10)
 
     assert demand.rates(100.0)["a"] == pytest.approx(0.2, rel=0.02)
+
+
+def test_how_often_rates_are_read_does_not_change_them() -> None:
+    """Each request alone is below the least rate."""
+    often, once = Demand(), Demand()
+    for at_s in range(60):
+        for demand in (often, once):
+            demand.add("a", 0.9 * MIN_RATE * DECAY_S, at_s=at_s)
+        often.rates(at_s)
+
+    assert often.rates(60.0) == pytest.approx(dict(once.rates(60.0)))
+    assert once.rates(60.0)["a"] > MIN_RATE
 
 
 def test_what_is_wanted_no_more_is_forgotten() -> None:

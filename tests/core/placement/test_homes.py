@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 
 from hypothesis import given
@@ -109,7 +110,7 @@ def test_where_nothing_is_scarce_each_adapter_has_the_head_of_its_own_order(
     addresses = [each.address for each in fleet]
 
     for adapter, own in homes(levels, fleet).items():
-        assert len(levels) * rate_of(20) > SETTINGS.carried or own == (
+        assert sum(map(rate_of, levels.values())) > SETTINGS.carried or own == (
             order(adapter, addresses)[0],
         )
 
@@ -172,12 +173,26 @@ def test_an_adapter_is_not_sent_far_down_its_order_for_the_sake_of_evenness() ->
     addresses = [each.address for each in fleet]
     orders = {name: order(name, addresses) for name in NAMES}
     near, far = (
-        next(name for name, own in orders.items() if (own.index(address(40)) > DEPTH) == is_far)
-        for is_far in (False, True)
+        next(name for name, own in orders.items() if own.index(address(40)) == place)
+        for place in (DEPTH - 1, DEPTH)
     )
 
     assert homes({near: 1}, fleet) == {near: (address(40),)}
     assert homes({far: 1}, fleet) == {far: (orders[far][0],)}
+
+
+def test_an_adapter_that_has_room_in_the_head_of_its_order_asks_no_further() -> None:
+    fleet = [Capacity(address(number), 0, 8) for number in range(1, 41)]
+    asked: list[str] = []
+
+    def ask(adapter: str) -> Iterator[str]:
+        for each in order(adapter, [each.address for each in fleet]):
+            asked.append(each)
+            yield each
+
+    place({"a": 1}, fleet, ask, SETTINGS)
+
+    assert len(asked) == DEPTH
 
 
 # --- movement --------------------------------------------------------------------------------

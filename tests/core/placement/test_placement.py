@@ -37,7 +37,7 @@ def test_while_nothing_changes_the_mapping_stays_the_same_object() -> None:
     placement.update({"a": 1.0}, FLEET, now=0.0)
     before = placement.homes
 
-    placement.update({"a": 0.99}, list(FLEET), now=1.0)
+    placement.update({"a": 0.99}, FLEET[::-1], now=1.0)
 
     assert placement.homes is before
 

@@ -51,7 +51,7 @@ def test_looking_shows_what_catching_up_shows(
                 pod.abort(flight, now)
         for pod in pods:
             if kind == "slow down":
-                pod.slow_down(1.0 + output / 60)
+                pod.slow_down(1.0 + output / 60, now)
             elif kind == "register":
                 pod.register(f"late-{number}", now)
         for one, other in sent:
@@ -80,3 +80,18 @@ def test_steps_without_results_are_left_for_later() -> None:
 
     pod.catch_up(0.35)
     assert pod.engine.counters.num_steps > num_steps
+
+
+def test_steps_that_began_before_a_pod_became_slow_cost_what_they_did() -> None:
+    """Nobody has looked at one of the pods since its request came."""
+    flights = [Flight("1", Arrival(0.0, "a", 100, 50), 0) for _ in range(2)]
+    unseen, caught_up = pods = (_pod(), _pod())
+    for pod, flight in zip(pods, flights, strict=True):
+        pod.submit(flight, 0.0)
+    caught_up.catch_up(0.3)
+    for pod in pods:
+        pod.slow_down(2.0, 0.3)
+        pod.catch_up(9.0)
+
+    assert [flight.ended_s for flight in flights] == [flights[0].ended_s] * 2
+    assert unseen.engine.counters == caught_up.engine.counters

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
 
+from extproc.core.types import Choice, RequestInfo, Snapshot, Wait
 from extproc.sim.engine.profiles import H100_8B
 from extproc.sim.fleet.events import FleetEvent, PodLoss
 from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.fleet.settings import FleetSettings, PodKind
 from extproc.sim.opponents import opponent
 from extproc.sim.trials.oracle import Oracle, attach_oracles
 from extproc.workload.flights import FleetResult, FlightState
@@ -67,6 +69,54 @@ def test_it_goes_where_the_beginning_of_the_prompt_is_cached() -> None:
         assert (second.ttft_s or 9) < (first.ttft_s or 0) / 2
 
 
+def test_it_does_not_shed_a_prompt_that_is_in_time_where_its_beginning_is_cached() -> None:
+    """The whole prompt would take longer than the objective on any pod."""
+    first = arrival(0.0, "a", prompt_tokens=6100, prefix="text", prefix_tokens=6000)
+    second = arrival(10.0, "a", prompt_tokens=8000, prefix="text", prefix_tokens=6000)
+    slo = Slo(ttft_s=0.3)
+    fleet = Fleet(FleetSettings(num_pods=1), workload(first, second), lambda: Oracle(slo), seed=1)
+    attach_oracles(fleet)
+
+    assert [slo.is_met(flight) for flight in fleet.run().flights] == [True, True]
+
+
+@pytest.mark.parametrize("age_s", [0.0, 0.05, 1.0])
+def test_who_else_looks_at_a_pod_changes_no_decision(age_s: float) -> None:
+    """An old state is as old in what it says of cached beginnings."""
+
+    class Looking(Oracle):
+        def choose(
+            self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+        ) -> Choice | Wait:
+            assert self._fleet is not None
+            for pod in self._fleet.pods.values():
+                pod.catch_up(snapshot.now)
+            return super().choose(snapshot, request, rng=rng)
+
+    rng, names = random.Random(1), "abcdef"
+    work = workload(
+        *(
+            arrival(
+                number / 40,
+                rng.choice(names),
+                prompt_tokens=2100,
+                prefix=f"text-{rng.randrange(4)}",
+                prefix_tokens=2000,
+            )
+            for number in range(200)
+        ),
+        adapters=names,
+    )
+    digests = set()
+    for make in (Oracle, Looking):
+        settings = FleetSettings(num_pods=4, scrape_interval_s=1.0, completion_flush_s=1.0)
+        fleet = Fleet(settings, work, lambda make=make: make(SLO, age_s), seed=1)  # type: ignore[misc]
+        attach_oracles(fleet)
+        digests.add(fleet.run().digest())
+
+    assert len(digests) == 1
+
+
 def test_it_sheds_what_is_certainly_too_late() -> None:
     work = workload(arrival(0.0, "a", output_tokens=400), arrival(0.1, "b"))
     first, second = served(work, num_pods=1, max_loras=1).flights
@@ -86,6 +136,23 @@ def test_the_last_slot_goes_to_the_adapter_that_serves_most_of_the_held() -> Non
     flights = served(work, num_pods=1, max_loras=1).flights
 
     assert [SLO.is_met(flight) for flight in flights] == [True, False, True, True, True]
+
+
+def test_an_idle_pod_is_open_whatever_is_held_for_a_larger_one() -> None:
+    """The held one would make better use of the slot, but is of a rank that does not fit."""
+    ranks = {"large": 64, "also-large": 64, "small": 16}
+    arrivals = (
+        arrival(0.0, "large", output_tokens=400),
+        arrival(0.1, "also-large", output_tokens=10),
+        arrival(0.11, "small", output_tokens=100),
+    )
+    settings = FleetSettings(num_pods=2, kinds=(PodKind(1, max_lora_rank=64),), max_loras=1)
+    work = Workload("test", arrivals, ranks)
+    fleet = Fleet(settings, work, lambda: Oracle(SLO), seed=1)
+    attach_oracles(fleet)
+    *_, small = fleet.run().flights
+
+    assert small.dispatched_s == small.arrival.at_s
 
 
 def test_routers_share_what_they_hold() -> None:

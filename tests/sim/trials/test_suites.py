@@ -90,6 +90,14 @@ def test_development_and_evaluation_share_no_seed() -> None:
         ({"fleet": {"kinds": [{"num_pods": 1, "max_loras": 10_000}]}}, "KV blocks"),
         ({"fleet": {"kinds": [{"num_pods": 1, "nonsense": 1}]}}, "nonsense"),
         ({"fleet": {"kinds": [{"num_pods": 1, "slowness": 0.5}]}}, "must be at least 1"),
+        ({"fleet": {"num_pods": 2, "kinds": [{"num_pods": 3}]}}, "3 pods in a fleet of 2"),
+        (
+            {
+                "fleet": {"kinds": [{"num_pods": 1, "max_lora_rank": 32}]},
+                "scenarios": [{"name": "z", "workload": {"ranks": [8, 64]}}],
+            },
+            "rank 64 fits no pod: 32",
+        ),
         ({"profile": "nonsense"}, "nonsense"),
         ({"scenarios": [{"name": "z", "events": [{"kind": "x", "at": 0.5}]}]}, "unknown event x"),
     ],
@@ -313,6 +321,19 @@ def test_a_suite_runs_with_a_custom_policy(tmp_path: Any) -> None:
     assert kept["provenance"] == "model, not measured"
     assert result["trials"] == again["trials"]
     assert result["summary"] == again["summary"]
+
+
+def test_a_run_of_single_policies_leaves_the_whole_suite_s_results(tmp_path: Any) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(suite_text(bounds=[], seeds=[1], rates_rps=[8], num_requests=30))
+    run(str(path), jobs=1, out=tmp_path)
+    whole = {name: (tmp_path / name).read_bytes() for name in ("tiny.json", "tiny.trials.jsonl")}
+
+    result = run(str(path), only=["round_robin"], jobs=1, fresh=True, out=tmp_path)
+
+    assert {name: (tmp_path / name).read_bytes() for name in whole} == whole
+    kept = msgspec.json.decode((tmp_path / f"{result['suite'].name}.json").read_bytes())
+    assert {row["policy"] for row in kept["summary"]["z"]["rows"]} == {"round_robin"}
 
 
 def test_the_result_does_not_depend_on_the_number_of_processes(tmp_path: Any) -> None:
