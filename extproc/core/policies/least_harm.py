@@ -5,7 +5,8 @@ The price estimates what the request costs there, itself and the requests that a
 1. **Prompts ahead** of it that are still to be computed, its own first token's wait.
 2. **Its own prompt**: while it is computed, the requests that decode there wait.
 3. **The batch**: every pending request makes each step a little longer.
-4. **A late first token**: beyond the objective, a miss as bad as a second.
+4. **A late first token**: beyond the objective. It costs half of what a slot can, because prompts
+   whose beginnings are cached are computed sooner than estimated.
 5. **A slot**, where the adapter does not run: a slot taken is one that other adapters lack, so it
    costs more the fewer are free. How many are in use varies by about the square root of all, and
    so many are the scale. An adapter with many requests fills a further slot with its share of them,
@@ -73,7 +74,7 @@ class LeastHarm:
     def __init__(
         self,
         ttft_s: float = 0.5,
-        late_s: float = 1.0,
+        late_s: float = 0.5,
         slot_s: float = 2.0,
         full_s: float = 1.0,
         pending_s: float = 0.002,
