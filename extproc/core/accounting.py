@@ -20,11 +20,11 @@ from msgspec import Struct
 
 from extproc.core.cachesize import MIN_STREAM_S
 from extproc.core.orca import parse_orca
-from extproc.core.outliers import Verdict
 from extproc.core.pickids import router_of
 from extproc.core.pool import InFlight, Pool
 from extproc.core.relay import Relay
 from extproc.core.types import Outcome, Pick, Rejection
+from extproc.core.verdicts import Verdict
 
 _OK, _NOT_FOUND = 200, 404
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msgspec import Struct
 
 BYTES_PER_TOKEN = 4
@@ -20,6 +22,14 @@ class Costs(Struct, frozen=True):
     prompt_s_per_byte: float = 1 / (24_000 * BYTES_PER_TOKEN)
     cold_load_s: float = 0.1
     cached_load_s: float = 0.007
+
+    def load_s(
+        self, adapter: str, gpu_adapters: Collection[str], cpu_adapters: Collection[str]
+    ) -> float:
+        """Return the time of an adapter's load, where these are in GPU slots and in the cache."""
+        if adapter in gpu_adapters:
+            return 0.0
+        return self.cached_load_s if adapter in cpu_adapters else self.cold_load_s
 
 
 DEFAULT = Costs()

@@ -80,3 +80,10 @@ def majority_card(cards: Sequence[ModelCard]) -> ModelCard:
 def _content(card: ModelCard) -> tuple[object, ...]:
     """Return all but the time, which is the endpoint's."""
     return card.parent, card.root, card.max_model_len, card.owned_by
+
+
+def card_to_keep(before: ModelCard | None, now: ModelCard) -> ModelCard:
+    """Return the card to keep: vLLM's `created` is the time of its response, not the model's."""
+    if before is None or (before.parent, before.root) != (now.parent, now.root):
+        return now
+    return before

@@ -33,6 +33,8 @@ from statistics import median
 
 from msgspec import Struct
 
+from extproc.core.verdicts import Verdict
+
 UNREACHABLE_S = 5.0
 """Ejection of an endpoint that could not be reached; scrapes usually show more long before."""
 WINDOW_S = 30.0
@@ -41,15 +43,6 @@ NUM_TRIALS = 3
 """Requests at a time, and served ones needed, before an endpoint counts as healthy again."""
 MAX_CHANGES = 100
 """Ejections and readmissions kept for `take_changes`."""
-
-
-class Verdict(StrEnum):
-    """The evidence that the end of a request gives about its endpoint."""
-
-    SERVED = "served"
-    FAILED = "failed"  # a 5xx of its own, a response broken off, a timeout
-    UNREACHABLE = "unreachable"  # no connection, or reset before any byte of a response
-    NONE = "none"  # no evidence: the client left, or its request was wrong
 
 
 class Cause(StrEnum):

@@ -19,12 +19,13 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from extproc.core.cpucaches import CpuCaches
-from extproc.core.modelindex import ModelIndex
-from extproc.core.outliers import Outliers, OutlierSettings, Verdict
+from extproc.core.modelindex import ModelIndex, card_to_keep
+from extproc.core.outliers import Outliers, OutlierSettings
 from extproc.core.told import PickObserver, Told
-from extproc.core.tracked import InFlight, Tracked, card_to_keep, is_restart, verdicts
+from extproc.core.tracked import InFlight, Tracked, is_restart
 from extproc.core.traits import PoolSettings
 from extproc.core.types import Endpoint, LoadReport, ModelCard, Pick, Snapshot
+from extproc.core.verdicts import Verdict, verdicts
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]
 
@@ -206,7 +207,7 @@ class Pool:
 
         The request ended at `now`, which was reported at `reported_at_s` (None for `now`).
         `has_run` is False if the endpoint's engine cannot have worked on it (refused, not reached).
-        For the rest see `tracked.verdicts`.
+        For the rest see `verdicts`.
         """
         flight = self._flights.pop(pick_id, None)
         if flight is None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from extproc.core.cachesize import MAX_BODY_BYTES
 from extproc.core.floor import Floor
-from extproc.core.outliers import Outliers, Verdict
+from extproc.core.outliers import Outliers
 from extproc.core.prompts import Prompts
 from extproc.core.residency import Residency
 from extproc.core.traits import PoolSettings
@@ -222,17 +222,16 @@ class Tracked:
         self.view = None
 
     def queue(self, adapter: str | None, body_bytes: int, *, at_s: float, now: float) -> None:
-        """Add a prompt and its adapter's load, sent at `at_s`, to what is to be computed here."""
-        prompt_s = body_bytes * self.prompts.costs.prompt_s_per_byte
-        self.prompts.add(prompt_s + self._load_s(adapter), at_s=at_s, now=now)
+        """Add a prompt and its adapter's load, sent at `at_s`, to what is to be computed here.
 
-    def _load_s(self, adapter: str | None) -> float:
-        """Return the time of an adapter's load; what is resident, as of the last view: to know it
-        as of now would sort all adapters for each pick that is told."""
-        if adapter is None or adapter in self.adapters or adapter in self.gpu_adapters:
-            return 0.0
+        What is resident is as of the last view: to know it as of now would sort all adapters for
+        each pick that is told.
+        """
         costs = self.prompts.costs
-        return costs.cached_load_s if adapter in self.cpu_adapters else costs.cold_load_s
+        work_s = body_bytes * costs.prompt_s_per_byte
+        if adapter is not None and adapter not in self.adapters:
+            work_s += costs.load_s(adapter, self.gpu_adapters, self.cpu_adapters)
+        self.prompts.add(work_s, at_s=at_s, now=now)
 
     def listed_adapter(self, name: str | None) -> str | None:
         """Return `name` if it is an adapter by the endpoint's own list."""
@@ -331,30 +330,8 @@ class Tracked:
         return self.view
 
 
-def card_to_keep(before: ModelCard | None, now: ModelCard) -> ModelCard:
-    """Return the card to keep: vLLM's `created` is the time of its response, not the model's."""
-    if before is None or (before.parent, before.root) != (now.parent, now.root):
-        return now
-    return before
-
-
 def is_restart(before: LoadReport | None, after: LoadReport) -> bool:
     """Return whether the process restarted between two reports."""
     if before is None or before.process_start_wall_s is None or after.process_start_wall_s is None:
         return False
     return abs(after.process_start_wall_s - before.process_start_wall_s) > RESTART_TOLERANCE_S
-
-
-def verdicts(
-    pick: Pick, verdict: Verdict, *, address: str = "", num_attempts: int = 1
-) -> dict[str, Verdict]:
-    """Return the verdict on each endpoint that a pick was sent to, by address.
-
-    `verdict` and `address` ("" for the pick's own) are those of the last attempt, the only one that
-    the data plane reports. It tries a pick's endpoints and alternates in order. A request that is
-    retried is assumed not to have reached the endpoint: our Envoy configurations retry nothing
-    else. Where an address is dialled twice, only the last attempt counts.
-    """
-    tried = (*pick.endpoints, *pick.alternates)[: max(1, num_attempts)]
-    said = dict.fromkeys(tried[: max(0, num_attempts - 1)], Verdict.UNREACHABLE)
-    return {**said, address or tried[-1]: verdict}

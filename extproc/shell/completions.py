@@ -34,9 +34,9 @@ from extproc.core.bounds import (
     between,
     whole,
 )
-from extproc.core.outliers import Verdict
 from extproc.core.protocol import PICK_ID_KEY, PICK_NAMESPACE
 from extproc.core.types import Outcome
+from extproc.core.verdicts import Verdict
 from extproc.shell.rpc import Call, Code, Metadata, Method, Session
 
 METHOD = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"

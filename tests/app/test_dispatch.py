@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from extproc.core.outliers import Verdict
 from extproc.core.types import Outcome, Pick
+from extproc.core.verdicts import Verdict
 from tests.app.scene import Scene, completion
 from tests.builders import address, endpoint, report, request
 

@@ -20,9 +20,8 @@ from extproc.core.outliers import (
     Outliers,
     OutlierSettings,
     Readmission,
-    Verdict,
 )
-from extproc.core.tracked import verdicts
+from extproc.core.verdicts import Verdict, verdicts
 from tests.builders import pick
 
 SERVED, FAILED, UNREACHABLE, NONE = Verdict

@@ -21,11 +21,12 @@ from msgspec.structs import replace
 from extproc.core.cachesize import MAX_BODY_BYTES, OBSERVATIONS_PER_LOOK
 from extproc.core.costs import Costs
 from extproc.core.floor import STEADY_S
-from extproc.core.outliers import Cause, OutlierSettings, Verdict
+from extproc.core.outliers import Cause, OutlierSettings
 from extproc.core.pool import InFlight, Pool, PoolSettings
 from extproc.core.tracked import MAX_SILENCES, RESTART_TOLERANCE_S
 from extproc.core.traits import Traits
 from extproc.core.types import Endpoint, EndpointView, LoadReport, ModelCard, Pick
+from extproc.core.verdicts import Verdict
 from tests.builders import (
     BASE,
     adapter_card,

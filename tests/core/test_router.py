@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.admission import AdmissionSettings
-from extproc.core.outliers import Verdict
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
@@ -28,6 +27,7 @@ from extproc.core.types import (
     Snapshot,
     Wait,
 )
+from extproc.core.verdicts import Verdict
 from tests.builders import BASE, adapter_card, address, cards, endpoint, report, request
 
 ASKED = request(None, model="a")  # as a stream asks: it does not know what is an adapter

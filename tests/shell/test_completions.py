@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from extproc.core.accounting import Completion
 from extproc.core.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_LAG_S, MAX_STATUS
-from extproc.core.outliers import Verdict
 from extproc.core.types import Outcome
+from extproc.core.verdicts import Verdict
 from extproc.shell.completions import CompletionService
 from extproc.shell.rpc import Code
 from tests.shell.fake_call import begin

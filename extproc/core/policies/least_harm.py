@@ -5,8 +5,8 @@ The price estimates what the request costs there, itself and the requests that a
 1. **Prompts ahead** of it that are still to be computed, its own first token's wait.
 2. **Its own prompt**: while it is computed, the requests that decode there wait.
 3. **The batch**: every pending request makes each step a little longer.
-4. **A late first token**: beyond the objective. It costs half of what a slot can, because prompts
-   whose beginnings are cached are computed sooner than estimated.
+4. **A late first token**: beyond the objective. Its price is low enough for prompts whose
+   beginnings are cached, which are computed sooner than estimated.
 5. **A slot**, where the adapter does not run: a slot taken is one that other adapters lack, so it
    costs more the fewer are free. How many are in use varies by about the square root of all, and
    so many are the scale. An adapter with many requests fills a further slot with its share of them,
@@ -132,17 +132,18 @@ class LeastHarm:
         """Return each endpoint's price, or a part of it that is above the lowest already."""
         adapter, num_bytes, pending_s = request.adapter, request.body_bytes, self.pending_s
         late_from_s = LATE_RATIO * self._objective_s(request)
-        openings = None if adapter is None else self._openings(adapter, views)
+        openings = [] if adapter is None else self._openings(adapter, views)
         prices, best = [], inf
         for index, view in enumerate(views):
-            busy, prompt_s = view.num_pending, num_bytes * view.costs.prompt_s_per_byte
+            busy, costs = view.num_pending, view.costs
+            prompt_s = num_bytes * costs.prompt_s_per_byte
             ahead_s = view.prompts_done_s - now
             first_s = ahead_s + prompt_s if ahead_s > 0 else prompt_s
             price = first_s + (PROMPT_STALL_RATIO * prompt_s + pending_s) * busy
-            if openings is not None and adapter not in view.pending_by_adapter:
+            if adapter is not None and adapter not in view.pending_by_adapter:
                 price += openings[index]
                 if price <= best:
-                    load_s = _load_s(view, adapter)
+                    load_s = costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)
                     first_s += load_s
                     price += load_s * (1 + LOAD_STALL_RATIO * busy)
                     price += self.full_s if _is_full(view) else 0.0
@@ -207,13 +208,6 @@ def _scarcity(views: Sequence[EndpointView]) -> float:
             num_slots += slots
             num_free += max(0, slots - len(view.pending_by_adapter))
     return exp(-num_free / sqrt(num_slots)) if num_slots else 0.0
-
-
-def _load_s(view: EndpointView, adapter: str | None) -> float:
-    if adapter in view.gpu_adapters:
-        return 0.0
-    costs = view.costs
-    return costs.cached_load_s if adapter in view.cpu_adapters else costs.cold_load_s
 
 
 def _is_full(view: EndpointView) -> bool:
