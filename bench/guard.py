@@ -34,7 +34,7 @@ from extproc.loadtest.loads import plan_suite, read_suite, scenarios_of
 from extproc.loadtest.results import describe_machine
 from extproc.loadtest.screen import remarks, short_head
 from extproc.loadtest.targets import TargetSpec, parse_targets
-from extproc.sim.trials.suites import Suite
+from extproc.sim.trials.specs import Suite
 
 EXPECTATION = Path(__file__).parents[1] / "loadtest" / "results" / "expectation.json"
 FIGURE_NAMES = ("attainment", "ttft_mean_s", "loads_per_1000")

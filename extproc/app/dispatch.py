@@ -36,6 +36,11 @@ class Dispatcher:
     clock: Callable[[], float]
     trace: DecisionTrace | None = None
 
+    @property
+    def uses_prefix_hashes(self) -> bool:
+        """Whether the policy in force weighs what is cached."""
+        return self.router.picker.uses_cached_bytes
+
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
         """Choose an endpoint and count the request there; else return the rejection or the wait."""
         trace = self.trace

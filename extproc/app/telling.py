@@ -148,7 +148,7 @@ class Telling:
 
 def _told(pick: Pick, address: str, age_s: float) -> ToldPick:
     request = pick.request
-    return ToldPick(pick.id, address, request.adapter, request.body_bytes, age_s)
+    return ToldPick(pick.id, address, request.adapter, request.rest_bytes(address), age_s)
 
 
 def _flying(flight: InFlight, now: float) -> ToldPick:

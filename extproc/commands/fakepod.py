@@ -42,6 +42,16 @@ def fake_pod(
     max_cpu_loras: Annotated[
         int | None, typer.Option(min=1, help="Adapters in the CPU cache; by default the slots.")
     ] = None,
+    max_lora_rank: Annotated[
+        int, typer.Option(min=1, max=512, help="Largest rank of an adapter that loads.")
+    ] = 16,
+    adapter_rank: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=RANK: rank of an adapter, served or loaded later; by default the largest. "
+            "Several with commas between; may be repeated."
+        ),
+    ] = None,
     profile: Annotated[
         str, typer.Option(help="Costs and limits of the engine (docs/lab.md), or `instant`.")
     ] = "a100-8b",
@@ -83,6 +93,7 @@ def fake_pod(
             raise failure(f"--drain-s {drain_s}: must be a number of seconds")
         names = _names(name, port, count)
         adapters = _adapters(adapter or (), base_model)
+        ranks = _ranks(adapter_rank or ())
         configs = [
             PodConfig(
                 name=each,
@@ -90,6 +101,8 @@ def fake_pod(
                 adapters=adapters,
                 max_loras=max_loras,
                 max_cpu_loras=max_cpu_loras,
+                max_lora_rank=max_lora_rank,
+                ranks_by_name=ranks,
                 profile=PROFILES[profile],
                 api_key=api_key,
                 drain_s=drain_s,
@@ -147,6 +160,21 @@ def _adapters(given: Sequence[str], base_model: str) -> list[str]:
     if twice:
         raise failure(f"--adapter {min(twice)}: another model has this name")
     return adapters
+
+
+def _ranks(given: Sequence[str]) -> dict[str, int]:
+    """Return the ranks by adapter.
+
+    Raises:
+        typer.Exit: One is not a rank.
+    """
+    ranks = {}
+    for each in (each for option in given for each in option.split(",") if each):
+        name, _, rank = each.rpartition("=")
+        if not name or not rank.isdecimal() or not 1 <= int(rank) <= 512:
+            raise failure(f"--adapter-rank {each}: must be NAME=RANK, with a rank from 1 to 512")
+        ranks[name] = int(rank)
+    return ranks
 
 
 def _announce(pods: Sequence[RunningPod]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.table import Table
 from extproc.commands.calibrate import calibrate_command
 from extproc.commands.failure import FAILED, failure
 from extproc.commands.hints import own_command
+from extproc.commands.labmisses import misses
 from extproc.commands.labrun import (
     DEFAULT_OUT,
     OnTrial,
@@ -30,6 +32,7 @@ from extproc.loadtest.report.page import page_of
 from extproc.loadtest.results import FORMAT as LOADTEST_FORMAT
 from extproc.plugins import PolicyError
 from extproc.sim.opponents import TUNABLE
+from extproc.sim.trials.aim import aim_tables
 from extproc.sim.trials.report import render
 from extproc.sim.trials.suites import SuiteError
 from extproc.sim.trials.summary import speed
@@ -109,13 +112,17 @@ lab_app.command("calibrate")(calibrate_command)
 def table_command(
     result: ResultArgument = None,
     out: OutOption = DEFAULT_OUT,
+    aim: Annotated[
+        str, typer.Option(help="A policy: how near it is to B3, and to every opponent.")
+    ] = "",
 ) -> None:
-    """Print a run's capacities as a Markdown table."""
+    """Print a run's capacities as Markdown."""
     try:
         content = read_result(result or newest(out))
+        text = aim_tables(content, aim) if aim else markdown(content)
     except (OSError, ValueError) as error:
         raise failure(error, FAILED) from error
-    typer.echo(markdown(content))
+    typer.echo(text)
 
 
 @lab_app.command("tune")
@@ -136,6 +143,60 @@ def tune_command(
         raise failure(error, FAILED) from error
     for label, capacity_rps in best.values():
         console.print(f"{label}: {capacity_rps:.2f} req/s", markup=False)
+
+
+@lab_app.command("misses")
+def misses_command(
+    suite: Annotated[str, typer.Argument(help="Suite that has the scenarios.")],
+    places: Annotated[
+        list[str], typer.Argument(help="Scenarios with their rates in requests/s: zipf@68.")
+    ],
+    policy: Annotated[
+        list[str],
+        typer.Option(help="Policy, bound or variant's label; the others are compared to the first"),
+    ],
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from the suite's first.")] = 6,
+    requests: Annotated[int, typer.Option(min=20, help="Requests of a run.")] = 1200,
+    fleet: Annotated[
+        list[str] | None, typer.Option(help="Setting of every fleet: num_routers=1.")
+    ] = None,
+    profile: Annotated[
+        list[str] | None, typer.Option(help="Cost of the engine: disk_load_s=0.4.")
+    ] = None,
+    jobs: JobsOption = 0,
+) -> None:
+    """Print what policies do not serve well at fixed rates, in %, compared seed by seed."""
+    try:
+        table = misses(
+            suite,
+            places,
+            policy,
+            num_seeds=seeds,
+            num_requests=requests,
+            fleet=_values(fleet or ()),
+            profile=_values(profile or ()),
+            jobs=jobs,
+            watching=_progress(Console(stderr=True)),
+        )
+    except (SuiteError, OSError, ValueError) as error:
+        raise failure(error, FAILED) from error
+    typer.echo(table)
+
+
+def _values(pairs: Iterable[str]) -> dict[str, Any]:
+    """Read `key=value` pairs, whose values are JSON.
+
+    Raises:
+        ValueError: One is not such a pair.
+    """
+    values = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        try:
+            values[key] = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{pair}: not key=value, as num_routers=1") from error
+    return values
 
 
 def report(result: Path | None = None, *, out: Path = DEFAULT_OUT) -> Path:
@@ -171,7 +232,7 @@ def _progress(console: Console) -> Watching:
             task = progress.add_task("starting", total=num_trials, completed=num_known)
 
             def advance(trial: Trial) -> None:
-                what = f"{trial.sweep or trial.scenario.name}: {trial.policy}"
+                what = f"{trial.sweep or trial.scenario.name}: {trial.label or trial.policy}"
                 progress.update(task, advance=1, description=what)
 
             yield advance

@@ -16,6 +16,8 @@ from extproc.sim.opponents import opponent
 from extproc.sim.trials.summary import is_bound
 from extproc.sim.trials.trials import Trial, TrialResult
 
+_LISTS = ("policies", "variants", "bounds", "scenarios", "sweeps")
+
 
 class _Entry(msgspec.Struct):
     key: str
@@ -62,10 +64,10 @@ class TrialCache:
 
     def _key(self, trial: Trial) -> str:
         # The lists of a suite do not affect the result of a single trial.
-        knobs: dict[str, Any] = {"policies": [], "bounds": [], "scenarios": [], "sweeps": []}
+        knobs: dict[str, Any] = {name: [] for name in _LISTS}
         suite = msgspec.structs.replace(trial.suite, **knobs)
         content = msgspec.json.encode((self._code, suite, msgspec.structs.asdict(trial.scenario)))
-        own = (trial.policy, trial.seeds, trial.rates_rps, trial.sweep, trial.value)
+        own = (trial.policy, trial.label, trial.seeds, trial.rates_rps, trial.sweep, trial.value)
         kept = msgspec.json.encode((*own, trial.keeps_placement))
         return sha256(content + kept).hexdigest()
 

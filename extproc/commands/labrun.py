@@ -26,7 +26,14 @@ from extproc.core.policies import Policy
 from extproc.plugins import load_policy
 from extproc.sim.engine.profiles import PROFILES
 from extproc.sim.opponents import opponent
-from extproc.sim.trials.suites import Suite, SuiteError, read_suite, varied
+from extproc.sim.trials.specs import Suite
+from extproc.sim.trials.suites import (
+    SuiteError,
+    check_policies,
+    in_fleet,
+    read_suite,
+    varied,
+)
 from extproc.sim.trials.summary import FORMAT, summarize
 from extproc.sim.trials.trials import Trial, TrialResult, run_trial
 from extproc.sim.trials.tuning import best_settings, settings_of
@@ -86,7 +93,7 @@ def run(
     kept = out / f"{suite.name}.trials.jsonl"
     if fresh:
         kept.unlink(missing_ok=True)
-    results = _run_all(plan(suite), jobs, watching, TrialCache(kept))
+    results = run_all(plan(suite), jobs, watching, TrialCache(kept))
     result = {**summarize(suite, results), "provenance": PROFILES[suite.profile].provenance}
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{suite.name}.json").write_bytes(msgspec.json.encode(result))
@@ -94,10 +101,8 @@ def run(
 
 
 def _with_only(suite: Suite, policies: Sequence[str]) -> Suite:
-    unknown = [label for label in policies if opponent(label) is None]
-    if unknown:
-        raise SuiteError(f"unknown policies: {', '.join(unknown)}")
-    fields: dict[str, Any] = {"policies": list(policies), "bounds": [], "sweeps": []}
+    check_policies(policies)
+    fields = {"variants": [], "bounds": [], "sweeps": [], "policies": list(policies)}
     return msgspec.structs.replace(suite, name=f"{suite.name}-only", **fields)
 
 
@@ -114,8 +119,8 @@ def tune(
     if suite.name == "evaluation":
         raise SuiteError("the evaluation suite is not for tuning")
     labels = [label for policy in policies for label in settings_of(policy)]
-    suite = msgspec.structs.replace(suite, policies=labels, bounds=[], sweeps=[])
-    return best_settings(_run_all(plan(suite), jobs, watching))
+    suite = msgspec.structs.replace(suite, policies=labels, variants=[], bounds=[], sweeps=[])
+    return best_settings(run_all(plan(suite), jobs, watching))
 
 
 def read_json(path: Path) -> Any:
@@ -170,6 +175,18 @@ def plan(suite: Suite) -> list[Trial]:
         for scenario in suite.scenarios
         for policy in [*suite.bounds, *suite.policies]
     ]
+    trials += [
+        Trial(
+            suite,
+            in_fleet(scenario, variant.fleet),
+            variant.policy,
+            tuple(suite.seeds),
+            tuple(suite.rates_of(scenario)),
+            label=variant.label,
+        )
+        for scenario in suite.scenarios
+        for variant in suite.variants
+    ]
     scenarios = {scenario.name: scenario for scenario in suite.scenarios}
     for sweep in suite.sweeps:
         trials += [
@@ -205,7 +222,7 @@ def _run_one(trial: Trial) -> list[TrialResult]:
     return results
 
 
-def _run_all(
+def run_all(
     trials: list[Trial], jobs: int, watching: Watching, cache: TrialCache | None = None
 ) -> list[TrialResult]:
     """Return results in the order of the trials; those in the cache are not run."""

@@ -43,7 +43,7 @@ from extproc.loadtest.results import LoadResult, RunResult, describe_machine, sa
 from extproc.loadtest.screen import print_comparison, remarks
 from extproc.loadtest.targets import parse_targets
 from extproc.sim.trials.pages import check_libraries
-from extproc.sim.trials.suites import SloSpec
+from extproc.sim.trials.specs import SloSpec
 
 DEFAULT_OUT = Path("loadtest/out/real")
 NUM_RATES_BETWEEN = 2

@@ -8,7 +8,8 @@ from extproc.commands.labrun import make_policy
 from extproc.loadtest.measures import summarize_records
 from extproc.loadtest.results import RunResult
 from extproc.sim.fleet.fleet import Fleet
-from extproc.sim.trials.suites import ScenarioSpec, Suite, make_trial_parts, slo_of
+from extproc.sim.trials.specs import ScenarioSpec, Suite
+from extproc.sim.trials.suites import make_trial_parts, slo_of
 from extproc.workload.exchange import RequestRecord
 from extproc.workload.flights import FleetResult, Flight, FlightState
 from extproc.workload.judge import measure

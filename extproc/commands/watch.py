@@ -22,6 +22,9 @@ def watch(
     ] = "",
     only_rejections: Annotated[bool, typer.Option(help="Show refused requests only.")] = False,
     last: Annotated[int, typer.Option(min=0, help="Show the last N decisions first.")] = 0,
+    explain: Annotated[
+        bool, typer.Option(help="Say each decision's reason in words, on a line of its own.")
+    ] = False,
     tls: Annotated[bool, typer.Option(help="Connect with TLS.")] = False,
     tls_ca: Annotated[
         str | None,
@@ -61,6 +64,7 @@ def watch(
             endpoint=endpoint,
             only_rejections=only_rejections,
             replay_last=last,
+            explain=explain,
         )
         async for decision in decisions:
             console.print(client.render(decision))

@@ -46,8 +46,8 @@ class RequestConfig(Section):
     session_header: str | None = Field(
         None,
         pattern=r"^[a-z0-9-]+$",
-        description="Header (lower case) whose value keeps a client on one pod; allows stored "
-        "responses.",
+        description="Header (lower case) whose value keeps a client on one pod, with `least_harm` "
+        "only where beginnings of prompts are not known; allows stored responses.",
     )
     max_hold_s: float = Field(
         60.0,

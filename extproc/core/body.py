@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import Raw
+
 from extproc.core import rejections
 from extproc.core.errors import RequestError
 from extproc.core.jsonmodel import SMALL_BYTES, JsonReader
@@ -173,8 +175,18 @@ class BodyReader:
         """Cut the whole body as `pieces` does; nothing where no chunk ever came."""
         return pieces(b"".join(self._kept)) if self._kept else iter(())
 
+    def take_prompt(self) -> tuple[Raw, ...]:
+        """Return the parts of a small JSON body's prompt, in JSON, and keep it no longer; () of
+        others."""
+        reader = self._reader
+        if not isinstance(reader, JsonReader):
+            return ()
+        prompt, reader.prompt = reader.prompt, ()
+        return prompt
+
     def clear(self) -> None:
         """Free the kept chunks; the whole body has been answered, or will not be."""
+        self.take_prompt()
         self._unread.clear()
         self._kept.clear()
         self._at = self._num_done = self.held_bytes = 0

@@ -32,6 +32,15 @@ class Residency(Struct, frozen=True):
     cpu_level: str  # the level that means the CPU cache
 
 
+class CacheInfo(Struct, frozen=True):
+    """A family whose labels are the settings of an engine's KV cache."""
+
+    family: str
+    blocks_label: str  # the number of blocks
+    block_size_label: str  # tokens in each
+    prefix_label: str  # "False" where beginnings of prompts are not kept
+
+
 class LabelledFamily(Struct, frozen=True):
     """The part of a family that has one value in one label."""
 
@@ -57,6 +66,7 @@ class EngineProfile(Struct, frozen=True):
     deferred: LabelledFamily | None = None  # requests held back by adapter slots alone
     lora_info: LoraInfo | None = None  # active adapters
     residency: Residency | None = None  # loaded adapters
+    cache_info: CacheInfo | None = None  # size of the KV cache
     process_start: str = "process_start_time_seconds"  # of the server's process, wall seconds
     cpu_cache_flag: str = "--max-cpu-loras"  # of the server: places in the CPU cache
     max_rank_flag: str = "--max-lora-rank"  # of the server: largest adapter rank
@@ -64,7 +74,7 @@ class EngineProfile(Struct, frozen=True):
     @property
     def families(self) -> tuple[str, ...]:
         """The names of all families that are read, each once."""
-        optional = (self.deferred, self.lora_info, self.residency)
+        optional = (self.deferred, self.lora_info, self.residency, self.cache_info)
         return (
             *self.running,
             *self.waiting,
@@ -97,6 +107,9 @@ _VLLM = EngineProfile(
         level_label="level",
         gpu_level="gpu",
         cpu_level="cpu",
+    ),
+    cache_info=CacheInfo(
+        "vllm:cache_config_info", "num_gpu_blocks", "block_size", "enable_prefix_caching"
     ),
 )
 

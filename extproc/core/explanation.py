@@ -1,8 +1,9 @@
-"""The reason for a decision, in one sentence for people.
+"""The reason for a decision, in a sentence or two for people.
 
-It explains the policy's slug, the state of the chosen pod, and the alternatives. A policy of this
-package explains itself; of any other only the slug is given. No sentence quotes a prompt, and each
-is bounded in length, though names of models and messages come from clients.
+The first explains the policy's slug, the state of the chosen pod, and the alternatives. A policy of
+this package explains itself; of any other only the slug is given. The second is about the prices of
+a policy that has them. No sentence quotes a prompt, and each is bounded in length, though names of
+models and messages come from clients.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ from collections.abc import Sequence
 
 from extproc.core.bounds import plain
 from extproc.core.policies import BUILT_IN
+from extproc.core.prices import priced
 from extproc.core.types import EndpointView, Pick, Rejection
 from extproc.core.words import pending, pod_name, short, shortened, whereabouts
 
 MAX_MESSAGE_CHARS = 300
 """Of a rejection's message in a sentence."""
 MAX_SENTENCE_CHARS = 2000
-"""Of the whole sentence."""
+"""Of both sentences."""
 
 
 def explain(decision: Pick | Rejection) -> str:
-    """Say in one sentence which pod was chosen, why and over which others, or the rejection."""
+    """Say which pod was chosen, why and over which others, or the rejection.
+
+    A look at each candidate: for those who read it, not for each request.
+    """
     sentence = _rejection(decision) if isinstance(decision, Rejection) else _pick(decision)
     return plain(sentence, MAX_SENTENCE_CHARS)
 
@@ -31,7 +36,9 @@ def _pick(pick: Pick) -> str:
     if chosen is None:
         return f"{pick.address}: chosen by {pick.policy} ({pick.reason})."
     others = [view for view in pick.candidates if view is not chosen]
-    return f"{pod_name(chosen)}: {_why(pick, chosen, others)}{_state(chosen)}{_fallbacks(pick)}."
+    why = f"{pod_name(chosen)}: {_why(pick, chosen, others)}{_state(chosen)}{_fallbacks(pick)}."
+    prices = _prices(pick, chosen, others)
+    return f"{why} {prices}." if prices else why
 
 
 def _rejection(rejection: Rejection) -> str:
@@ -52,6 +59,13 @@ def _why(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> st
         return why
     there = "" if adapter is None else f"{short(adapter)} is {whereabouts(chosen, adapter)} there; "
     return f"chosen by {pick.policy} ({pick.reason}); {there}{pending(chosen, others)}"
+
+
+def _prices(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
+    try:
+        return priced(pick, chosen, others)
+    except Exception as error:  # a user's policy: what it says must not end the page
+        return f"Its prices are unknown: {type(error).__name__} in its terms"
 
 
 def _state(chosen: EndpointView) -> str:

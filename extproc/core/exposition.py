@@ -21,10 +21,11 @@ import heapq
 import math
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from types import MappingProxyType
 
 from extproc.core.bounds import MAX_COUNT, MAX_WALL_S, total, whole
-from extproc.core.engines import EngineProfile, LabelledFamily, LoraInfo, Residency
+from extproc.core.engines import CacheInfo, EngineProfile, LabelledFamily, LoraInfo, Residency
 from extproc.core.errors import ExpositionError
 from extproc.core.remembered import Remembered
 from extproc.core.types import LoadReport
@@ -46,6 +47,7 @@ _MAX_LORA_SERIES = 2_048
 # 0.3 us. A remembered result is some four times as large as its text.
 _MAX_REMEMBERED_BYTES = 16 * 1024 * 1024
 
+_MAX_ENGINES = 64  # behind one server
 _MAX_ADAPTERS = 16_384  # read from one page, most recently active first
 _MAX_NAME_CHARS = 256  # of an adapter's name; requests cannot name a longer one
 _MAX_QUOTED_BYTES = 120  # of a line in an error message
@@ -83,6 +85,7 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
         gpu_adapters=gpu,
         cpu_adapters=cpu,
         process_start_wall_s=min(max(starts_s), MAX_WALL_S) if starts_s else None,
+        kv_cache_tokens=_read_kv_cache_tokens(page, profile.cache_info),
     )
 
 
@@ -149,7 +152,21 @@ def _read_lora_labels(block: bytes, info: LoraInfo) -> tuple[frozenset[str], int
     adapters = _split_adapters(
         labels.get(info.running_label, ""), labels.get(info.waiting_label, ""), info.separator
     )
-    return adapters, _parse_slots(labels.get(info.max_label, ""))
+    return adapters, _parse_count(labels.get(info.max_label, ""))
+
+
+def _read_kv_cache_tokens(page: bytes, info: CacheInfo | None) -> int | None:
+    """Return the tokens that the KV caches of all engines hold; None where unknown."""
+    if info is None:
+        return None
+    sizes = []
+    for block, _ in islice(_series(page, info.family), _MAX_ENGINES):
+        labels = _read_labels(block)
+        if labels.get(info.prefix_label) == "False":
+            return 0
+        num_blocks = _parse_count(labels.get(info.blocks_label, ""))
+        sizes.append(num_blocks * _parse_count(labels.get(info.block_size_label, "")))
+    return sum(sizes) or None
 
 
 def _find_names(running: str, waiting: str, separator: str) -> frozenset[str]:
@@ -157,8 +174,8 @@ def _find_names(running: str, waiting: str, separator: str) -> frozenset[str]:
     return frozenset(name for name in names if 0 < len(name) <= _MAX_NAME_CHARS)
 
 
-def _parse_slots(text: str) -> int:
-    """Parse the slots in a label; 0 where there are none, as on a server without LoRA."""
+def _parse_count(text: str) -> int:
+    """Parse a count in a label; 0 where there is none, as slots on a server without LoRA."""
     try:
         return whole(int(text), MAX_COUNT)
     except ValueError:

@@ -12,6 +12,7 @@ from hashlib import blake2b
 
 from extproc.core import messages as m
 from extproc.core import rejections
+from extproc.core.beginnings import prefix_hashes
 from extproc.core.body import BodyReader
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.errors import ProtocolError, RequestError
@@ -19,7 +20,7 @@ from extproc.core.hints import read_hints
 from extproc.core.messages import BodyMode
 from extproc.core.openai import check_model
 from extproc.core.ports import StreamSettings
-from extproc.core.routes import Route, RouteKind, RouteTable, match_without_path
+from extproc.core.routes import GENERATING_PATHS, Route, RouteKind, RouteTable, match_without_path
 from extproc.core.types import Pick, Rejection, RequestInfo
 
 _AT_ONCE = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
@@ -173,17 +174,20 @@ class Incoming:
             return model
         return reader.model() if self.is_over else None
 
-    def info(self, model: str) -> RequestInfo:
-        """Return the facts for the choice of an endpoint."""
+    def info(self, model: str, *, with_hashes: bool = False) -> RequestInfo:
+        """Return the facts for the choice of an endpoint; takes the prompt from the reader."""
+        prompt, path = self.reader.take_prompt(), self._route.path
+        with_hashes = with_hashes and path in GENERATING_PATHS
         return RequestInfo(
             model=model,
-            path=self._route.path[:MAX_PATH_CHARS],
+            path=path[:MAX_PATH_CHARS],
             body_bytes=self.reader.num_bytes,
             request_id=self._request_id,
             session=self._session,
             subset=self._subset,
             arrived_at_s=self._arrived_at_s,
             hints=self._hints,
+            prefix_hashes=prefix_hashes(model, b"".join(prompt)) if with_hashes else (),
         )
 
     # --- answers -----------------------------------------------------------------------------

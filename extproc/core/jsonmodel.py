@@ -16,6 +16,7 @@ import json
 import re
 
 import msgspec
+from msgspec.structs import astuple
 
 from extproc.core import rejections
 from extproc.core.errors import RequestError
@@ -41,6 +42,7 @@ _POSITION = re.compile(r" ?\(byte (\d+)\)$")
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]*")
 
+_NOTHING = msgspec.Raw()
 _NO_STRING = 0
 _TOO_LONG = "x" * (MAX_MODEL_BYTES + 1)
 """Stand for a `model` that was not kept; `check_model` reports what is wrong with it."""
@@ -57,21 +59,35 @@ def _after_space(state: State) -> State:
 
 
 class _Members(msgspec.Struct, gc=False):
-    """Narrow types, so that decoding stops at the first byte of a huge list for a name."""
+    """Narrow types, so that decoding stops at the first byte of a huge list for a name; and the
+    prompt's parts, as they stand in the body."""
 
     model: str | None = None
     previous_response_id: str | None = None
+    cache_salt: msgspec.Raw = _NOTHING
+    tools: msgspec.Raw = _NOTHING
+    system: msgspec.Raw = _NOTHING
+    instructions: msgspec.Raw = _NOTHING
+    messages: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
+    input: msgspec.Raw = _NOTHING
 
 
 _decode_members = msgspec.json.Decoder(_Members).decode
 
 
 class JsonReader(SliceReader):
-    """One body, slice by slice. Keeps at most one unfinished key or model name of it."""
+    """One body, slice by slice. Keeps at most one unfinished key or model name of it.
+
+    Attributes:
+        prompt: Of a small whole body, what the engine makes its prompt of, in the usual order of
+            chat templates; () of others. Refers to the body until it is taken away.
+    """
 
     # Defaults of the class, not of `__init__`: most bodies are read by msgspec and need none.
     is_whole = False  # the object has been closed; only white space may follow
     refers_back = False  # the last top-level `previous_response_id` so far is not null
+    prompt: tuple[msgspec.Raw, ...] = ()
     _model: object = None
     _num_members = 0
     _key = b""
@@ -113,6 +129,7 @@ class JsonReader(SliceReader):
         except (ValueError, RecursionError):
             return False
         self._model = members.model
+        self.prompt = astuple(members)[2:]
         if members.previous_response_id is not None:
             self.refers_back = True
         self.is_whole = True

@@ -19,8 +19,11 @@ from extproc.core.admission import AdmissionSettings, admit, fitting
 from extproc.core.bounds import MAX_SLUG_CHARS, plain
 from extproc.core.policies import Policy
 from extproc.core.rejections import STORED_RESPONSE, no_endpoints
+from extproc.core.routes import NO_PATH, RESPONSES_PATH
 from extproc.core.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 
+_STATEFUL_PATHS = NO_PATH, RESPONSES_PATH
+"""Whose responses the endpoint may store. Where the path is not known it may be that one."""
 _NUM_PENDING = attrgetter("num_pending")
 
 
@@ -38,7 +41,13 @@ class PickerSettings(Struct, frozen=True):
 
 
 class Picker:
-    """Asks `policy`, the one in force; remembers the endpoints of sessions."""
+    """Asks `policy`, the one in force; remembers the endpoints of sessions.
+
+    Attributes:
+        uses_cached_bytes: The policy weighs `RequestInfo.cached_bytes`. A session is then no reason
+            of its own where the prompt has hashes, unless the endpoint may store the responses that
+            a request refers to.
+    """
 
     def __init__(
         self,
@@ -64,6 +73,7 @@ class Picker:
     ) -> None:
         """Apply another policy and other thresholds from the next request on."""
         self.policy, self._policy_name = policy, policy_name
+        self.uses_cached_bytes = getattr(policy, "uses_cached_bytes", False) is True
         self._settings = settings or PickerSettings()
         self._admission = admission or AdmissionSettings()
 
@@ -83,19 +93,22 @@ class Picker:
         admitted = admit(candidates, request, self._admission)
         if isinstance(admitted, Rejection):
             return admitted
-        chosen = self._stay(admitted, request.session)
-        reason = "session"
+        views = tuple(admitted)
+        session, stays = self._session(request)
+        chosen = self._stay(views, session) if stays else None
+        reason, terms = "session", None
         if chosen is None:
             if not request.model:
                 return STORED_RESPONSE
-            asked = Snapshot(tuple(admitted), snapshot.now, snapshot.num_routers)
+            asked = Snapshot(views, snapshot.now, snapshot.num_routers)
             choice = self.policy.choose(asked, request, rng=self._rng)
             if isinstance(choice, Wait):
                 return choice
             chosen, reason = self._check(choice, asked), plain(str(choice.reason), MAX_SLUG_CHARS)
-        if request.session is not None:
-            self._remember(request.session, chosen[0].address)
-        chosen = self._with_fallbacks(chosen, admitted, request)
+            terms = choice.terms
+        if session is not None:
+            self._remember(session, chosen[0].address)
+        chosen = self._with_fallbacks(chosen, views, request)
         addresses = tuple([view.address for view in chosen])
         num_listed = 1 + self._settings.num_fallbacks
         return Pick(
@@ -104,10 +117,22 @@ class Picker:
             endpoints=addresses[:num_listed],
             policy=self._policy_name,
             reason=reason,
-            candidates=tuple(admitted),
+            candidates=views,
             picked_at_s=snapshot.now,
             alternates=addresses[num_listed:],
+            terms=terms,
         )
+
+    def _session(self, request: RequestInfo) -> tuple[str | None, bool]:
+        """Return the name that the request's session is remembered by, and whether it decides.
+
+        One that follows what is cached is remembered apart: stored responses do not move with it.
+        """
+        session = request.session
+        is_stored = request.path in _STATEFUL_PATHS or not request.model
+        if session is None or is_stored or not self.uses_cached_bytes:
+            return session, True
+        return f"{session} cached", not request.prefix_hashes
 
     def _stay(
         self, admitted: Sequence[EndpointView], session: str | None

@@ -18,6 +18,7 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
+from extproc.core.beginnings import Beginnings, with_cached
 from extproc.core.cpucaches import CpuCaches
 from extproc.core.modelindex import ModelIndex, card_to_keep
 from extproc.core.outliers import Outliers, OutlierSettings
@@ -35,6 +36,7 @@ class Pool:
 
     Attributes:
         caches: The sizes of their CPU caches.
+        beginnings: Of prompts, in their KV caches.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Pool:
     ) -> None:
         self._settings = settings or PoolSettings()
         self.caches = CpuCaches(self._settings)
+        self.beginnings = Beginnings()
         self.outliers = Outliers(outliers)
         self._tracked: dict[str, Tracked] = {}
         self._flights: dict[str, InFlight] = {}
@@ -77,6 +80,7 @@ class Pool:
         self.caches.set_endpoints(tracked.values())
         self.outliers.set_endpoints(tracked)
         for each in gone:
+            each.kv_cache.lose()
             self.told.drop(each)
             self._models.replace(each.models or {}, {}, self._lists())
 
@@ -104,10 +108,10 @@ class Pool:
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         tracked.answered(self.outliers, asked_at_s, now=taken_at_s, restarted=restarted)
         self.caches.of(tracked).record_reports(None if restarted else tracked.report, report)
-        tracked.report, tracked.reported_at_s = report, taken_at_s
+        tracked.set_report(report, taken_at_s=taken_at_s)
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
-        tracked.estimate_foreign(report, now=taken_at_s)
-        tracked.view = None
+        num_ours, adapters = len(tracked.flights), tracked.adapters
+        tracked.others.record_report(report, num_ours, adapters, now=taken_at_s)
         return restarted
 
     def record_models(
@@ -130,9 +134,9 @@ class Pool:
         report = tracked.report
         if (report is None or report.process_start_wall_s is None) and before.keys() - models:
             # Without a start time, names that vanish are the only sign of a restart.
-            tracked.leave_to_reports(self.told.drop(tracked))
+            tracked.others.leave_to_reports(self.told.drop(tracked))
             tracked.prompts.bound(now)
-            tracked.residency.forget()
+            tracked.forget_memory()
         tracked.residency.record_registered(adapters, now=now)
         if models != before or tracked.models is None:
             tracked.set_models(models)
@@ -173,7 +177,8 @@ class Pool:
         tracked = self._tracked[pick.address]
         adapter = tracked.adapter_of(pick)
         place = tracked.place_of(pick.request, adapter)
-        self._count(InFlight(pick, now, tracked, adapter, place=place, group=tracked.group), now)
+        kept = with_cached(pick, pick.request.cached_bytes)
+        self._count(InFlight(kept, now, tracked, adapter, place=place, group=tracked.group), now)
         if pick.request.request_id:
             self._by_request_id[pick.request.request_id] = pick.id
 
@@ -188,8 +193,10 @@ class Pool:
         flight.tracked.end(flight, now=now, has_run=False)
         flight.tracked.prompts.bound(now)
         self._judge(flight, {}, now=now)
-        adapter = tracked.adapter_of(flight.pick)
-        self._count(InFlight(flight.pick, flight.started_at_s, tracked, adapter), now)
+        request = flight.pick.request
+        self.beginnings.drop(request, flight.tracked.kv_cache)
+        pick = with_cached(flight.pick, self.beginnings.find(request), address)
+        self._count(InFlight(pick, flight.started_at_s, tracked, tracked.adapter_of(pick)), now)
         return True
 
     def finish(
@@ -212,16 +219,21 @@ class Pool:
         flight = self._flights.pop(pick_id, None)
         if flight is None:
             return None
-        request_id = flight.pick.request.request_id
-        if self._by_request_id.get(request_id) == pick_id:
-            del self._by_request_id[request_id]
+        request = flight.pick.request
+        if self._by_request_id.get(request.request_id) == pick_id:
+            del self._by_request_id[request.request_id]
         judged = verdicts(flight.pick, verdict, address=address, num_attempts=num_attempts)
         served = self._tracked.get(address, flight.tracked)
         has_run_here = has_run and served is flight.tracked
         flight.tracked.end(flight, now=now, has_run=has_run_here)
         flight.tracked.prompts.bound(now if reported_at_s is None else reported_at_s)
+        if not has_run_here:
+            self.beginnings.drop(request, flight.tracked.kv_cache)
         if served is not flight.tracked:
             served.note(served.adapter_of(flight.pick), now=now, has_run=has_run)
+            if has_run:
+                served.kv_cache.computed_bytes += request.rest_bytes(address)
+                self.beginnings.add(request, served.kv_cache)
         if self.observer is not None:
             self.observer.ended(pick_id, now=now, has_run=has_run_here)
         self._judge(flight, judged, now=now, reported_at_s=reported_at_s)
@@ -259,7 +271,7 @@ class Pool:
             if at_s - flight.started_at_s < grace_s:
                 break
             old.append(flight)
-        if tracked.told:
+        if tracked.others.flights:
             self.told.reconcile(tracked, total - len(old), told_by_s=at_s - grace_s, now=now)
         lost = old[: max(0, len(old) - total)]
         for flight in lost:
@@ -307,8 +319,9 @@ class Pool:
         pick, tracked, address = flight.pick, flight.tracked, flight.tracked.endpoint.address
         # Routers that do not tell us theirs are assumed to send as much as this one.
         tracked.prompts.num_alike = max(1, self._num_routers - self.told.num_routers)
-        num_bytes = pick.request.body_bytes * tracked.prompts.num_alike
+        num_bytes = pick.request.rest_bytes(address) * tracked.prompts.num_alike
         tracked.queue(flight.adapter, num_bytes, at_s=flight.started_at_s, now=now)
+        self.beginnings.add(pick.request, tracked.kv_cache)
         trial = self.outliers.begin(address, now=now)
         flight = replace(flight, trial=trial) if trial else flight
         self._flights[pick.id] = flight

@@ -15,6 +15,10 @@ from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo,
 class Dispatcher(Protocol):
     """The part of the core that a stream calls."""
 
+    @property
+    def uses_prefix_hashes(self) -> bool:
+        """Whether `RequestInfo.prefix_hashes` is worth computing."""
+
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
         """Choose an endpoint and count the request there, or reject it, or hold it."""
 

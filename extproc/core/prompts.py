@@ -19,7 +19,8 @@ class Prompts:
     Attributes:
         costs: The endpoint's.
         done_s: When all are computed; -inf for long ago.
-        unfinished_bytes: Bodies of the requests that have not ended, told ones included.
+        unfinished_bytes: Bodies of the requests that have not ended, told ones included, but for
+            the beginnings that are cached.
         num_alike: Routers assumed to send what this one sends, itself included.
     """
 

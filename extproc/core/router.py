@@ -37,8 +37,7 @@ class Router:
             card = self.pool.model(request.model)
             if card is None:
                 return _unknown(request.model, snapshot, request.subset)
-            if card.parent is not None:
-                request = replace(request, adapter=request.model)
+            request = self._known(request, card)
         result = self.picker.pick(snapshot, request)
         if isinstance(result, Pick):
             self.pool.start(result, now=now)
@@ -64,6 +63,14 @@ class Router:
             return _unknown(name, snapshot, subset)
         has_it = any(view.has_registered(name) for view in _allowed(snapshot, subset))
         return card if has_it else no_endpoints(name)
+
+    def _known(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
+        """Add what the pool knows of a request."""
+        adapter = None if card.parent is None else request.model
+        cached = self.pool.beginnings.find(request) if self.picker.uses_cached_bytes else None
+        if cached:
+            return replace(request, adapter=adapter, cached_bytes=cached)
+        return request if adapter is None else replace(request, adapter=adapter)
 
     def _hold(self, wait: Wait, request: RequestInfo, now: float) -> Wait | Rejection:
         """Return the policy's wait within its bounds; 429 for a request held for `max_hold_s`."""

@@ -53,6 +53,12 @@ NO_PATH = ""
 MODELS_PATH = "/v1/models"
 RESPONSES_PATH = "/v1/responses"
 
+GENERATING_PATHS = frozenset(
+    {NO_PATH, "/v1/chat/completions", "/v1/completions", RESPONSES_PATH, "/v1/messages"}
+)
+"""Where the engine surely computes the prompt, and keeps it in its KV cache; where the path is not
+known it mostly does."""
+
 _ABNORMAL = re.compile(r"[?#%\\]|/\.{0,2}(?:/|\Z)")
 """In a decoded path: characters that another reader could treat as a delimiter or decode once more
 (an invalid escape keeps its percent sign), empty segments, dot segments."""

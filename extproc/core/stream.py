@@ -168,7 +168,8 @@ class Stream:
         return None, []
 
     def _decide(self, model: str, now: float) -> _Step:
-        self._request = self._incoming.info(model)
+        with_hashes = self._dispatcher.uses_prefix_hashes
+        self._request = self._incoming.info(model, with_hashes=with_hashes)
         return self._ask(now)
 
     def _ask(self, now: float) -> _Step:

@@ -27,8 +27,9 @@ from typing import NamedTuple, Protocol
 from msgspec import Struct
 
 from extproc.core.bounds import between
+from extproc.core.others import ToldFlight
 from extproc.core.pickids import router_of
-from extproc.core.tracked import ToldFlight, Tracked
+from extproc.core.tracked import Tracked
 from extproc.core.types import Pick
 
 FULL = "full"
@@ -49,6 +50,7 @@ class ToldPick(NamedTuple):
     """A pick that a router tells of.
 
     Attributes:
+        body_bytes: Without the beginning that the endpoint is believed to have in its KV cache.
         age_s: Of the pick when it was told.
     """
 
@@ -113,7 +115,8 @@ class Told:
         """Listen to a router from now on; what it told before is void."""
         for tracked, void in self._end_all(self._flights_of(router_id), now=now).items():
             # Those that it tells again are taken from others' requests (`Tracked.begin_told`).
-            tracked.leave_to_reports([each for each in void if tracked.is_reported(each)])
+            others = tracked.others
+            others.leave_to_reports([each for each in void if others.is_reported(each)])
         self._routers.pop(router_id, None)
         if len(self._routers) < self._bounds.max_routers:
             self._routers[router_id] = _Teller()
@@ -122,7 +125,7 @@ class Told:
         """End all picks of a router that is gone, and listen to it no longer."""
         flights = self._flights_of(router_id)
         for tracked, gone in self._end_all(flights, now=now).items():
-            tracked.leave_to_reports(gone)
+            tracked.others.leave_to_reports(gone)
         self._routers.pop(router_id, None)
 
     def start(self, pick: ToldPick, *, now: float) -> None:
@@ -173,9 +176,9 @@ class Told:
             if served is not None:
                 served.note(served.listed_adapter(flight.name), now=now, has_run=has_run)
 
-    def drop(self, tracked: Tracked) -> list[ToldFlight]:
+    def drop(self, tracked: Tracked) -> list[ToldFlight[Tracked]]:
         """End all picks of an endpoint that left or restarted, and return them."""
-        flights = list(tracked.told.values())
+        flights = list(tracked.others.flights.values())
         for flight in flights:
             self._end(flight, has_run=False)
         return flights
@@ -183,7 +186,7 @@ class Told:
     def reconcile(self, tracked: Tracked, num_others: int, *, told_by_s: float, now: float) -> None:
         """End the endpoint's oldest picks told by `told_by_s` that are more than `num_others`."""
         old = []
-        for flight in tracked.told.values():
+        for flight in tracked.others.flights.values():
             if flight.told_at_s > told_by_s:
                 break
             old.append(flight)
@@ -199,7 +202,7 @@ class Told:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _flights_of(self, router_id: str) -> Iterable[ToldFlight]:
+    def _flights_of(self, router_id: str) -> Iterable[ToldFlight[Tracked]]:
         router = self._routers.get(router_id)
         return () if router is None else router.flights.values()
 
@@ -219,10 +222,10 @@ class Told:
         self.num_in_flight += 1
 
     def _end_all(
-        self, flights: Iterable[ToldFlight], *, now: float, has_run: bool = True
-    ) -> dict[Tracked, list[ToldFlight]]:
+        self, flights: Iterable[ToldFlight[Tracked]], *, now: float, has_run: bool = True
+    ) -> dict[Tracked, list[ToldFlight[Tracked]]]:
         """End flights; return them by endpoint."""
-        ended: dict[Tracked, list[ToldFlight]] = {}
+        ended: dict[Tracked, list[ToldFlight[Tracked]]] = {}
         for flight in list(flights):
             self._end(flight, now=now, has_run=has_run)
             ended.setdefault(flight.tracked, []).append(flight)
@@ -230,12 +233,12 @@ class Told:
             tracked.prompts.bound(now)
         return ended
 
-    def _end(self, flight: ToldFlight, *, now: float = 0.0, has_run: bool = True) -> None:
+    def _end(self, flight: ToldFlight[Tracked], *, now: float = 0.0, has_run: bool = True) -> None:
         self._uncount(flight, now=now, has_run=has_run)
         router = self._routers[router_of(flight.id)]
         router.remember(flight.id, self._bounds.max_ended)
 
-    def _uncount(self, flight: ToldFlight, *, now: float, has_run: bool) -> None:
+    def _uncount(self, flight: ToldFlight[Tracked], *, now: float, has_run: bool) -> None:
         del self._routers[router_of(flight.id)].flights[flight.id]
         self.num_in_flight -= 1
         flight.tracked.end_told(flight, now=now, has_run=has_run)
@@ -247,7 +250,7 @@ class _Teller:
     __slots__ = ("ended", "flights")
 
     def __init__(self) -> None:
-        self.flights: dict[str, ToldFlight] = {}
+        self.flights: dict[str, ToldFlight[Tracked]] = {}
         self.ended: dict[str, None] = {}
 
     def remember(self, pick_id: str, most: int) -> None:

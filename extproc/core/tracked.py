@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 from types import MappingProxyType
 
 from msgspec import Struct
 
+from extproc.core.beginnings import KvCache
 from extproc.core.cachesize import MAX_BODY_BYTES
-from extproc.core.floor import Floor
+from extproc.core.others import Others, ToldFlight
 from extproc.core.outliers import Outliers
-from extproc.core.prompts import Prompts
+from extproc.core.prompts import MAX_AGE_S, Prompts
 from extproc.core.residency import Residency
 from extproc.core.traits import PoolSettings
 from extproc.core.types import (
@@ -43,35 +43,19 @@ class InFlight(Struct, frozen=True):
     group: str = ""  # of the endpoint when it was picked
 
 
-class ToldFlight(Struct, eq=False):
-    """Another router's pick that has not ended, and the endpoint object that it is counted on.
-
-    Attributes:
-        adapter: That it counts for there; None until the endpoint lists the adapter named `name`.
-    """
-
-    id: str
-    tracked: Tracked
-    name: str | None
-    told_at_s: float
-    picked_at_s: float
-    body_bytes: int
-    adapter: str | None = None
-
-
 class Tracked:
     """One endpoint's mutable state.
 
     Attributes:
+        others: What other routers have here.
         group: Of `PoolSettings.groups`, "" for none; its `traits` are this endpoint's.
     """
 
     __slots__ = (
-        *("adapters", "returned_at_s", "endpoint", "flights", "foreign", "gpu_adapters"),
-        *("is_unreachable", "is_waited_for", "models", "num_foreign", "num_loads", "num_silences"),
-        *("registered", "report", "reported_at_s", "residency", "restarted_at_s", "view"),
-        *("cpu_adapters", "group", "prompts", "steady", "told", "traits", "view_expires_s"),
-        *("num_others_reported", "num_told_before"),
+        *("adapters", "cpu_adapters", "endpoint", "flights", "gpu_adapters", "group"),
+        *("is_unreachable", "is_waited_for", "kv_cache", "models", "num_loads", "num_silences"),
+        *("others", "prompts", "registered", "report", "reported_at_s", "residency"),
+        *("restarted_at_s", "returned_at_s", "traits", "view", "view_expires_s"),
     )
 
     def __init__(self, endpoint: Endpoint, settings: PoolSettings) -> None:
@@ -84,16 +68,12 @@ class Tracked:
         self.registered: frozenset[str] | None = None
         self.flights: dict[str, InFlight] = {}
         self.adapters: dict[str, int] = {}
-        self.foreign: dict[str, int] = {}
-        self.num_foreign = 0
+        self.others: Others[Tracked] = Others()
         self.gpu_adapters: tuple[str, ...] = ()  # these two as of the last view
         self.cpu_adapters: tuple[str, ...] = ()
         self.num_loads = 0
-        self.told: dict[str, ToldFlight] = {}
-        self.num_told_before = 0  # those of `told` that were picked before the last report
-        self.num_others_reported = 0  # requests that the last report leaves beside ours
         self.prompts = Prompts(traits.costs)
-        self.steady = Floor()
+        self.kv_cache = KvCache(endpoint.address)
         self.is_unreachable = False
         self.is_waited_for = True
         self.num_silences = 0
@@ -131,19 +111,31 @@ class Tracked:
         """Replace the models registered there; None for unknown."""
         self.models, self.view = models, None
         self.registered = None if models is None else frozenset(models)
-        for flight in self.told.values():
+        for flight in self.others.flights.values():
             if flight.adapter is None:
                 flight.adapter = self.listed_adapter(flight.name)
                 self._count(flight.adapter)
+
+    def set_report(self, report: LoadReport, *, taken_at_s: float) -> None:
+        """Replace the load report."""
+        self.report, self.reported_at_s, self.view = report, taken_at_s, None
+        if report.kv_cache_tokens is not None:
+            self.kv_cache.resize(report.kv_cache_tokens)
+
+    def forget_memory(self) -> None:
+        """Forget what the process had in its memory: it is gone."""
+        self.residency.forget()
+        self.kv_cache.lose()
+        self.kv_cache = KvCache(self.endpoint.address)
 
     def restart(self, now: float) -> None:
         """Forget the state of the process before the restart."""
         self.is_waited_for = now - self.restarted_at_s >= MIN_LIFE_S
         self.num_silences, self.restarted_at_s = 0, now
         self.set_models(None)
-        self.residency.forget()
+        self.forget_memory()
         self.prompts.forget()
-        self.steady = Floor()
+        self.others.restart()
 
     def is_owing(self, is_known: bool) -> bool:
         """Return whether its models are still to be listed: new or restarted, not just silent."""
@@ -166,21 +158,21 @@ class Tracked:
             return None
         if report is None or report.cpu_adapters is not None:
             return None
-        if adapter in self.adapters or adapter in self.foreign:
+        if adapter in self.adapters or adapter in self.others.adapters:
             return None
-        has_free_slot = len(self.adapters.keys() | self.foreign.keys()) < slots
+        has_free_slot = len(self.adapters.keys() | self.others.adapters.keys()) < slots
         return self.residency.place(adapter) if has_free_slot else None
 
     def begin(self, flight: InFlight) -> None:
         """Count a pick here."""
         self.flights[flight.pick.id] = flight
-        self.prompts.unfinished_bytes += flight.pick.request.body_bytes
+        self.prompts.unfinished_bytes += flight.pick.request.rest_bytes(self.endpoint.address)
         self._count(flight.adapter)
 
     def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
         """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""
         del self.flights[flight.pick.id]
-        self.prompts.unfinished_bytes -= flight.pick.request.body_bytes
+        self.prompts.unfinished_bytes -= flight.pick.request.rest_bytes(self.endpoint.address)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def note(self, adapter: str | None, *, now: float, has_run: bool) -> None:
@@ -188,47 +180,31 @@ class Tracked:
         self._count(adapter)
         self._discount(adapter, now=now, has_run=has_run)
 
-    def begin_told(self, flight: ToldFlight) -> None:
+    def begin_told(self, flight: ToldFlight[Tracked]) -> None:
         """Count another router's pick here."""
         flight.adapter = self.listed_adapter(flight.name)
         picked_at_s, now = flight.picked_at_s, flight.told_at_s
         self.queue(flight.adapter, flight.body_bytes, at_s=picked_at_s, now=now)
-        if self.is_reported(flight):
-            self.num_foreign = max(0, self.num_foreign - 1)  # the report has counted it already
-            self.num_told_before += 1
-        self.told[flight.id] = flight
+        self.others.begin(flight)
         self.prompts.unfinished_bytes += flight.body_bytes
         self._count(flight.adapter)
 
-    def end_told(self, flight: ToldFlight, *, now: float, has_run: bool) -> None:
+    def end_told(self, flight: ToldFlight[Tracked], *, now: float, has_run: bool) -> None:
         """Stop counting another router's pick; see `end`."""
-        del self.told[flight.id]
-        self.num_told_before -= self.is_reported(flight)
+        self.others.end(flight)
         self.prompts.unfinished_bytes -= flight.body_bytes
         self._discount(flight.adapter, now=now, has_run=has_run)
 
-    def is_reported(self, flight: ToldFlight) -> bool:
-        """Return whether another router's pick is old enough for the last report to count it."""
-        return self.reported_at_s is not None and flight.picked_at_s <= self.reported_at_s
-
-    def leave_to_reports(self, flights: Sequence[ToldFlight]) -> None:
-        """Count picks whose ends nobody will tell as others' requests, until a report shows less.
-
-        They do not wait to be steady: it was not by the reports that routers chose this endpoint.
-        """
-        self.num_foreign += len(flights)
-        self.steady.rise(len(flights))
-        self.foreign |= {each.adapter: 1 for each in flights if each.adapter is not None}
-        self.view = None
-
-    def queue(self, adapter: str | None, body_bytes: int, *, at_s: float, now: float) -> None:
+    def queue(self, adapter: str | None, num_bytes: int, *, at_s: float, now: float) -> None:
         """Add a prompt and its adapter's load, sent at `at_s`, to what is to be computed here.
 
         What is resident is as of the last view: to know it as of now would sort all adapters for
         each pick that is told.
         """
         costs = self.prompts.costs
-        work_s = body_bytes * costs.prompt_s_per_byte
+        if now - at_s <= MAX_AGE_S:  # an older one has been told before, over another link
+            self.kv_cache.computed_bytes += num_bytes
+        work_s = num_bytes * costs.prompt_s_per_byte
         if adapter is not None and adapter not in self.adapters:
             work_s += costs.load_s(adapter, self.gpu_adapters, self.cpu_adapters)
         self.prompts.add(work_s, at_s=at_s, now=now)
@@ -265,24 +241,6 @@ class Tracked:
             self.num_loads += len(set(adapters).difference(self.gpu_adapters))
             self.gpu_adapters = adapters
 
-    def estimate_foreign(self, report: LoadReport, *, now: float) -> None:
-        """Estimate others' requests: those in the report that neither we nor a router that tells
-        us has sent, and the adapters that nobody known has a request for.
-
-        How many there are is a scrape old, and the same for every router that reads it: routers
-        that chose by it would all go to the same endpoint, then all to the next. So only the part
-        that has been there for seconds counts for the choice, the rest for admission alone, and
-        each adapter as one request.
-        """
-        total = report.num_running + report.num_waiting
-        self.num_others_reported = max(0, total - len(self.flights))
-        self.num_told_before = sum(map(self.is_reported, self.told.values()))
-        self.num_foreign = max(0, self.num_others_reported - len(self.told))
-        self.steady.record(self.num_foreign, now=now)
-        # An idle engine's page may still name those that were active last.
-        ours = self.adapters
-        self.foreign = {a: 1 for a in report.active_adapters if a not in ours} if total else {}
-
     def make_view(self, now: float, settings: PoolSettings, outliers: Outliers) -> EndpointView:
         """Build the view at `now`; it is kept in `view` until something changes or expires."""
         report, at_s = self.report, self.reported_at_s
@@ -293,8 +251,9 @@ class Tracked:
         self.view_expires_s = min(expires_s if is_known else inf, ends_s if now <= ends_s else inf)
         if report is None or not is_known:
             report = LoadReport(max_loras=report.max_loras if report else None)
-        pending = {**self.foreign, **self.adapters} if is_known else dict(self.adapters)
-        steady = min(self.steady.low, self.num_foreign) if is_known else 0
+        others, adapters = self.others, self.adapters
+        pending = {**others.adapters, **adapters} if is_known else dict(adapters)
+        steady = others.num_steady if is_known else 0
         residency, endpoint = self.residency, self.endpoint
         self.count_loads()
         self.cpu_adapters = residency.cpu_adapters
@@ -308,11 +267,11 @@ class Tracked:
             gpu_adapters=self.gpu_adapters,
             cpu_adapters=self.cpu_adapters,
             pending_by_adapter=MappingProxyType(pending),
-            num_pending=len(self.flights) + len(self.told) + steady,
-            num_foreign=self.num_foreign - steady if is_known else 0,
+            num_pending=len(self.flights) + len(others.flights) + steady,
+            num_foreign=others.num_foreign - steady if is_known else 0,
             num_in_flight=len(self.flights),
-            num_told=len(self.told),
-            num_unseen=max(0, self.num_told_before - self.num_others_reported) if is_known else 0,
+            num_told=len(others.flights),
+            num_unseen=others.num_unseen if is_known else 0,
             num_running=report.num_running,
             num_waiting=report.num_waiting,
             num_deferred=report.num_deferred or 0,

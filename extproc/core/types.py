@@ -13,7 +13,7 @@ that are made for each request are not part of any cycle, and the garbage collec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from math import inf
 from types import MappingProxyType
@@ -83,6 +83,7 @@ class LoadReport(Struct, frozen=True, gc=False):
     gpu_adapters: frozenset[str] | None = None  # in GPU slots; None where the engine does not say
     cpu_adapters: frozenset[str] | None = None  # in the CPU cache; likewise
     process_start_wall_s: float | None = None  # start of the server process; None where unknown
+    kv_cache_tokens: int | None = None  # kept for beginnings of prompts; None where unknown
 
 
 class ModelCard(Struct, frozen=True):
@@ -200,8 +201,10 @@ class RequestInfo(Struct, frozen=True, gc=False):
         subset: Addresses the data plane allows (`ip:port`, or a bare `ip` for every port), or
             None for all.
         arrived_at_s: Arrival of its headers; it has waited `snapshot.now` minus this.
-        prefix_hashes: Of the first KiB of its body, of the first two, and so on; () where nobody
-            computes them. Bodies with the first n in common begin with the same n KiB.
+        prefix_hashes: Of the beginnings of its prompt, as long as `beginnings.MARKS_BYTES` says; ()
+            where nobody computes them. Prompts with one in common begin with the same bytes.
+        cached_bytes: Of its prompt, by address: those that endpoints have in their KV caches, by
+            belief. Empty where none has, or the policy does not ask (`uses_cached_bytes`).
     """
 
     model: str  # the `model` field, as the engine will read it
@@ -214,6 +217,11 @@ class RequestInfo(Struct, frozen=True, gc=False):
     arrived_at_s: float = 0.0
     hints: Hints = NO_HINTS
     prefix_hashes: tuple[int, ...] = ()
+    cached_bytes: Mapping[str, int] = _NOTHING
+
+    def rest_bytes(self, address: str) -> int:
+        """Return how much of its body the endpoint has to compute."""
+        return self.body_bytes - self.cached_bytes.get(address, 0)
 
 
 class Wait(Struct, frozen=True):
@@ -223,16 +231,23 @@ class Wait(Struct, frozen=True):
     reason: str = "wait"  # a short slug, as in `Choice`
 
 
+Terms = Callable[[Snapshot, RequestInfo, Sequence[EndpointView]], Sequence[Mapping[str, float]]]
+"""Returns the terms of the price of a request on each of some endpoints of the snapshot: seconds by
+short slugs such as `load`, the same for all. Must depend on nothing else that changes."""
+
+
 class Choice(Struct, frozen=True, gc=False):
     """A policy's decision.
 
     Attributes:
         endpoints: Best first; those after the first are fallbacks. Must come from the snapshot.
         reason: A short slug for metrics and for people, e.g. `affinity`. Keep the set small.
+        terms: For metrics and for people, of a policy that chooses by a price; None for others.
     """
 
     endpoints: Sequence[EndpointView]
     reason: str = "custom"
+    terms: Terms | None = None
 
 
 class Pick(Struct, frozen=True, gc=False):
@@ -246,6 +261,7 @@ class Pick(Struct, frozen=True, gc=False):
         candidates: The endpoints that the policy chose from.
         alternates: Other addresses, best first, for a data plane that dials one at a time: sent
             alongside the destination, not in it. Empty where `endpoints` has fallbacks.
+        terms: The policy's, as in `Choice`.
     """
 
     id: str
@@ -256,6 +272,7 @@ class Pick(Struct, frozen=True, gc=False):
     candidates: tuple[EndpointView, ...] = ()
     picked_at_s: float = 0.0
     alternates: tuple[str, ...] = ()
+    terms: Terms | None = None
 
     @property
     def address(self) -> str:

@@ -50,6 +50,16 @@ def pending(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
     return f"{chosen.num_pending} pending, {spread([v.num_pending for v in others])} elsewhere"
 
 
+def duration(seconds: float) -> str:
+    """Say a duration of 0 or more, with two or three digits."""
+    ms = 1000 * seconds
+    if ms < 0.05:
+        return "under 0.1 ms"
+    if ms < 999.5:
+        return f"{ms:.1f} ms" if ms < 9.95 else f"{ms:.0f} ms"
+    return f"{seconds:.2f} s"
+
+
 def listed(names: Sequence[str], at_most: int = MAX_NAMED) -> str:
     """Return the first names, and how many others there are."""
     num_others = len(names) - at_most

@@ -15,9 +15,8 @@ from extproc.loadtest.workloads import WorkloadError, make
 from extproc.sim.engine.profiles import PROFILES
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.trials import suites
+from extproc.sim.trials.specs import ScenarioSpec, Suite
 from extproc.sim.trials.suites import (
-    ScenarioSpec,
-    Suite,
     SuiteError,
     find_suite,
     make_trial_parts,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from extproc.loadtest.measures import LoadSummary, fleet_result_of, summarize_records
-from extproc.sim.trials.suites import SloSpec, Suite
+from extproc.sim.trials.specs import SloSpec, Suite
 from extproc.workload.exchange import RequestRecord
 from extproc.workload.flights import PodTotals
 from extproc.workload.judge import Metrics, Slo, measure

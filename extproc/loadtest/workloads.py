@@ -14,10 +14,9 @@ from types import MappingProxyType
 
 import msgspec
 
+from extproc.sim.trials.specs import ScenarioSpec, Suite
 from extproc.sim.trials.suites import (
     SCENARIOS_DIR,
-    ScenarioSpec,
-    Suite,
     SuiteError,
     make_trial_parts,
     read_suite,

@@ -2,9 +2,10 @@
 
 1. Without watchers, a decision costs one append: the core's own values are kept, and described only
    on request.
-2. With watchers, it is encoded once for all of them, after the response, in passes of
-   `MAX_PER_PASS` that use at most `MAX_SHARE` of the loop's time. Decisions that a watcher is too
-   slow for are dropped and counted; it sees the gap in the sequence numbers.
+2. With watchers, it is encoded once for all of them (and once more for those that want the reason
+   in words), after the response, in passes of `MAX_PER_PASS` that use at most `MAX_SHARE` of the
+   loop's time. Decisions that a watcher is too slow for are dropped and counted; it sees the gap in
+   the sequence numbers.
 3. A watcher that does not read must not fill the memory, and the transport does not report who
    reads. So a call is ended after a volume of bytes (the client calls again and resumes), and the
    number of watchers is bounded: together they can hold `max_watchers * max_watch_bytes`.
@@ -132,7 +133,7 @@ class DecisionsService:
 
     def _pass(self) -> bool:
         """Send decisions to every watcher in turn; return whether there may be more."""
-        messages: dict[int, bytes] = {}
+        messages: dict[tuple[int, bool], bytes] = {}
         num_looks = 0
         while behind := [each for each in self._watchers if each.sequence < self.num_published]:
             if len(messages) >= MAX_PER_PASS or num_looks >= MAX_LOOKS:
@@ -141,9 +142,10 @@ class DecisionsService:
             for watcher in behind:
                 sequence, record = self._next(watcher)
                 if watcher.wants(record):
-                    if sequence not in messages:
-                        messages[sequence] = encode(sequence, record)
-                    watcher.send(messages[sequence])
+                    key = sequence, watcher.explains
+                    if key not in messages:
+                        messages[key] = encode(sequence, record, explains=watcher.explains)
+                    watcher.send(messages[key])
         return False
 
     def _next(self, watcher: _Watcher) -> tuple[int, DecisionRecord]:
@@ -194,6 +196,11 @@ class _Watcher:
         else:
             self._end(Code.RESOURCE_EXHAUSTED, "too many watchers")
 
+    @property
+    def explains(self) -> bool:
+        """Whether it wants decisions in words, too."""
+        return bool(self._request.explain)
+
     def wants(self, record: DecisionRecord) -> bool:
         """Return whether `record` passes the filters."""
         decision = record.decision
@@ -241,7 +248,7 @@ def describe(sequence: int, record: DecisionRecord) -> dict[str, Any]:
 
     `{"sequence", "time" (RFC 3339), "decision_seconds", "explanation", "pick": {...} or
     "rejection": {...}}`, with the fields of protos/extproc/v1/decisions.proto by their names there;
-    absent ones are None. `explanation` is a sentence for people and not part of the message.
+    absent ones are None.
     """
     time = datetime.fromtimestamp(record.wall_s, UTC).isoformat(timespec="milliseconds")
     return {
@@ -253,10 +260,12 @@ def describe(sequence: int, record: DecisionRecord) -> dict[str, Any]:
     }
 
 
-def encode(sequence: int, record: DecisionRecord) -> bytes:
-    """Return one decision as an encoded `extproc.v1.Decision`."""
+def encode(sequence: int, record: DecisionRecord, *, explains: bool = False) -> bytes:
+    """Return one decision as an encoded `extproc.v1.Decision`, in words where it `explains`."""
     message = decisions_pb2.Decision(
         sequence=sequence, decision_seconds=record.seconds, **describe_result(record)
     )
+    if explains:
+        message.explanation = explain(record.decision)
     message.time.FromNanoseconds(round(record.wall_s * 1e6) * 1000)
     return message.SerializeToString()

@@ -41,6 +41,7 @@ async def watch(
     endpoint: str = "",
     only_rejections: bool = False,
     replay_last: int = 0,
+    explain: bool = False,
 ) -> AsyncIterator[Decision]:
     """Yield decisions, oldest first, until the caller stops or the router ends the call.
 
@@ -49,6 +50,7 @@ async def watch(
         models: Only these models and adapters; empty for all.
         endpoint: Only picks that name this `ip:port`; "" for all.
         replay_last: Start with up to this many past decisions.
+        explain: With the reason of each in words.
 
     Raises:
         WatchError: No router at `target`, or it ended the call.
@@ -62,6 +64,7 @@ async def watch(
         endpoint=endpoint,
         only_rejections=only_rejections,
         replay_last=replay_last,
+        explain=explain,
     )
     channel = Channel(address.host, address.port, ssl=tls)
     try:
@@ -104,7 +107,9 @@ def tls_context(
 
 
 def render(decision: Decision) -> Text:
-    """Return one decision as one line for a terminal; `.plain` is without colours.
+    """Return one decision for a terminal; `.plain` is without colours.
+
+    It is one line, and a second one where it comes with its reason in words.
 
     Model names come from clients: unprintable characters become `?`, so that none can control the
     terminal.
@@ -116,8 +121,14 @@ def render(decision: Decision) -> Text:
         _render_rejection(line, decision.rejection)
     if decision.decision_seconds:
         line.append(f"  {decision.decision_seconds * 1e6:.0f} us", style="dim")
-    line.plain = "".join(each if each.isprintable() else "?" for each in line.plain)
+    line.plain = _printable(line.plain)
+    if decision.explanation:
+        line.append(f"\n    {_printable(decision.explanation)}", style="italic")
     return line
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _clock(decision: Decision) -> str:

@@ -40,8 +40,13 @@ def interval(values: Sequence[float]) -> Interval:
     if len(values) == 1:
         return Interval(mean)
     quantile = _T_95[len(values) - 2] if len(values) - 2 < len(_T_95) else _T_95_MORE
-    half = quantile * stdev(values) / sqrt(len(values))
+    half = quantile * standard_error(values)
     return Interval(mean, mean - half, mean + half)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Return the standard error of the mean of at least two values."""
+    return stdev(values) / sqrt(len(values))
 
 
 def paired_difference(values: Sequence[float], others: Sequence[float]) -> Interval:

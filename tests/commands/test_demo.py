@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from extproc.commands.demo.fleet import ADAPTERS
-from extproc.commands.demo.story import _Demo
+from extproc.commands.demo.story import POLICIES, _Demo
 from extproc.commands.demo.traffic import MAX_OUTPUT_TOKENS, Results, make_workload, send_all
 from extproc.commands.main import app
 from extproc.sim.fakepod.pod import PodConfig, start_pod
@@ -40,7 +40,7 @@ def demos() -> Iterator[list[Command]]:
 
 @pytest.mark.e2e
 @slow
-def test_it_compares_two_policies_explains_a_request_and_leaves_nothing(
+def test_it_compares_the_policies_explains_a_request_and_leaves_nothing(
     tmp_path: Path, demos: list[Command]
 ) -> None:
     demo = Command(tmp_path, "demo", "--seconds", "4", "--rate", "16")
@@ -48,13 +48,17 @@ def test_it_compares_two_policies_explains_a_request_and_leaves_nothing(
 
     status = demo.process.wait()
 
-    loads = _row(demo.output, "adapters loaded into a GPU slot")
+    loads = [int(cell) for cell in _row(demo.output, "adapters loaded into a GPU slot")]
+    (policies,) = re.findall(r"┃ +┃(.*round_robin.*)┃", demo.output)
     assert status == 0, demo.output
-    assert _row(demo.output, "failed") == ["0", "0"]
+    assert [cell.strip() for cell in policies.split("┃")] == list(POLICIES)
+    assert _row(demo.output, "failed") == ["0"] * len(POLICIES)
     assert len(set(_row(demo.output, "requests"))) == 1
-    assert int(loads[0]) > int(loads[1])
+    assert loads[0] == max(loads) > max(loads[1:])
     assert all(cell.endswith(" ms") for cell in _row(demo.output, "TTFT p99"))
+    assert all(cell.isdigit() for cell in _row(demo.output, "TTFT over 500 ms"))
     assert "not measured" in demo.output
+    assert re.search(r"3\. least_harm chose, .* It\s+costs ", demo.output, flags=re.S)
     assert "5. Envoy's access log reported" in demo.output
     demo.wait_until_gone()
     assert list(tmp_path.glob("extproc-*")) == []
@@ -143,7 +147,7 @@ def test_a_demo_without_requests_is_refused() -> None:
     assert "raise --seconds" in result.stderr
 
 
-def test_both_runs_get_the_same_requests() -> None:
+def test_all_runs_get_the_same_requests() -> None:
     workload = make_workload(10, 20, seed=7)
 
     assert workload == make_workload(10, 20, seed=7)

@@ -105,6 +105,23 @@ async def test_a_pod_with_a_key_refuses_requests_without_it() -> None:
             assert (await ask(http, "base"))[0] == 200
 
 
+async def test_an_adapter_above_the_largest_rank_does_not_load_as_in_vllm() -> None:
+    options = ("--max-lora-rank", "32", "--adapter-rank", "big=64,small=32", *FREE)
+    async with fake_pods(*options) as pods, aiohttp.ClientSession(pods.urls[0]) as http:
+        answers = {}
+        for name in ("big", "small", "other"):
+            body = {"lora_name": name, "lora_path": f"/adapters/{name}"}
+            async with http.post("/v1/load_lora_adapter", json=body) as response:
+                answers[name] = response.status, await response.text()
+        assert (await ask(http, "small"))[0] == 200
+        assert (await ask(http, "big"))[0] == 404
+
+    assert [status for status, _ in answers.values()] == [500, 200, 200]
+    error = msgspec.json.decode(answers["big"][1])["error"]
+    assert error["type"] == "InternalServerError"
+    assert "failed with error 'LoRA rank 64 is greater than max_lora_rank 32.'" in error["message"]
+
+
 async def test_a_pod_that_drains_says_so_and_serves_what_comes_and_what_runs() -> None:
     async with (
         fake_pods(*FREE, "--drain-s", "2") as pods,
@@ -174,6 +191,9 @@ async def test_a_pod_of_the_stack_takes_its_whole_configuration_from_a_file(
         (["--port", "65535", "--count", "2"], "--count 2: there are not so many ports from 65535"),
         (["--max-loras", "0", "--adapter", "a", *FREE], "--max-loras 0: .*--adapter"),
         (["--max-cpu-loras", "2", *FREE], "--max-cpu-loras 2: must be at least --max-loras"),
+        (["--adapter-rank", "a", *FREE], "--adapter-rank a: must be NAME=RANK"),
+        (["--adapter-rank", "a=0", *FREE], "--adapter-rank a=0: must be NAME=RANK"),
+        (["--adapter", "a", "--adapter-rank", "a=64", *FREE], ".*LoRA rank 64 is greater than"),
         (["--name", "a\nb", *FREE], r"--name 'a\\nb': must be printable ASCII"),
         (["--base-model", "", *FREE], "--base-model '': no request can name it"),
         (["--api-key", "", *FREE], "--api-key: must be printable ASCII, and not empty"),

@@ -24,6 +24,7 @@ class FakeDispatcher:
     result: Pick | Rejection | Wait = PICK
     cards: Sequence[ModelCard] = ()
     num_waits: int = 0
+    uses_prefix_hashes: bool = False
     routed: list[RequestInfo] = field(default_factory=list)
     finished: list[tuple[Pick, Outcome, float]] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)

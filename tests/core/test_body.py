@@ -280,3 +280,24 @@ def test_pieces_fit_and_make_up_the_whole_and_only_the_last_is_the_last(
 def test_an_empty_body_is_one_empty_piece_and_no_body_is_none() -> None:
     assert list(reader(is_echoed=True, chunks=(b"",)).pieces()) == [(b"", True)]
     assert list(reader(is_echoed=True).pieces()) == []
+
+
+# --- prompts ---------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_taken_once() -> None:
+    made = reader(chunks=(body(prompt="x", max_tokens=3, tools=[1]),))
+
+    assert b"".join(made.take_prompt()) == b'[1]"x"'
+    assert made.take_prompt() == ()
+
+
+def test_a_prompt_is_let_go_with_the_body() -> None:
+    made = reader(chunks=(body(prompt="x"),))
+    made.clear()
+
+    assert made.take_prompt() == ()
+
+
+def test_a_form_has_no_prompt() -> None:
+    assert reader(RouteKind.INFERENCE_FORM, chunks=(FORM,)).take_prompt() == ()

@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 
 from extproc.core.explanation import MAX_MESSAGE_CHARS, explain
 from extproc.core.picker import Picker
-from extproc.core.policies import BUILT_IN
+from extproc.core.policies import BUILT_IN, LeastHarm
 from extproc.core.rejections import model_not_found, no_endpoints, saturated
-from extproc.core.types import EndpointView, Pick, Reason, Rejection, Snapshot
+from extproc.core.types import (
+    Choice,
+    EndpointView,
+    Pick,
+    Reason,
+    Rejection,
+    Snapshot,
+    Terms,
+)
 from extproc.core.words import shortened
 from tests.builders import endpoint_view, pick, request
 from tests.strategies import ADAPTERS, requests, snapshots
@@ -175,6 +183,110 @@ def test_a_pod_without_alternatives_needs_no_other_reason() -> None:
     assert said("founding", "cold", view(1)) == "pod-1: the only pod that could take it."
 
 
+# --- prices ---------------------------------------------------------------------------------
+
+
+def prices(*terms: Mapping[str, float]) -> Terms:
+    """The prices of pod-1 and those after it, whatever is asked."""
+    by_name = {f"pod-{number}": each for number, each in enumerate(terms, 1)}
+    return lambda snapshot, request, views: [by_name[each.name] for each in views]
+
+
+def second(*terms: Mapping[str, float]) -> str:
+    """The second sentence about a choice of pod-1 at these prices."""
+    views = [view(number) for number in range(1, len(terms) + 1)]
+    text = said("my:policy", "r", *views, terms=prices(*terms))
+    return text.partition("elsewhere. " if len(views) > 1 else "take it. ")[2]
+
+
+def test_a_price_is_compared_with_the_lowest_elsewhere_by_the_terms_that_made_the_difference() -> (
+    None
+):
+    here = {"prompts_ahead": 0.0, "batch": 0.024}
+    there = {"prompts_ahead": 0.030, "batch": 0.0, "load": 0.1}
+
+    assert second(here, {"load": 2.0}, there) == (
+        "It costs 24 ms there and 130 ms on pod-3, the nearest other: load 100 ms more, "
+        "prompts ahead 30 ms more, batch 24 ms less."
+    )
+
+
+def test_terms_that_differ_little_are_not_named_and_of_the_others_three() -> None:
+    there = {"a": 1.2345, "b": 0.24, "c": 1.0, "d": 0.9, "e": 0.8}
+
+    assert second({"b": 0.001}, there) == (
+        "It costs 1.0 ms there and 4.17 s on pod-2, the nearest other: a 1.23 s more, c 1.00 s "
+        "more, d 900 ms more."
+    )
+    assert second({}, {"a": 1.0, "b": 0.19}).endswith("nearest other: a 1.00 s more.")
+
+
+def test_a_policy_that_did_not_choose_the_lowest_price_is_not_covered_up() -> None:
+    assert second({"load": 0.1}, {"load": 0.007}) == (
+        "It costs 100 ms there and 7.0 ms on pod-2, the nearest other: load 93 ms less."
+    )
+
+
+def test_equal_prices_were_left_to_chance() -> None:
+    """Added up in another order, for instance."""
+    assert second({"a": 0.1, "b": 0.2, "c": 0.3}, {"a": 0.3, "b": 0.2, "c": 0.1}, {"a": 1.0}) == (
+        "It costs 600 ms there, chosen at random among 2 equals."
+    )
+
+
+def test_the_only_pod_has_a_price_too() -> None:
+    assert second({"batch": 1e-5}) == "It costs under 0.1 ms there."
+
+
+def test_terms_of_a_policy_that_fail_do_not_hide_the_choice() -> None:
+    def fail(*_: Any) -> Any:
+        raise KeyError("load")
+
+    assert said("my:policy", "r", view(1), terms=fail) == (
+        "pod-1: the only pod that could take it. Its prices are unknown: KeyError in its terms."
+    )
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "words"),
+    [
+        (
+            {"pending": {"a": 9, "b": 3}},
+            {"prompts_done_s": 100.03, "cpu_adapters": ("a",)},
+            "a runs there: the least harm by estimate, 12 pending, 0 elsewhere. It costs 46 ms "
+            "there and 107 ms on pod-2, the nearest other: slot 60 ms more, prompts ahead 30 ms "
+            "more, batch 24 ms less.",
+        ),
+        (
+            {"prompts_done_s": 100.1, "cpu_adapters": ("a",)},
+            {"prompts_done_s": 100.4, "pending": {"a": 1}},
+            "a is in the CPU cache there, where a slot is free; it also runs on pod-2 with 1: the "
+            "least harm by estimate, 0 pending, 1 elsewhere. It costs 164 ms there and 913 ms on "
+            "pod-2, the nearest other: late first token 500 ms more, prompts ahead 300 ms more.",
+        ),
+    ],
+)
+def test_least_harm_says_what_decided(
+    here: dict[str, Any], there: dict[str, Any], words: str
+) -> None:
+    views = view(1, max_loras=8, **here), view(2, max_loras=8, **there)
+    asked = Snapshot(views, 100.0)
+    info = request("a", body_bytes=960, arrived_at_s=100.0)
+    choice = LeastHarm(home_s=0.0).choose(asked, info, rng=random.Random(0))
+    assert isinstance(choice, Choice)
+    assert choice.endpoints == (views[0],)
+
+    decision = pick(
+        info=info,
+        policy="least_harm",
+        reason=choice.reason,
+        candidates=views,
+        picked_at_s=100.0,
+        terms=choice.terms,
+    )
+    assert explain(decision) == f"pod-1: {words}"
+
+
 def test_fallbacks_and_unknown_load_are_told() -> None:
     candidates = view(1, is_known=False), view(2, is_known=False)
     endpoints = (candidates[0].address, candidates[1].address, "10.0.0.9:1")
@@ -232,7 +344,7 @@ def test_names_and_messages_of_any_length_make_a_sentence_of_bounded_length() ->
 
 
 @given(snapshots(), requests(), st.sampled_from(sorted(BUILT_IN)), st.integers(0, 99))
-def test_every_pick_of_every_policy_is_one_bounded_sentence_that_names_its_pod(
+def test_every_pick_of_every_policy_is_in_bounded_words_that_name_its_pod(
     pool: Any, info: Any, policy: str, seed: int
 ) -> None:
     ids = itertools.count()

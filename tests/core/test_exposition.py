@@ -53,6 +53,7 @@ def test_the_real_page_is_read_as_its_lines_say() -> None:
             ("a3", 1.7952585567302058e9),
         ),
         process_start_wall_s=1.79525852154e9,
+        kv_cache_tokens=524_288,
     )
 
 
@@ -172,6 +173,28 @@ def test_no_more_adapters_are_taken_than_a_server_can_have() -> None:
 def test_a_page_of_an_engine_that_has_said_nothing_yet_is_an_empty_report() -> None:
     assert read("# HELP python_info x\n# TYPE python_info gauge\npython_info 1\n") == LoadReport()
     assert parse_report(b"", VLLM) == parse_report(b"\n\n", VLLM) == LoadReport()
+
+
+def cache_info(engine: int, **labels: object) -> str:
+    said = {"block_size": 16, "enable_prefix_caching": True, "engine": engine, **labels}
+    pairs = ",".join(f'{name}="{value}"' for name, value in said.items())
+    return f"vllm:cache_config_info{{{pairs}}} 1.0\n"
+
+
+def test_the_kv_caches_of_all_engines_add_up() -> None:
+    lines = cache_info(0, num_gpu_blocks=100), cache_info(1, num_gpu_blocks=50)
+    assert read(*lines).kv_cache_tokens == 2400
+
+
+@pytest.mark.parametrize("num_blocks", ["None", "-4", "0", "", "4e3"])
+def test_a_kv_cache_of_no_known_size_is_unknown(num_blocks: str) -> None:
+    assert read(cache_info(0, num_gpu_blocks=num_blocks)).kv_cache_tokens is None
+    assert read(cache_info(0)).kv_cache_tokens is None
+
+
+def test_a_kv_cache_without_prefix_caching_keeps_nothing() -> None:
+    line = cache_info(0, num_gpu_blocks=100, enable_prefix_caching=False)
+    assert read(line).kv_cache_tokens == 0
 
 
 def test_sglang_has_its_own_names() -> None:
@@ -424,6 +447,11 @@ def oracle_report(page: str) -> LoadReport:
     kv = per_engine(samples, "vllm:kv_cache_usage_perc")
     deferred = per_engine(samples, "vllm:num_requests_waiting_by_reason", reason="deferred")
     starts = per_engine(samples, "process_start_time_seconds")
+    caches = [
+        int(labels["num_gpu_blocks"]) * int(labels["block_size"])
+        for family, labels, _ in samples
+        if family == "vllm:cache_config_info"
+    ]
     return LoadReport(
         num_running=int(sum(per_engine(samples, "vllm:num_requests_running"))),
         num_waiting=int(sum(per_engine(samples, "vllm:num_requests_waiting"))),
@@ -434,6 +462,7 @@ def oracle_report(page: str) -> LoadReport:
         active_adapters=frozenset().union(*(who for at_s, who, _ in infos if at_s == newest)),
         adapter_log=tuple(sorted(last.items(), key=lambda item: (-item[1], item[0]))),
         process_start_wall_s=starts[0] if starts else None,
+        kv_cache_tokens=sum(caches) or None,
     )
 
 

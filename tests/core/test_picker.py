@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from extproc.core.admission import AdmissionSettings
 from extproc.core.picker import Picker, PickerSettings
-from extproc.core.policies import BUILT_IN, Founding, Policy
+from extproc.core.policies import BUILT_IN, Founding, LeastHarm, Policy
 from extproc.core.ranks import Ranks
+from extproc.core.routes import NO_PATH, RESPONSES_PATH
 from extproc.core.types import (
     Choice,
     EndpointView,
@@ -118,7 +119,12 @@ def test_a_pick_is_a_function_of_snapshot_request_and_seed(
     first = picker(type(policy)(), seed=seed).pick(snapshot, request)
     second = picker(type(policy)(), seed=seed).pick(snapshot, request)
 
-    assert first == second
+    assert without_terms(first) == without_terms(second)
+
+
+def without_terms(result: Pick | Rejection | Wait) -> Pick | Rejection | Wait:
+    """Terms are a method of the policy's own."""
+    return replace(result, terms=None) if isinstance(result, Pick) else result
 
 
 @given(snapshots(), requests(), st.integers(1, 4))
@@ -307,6 +313,54 @@ def test_a_stored_response_goes_to_its_sessions_endpoint_and_nowhere_else() -> N
     assert strange.reason is Reason.STORED_RESPONSE
 
 
+@pytest.mark.parametrize("path", [RESPONSES_PATH, NO_PATH])
+def test_a_session_stays_where_its_responses_may_be_stored_whatever_the_price(path: str) -> None:
+    made = picker(LeastHarm())
+    asked = request("a", session="s", path=path)
+    full = endpoint_view(1, pending_by_adapter={"b": 9}, max_loras=1)
+
+    made.pick(snapshot(endpoint_view(1)), asked)
+    made.pick(snapshot(endpoint_view(2)), replace(asked, path="/v1/chat/completions"))
+    again = picked(made.pick(snapshot(full, endpoint_view(2)), asked))
+    stored = picked(made.pick(snapshot(full, endpoint_view(2)), replace(asked, model="")))
+
+    assert (again.address, again.reason) == (address(1), "session")
+    assert (stored.address, stored.reason) == (address(1), "session")
+
+
+FULL = endpoint_view(1, pending_by_adapter={"b": 9}, max_loras=1)
+
+
+def test_where_the_policy_weighs_what_is_cached_a_session_is_no_reason_of_its_own() -> None:
+    made, asked = picker(LeastHarm()), request("a", session="s", prefix_hashes=(7,))
+    made.pick(snapshot(endpoint_view(1)), asked)
+    again = picked(made.pick(snapshot(FULL, endpoint_view(2)), asked))
+
+    assert (again.address, again.reason) == (address(2), "open")
+
+
+@pytest.mark.parametrize("num_bytes", [0, 300, 10_000_000])
+def test_a_session_stays_where_nobody_knows_what_its_prompts_have_in_common(num_bytes: int) -> None:
+    """Also after a turn that had hashes, as of a conversation that has become too long for them."""
+    made, asked = picker(LeastHarm()), request("a", session="s", body_bytes=num_bytes)
+    made.pick(snapshot(endpoint_view(1)), asked)
+    again = picked(made.pick(snapshot(FULL, endpoint_view(2)), asked))
+    made.pick(snapshot(FULL, endpoint_view(2)), replace(asked, prefix_hashes=(7,)))
+    moved = picked(made.pick(snapshot(endpoint_view(1), endpoint_view(2)), asked))
+
+    assert (again.address, again.reason) == (address(1), "session")
+    assert (moved.address, moved.reason) == (address(2), "session")
+
+
+def test_stored_responses_do_not_follow_a_conversation_that_moves() -> None:
+    made, asked = picker(LeastHarm()), request("a", session="s", path=RESPONSES_PATH)
+    made.pick(snapshot(endpoint_view(1)), asked)
+    made.pick(snapshot(endpoint_view(2)), request("a", session="s", prefix_hashes=(7,)))
+    again = picked(made.pick(snapshot(FULL, endpoint_view(2)), asked))
+
+    assert (again.address, again.reason) == (address(1), "session")
+
+
 def remembered(made: Picker, sessions: list[str]) -> list[str]:
     """Those of `sessions` that still have an endpoint. Asked for stored responses, as only they
     are refused without one."""
@@ -385,6 +439,18 @@ def test_a_policy_that_waits_is_passed_on_and_starts_no_session() -> None:
     assert held.pick(snapshot(endpoint_view(), now=5.0), asked) == Wait(6.0, "full")
     held.configure(BUILT_IN["founding"](), "founding")
     assert picked(held.pick(snapshot(endpoint_view()), asked)).reason != "session"
+
+
+def test_a_pick_has_the_terms_of_the_policy_that_chose_and_a_sessions_has_none() -> None:
+    policy = LeastHarm()
+    made = picker(policy)
+    asked = request("a", session="s", path=RESPONSES_PATH)
+
+    first = picked(made.pick(snapshot(endpoint_view()), asked))
+    again = picked(made.pick(snapshot(endpoint_view()), asked))
+
+    assert first.terms == policy.terms
+    assert (again.reason, again.terms) == ("session", None)
 
 
 class CountsRouters:

@@ -23,6 +23,7 @@ from extproc.core.costs import Costs
 from extproc.core.floor import STEADY_S
 from extproc.core.outliers import Cause, OutlierSettings
 from extproc.core.pool import InFlight, Pool, PoolSettings
+from extproc.core.told import ToldPick
 from extproc.core.tracked import MAX_SILENCES, RESTART_TOLERANCE_S
 from extproc.core.traits import Traits
 from extproc.core.types import Endpoint, EndpointView, LoadReport, ModelCard, Pick
@@ -1222,3 +1223,151 @@ def test_first_tokens_and_reports_tell_of_the_group_of_their_endpoint() -> None:
     made.configure(PoolSettings(report_expiry_s=EXPIRY_S))
 
     assert made.caches.of(first) is made.caches.groups[""]
+
+
+# --- beginnings in KV caches ---------------------------------------------------------------------
+
+BEGUN = request(body_bytes=3000, prefix_hashes=(7, 8))
+
+
+def begun(*numbers: int, started_s: float | None = 1.0) -> Pool:
+    """A pool that has sent a prompt with two known KiB to the endpoint 1."""
+    made = pool(*numbers or (1,))
+    made.record_report(address(1), report(process_start_wall_s=started_s), taken_at_s=0.0)
+    made.record_models(address(1), cards("a"), now=0.0)
+    made.start(pick(info=BEGUN), now=0.0)
+    assert made.beginnings.find(BEGUN) == {address(1): 2048}
+    return made
+
+
+def test_a_restart_empties_the_kv_cache() -> None:
+    made = begun()
+    made.record_report(address(1), report(process_start_wall_s=9.0), taken_at_s=1.0)
+
+    assert made.beginnings.find(BEGUN) == {}
+    made.start(pick("pick-2", info=BEGUN), now=1.0)
+    assert made.beginnings.find(BEGUN) == {address(1): 2048}
+
+
+def test_names_that_vanish_empty_the_kv_cache_where_there_is_no_start_time() -> None:
+    made = begun(started_s=None)
+    made.record_models(address(1), cards(), now=1.0)
+
+    assert made.beginnings.find(BEGUN) == {}
+
+
+def test_an_endpoint_that_left_and_came_back_has_an_empty_kv_cache() -> None:
+    made = begun()
+    made.set_endpoints([])
+    assert made.beginnings.find(BEGUN) == {}
+    made.set_endpoints([endpoint(1)])
+
+    assert made.beginnings.find(BEGUN) == {}
+
+
+def test_the_size_of_the_kv_cache_is_the_reported_one() -> None:
+    made = begun()
+    made.record_report(
+        address(1), report(process_start_wall_s=1.0, kv_cache_tokens=1000), taken_at_s=1.0
+    )
+    made.start(pick("pick-2", info=request(body_bytes=1999)), now=1.0)
+    assert made.beginnings.find(BEGUN) == {address(1): 2048}
+    made.start(pick("pick-3", info=request(body_bytes=1)), now=1.0)
+
+    assert made.beginnings.find(BEGUN) == {}
+
+
+def test_picks_of_other_routers_fill_the_kv_cache_as_well() -> None:
+    made = begun()
+    made.told.begin("other", now=0.0)
+    made.told.start(ToldPick("other-1", address(1), None, 300_000, 0.0), now=0.0)
+
+    assert made.beginnings.find(BEGUN) == {}
+
+
+def test_a_pick_that_is_told_again_over_a_new_link_fills_the_kv_cache_once() -> None:
+    made = pool()
+    for told_s in (0.0, 100.0, 200.0):
+        made.told.begin("other", now=told_s)
+        made.told.start(ToldPick("other-1", address(1), None, 50_000, told_s), now=told_s)
+
+    assert made._tracked[address(1)].kv_cache.computed_bytes == 50_000
+
+
+def test_a_prompt_that_has_moved_is_where_it_was_served_alone() -> None:
+    made = begun(1, 2)
+    assert made.move("pick-1", address(2), now=0.5)
+
+    assert made.beginnings.find(BEGUN) == {address(2): 2048}
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_a_prompt_is_where_the_log_says_that_it_was_served(has_run: bool) -> None:
+    made = begun(1, 2)
+    made.finish("pick-1", now=0.5, has_run=has_run, address=address(2))
+
+    assert made.beginnings.find(BEGUN) == ({address(2): 2048} if has_run else {})
+    assert made._tracked[address(2)].kv_cache.computed_bytes == (3000 if has_run else 0)
+
+
+def test_a_prompt_that_no_engine_has_run_is_nowhere() -> None:
+    made = begun()
+    made.finish("pick-1", now=0.5, has_run=False)
+
+    assert made.beginnings.find(BEGUN) == {}
+
+
+def test_a_prompt_that_did_not_run_leaves_what_an_earlier_one_has_left() -> None:
+    made = begun()
+    longer = replace(BEGUN, prefix_hashes=(7, 8, 9), cached_bytes={address(1): 2048})
+    made.start(pick("pick-2", info=longer), now=0.1)
+    assert made.beginnings.find(longer) == {address(1): 3072}
+    made.finish("pick-2", now=0.5, has_run=False)
+
+    assert made.beginnings.find(longer) == {address(1): 2048}
+
+
+def test_a_prompt_that_moves_is_weighed_by_what_is_cached_by_then() -> None:
+    """An engine has lost it since, another has got it."""
+    made = begun(1, 2, 3)
+    info = replace(BEGUN, cached_bytes={address(2): 2048})
+    made.start(pick("pick-2", 3, info=info), now=0.1)
+    made.start(pick("pick-3", 1, info=BEGUN), now=0.1)
+    made.move("pick-2", address(2), now=0.5)
+    assert made._tracked[address(2)].prompts.unfinished_bytes == 3000
+    made.move("pick-2", address(1), now=0.6)
+
+    prompts = made._tracked[address(1)].prompts
+    assert prompts.unfinished_bytes == 3000 + 3000 + 952
+
+
+def test_a_pick_in_flight_keeps_what_is_cached_where_it_may_go_and_no_more() -> None:
+    made = pool(1, 2, 3, 4, 5)
+    cached = {address(number): 1024 for number in range(1, 6)}
+    info = replace(BEGUN, cached_bytes=cached)
+    made.start(pick(info=info, endpoints=(address(1), address(2)), alternates=()), now=0.0)
+    made.start(pick("pick-2", info=info, alternates=(address(3),)), now=0.0)
+
+    kept = [flight.pick.request.cached_bytes.keys() for flight in made.flights()]
+    assert kept == [{address(1), address(2)}, {address(1), address(3)}]
+    assert info.cached_bytes == cached
+    made.move("pick-2", address(4), now=0.1)
+    made.move("pick-2", address(5), now=0.1)
+    [*_, moved] = made.flights()
+    assert moved.pick.request.cached_bytes == {address(1): 1024}
+
+
+def test_only_the_rest_of_a_prompt_is_to_be_computed() -> None:
+    made = pool(1, 2)
+    info = replace(BEGUN, cached_bytes={address(1): 2048})
+    made.start(pick(info=info), now=0.0)
+    made.start(pick("pick-2", 2, info=info), now=0.0)
+
+    s_per_byte = Costs().prompt_s_per_byte
+    first, second = (tracked.prompts for tracked in made._tracked.values())
+    assert (first.unfinished_bytes, second.unfinished_bytes) == (952, 3000)
+    assert second.done_s - first.done_s == pytest.approx(2048 * s_per_byte)
+    assert info.rest_bytes(address(1)) == 952
+    made.finish("pick-1", now=1.0)
+    made.finish("pick-2", now=1.0)
+    assert (first.unfinished_bytes, second.unfinished_bytes) == (0, 0)

@@ -15,6 +15,7 @@ from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.errors import ProtocolError
 from extproc.core.messages import BodyMode
 from extproc.core.rejections import NO_MEMORY, model_not_found, no_endpoints, saturated
+from extproc.core.routes import DEFAULT_INFERENCE_PATHS, FORM_PATHS
 from extproc.core.transitions import State
 from extproc.core.types import Outcome, Reason, Rejection, Wait
 from tests.builders import adapter_card, base_card, body, request_headers
@@ -914,3 +915,78 @@ def test_a_stream_says_who_has_to_act_next() -> None:
         seen.append((exchange.stream.awaits_message, exchange.stream.is_whole))
 
     assert seen == [(True, False), (True, False), (False, True)]
+
+
+# --- beginnings of prompts -------------------------------------------------------------------
+
+MODES: list[dict[str, Any]] = [
+    {"body_mode": BodyMode.BUFFERED},
+    {"body_mode": BodyMode.BUFFERED_PARTIAL},
+    STREAMED,
+    DUPLEX,
+]
+
+
+def hashes_of(
+    *, mode: dict[str, Any], wanted: bool = True, path: str = "/v1/completions", **fields: Any
+) -> tuple[int, ...]:
+    """Those of a request with this body."""
+    exchange = begin()
+    exchange.dispatcher.uses_prefix_hashes = wanted
+    exchange.tell(request_headers(path=path, **mode), m.RequestBody(body(**fields), True))
+    [asked] = exchange.dispatcher.routed
+    return asked.prefix_hashes
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_the_turns_of_a_conversation_have_the_hashes_of_their_beginnings(
+    mode: dict[str, Any],
+) -> None:
+    turns = [{"role": "user", "content": "x" * 1500}, {"role": "assistant", "content": "y" * 2500}]
+    tools = [{"type": "function"}]
+
+    first = hashes_of(mode=mode, messages=turns[:1], tools=tools)
+    second = hashes_of(mode=mode, tools=tools, max_tokens=9, messages=turns)
+
+    assert len(first) == 1
+    assert second[:1] == first
+    assert len(second) == 4  # of 4,100 bytes
+    assert hashes_of(mode=mode, messages=turns[:1]) != first
+    assert hashes_of(mode=mode, messages=turns[:1], tools=tools, model="b") != first
+    assert hashes_of(mode=mode, messages=turns[:1], tools=tools, cache_salt="c") != first
+
+
+@pytest.mark.parametrize("name", ["system", "instructions", "messages", "prompt", "input"])
+def test_whatever_a_prompt_is_made_of_counts(name: str) -> None:
+    one: dict[str, Any] = {name: "x" * 1500}
+    other: dict[str, Any] = {name: "y" * 1500}
+
+    assert len(hashes_of(mode=DUPLEX, **one)) == 1
+    assert hashes_of(mode=DUPLEX, **one) != hashes_of(mode=DUPLEX, **other)
+
+
+def test_hashes_are_not_computed_where_nobody_asks() -> None:
+    assert hashes_of(mode=DUPLEX, wanted=False, prompt="x" * 1500) == ()
+
+
+@pytest.mark.parametrize("path", sorted({*DEFAULT_INFERENCE_PATHS} - FORM_PATHS))
+def test_only_prompts_that_an_engine_generates_from_have_hashes(path: str) -> None:
+    """Counted or embedded, a prompt leaves nothing in the KV cache that generates."""
+    hashes = hashes_of(mode=DUPLEX, path=path, messages="x" * 1500)
+
+    generating = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
+    assert bool(hashes) == (path in generating)
+
+
+def test_a_body_that_is_not_small_has_no_hashes() -> None:
+    assert len(hashes_of(mode=DUPLEX, prompt="x" * 200_000)) == 26
+    assert hashes_of(mode=DUPLEX, prompt="x" * jsonmodel.SMALL_BYTES) == ()
+
+
+def test_a_held_request_keeps_nothing_of_its_prompt() -> None:
+    exchange = begin()
+    exchange.dispatcher.num_waits = 1
+    exchange.tell(request_headers(), m.RequestBody(body(prompt="x" * 5000), True))
+
+    assert exchange.stream.state is State.WAITING
+    assert exchange.stream._incoming.reader.take_prompt() == ()

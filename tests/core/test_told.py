@@ -794,9 +794,8 @@ class ToldMachine(RuleBasedStateMachine):
             assert each.prompts_done_s <= self.now + MAX_QUEUE_S
             assert each.num_foreign >= 0
             assert 0 <= each.num_unseen <= each.num_told
-            tracked = self.pool._tracked[each.address]
-            reported = [flight for flight in tracked.told.values() if tracked.is_reported(flight)]
-            assert tracked.num_told_before == len(reported)
+            others = self.pool._tracked[each.address].others
+            assert others.num_before == sum(map(others.is_reported, others.flights.values()))
 
     def teardown(self) -> None:
         for router_id in ("x", "y", "z"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from extproc.loadtest.results import LoadResult, RunResult, real_run
-from extproc.sim.trials.suites import Suite, parse_suite
+from extproc.sim.trials.specs import Suite
+from extproc.sim.trials.suites import parse_suite
 from extproc.workload.exchange import RequestRecord
 from extproc.workload.flights import PodTotals
 from extproc.workload.judge import Slo

@@ -213,6 +213,23 @@ def test_filters_hold_live_and_in_replay(
     assert sequences(call) == expected
 
 
+def test_a_watcher_that_asks_gets_the_reason_in_words_and_no_other_does() -> None:
+    service = DecisionsService()
+    plain, _ = watch(service)
+    explained, _ = watch(service, explain=True)
+    records = picked(), rejected()
+
+    for record in records:
+        service.publish(record)
+
+    words = [
+        [decisions_pb2.Decision.FromString(each).explanation for each in call.sent]
+        for call in (plain, explained)
+    ]
+    assert words == [["", ""], [describe(1, record)["explanation"] for record in records]]
+    assert sequences(plain) == sequences(explained) == [1, 2]
+
+
 def test_a_replay_is_the_last_that_pass_the_filters_and_then_goes_live() -> None:
     service = DecisionsService()
     for record in (picked(), rejected(), picked(), rejected(), picked()):
@@ -349,11 +366,12 @@ def test_any_value_of_the_core_can_be_encoded_and_described(
     decision: Pick | Rejection, request_id: str, path: str, seconds: float
 ) -> None:
     record = DecisionRecord(decision, WALL_S, seconds, request_id, path)
-    message = decisions_pb2.Decision.FromString(encode(1, record))
+    message = decisions_pb2.Decision.FromString(encode(1, record, explains=True))
     described = describe(1, record)
 
     assert json.dumps(described).encode()
     assert len(described["explanation"].encode().decode()) < 5_000
+    assert message.explanation == described["explanation"]
     kind = message.WhichOneof("result")
     assert (kind or "") in described
     for candidate in message.pick.candidates:

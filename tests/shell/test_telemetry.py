@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -58,6 +59,36 @@ def test_picks_are_counted_by_policy_and_reason() -> None:
 
     assert sample(metrics, "picks_total", policy="founding", reason="affinity") == 1
     assert sample(metrics, "picks_total", policy="founding", reason="spill") == 2
+
+
+def test_the_price_of_the_chosen_endpoint_is_counted_by_its_terms() -> None:
+    metrics = telemetry()
+    prices = {
+        WITH_A.address: {"load": 0.0, "batch": 0.25, "odd": -1.0, "endless": math.inf},
+        BARE.address: {"load": 9.0},
+    }
+    picked = replace(
+        pick(WITH_A, BARE), terms=lambda snapshot, request, views: [prices[views[0].address]]
+    )
+
+    for each in (picked, picked, replace(picked, endpoints=(BARE.address,)), pick()):
+        metrics.picked(each)
+
+    text = generate_latest(metrics.registry).decode()
+    assert [line for line in text.splitlines() if line.startswith("extproc_price_seconds_")] == [
+        'extproc_price_seconds_total{policy="founding",term="batch"} 0.5',
+        'extproc_price_seconds_total{policy="founding",term="load"} 9.0',
+    ]
+
+
+def test_terms_that_fail_leave_the_pick_counted() -> None:
+    metrics = telemetry()
+
+    with pytest.raises(ZeroDivisionError):
+        metrics.picked(replace(pick(), terms=lambda snapshot, request, views: [{"load": 1 / 0}]))
+
+    assert sample(metrics, "picks_total", policy="founding", reason="affinity") == 1
+    assert sample(metrics, "affinity_total", result="hit") == 1
 
 
 @pytest.mark.parametrize(

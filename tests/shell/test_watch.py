@@ -142,6 +142,21 @@ async def test_remembered_and_live_decisions_arrive_in_order() -> None:
     assert second.rejection.reason == "saturated"
 
 
+async def test_the_reason_in_words_comes_if_asked_for_on_a_line_of_its_own() -> None:
+    service = DecisionsService()
+    service.publish(picked())
+    async with serving(service) as port:
+        (plain,) = await take(watch(f"127.0.0.1:{port}", replay_last=1), 1)
+        (explained,) = await take(watch(f"127.0.0.1:{port}", replay_last=1, explain=True), 1)
+
+    assert "\n" not in render(plain).plain
+    line, reason = render(explained).plain.splitlines()
+    assert line == render(plain).plain
+    assert reason.startswith(
+        "    pod-1: a1 is in a GPU slot there with none of its requests pending"
+    )
+
+
 async def test_filters_reach_the_server() -> None:
     service = DecisionsService()
     for record in (picked(), rejected(), picked("a2"), rejected()):
@@ -347,4 +362,6 @@ def test_a_clients_model_name_cannot_steer_the_terminal() -> None:
 
     assert line.plain.isprintable()
     assert "a?[2J?b?c" in line.plain
+    reason = render(Decision(rejection=rejection, explanation=rejection.model)).plain
+    assert reason.splitlines()[1:] == ["    a?[2J?b?c"]
     assert any("red" in str(span.style) for span in line.spans)

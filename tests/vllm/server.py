@@ -171,6 +171,12 @@ class VllmClient:
         _, answer = await self.post("/collective_rpc", {"method": "list_loras"})
         return set(answer["results"][0])
 
+    async def loads(self) -> tuple[int, int]:
+        """Return how many adapters the engine has brought into GPU slots, and from disk."""
+        _, answer = await self.post("/collective_rpc", {"method": "adapter_loads"})
+        num_gpu, num_disk = answer["results"][0]
+        return num_gpu, num_disk
+
     async def caches(self) -> EngineCaches:
         """Return the adapters that the engine holds now."""
         _, answer = await self.post("/collective_rpc", {"method": "adapter_caches"})

@@ -8,7 +8,7 @@ from extproc.sim.fakepod.config import PodConfig
 from extproc.stack.stack import Stack
 
 NUM_PODS = 4
-ADAPTERS = tuple(f"customer-{index:02}" for index in range(1, 13))
+ADAPTERS = tuple(f"customer-{index:02}" for index in range(1, 17))
 PROFILE = "a100-8b"
 
 

@@ -1,4 +1,4 @@
-"""The course of the demo: two runs with the same requests, then the results."""
+"""The course of the demo: a run of each policy with the same requests, then the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from extproc.stack.stack import Stack
 from extproc.workload.requests import Workload
 
 SEED = 7
-POLICIES = ("round_robin", "founding")
+POLICIES = ("round_robin", "founding", "least_harm")
 SCREEN_INTERVAL_S = 0.5
 PIPE_INTERVAL_S = 5.0
 _MAX_DECISIONS = 1000
@@ -51,7 +51,7 @@ def run(*, keep: bool, seconds: float, rate: float, slots: int) -> int:
     workload = make_workload(seconds, rate, SEED)
     if not workload.arrivals:
         raise failure("no requests in this time: raise --seconds or --rate")
-    console.print(screen.introduction(slots, rate, seconds))
+    console.print(screen.introduction(POLICIES, slots, rate, seconds))
     try:
         return asyncio.run(until_signalled(_Demo(console, workload, slots).run(keep=keep)))
     except SignalledError as error:

@@ -15,8 +15,8 @@ from extproc.workload.requests import Arrival, Workload
 from extproc.workload.synthetic import independent
 
 PROMPT = "tell me more " * 20
-MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS = 12, 36
-ZIPF_EXPONENT = 0.7
+MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS = 24, 96
+ZIPF_EXPONENT = 0.8
 TIMEOUT_S = 120.0
 """Of each step of a request. The client's default, 5 s to connect, is too short on a busy
 machine."""

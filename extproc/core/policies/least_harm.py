@@ -3,10 +3,10 @@
 The price estimates what the request costs there, itself and the requests that are there already:
 
 1. **Prompts ahead** of it that are still to be computed, its own first token's wait.
-2. **Its own prompt**: while it is computed, the requests that decode there wait.
+2. **Its own prompt**, but for a beginning that is in the endpoint's KV cache: while it is computed,
+   the requests that decode there wait.
 3. **The batch**: every pending request makes each step a little longer.
-4. **A late first token**: beyond the objective. Its price is low enough for prompts whose
-   beginnings are cached, which are computed sooner than estimated.
+4. **A late first token**: beyond the objective.
 5. **A slot**, where the adapter does not run: a slot taken is one that other adapters lack, so it
    costs more the fewer are free. How many are in use varies by about the square root of all, and
    so many are the scale. An adapter with many requests fills a further slot with its share of them,
@@ -17,8 +17,8 @@ The price estimates what the request costs there, itself and the requests that a
    places and not in as many as there are routers.
 
 Where the adapter runs nowhere and no slot is free the request is held: it keeps its choice of the
-slot that comes first. Once it has missed its objective, it leaves the slots to those that have not,
-and is sent all the same after `hold_s`.
+slot that comes first. Once it can hardly meet its objective, it leaves the slots to those held that
+can, and is sent all the same after `hold_s`.
 
 Sources: 1 and 3 are the two loads of LMetric (arXiv 2603.15202), here added in seconds; 5 and 6 are
 what a gate of `max_loras` slots adds; 7 is rendezvous hashing (Thaler and Ravishankar, 1998).
@@ -28,6 +28,7 @@ docs/policy.md has what each part gains.
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 from math import exp, inf, sqrt
@@ -43,7 +44,8 @@ LOAD_STALL_RATIO = 0.05
 a step later, but has most of its steps without that."""
 LATE_RATIO = 0.8
 """Part of the objective from which an estimated first token counts as late: the estimate leaves out
-the step that runs already, and that all share the engine with those that decode."""
+the step that runs already, and that all share the engine with those that decode. A request that was
+held for so long is late as well: it still has to be computed."""
 SHARED_SLOT = 10
 """Requests that an adapter may have in each of its slots before a further one becomes cheaper."""
 AGAIN_S = 0.02
@@ -53,7 +55,8 @@ LATE_AGAIN_S = 1.0
 LOOK_S = 120e-6
 LOOK_S_PER_ENDPOINT = 10e-6
 """From one look to the next, whoever is held: about 20 times what a look costs (6 us, and 0.4 us
-for each endpoint). So all looks take a twentieth of a core at most, and as much the late ones'."""
+for each endpoint), and 10 times with a prompt that begins differently on each endpoint (0.6 us
+more). So all looks take a tenth of a core at most, and as much the late ones'."""
 MAX_ADAPTERS_WITH_HOMES = 1024
 """Whose homes are remembered; computing them takes about a microsecond for each endpoint."""
 
@@ -70,6 +73,8 @@ class LeastHarm:
         home_s: Price of each place in an adapter's order of endpoints.
         hold_s: Longest time that a request waits here for a slot; 0 for never.
     """
+
+    uses_cached_bytes = True
 
     def __init__(
         self,
@@ -89,6 +94,8 @@ class LeastHarm:
         self.slot_s, self.full_s = slot_s, full_s
         self.pending_s, self.home_s = pending_s, home_s
         self._looks_until_s = self._late_looks_until_s = -inf
+        self._wanted_until_s = -inf  # as long as a request waits that can be in time
+        self._last_slot: tuple[Sequence[EndpointView], str, float] = ((), "", 0.0)
 
     def choose(
         self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
@@ -96,30 +103,44 @@ class LeastHarm:
         """Choose the lowest price, or wait for a slot."""
         views, now, adapter = snapshot.endpoints, snapshot.now, request.adapter
         if adapter is None:
-            return Choice((one_of(lowest(views, self._prices(views, request, now)), rng),), "base")
-        if now < request.arrived_at_s + self.hold_s and all(
-            _has_no_slot(view, adapter) for view in views
-        ):
+            chosen = one_of(lowest(views, self._prices(views, request, now)), rng)
+            return Choice((chosen,), "base", self.terms)
+        if now < request.arrived_at_s + self.hold_s and self._has_to_wait(request, views, now):
             return self._wait(request, now, len(views), rng)
         prices = self._prices(views, request, now)
         chosen = one_of(lowest(views, prices), rng)
         if adapter in chosen.pending_by_adapter:
-            return Choice((chosen,), "running")
-        return Choice((chosen,), "full" if _is_full(chosen) else "open")
+            return Choice((chosen,), "running", self.terms)
+        return Choice((chosen,), "full" if _is_full(chosen) else "open", self.terms)
+
+    def _has_to_wait(self, request: RequestInfo, views: Sequence[EndpointView], now: float) -> bool:
+        """Return whether the adapter runs nowhere, and no slot is free or it is for others."""
+        adapter = request.adapter
+        assert adapter is not None
+        if all(_has_no_slot(view, adapter) for view in views):
+            return True
+        if now >= self._wanted_until_s or not self._is_late(request, now):
+            return False
+        return not any(adapter in view.pending_by_adapter for view in views)
 
     def _wait(
         self, request: RequestInfo, now: float, num_endpoints: int, rng: random.Random
     ) -> Wait:
         """Wait until the request's turn to look again, and no longer than it may be held."""
         look_s = LOOK_S + LOOK_S_PER_ENDPOINT * num_endpoints
-        if now - request.arrived_at_s < self._objective_s(request):
+        if not self._is_late(request, now):
             self._looks_until_s = max(self._looks_until_s, now) + look_s
             until_s, reason = max(now + AGAIN_S, self._looks_until_s), "slot"
+            self._wanted_until_s = until_s + AGAIN_S
         else:
             self._late_looks_until_s = max(self._late_looks_until_s, now) + look_s
             rest_s = LATE_AGAIN_S * (0.5 + rng.random())
             until_s, reason = max(now + rest_s, self._late_looks_until_s), "late"
         return Wait(min(until_s, request.arrived_at_s + self.hold_s), reason)
+
+    def _is_late(self, request: RequestInfo, now: float) -> bool:
+        """Return whether a held request can hardly meet its objective any more."""
+        return now - request.arrived_at_s >= LATE_RATIO * self._objective_s(request)
 
     def _objective_s(self, request: RequestInfo) -> float:
         """Return the wanted time to the first token: the request's own where it names one."""
@@ -129,13 +150,20 @@ class LeastHarm:
     def _prices(
         self, views: Sequence[EndpointView], request: RequestInfo, now: float
     ) -> list[float]:
-        """Return each endpoint's price, or a part of it that is above the lowest already."""
+        """Return each endpoint's price, or a part of it that is above the lowest already.
+
+        `terms` has the same as separate numbers; here most endpoints need no more than the first
+        three.
+        """
         adapter, num_bytes, pending_s = request.adapter, request.body_bytes, self.pending_s
+        has_cached = bool(request.cached_bytes)
         late_from_s = LATE_RATIO * self._objective_s(request)
         openings = [] if adapter is None else self._openings(adapter, views)
         prices, best = [], inf
         for index, view in enumerate(views):
             busy, costs = view.num_pending, view.costs
+            if has_cached:
+                num_bytes = request.rest_bytes(view.address)
             prompt_s = num_bytes * costs.prompt_s_per_byte
             ahead_s = view.prompts_done_s - now
             first_s = ahead_s + prompt_s if ahead_s > 0 else prompt_s
@@ -155,15 +183,60 @@ class LeastHarm:
     def _openings(self, adapter: str, views: Sequence[EndpointView]) -> list[float]:
         """Return the price of a slot and of the distance from home, where the adapter does not
         run."""
+        slot_s, home_s = self._slot_price_s(adapter, views), self.home_s
+        places = homes(adapter, tuple([view.address for view in views]))
+        return [slot_s + home_s * place for place in places]
+
+    def _slot_price_s(self, adapter: str, views: Sequence[EndpointView]) -> float:
+        """Return the price of a slot for the adapter, where it does not run.
+
+        A choice and its terms ask for the same one.
+        """
+        last_views, last_adapter, slot_s = self._last_slot
+        if views is last_views and adapter == last_adapter:
+            return slot_s
         slot_s = self.slot_s * _scarcity(views)
         counts = [view.pending_by_adapter.get(adapter, 0) for view in views]
         num_elsewhere = sum(counts)
         if num_elsewhere:
             num_slots = 1 + len(counts) - counts.count(0)
             slot_s /= max(1.0, (num_elsewhere + 1) / num_slots / SHARED_SLOT)
-        home_s = self.home_s
-        places = homes(adapter, tuple([view.address for view in views]))
-        return [slot_s + home_s * place for place in places]
+        self._last_slot = views, adapter, slot_s
+        return slot_s
+
+    def terms(
+        self, snapshot: Snapshot, request: RequestInfo, views: Sequence[EndpointView]
+    ) -> list[dict[str, float]]:
+        """Return the terms of each view's price (`types.Terms`); all of them are 0 or more."""
+        adapter = request.adapter
+        slot_s = 0.0
+        addresses: tuple[str, ...] = ()
+        places: tuple[int, ...] = ()
+        if adapter is not None and any(adapter not in view.pending_by_adapter for view in views):
+            slot_s = self._slot_price_s(adapter, snapshot.endpoints)
+            addresses = tuple([view.address for view in snapshot.endpoints])
+            places = homes(adapter, addresses)
+        late_from_s = LATE_RATIO * self._objective_s(request)
+        found = []
+        for view in views:
+            busy, costs = view.num_pending, view.costs
+            prompt_s = request.rest_bytes(view.address) * costs.prompt_s_per_byte
+            terms = {
+                "prompts_ahead": max(0.0, view.prompts_done_s - snapshot.now),
+                "own_prompt": prompt_s * (1 + PROMPT_STALL_RATIO * busy),
+                "batch": self.pending_s * busy,
+            }
+            first_s = terms["prompts_ahead"] + prompt_s
+            if adapter is not None and adapter not in view.pending_by_adapter:
+                load_s = costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)
+                first_s += load_s
+                terms["load"] = load_s * (1 + LOAD_STALL_RATIO * busy)
+                terms["slot"] = slot_s
+                terms["slot_wait"] = self.full_s if _is_full(view) else 0.0
+                terms["home"] = self.home_s * places[bisect_left(addresses, view.address)]
+            terms["late_first_token"] = self.late_s if first_s > late_from_s else 0.0
+            found.append(terms)
+        return found
 
     @staticmethod
     def explain(

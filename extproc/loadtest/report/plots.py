@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from extproc.loadtest.measures import NUM_QUANTILES
 from extproc.loadtest.results import LoadResult, RunResult, policy_of
 from extproc.sim.trials.charts import COLOURS, Axis, Series, curve, line_chart
-from extproc.sim.trials.suites import SloSpec
+from extproc.sim.trials.specs import SloSpec
 
 SHORTEST_S = 0.001
 """The shortest time drawn: the axis is logarithmic."""

@@ -25,23 +25,23 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65xtproc/v1/decisions.proto\x12\nextproc.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"v\n\x0cWatchRequest\x12\x0e\n\x06models\x18\x01 \x03(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x17\n\x0fonly_rejections\x18\x03 \x01(\x08\x12\x13\n\x0breplay_last\x18\x04 \x01(\r\x12\x16\n\x0e\x61\x66ter_sequence\x18\x05 \x01(\x04\"\xb8\x01\n\x08\x44\x65\x63ision\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10\x64\x65\x63ision_seconds\x18\x03 \x01(\x01\x12 \n\x04pick\x18\x04 \x01(\x0b\x32\x10.extproc.v1.PickH\x00\x12*\n\trejection\x18\x05 \x01(\x0b\x32\x15.extproc.v1.RejectionH\x00\x42\x08\n\x06result\"\xd7\x01\n\x04Pick\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x07\x61\x64\x61pter\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04path\x18\x05 \x01(\t\x12\x12\n\nbody_bytes\x18\x06 \x01(\x04\x12\x11\n\tendpoints\x18\x07 \x03(\t\x12\x0e\n\x06policy\x18\x08 \x01(\t\x12\x0e\n\x06reason\x18\t \x01(\t\x12)\n\ncandidates\x18\n \x03(\x0b\x32\x15.extproc.v1.CandidateB\n\n\x08_adapter\"\xc0\x01\n\tCandidate\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bnum_pending\x18\x03 \x01(\r\x12\x1b\n\x13num_adapter_pending\x18\x04 \x01(\r\x12\x1b\n\x13num_active_adapters\x18\x05 \x01(\r\x12\x0e\n\x06loaded\x18\x06 \x01(\x08\x12\x0e\n\x06on_gpu\x18\x07 \x01(\x08\x12\r\n\x05known\x18\x08 \x01(\x08\x12\x16\n\x0ekv_usage_ratio\x18\t \x01(\x01\"\xa7\x01\n\tRejection\x12\x0e\n\x06status\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12 \n\x13retry_after_seconds\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x0c\n\x04path\x18\x07 \x01(\tB\x16\n\x14_retry_after_seconds2F\n\tDecisions\x12\x39\n\x05Watch\x12\x18.extproc.v1.WatchRequest\x1a\x14.extproc.v1.Decision0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65xtproc/v1/decisions.proto\x12\nextproc.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x87\x01\n\x0cWatchRequest\x12\x0e\n\x06models\x18\x01 \x03(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x17\n\x0fonly_rejections\x18\x03 \x01(\x08\x12\x13\n\x0breplay_last\x18\x04 \x01(\r\x12\x16\n\x0e\x61\x66ter_sequence\x18\x05 \x01(\x04\x12\x0f\n\x07\x65xplain\x18\x06 \x01(\x08\"\xcd\x01\n\x08\x44\x65\x63ision\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10\x64\x65\x63ision_seconds\x18\x03 \x01(\x01\x12 \n\x04pick\x18\x04 \x01(\x0b\x32\x10.extproc.v1.PickH\x00\x12*\n\trejection\x18\x05 \x01(\x0b\x32\x15.extproc.v1.RejectionH\x00\x12\x13\n\x0b\x65xplanation\x18\x06 \x01(\tB\x08\n\x06result\"\xd7\x01\n\x04Pick\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x07\x61\x64\x61pter\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04path\x18\x05 \x01(\t\x12\x12\n\nbody_bytes\x18\x06 \x01(\x04\x12\x11\n\tendpoints\x18\x07 \x03(\t\x12\x0e\n\x06policy\x18\x08 \x01(\t\x12\x0e\n\x06reason\x18\t \x01(\t\x12)\n\ncandidates\x18\n \x03(\x0b\x32\x15.extproc.v1.CandidateB\n\n\x08_adapter\"\xc0\x01\n\tCandidate\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bnum_pending\x18\x03 \x01(\r\x12\x1b\n\x13num_adapter_pending\x18\x04 \x01(\r\x12\x1b\n\x13num_active_adapters\x18\x05 \x01(\r\x12\x0e\n\x06loaded\x18\x06 \x01(\x08\x12\x0e\n\x06on_gpu\x18\x07 \x01(\x08\x12\r\n\x05known\x18\x08 \x01(\x08\x12\x16\n\x0ekv_usage_ratio\x18\t \x01(\x01\"\xa7\x01\n\tRejection\x12\x0e\n\x06status\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12 \n\x13retry_after_seconds\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x0c\n\x04path\x18\x07 \x01(\tB\x16\n\x14_retry_after_seconds2F\n\tDecisions\x12\x39\n\x05Watch\x12\x18.extproc.v1.WatchRequest\x1a\x14.extproc.v1.Decision0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'extproc.v1.decisions_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WATCHREQUEST']._serialized_start=75
-  _globals['_WATCHREQUEST']._serialized_end=193
-  _globals['_DECISION']._serialized_start=196
-  _globals['_DECISION']._serialized_end=380
-  _globals['_PICK']._serialized_start=383
-  _globals['_PICK']._serialized_end=598
-  _globals['_CANDIDATE']._serialized_start=601
-  _globals['_CANDIDATE']._serialized_end=793
-  _globals['_REJECTION']._serialized_start=796
-  _globals['_REJECTION']._serialized_end=963
-  _globals['_DECISIONS']._serialized_start=965
-  _globals['_DECISIONS']._serialized_end=1035
+  _globals['_WATCHREQUEST']._serialized_start=76
+  _globals['_WATCHREQUEST']._serialized_end=211
+  _globals['_DECISION']._serialized_start=214
+  _globals['_DECISION']._serialized_end=419
+  _globals['_PICK']._serialized_start=422
+  _globals['_PICK']._serialized_end=637
+  _globals['_CANDIDATE']._serialized_start=640
+  _globals['_CANDIDATE']._serialized_end=832
+  _globals['_REJECTION']._serialized_start=835
+  _globals['_REJECTION']._serialized_end=1002
+  _globals['_DECISIONS']._serialized_start=1004
+  _globals['_DECISIONS']._serialized_end=1074
 # @@protoc_insertion_point(module_scope)

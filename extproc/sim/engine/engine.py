@@ -190,7 +190,9 @@ class Engine:
             ValueError: `rank` exceeds `max_lora_rank`.
         """
         if rank > self.max_lora_rank:
-            raise ValueError(f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}")
+            raise ValueError(
+                f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}."
+            )
         self._ranks[adapter] = rank
 
     def load_adapter(self, adapter: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from extproc.sim.engine.profiles import INSTANT, EngineProfile
 
@@ -21,6 +21,7 @@ class PodConfig:
         max_lora_rank: The rank that every slot is allocated for.
         ranks_by_path: Rank of the adapter at each path that exists; None if every path exists and
             holds an adapter of `max_lora_rank`.
+        ranks_by_name: Rank of adapters by name, at any path without a rank of its own.
         profile: Costs and limits of the engine.
         time_scale: Engine seconds per second; above 1 is faster than real time.
         api_key: Required on paths under `/v1` if set.
@@ -36,6 +37,7 @@ class PodConfig:
     max_cpu_loras: int | None = None
     max_lora_rank: int = 16
     ranks_by_path: Mapping[str, int] | None = None
+    ranks_by_name: Mapping[str, int] = field(default_factory=dict)
     profile: EngineProfile = INSTANT
     time_scale: float = 1.0
     api_key: str | None = None

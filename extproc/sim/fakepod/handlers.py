@@ -52,7 +52,9 @@ class Pod:
         self, config: PodConfig, *, clock: Callable[[], float], wall: Callable[[], float]
     ) -> None:
         self.config = config
-        self.registry = AdapterRegistry(config.base_model, config.ranks_by_path)
+        self.registry = AdapterRegistry(
+            config.base_model, config.ranks_by_path, config.ranks_by_name
+        )
         self.last_requests: deque[Json] = deque(maxlen=_KEPT_REQUESTS)
         self.is_draining = False
         self._wall = wall

@@ -31,16 +31,19 @@ class AdapterRegistry:
         base_model: Name of the base model.
         ranks_by_path: Rank of the adapter at each path that exists; None if every path exists and
             holds an adapter of the engine's `max_lora_rank`.
+        ranks_by_name: Rank of adapters by name, at any path without a rank of its own.
     """
 
     def __init__(
         self,
         base_model: str,
         ranks_by_path: Mapping[str, int] | None = None,
+        ranks_by_name: Mapping[str, int] | None = None,
     ) -> None:
         self.names_by_key: dict[str, str] = {}
         self._base_model = base_model
         self._ranks_by_path = ranks_by_path
+        self._ranks_by_name = ranks_by_name or {}
         self._adapters: dict[str, Adapter] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -111,11 +114,16 @@ class AdapterRegistry:
             raise ApiError(404, message, "NotFoundError")
         if not engine.max_loras:
             raise ApiError(500, "LoRA is not enabled.", "InternalServerError")
-        ranks = self._ranks_by_path or {}
+        rank = self._ranks_by_name.get(name, engine.max_lora_rank)
+        rank = (self._ranks_by_path or {}).get(path, rank)
         try:
-            engine.set_rank(key, ranks.get(path, engine.max_lora_rank))
+            engine.set_rank(key, rank)
         except ValueError as error:
-            raise ApiError(500, str(error), "InternalServerError") from error
+            message = (
+                f"Call to add_lora method failed: Worker failed with error '{error}', "
+                "please check the stack trace above for the root cause"
+            )
+            raise ApiError(500, message, "InternalServerError") from error
         self.names_by_key[key] = name
         return Adapter(name, path, key)
 

@@ -166,6 +166,7 @@ class FleetPod:
             active_adapters=page.active_adapters,
             adapter_log=log,
             process_start_wall_s=self._started_wall_s,
+            kv_cache_tokens=self.engine.kv_blocks * self._profile.block_tokens,
         )
         return report, page.shown_s
 

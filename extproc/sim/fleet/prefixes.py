@@ -1,29 +1,31 @@
-"""What a router can see of a prompt's beginning: hashes of its body, KiB by KiB."""
+"""What a router can see of a prompt's beginning: hashes, of as many bytes as in production."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from hashlib import blake2b
 from typing import TYPE_CHECKING
+
+from extproc.core.beginnings import MARKS_BYTES
 
 if TYPE_CHECKING:
     from extproc.workload.requests import Arrival
 
 BODY_BYTES_PER_TOKEN = 4
 """English text in the tokenizers of current models (platform.openai.com/tokenizer)."""
-BLOCK_BYTES = 1024
 
 
 def prefix_hashes(arrival: Arrival, request_id: str) -> tuple[int, ...]:
     """Return `RequestInfo.prefix_hashes` of a request.
 
-    A block that the shared beginning does not fill is the request's own, as are all after it.
+    All that the shared beginning does not contain is the request's own.
     """
-    num_shared = arrival.prefix_tokens * BODY_BYTES_PER_TOKEN // BLOCK_BYTES
-    num_blocks = arrival.prompt_tokens * BODY_BYTES_PER_TOKEN // BLOCK_BYTES
+    shared_bytes = arrival.prefix_tokens * BODY_BYTES_PER_TOKEN
+    prompt_bytes = arrival.prompt_tokens * BODY_BYTES_PER_TOKEN
     digest = (arrival.adapter or "").encode()
     hashes = []
-    for block in range(num_blocks):
-        content = arrival.prefix if block < num_shared else request_id
+    for mark in MARKS_BYTES[: bisect_right(MARKS_BYTES, prompt_bytes)]:
+        content = arrival.prefix if mark <= shared_bytes else request_id
         digest = blake2b(digest + content.encode(), digest_size=8).digest()
         hashes.append(int.from_bytes(digest))
     return tuple(hashes)

@@ -39,7 +39,7 @@ class FleetTelling:
     def started(self, pick: Pick, address: str, *, at_s: float) -> None:
         """Tell of a pick, or that it has moved."""
         request = pick.request
-        message = ToldPick(pick.id, address, request.adapter, request.body_bytes, 0.0)
+        message = ToldPick(pick.id, address, request.adapter, request.rest_bytes(address), 0.0)
         self._tell([partial(told.start, message) for told in self._others])
 
     def ended(self, pick_id: str, *, now: float, has_run: bool) -> None:

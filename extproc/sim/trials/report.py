@@ -45,7 +45,10 @@ def render(result: Json) -> str:
         suite=suite,
         scenarios=[_scenario(result, scenario, colours) for scenario in suite["scenarios"]],
         sweeps=sweep_charts(result, colours),
-        policies=[(label, describe(label)) for label in suite["policies"]],
+        policies=[
+            *((label, describe(label)) for label in suite["policies"]),
+            *((row["label"], _changed(row)) for row in suite.get("variants", ())),
+        ],
         columns=_COLUMNS,
         called=called,
         provenance=result["provenance"],
@@ -58,8 +61,14 @@ def render(result: Json) -> str:
 def colours_of(suite: Json) -> dict[str, str]:
     """Return a colour for each policy; bounds are grey."""
     policies = [policy for policy in suite["policies"] if not is_bound(policy)]
+    policies += [variant["label"] for variant in suite.get("variants", ())]
     colours = {policy: COLOURS[index % len(COLOURS)] for index, policy in enumerate(policies)}
     return {**colours, **{bound: GREYS.get(bound[:2], GREYS["B4"]) for bound in suite["bounds"]}}
+
+
+def _changed(variant: Json) -> str:
+    fleet = ", ".join(f"{key} {value}" for key, value in variant["fleet"].items())
+    return f"{variant['policy']} in a fleet with {fleet}"
 
 
 def _scenario(result: Json, scenario: Json, colours: Mapping[str, str]) -> Json:

@@ -7,7 +7,7 @@ whole laboratory in about two minutes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from extproc.sim.fleet.events import (
 )
 from extproc.sim.fleet.settings import FleetSettings, PodKind
 from extproc.sim.opponents import opponent
+from extproc.sim.trials.specs import EventSpec, ScenarioSpec, Suite, SweepSpec
 from extproc.workload.clientele import WorkloadSpec, make_workload
 from extproc.workload.files import own_folder
 from extproc.workload.judge import Slo
@@ -36,126 +37,6 @@ SCENARIOS_DIR = own_folder("scenarios")
 
 class SuiteError(Exception):
     """A suite's file cannot be used."""
-
-
-class EventSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """An event.
-
-    Attributes:
-        kind: `pod_loss`, `pod_join`, `slow_pod`, `adapter_registered` or `flash_crowd`.
-        at: Its time as a part of the workload's duration, because rates differ.
-        pod: Its number, from 0.
-        factor: Of a slow pod.
-        popularity_rank: Of the adapter: 0 for the most popular, -1 for the least.
-        share: Of a flash crowd.
-        until: End of a flash crowd, like `at`; beyond 1 it does not end.
-    """
-
-    kind: str
-    at: float
-    pod: int = 0
-    factor: float = 1.0
-    popularity_rank: int = -1
-    share: float = 0.0
-    until: float = 2.0
-
-
-class ScenarioSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A fleet, clients and events.
-
-    Attributes:
-        title: For people, one line.
-        workload: See `WorkloadSpec`.
-        fleet: Fields of `FleetSettings`, over the suite's.
-        profile: Costs of the engine, over those of the suite's profile.
-        rates_rps: Instead of the suite's.
-    """
-
-    name: str
-    title: str = ""
-    workload: dict[str, Any] = {}
-    fleet: dict[str, Any] = {}
-    profile: dict[str, float] = {}
-    rates_rps: list[float] = []
-    events: list[EventSpec] = []
-
-
-class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """One factor varied at one rate.
-
-    Attributes:
-        title: For people, the axis' label.
-        scenario: The scenario that is varied.
-        section: `workload`, `fleet` or `profile`, which has the factor.
-        key: The factor.
-        policies: Run in this sweep, instead of the suite's.
-        num_seeds: How many of the suite's seeds are used.
-    """
-
-    name: str
-    title: str
-    scenario: str
-    section: str
-    key: str
-    values: list[float]
-    rate_rps: float
-    policies: list[str]
-    num_seeds: int = 1
-
-
-class SloSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """See `Slo`."""
-
-    ttft_s: float = 0.5
-    tpot_s: float = 0.05
-    target: float = 0.99
-
-
-class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A suite.
-
-    Attributes:
-        about: For people.
-        num_requests: Requests per run, the warm-up's included.
-        num_search_requests: The same for runs in search of a capacity; 0 for as many.
-        min_search_s: Shortest such run: at a high rate it has more requests, else it would end
-            before a queue can form.
-        warm_up: Part of a run that does not count.
-        seeds: One run each; policies are compared seed by seed.
-        rates_rps: Offered rates at which every policy is run to the end.
-        resolution: Largest ratio of the rates around a capacity.
-        baseline: The policy that the others are compared with.
-        profile: Name of the engine profile.
-        fleet: Fields of `FleetSettings`.
-        policies: Policies, with arguments or without: `founding`, `founding?threshold=8`.
-        bounds: `B0_pooled`, `B1_pooled_slots`, `B3_informed`, `B4_stale_<n>ms`.
-    """
-
-    name: str
-    about: str
-    num_requests: int
-    seeds: list[int]
-    rates_rps: list[float]
-    policies: list[str]
-    scenarios: list[ScenarioSpec]
-    num_search_requests: int = 0
-    min_search_s: float = 20.0
-    warm_up: float = 0.15
-    resolution: float = 1.1
-    baseline: str = "least_pending"
-    profile: str = "h100-8b"
-    slo: SloSpec = SloSpec()
-    fleet: dict[str, Any] = {}
-    bounds: list[str] = []
-    sweeps: list[SweepSpec] = []
-
-    def num_of_search(self, rate_rps: float) -> int:
-        """Return the number of requests of a run in search of a capacity."""
-        return max(self.num_search_requests, round(rate_rps * self.min_search_s))
-
-    def rates_of(self, scenario: ScenarioSpec) -> list[float]:
-        """Return the offered rates of a scenario."""
-        return scenario.rates_rps or self.rates_rps
 
 
 def find_suite(name: str) -> Path:
@@ -194,19 +75,34 @@ def parse_suite(text: str) -> Suite:
         suite = msgspec.convert(yaml.safe_load(text), type=Suite)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise SuiteError(f"not a suite: {error}") from error
-    try:
-        unknown = [label for label in suite.policies if opponent(label) is None]
-    except (TypeError, ValueError) as error:
-        raise SuiteError(f"policies: {error}") from error
-    if unknown:
-        raise SuiteError(f"unknown policies: {', '.join(unknown)}")
+    check_policies([*suite.policies, *(variant.policy for variant in suite.variants)])
+    rows = [*suite.bounds, *suite.policies, *(variant.label for variant in suite.variants)]
+    if len(set(rows)) < len(rows):
+        raise SuiteError("two policies or variants are called the same")
     names = {scenario.name for scenario in suite.scenarios}
     for scenario in suite.scenarios:
-        make_trial_parts(suite, scenario, rate_rps=suite.rates_of(scenario)[0], seed=0, num=10)
+        for fleet in ({}, *(variant.fleet for variant in suite.variants)):
+            rate_rps, changed = suite.rates_of(scenario)[0], in_fleet(scenario, fleet)
+            make_trial_parts(suite, changed, rate_rps=rate_rps, seed=0, num=10)
     for sweep in suite.sweeps:
         if sweep.scenario not in names or sweep.section not in ("workload", "fleet", "profile"):
             raise SuiteError(f"sweep {sweep.name}: unknown scenario or section")
     return suite
+
+
+def check_policies(labels: Iterable[str]) -> None:
+    """Raise SuiteError for policies that are unknown, or do not take their arguments."""
+    try:
+        unknown = [label for label in labels if opponent(label) is None]
+    except (TypeError, ValueError) as error:
+        raise SuiteError(f"policies: {error}") from error
+    if unknown:
+        raise SuiteError(f"unknown policies: {', '.join(unknown)}")
+
+
+def in_fleet(scenario: ScenarioSpec, fleet: Mapping[str, Any]) -> ScenarioSpec:
+    """Return the scenario with other fields of its fleet."""
+    return msgspec.structs.replace(scenario, fleet={**scenario.fleet, **fleet})
 
 
 def varied(scenario: ScenarioSpec, sweep: SweepSpec, value: float) -> ScenarioSpec:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from extproc.sim.trials.suites import Suite
+from extproc.sim.trials.specs import Suite
 from extproc.sim.trials.trials import INFORMED, POOLED, POOLED_SLOTS, STALE, TrialResult
 from extproc.workload.intervals import (
     Interval,
@@ -22,6 +22,7 @@ from extproc.workload.intervals import (
 )
 
 FORMAT = "extproc-lab-3"
+BySeed = Mapping[int, float]
 MEASURES = (
     "attainment",
     "throughput_rps",
@@ -45,6 +46,8 @@ MEASURES = (
 @dataclass(frozen=True, slots=True)
 class Row:
     """One policy on one scenario.
+
+    Paired figures are over the seeds that both were run with.
 
     Attributes:
         worst_adapter: Attainment of the worst served adapter at the highest rate of each search
@@ -126,20 +129,24 @@ def speed(timing: Sequence[Mapping[str, Any]]) -> str:
 
 def rows_of(suite: Suite, trials: Sequence[TrialResult], rate_rps: float) -> list[Row]:
     """Return the table of one scenario, highest capacity first."""
-    capacities: dict[str, list[float]] = {}
+    capacities: dict[str, dict[int, float]] = {}
     worst: dict[str, list[float]] = {}
     for trial in sorted(trials, key=lambda trial: trial.seed):
-        capacities.setdefault(trial.policy, []).append(trial.capacity_rps)
+        capacities.setdefault(trial.policy, {})[trial.seed] = trial.capacity_rps
         worst.setdefault(trial.policy, []).append(trial.worst_adapter)
     runs = {policy: _runs(trials, policy, rate_rps) for policy in capacities}
+    attainments = {
+        policy: {seed: float(run["attainment"]) for seed, run in own.items()}
+        for policy, own in runs.items()
+    }
     baseline = suite.baseline if suite.baseline in capacities else next(iter(capacities))
     rows = []
     for policy, values in capacities.items():
-        over_baseline = paired_ratio(values, capacities[baseline])
+        over_baseline = paired_ratio(*pairs(values, capacities[baseline]))
         row = Row(
             policy=policy,
             is_bound=is_bound(policy),
-            capacity_rps=interval(values),
+            capacity_rps=interval(list(values.values())),
             worst_adapter=interval(worst[policy]),
             over_baseline=over_baseline,
             over_pooled=_over(values, capacities.get(POOLED)),
@@ -147,24 +154,29 @@ def rows_of(suite: Suite, trials: Sequence[TrialResult], rate_rps: float) -> lis
             over_informed=_over(values, capacities.get(INFORMED)),
             is_not_worse=is_not_worse(over_baseline),
             attainment_over_baseline=paired_difference(
-                [run["attainment"] for run in runs[policy]],
-                [run["attainment"] for run in runs[baseline]],
+                *pairs(attainments[policy], attainments[baseline])
             ),
-            measures={name: fmean(run[name] for run in runs[policy]) for name in MEASURES},
+            measures={name: fmean(run[name] for run in runs[policy].values()) for name in MEASURES},
         )
         rows.append(row)
     return sorted(rows, key=lambda row: (-row.capacity_rps.mean, row.policy))
 
 
-def _runs(trials: Sequence[TrialResult], policy: str, rate_rps: float) -> list[dict[str, Any]]:
-    return [
-        run
+def _runs(trials: Sequence[TrialResult], policy: str, rate_rps: float) -> dict[int, dict[str, Any]]:
+    return {
+        trial.seed: run
         for trial in sorted(trials, key=lambda trial: trial.seed)
         if trial.policy == policy
         for run in trial.runs
         if run["rate_rps"] == rate_rps
-    ]
+    }
 
 
-def _over(values: Sequence[float], others: Sequence[float] | None) -> Interval | None:
-    return paired_ratio(values, others) if others else None
+def pairs(values: BySeed, others: BySeed) -> tuple[list[float], list[float]]:
+    """Return what two policies have for the seeds that both were run with."""
+    seeds = sorted(values.keys() & others.keys())
+    return [values[seed] for seed in seeds], [others[seed] for seed in seeds]
+
+
+def _over(values: BySeed, others: BySeed | None) -> Interval | None:
+    return paired_ratio(*pairs(values, others)) if others else None

@@ -1,4 +1,4 @@
-"""A suite's capacities as one Markdown table: a line per policy, a column per scenario."""
+"""Markdown tables; and a suite's capacities as one: a line per policy, a column per scenario."""
 
 from __future__ import annotations
 
@@ -7,7 +7,24 @@ from math import exp, log
 from statistics import fmean
 from typing import Any
 
+from extproc.sim.trials.summary import is_bound
+
 Json = Mapping[str, Any]
+
+
+def line(*cells: str) -> str:
+    """Format a row of cells."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def rule(num_figures: int) -> str:
+    """Format what is below the head: a column of names, then columns of figures."""
+    return "|---" + "|--:" * num_figures + "|"
+
+
+def title(policy: str) -> str:
+    """Format the name of a policy or a bound."""
+    return f"*{policy}*" if is_bound(policy) else f"`{policy}`"
 
 
 def markdown(result: Json) -> str:
@@ -22,20 +39,13 @@ def markdown(result: Json) -> str:
     for scenario in scenarios:
         for row in result["summary"][scenario]["rows"]:
             rows.setdefault(row["policy"], {})[scenario] = row
-    lines = [
-        "| policy | " + " | ".join(scenarios) + " | of B3 |",
-        "|---" * (len(scenarios) + 2) + "|",
-    ]
+    lines = [line("policy", *scenarios, "of B3"), "|---" * (len(scenarios) + 2) + "|"]
     means = {policy: _of_informed(own) for policy, own in rows.items()}
     for policy in sorted(rows, key=lambda policy: (-(means[policy] or 0.0), policy)):
         own = rows[policy]
-        is_bound = any(row["is_bound"] for row in own.values())
-        name = f"*{policy}*" if is_bound else f"`{policy}`"
         cells = [_cell(own.get(scenario)) for scenario in scenarios]
         mean = means[policy]
-        lines.append(
-            " | ".join([f"| {name}", *cells, "" if mean is None else f"{mean:.0%}"]) + " |"
-        )
+        lines.append(line(title(policy), *cells, "" if mean is None else f"{mean:.0%}"))
     return "\n".join(lines)
 
 

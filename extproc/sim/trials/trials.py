@@ -28,7 +28,8 @@ from extproc.sim.trials.bounds import (
 )
 from extproc.sim.trials.oracle import Oracle, attach_oracles
 from extproc.sim.trials.search import CapacitySearch
-from extproc.sim.trials.suites import ScenarioSpec, Suite, make_trial_parts, slo_of
+from extproc.sim.trials.specs import ScenarioSpec, Suite
+from extproc.sim.trials.suites import make_trial_parts, slo_of
 from extproc.workload.flights import FleetResult, Flight
 from extproc.workload.judge import Slo, attainment_at_most, measure, percentile
 from extproc.workload.requests import Workload
@@ -54,6 +55,7 @@ class Trial:
     Attributes:
         scenario: One of the suite's, or a variation of it.
         policy: A policy or a bound.
+        label: What its results are called; the policy if empty.
         seeds: One run each at every rate.
         rates_rps: Rates at which runs are complete.
         sweep: Its sweep, or "".
@@ -70,6 +72,7 @@ class Trial:
     sweep: str = ""
     value: float = 0.0
     keeps_placement: bool = False
+    label: str = ""
 
 
 @dataclass(slots=True)
@@ -77,6 +80,7 @@ class TrialResult:
     """The result for one seed, ready for JSON.
 
     Attributes:
+        policy: The trial's label.
         capacity_rps: SLO capacity; 0 in a sweep.
         runs: Per rate: the metrics and the run's digest.
         cut: Per rate at which the run was given up: the attainment that was still possible.
@@ -127,7 +131,8 @@ def _run_seed(
     make_policy: MakePolicy,
     clock: Callable[[], float],
 ) -> TrialResult:
-    done = TrialResult(trial.scenario.name, trial.policy, seed, trial.sweep, trial.value)
+    label = trial.label or trial.policy
+    done = TrialResult(trial.scenario.name, label, seed, trial.sweep, trial.value)
     slo = slo_of(trial.suite)
     decisions_s: list[float] = []
 

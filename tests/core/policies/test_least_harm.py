@@ -9,6 +9,7 @@ from math import exp, inf, nan, sqrt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.core.costs import Costs
 from extproc.core.policies.least_harm import (
@@ -88,6 +89,86 @@ def test_the_lowest_price_is_chosen(found: Snapshot, adapter: str | None, seed: 
 
     prices = [price(view, found.endpoints, adapter, found.now) for view in found.endpoints]
     assert price(best, found.endpoints, adapter, found.now) == pytest.approx(min(prices))
+
+
+@st.composite
+def loaded_snapshots(draw: st.DrawFn) -> Snapshot:
+    """Endpoints with prompts ahead, of different speeds, on which anything may be loaded."""
+    found = draw(snapshots().filter(lambda s: s.endpoints))
+    done_s = st.sampled_from((-inf, 99.0, 100.05, 100.5))
+    costs = st.sampled_from((Costs(), Costs(prompt_s_per_byte=5e-5, cold_load_s=0.5)))
+    views = [
+        replace(view, prompts_done_s=draw(done_s), costs=draw(costs)) for view in found.endpoints
+    ]
+    return snapshot(*views, now=100.0)
+
+
+@given(
+    loaded_snapshots(),
+    st.none() | st.sampled_from(ADAPTERS),
+    st.sampled_from((0, 960, 9600)),
+    st.none() | st.just(50.0),
+    st.dictionaries(st.integers(1, 5), st.floats(0, 1)),
+)
+def test_the_terms_add_up_to_the_price_of_the_choice_and_nowhere_to_less(
+    found: Snapshot,
+    adapter: str | None,
+    body_bytes: int,
+    ttft_ms: float | None,
+    cached: dict[int, float],
+) -> None:
+    policy = LeastHarm(hold_s=0.0)
+    cached_bytes = {address(number): int(ratio * body_bytes) for number, ratio in cached.items()}
+    asked = request(
+        adapter,
+        body_bytes=body_bytes,
+        hints=Hints(slo_ttft_ms=ttft_ms),
+        cached_bytes=cached_bytes,
+    )
+    choice = choice_of(policy, found, asked)
+    views = found.endpoints
+    prices = policy._prices(views, asked, found.now)
+    place = views.index(choice.endpoints[0])
+
+    assert choice.terms is not None
+    terms = choice.terms(found, asked, views)
+
+    sums = [sum(each.values()) for each in terms]
+    assert sums[place] == pytest.approx(prices[place])
+    assert all(least <= own + 1e-9 for least, own in zip(prices, sums, strict=True))
+    assert choice.terms(found, asked, choice.endpoints) == [terms[place]]
+    assert LeastHarm(hold_s=0.0).terms(found, asked, views) == terms
+    assert all(seconds >= 0 for each in terms for seconds in each.values())
+
+
+def test_each_part_of_a_price_has_its_term() -> None:
+    """Late, because of a load from disk and prompts ahead, on the second home, which is full."""
+    (first, second) = in_order("a", (address(1), address(2)))
+    full = {
+        "pending_by_adapter": {"b": 9, "c": 1},
+        "max_loras": 2,
+        "prompts_done_s": 100.38,
+        "address": second,
+    }
+    views = replace(endpoint_view(1), **full), replace(endpoint_view(2), address=first)
+    found = snapshot(*(replace(view, num_pending=10) for view in views), now=100.0)
+
+    terms = LeastHarm().terms(found, A, [view for view in found.endpoints if view.max_loras])
+
+    assert terms == [
+        pytest.approx(
+            {
+                "prompts_ahead": 0.38,
+                "own_prompt": 0.02,
+                "batch": 0.02,
+                "load": 0.15,
+                "slot": 2.0,
+                "slot_wait": 1.0,
+                "home": 0.02,
+                "late_first_token": 0.5,
+            }
+        )
+    ]
 
 
 def test_prompts_that_are_still_to_be_computed_are_waited_for() -> None:
@@ -252,6 +333,28 @@ def test_a_request_whose_first_token_is_late_leaves_the_slots_to_those_in_time()
     assert isinstance(waits, Wait)
     assert waits.reason == "late"
     assert LATE_AGAIN_S / 2 <= waits.until_s - 100.0 <= LATE_AGAIN_S * 1.5
+
+
+def test_a_late_request_takes_no_free_slot_while_one_in_time_waits() -> None:
+    policy, rng = LeastHarm(), random.Random(0)
+    late = request("a", arrived_at_s=99.0)
+    in_time = request("c", arrived_at_s=99.9)
+    policy.choose(snapshot(FULL, now=100.0), in_time, rng=rng)
+
+    def ask_when_free(at_s: float, *others: EndpointView) -> Choice | Wait:
+        return policy.choose(snapshot(endpoint_view(1), *others, now=at_s), late, rng=rng)
+
+    assert isinstance(ask_when_free(100.01), Wait)
+    runs = endpoint_view(2, pending_by_adapter={"a": 1})
+    assert isinstance(ask_when_free(100.01, runs), Choice)
+    assert isinstance(ask_when_free(100.0 + 2 * AGAIN_S), Choice)
+
+
+def test_a_held_request_is_late_before_its_objective_as_it_still_has_to_be_computed() -> None:
+    assert wait_of(0.39, FULL) == Wait(100.0 + AGAIN_S, "slot")
+    waits = wait_of(0.41, FULL)
+    assert isinstance(waits, Wait)
+    assert waits.reason == "late"
 
 
 def test_a_request_may_name_its_own_objective() -> None:

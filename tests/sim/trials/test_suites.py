@@ -11,20 +11,22 @@ import pytest
 import yaml
 
 from extproc.commands import labrun
-from extproc.commands.labrun import make_policy, plan, run, tune
+from extproc.commands.labrun import make_policy, plan, read_result, run, tune
 from extproc.core.policies import Founding, Policy
 from extproc.sim.fleet.events import AdapterRegistered, PodJoin, PodLoss, SlowPod
 from extproc.sim.opponents import TUNABLE
 from extproc.sim.opponents.loraserve import LoraServe
 from extproc.sim.opponents.toppings import Toppings
 from extproc.sim.trials.oracle import Oracle
+from extproc.sim.trials.report import render
+from extproc.sim.trials.specs import Suite
 from extproc.sim.trials.suites import (
     SCENARIOS_DIR,
-    Suite,
     SuiteError,
     find_suite,
     make_trial_parts,
     parse_suite,
+    read_suite,
     varied,
 )
 from extproc.sim.trials.summary import is_bound, main_rate, rows_of, summarize
@@ -307,6 +309,64 @@ def test_rows_are_ordered_by_capacity_and_compared_seed_by_seed() -> None:
     assert main_rate([1, 2, 3]) == 2
     assert is_bound("B4_stale_50ms")
     assert not is_bound("founding")
+
+
+def test_policies_are_compared_over_the_seeds_that_both_were_run_with() -> None:
+    trial = Trial(tiny(), tiny().scenarios[0], "founding", (1,), (8.0,))
+    (tried,) = run_trial(trial, make_policy, perf_counter)
+    run_ = {**tried.runs[0], "rate_rps": 16}
+    capacities = {"least_pending": {1: 5.0, 2: 7.0, 3: 9.0}, "founding": {2: 14.0, 3: 18.0}}
+    trials = [
+        TrialResult("z", policy, seed, "", 0.0, capacity, [run_])
+        for policy, own in capacities.items()
+        for seed, capacity in own.items()
+    ]
+    founding, _ = rows_of(tiny(), trials, 16)
+
+    assert founding.over_baseline.mean == founding.over_baseline.low == pytest.approx(2.0)
+
+
+VARIANT = {"label": "founding, one pod", "policy": "founding", "fleet": {"num_pods": 1}}
+
+
+def test_a_variant_is_a_policy_in_a_changed_fleet_with_a_row_of_its_own(tmp_path: Any) -> None:
+    path = tmp_path / "tiny.yaml"
+    fields = {"bounds": [], "seeds": [1], "rates_rps": [8], "num_requests": 200}
+    path.write_text(suite_text(**fields, variants=[VARIANT]))
+    result = run(str(path), jobs=1, out=tmp_path)
+    again = run(str(path), jobs=1, out=tmp_path)
+    rows = {row["policy"]: row["capacity_rps"]["mean"] for row in result["summary"]["z"]["rows"]}
+    alone = run(str(path), only=["founding"], jobs=1, out=tmp_path)
+
+    assert set(rows) == {"founding", "least_pending", "founding, one pod"}
+    assert rows["founding, one pod"] < rows["founding"]
+    assert again["trials"] == result["trials"]
+    assert [row["policy"] for row in alone["summary"]["z"]["rows"]] == ["founding"]
+    assert "founding in a fleet with num_pods 1" in render(read_result(tmp_path / "tiny.json"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"policy": "nonsense"}, "unknown policies: nonsense"),
+        ({"fleet": {"nonsense": 1}}, "nonsense"),
+        ({"label": "founding"}, "called the same"),
+    ],
+)
+def test_a_variant_that_could_not_run_is_refused_at_once(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SuiteError, match=message):
+        tiny(variants=[{**VARIANT, **fields}])
+
+
+@pytest.mark.parametrize("name", ["development", "evaluation"])
+def test_routers_tell_each_other_where_policies_are_chosen_and_judged(name: str) -> None:
+    suite = read_suite(name)
+    untold = [v.label for v in suite.variants if v.fleet.get("peer_delay_s", 0.0) is None]
+
+    assert suite.fleet["peer_delay_s"] == 0.003
+    assert untold == ["least_harm, untold"]
 
 
 def test_a_suite_runs_with_a_custom_policy(tmp_path: Any) -> None:

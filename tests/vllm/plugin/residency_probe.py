@@ -22,6 +22,8 @@ class _Touches:
     in_step = False
     names: dict[int, str] = {}  # noqa: RUF012
     last: dict[int, int] = {}  # noqa: RUF012
+    num_gpu_loads = 0
+    num_disk_loads = 0
 
 
 def _step(manager: Any, lora_requests: set[Any]) -> None:
@@ -34,6 +36,9 @@ def _step(manager: Any, lora_requests: set[Any]) -> None:
 
 
 def _touch(manager: Any, lora_request: Any) -> bool:
+    adapter, caches = lora_request.lora_int_id, manager._adapter_manager
+    _Touches.num_gpu_loads += adapter not in caches._active_adapters
+    _Touches.num_disk_loads += adapter not in caches._registered_adapters
     is_new: bool = _add_adapter(manager, lora_request)
     _Touches.now += not _Touches.in_step
     _Touches.names[lora_request.lora_int_id] = lora_request.lora_name
@@ -62,3 +67,7 @@ class ResidencyProbe:
             "slots": [i for i in manager.lora_index_to_id if i is not None],
             "touched": [[i, name, _Touches.last[i]] for i, name in _Touches.names.items()],
         }
+
+    def adapter_loads(self) -> list[int]:
+        """Adapters brought into GPU slots so far, and those of them read from disk."""
+        return [_Touches.num_gpu_loads, _Touches.num_disk_loads]

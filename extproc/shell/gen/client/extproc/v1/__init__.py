@@ -119,6 +119,11 @@ class Decision(betterproto2.Message):
         5, betterproto2.TYPE_MESSAGE, optional=True, group="result"
     )
 
+    explanation: "str" = betterproto2.field(6, betterproto2.TYPE_STRING)
+    """
+    The reason in a sentence or two for people, whose words may change; empty unless asked for.
+    """
+
 
 default_message_pool.register_message("extproc.v1", "Decision", Decision)
 
@@ -244,6 +249,11 @@ class WatchRequest(betterproto2.Message):
     after_sequence: "int" = betterproto2.field(5, betterproto2.TYPE_UINT64)
     """
     Of the remembered decisions, only those after this number.
+    """
+
+    explain: "bool" = betterproto2.field(6, betterproto2.TYPE_BOOL)
+    """
+    Say each decision's reason in words, too.
     """
 
 

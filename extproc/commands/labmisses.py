@@ -1,0 +1,39 @@
+"""The run of policies at fixed rates, for their misses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from extproc.commands.labrun import Watching, run_all, unwatched
+from extproc.sim.trials.misses import misses_table, plan_misses
+from extproc.sim.trials.suites import read_suite
+
+
+def misses(
+    name: str,
+    places: Sequence[str],
+    policies: Sequence[str],
+    *,
+    num_seeds: int,
+    num_requests: int,
+    fleet: Mapping[str, Any] = MappingProxyType({}),
+    profile: Mapping[str, float] = MappingProxyType({}),
+    jobs: int = 0,
+    watching: Watching = unwatched,
+) -> str:
+    """Return the misses of policies at fixed rates as a Markdown table; see `plan_misses`.
+
+    The seeds are as many as `num_seeds`, counted from the suite's first.
+
+    Raises:
+        SuiteError: The suite, a place, a policy or a key cannot be used.
+    """
+    suite = read_suite(name)
+    seeds = [suite.seeds[0] + number for number in range(num_seeds)]
+    suite = msgspec.structs.replace(suite, seeds=seeds, num_requests=num_requests)
+    trials = plan_misses(suite, places, policies, fleet=fleet, profile=profile)
+    return misses_table(run_all(trials, jobs, watching))

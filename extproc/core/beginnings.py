@@ -1,0 +1,170 @@
+"""Which pods have the beginning of a prompt in their KV cache, by belief.
+
+An engine keeps the KV blocks of the prompts that it has computed until it needs their room, and
+computes a prompt that begins like one of them, for the same adapter, from there on. It does not say
+what it keeps, so that is estimated:
+
+1. A beginning is known by the hashes of the prompt up to each of `MARKS_BYTES`. A prompt without
+   hashes has none.
+2. It is where requests with it were sent, from the moment on that they were sent: whoever comes
+   later is computed later.
+3. It is there until the endpoint has computed as much since as its cache holds. A restart empties
+   the cache.
+
+All this costs accuracy and no more where it is wrong. Sources: PagedAttention's blocks (arXiv
+2309.06180); routers that keep such an index are Preble (arXiv 2407.00023) and llm-d's
+approximate prefix cache.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+
+from msgspec.structs import replace
+
+from extproc.core.costs import BYTES_PER_TOKEN
+from extproc.core.types import Pick, RequestInfo
+
+_KIB = 1024
+MARKS_BYTES = tuple(
+    _KIB * num_kib
+    for num_kib in (*range(1, 8), *(step << power for power in range(1, 6) for step in range(4, 8)))
+)
+"""Lengths of beginnings that are compared: each KiB, and above 8 KiB four for each factor of 2. So
+at most a fifth of what two prompts have in common goes unseen, with few hashes for a long one."""
+DEFAULT_KV_CACHE_TOKENS = 100_000
+"""Where the engine does not say it: 40 GB with an 8B model have three times as much, the 10 GB that
+a 13B model leaves on a GPU of 40 GB an eighth."""
+KEPT_RATIO = 0.5
+"""Part of the KV cache that counts for beginnings: answers and running requests have the rest."""
+
+MAX_PLACES = 100_000
+"""Remembered by default: 100 pods of 100,000 tokens keep about so many."""
+
+
+def prefix_hashes(model: str, prompt: bytes) -> tuple[int, ...]:
+    """Return `RequestInfo.prefix_hashes`: the same in every process, of 64 bits."""
+    digest = blake2b(model.encode("utf-8", "replace") + b"\0", digest_size=8)
+    hashes, start = [], 0
+    for mark in MARKS_BYTES[: bisect_right(MARKS_BYTES, len(prompt))]:
+        digest.update(prompt[start:mark])
+        hashes.append(int.from_bytes(digest.digest()))
+        start = mark
+    return tuple(hashes)
+
+
+class KvCache:
+    """One endpoint's cache: how much has gone through it.
+
+    Attributes:
+        computed_bytes: Of prompts, all that were ever sent there.
+        kept_bytes: As much of that as is still there; 0 once its process is gone.
+    """
+
+    __slots__ = ("address", "computed_bytes", "kept_bytes")
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.computed_bytes = 0
+        self.resize(DEFAULT_KV_CACHE_TOKENS)
+
+    def resize(self, num_tokens: int) -> None:
+        """Set the size of the whole cache."""
+        self.kept_bytes = KEPT_RATIO * BYTES_PER_TOKEN * num_tokens
+
+    def lose(self) -> None:
+        """Nothing that was put in is there any more, and nothing ever will be."""
+        self.kept_bytes = 0.0
+
+
+_Places = dict[KvCache, int]
+"""Where a beginning is: what the endpoint had computed by then."""
+
+
+class Beginnings:
+    """Remembers beginnings in two generations: a full one takes the place of the older.
+
+    Args:
+        max_places: Remembered at most, a beginning at an endpoint each.
+    """
+
+    def __init__(self, max_places: int = MAX_PLACES) -> None:
+        self._young: dict[int, _Places] = {}
+        self._old: dict[int, _Places] = {}
+        self._num_young = self._num_old = 0
+        self._max_places = max_places
+
+    @property
+    def num_places(self) -> int:
+        """Places remembered, at most: those that `find` forgets are counted still."""
+        return self._num_young + self._num_old
+
+    def find(self, request: RequestInfo) -> dict[str, int]:
+        """Return how many bytes of the request's prompt each endpoint has, where there are any."""
+        found: dict[KvCache, int] = {}
+        for places, mark in self._known(request):
+            if len(places) > len(found):  # a shorter beginning is wherever the longer one is
+                for cache in places.keys() - found.keys():
+                    if cache.computed_bytes - places[cache] < cache.kept_bytes:
+                        found[cache] = mark
+                    else:  # it is no more, so that it is looked at once
+                        del places[cache]
+        return {cache.address: mark for cache, mark in found.items()}
+
+    def add(self, request: RequestInfo, cache: KvCache) -> None:
+        """Remember that the request has been sent there, and its prompt counted."""
+        for beginning in request.prefix_hashes:
+            self._put(beginning, cache)
+        self._forget_oldest()  # not before all of them are young: a prompt is kept as a whole
+
+    def drop(self, request: RequestInfo, cache: KvCache) -> None:
+        """Forget what `add` remembered, but not what was cached when the request was picked: the
+        engine did not compute the prompt."""
+        cached_bytes = request.cached_bytes.get(cache.address, 0)
+        for beginning, mark in zip(request.prefix_hashes, MARKS_BYTES, strict=False):
+            places = self._at(beginning)
+            if places and mark > cached_bytes:
+                places.pop(cache, None)
+
+    def _known(self, request: RequestInfo) -> Iterator[tuple[_Places, int]]:
+        """Yield where the request's beginnings are, and their lengths, the longest one first."""
+        hashes = request.prefix_hashes
+        if hashes and self._at(hashes[0]):
+            for index in range(len(hashes) - 1, -1, -1):
+                places = self._at(hashes[index])
+                if places:
+                    yield places, MARKS_BYTES[index]
+
+    def _at(self, beginning: int) -> _Places | None:
+        return self._young.get(beginning) or self._old.get(beginning)
+
+    def _put(self, beginning: int, cache: KvCache) -> None:
+        places = self._young.get(beginning)
+        if places is None:
+            places = self._old.pop(beginning, {})
+            self._young[beginning] = places
+            self._num_old -= len(places)
+            self._num_young += len(places)
+        self._num_young += cache not in places
+        places[cache] = cache.computed_bytes
+
+    def _forget_oldest(self) -> None:
+        if 2 * self._num_young > self._max_places:
+            self._old, self._num_old = self._young, self._num_young
+            self._young, self._num_young = {}, 0
+        if self.num_places > self._max_places:
+            self._old, self._num_old = {}, 0
+
+
+def with_cached(pick: Pick, cached: Mapping[str, int], *addresses: str) -> Pick:
+    """Return the pick with what is cached where it may go: it may last, and all take much room."""
+    if not cached and not pick.request.cached_bytes:
+        return pick
+    kept = {
+        address: cached[address]
+        for address in (*pick.endpoints, *pick.alternates, *addresses)
+        if address in cached
+    }
+    return replace(pick, request=replace(pick.request, cached_bytes=kept))

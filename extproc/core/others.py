@@ -1,0 +1,113 @@
+"""What other routers have on one endpoint: by what they tell, and by its load reports."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from extproc.core.floor import Floor
+from extproc.core.types import LoadReport
+
+At = TypeVar("At")
+
+
+class ToldFlight(Struct, Generic[At], eq=False):
+    """Another router's pick that has not ended, and the endpoint object that it is counted on.
+
+    Attributes:
+        adapter: That it counts for there; None until the endpoint lists the adapter named `name`.
+    """
+
+    id: str
+    tracked: At
+    name: str | None
+    told_at_s: float
+    picked_at_s: float
+    body_bytes: int
+    adapter: str | None = None
+
+
+class Others(Generic[At]):
+    """Counts other routers' requests on one endpoint.
+
+    Attributes:
+        flights: The picks told that have not ended, in the order of their arrival.
+        num_foreign: Further requests by the last report: of routers that do not tell us.
+        adapters: Those that the last report names and of which we have no request.
+        num_reported: Requests that the last report leaves beside ours.
+        num_before: Of `flights`, those that were picked before the last report.
+    """
+
+    __slots__ = (
+        *("_reported_at_s", "_steady", "adapters", "flights"),
+        *("num_before", "num_foreign", "num_reported"),
+    )
+
+    def __init__(self) -> None:
+        self.flights: dict[str, ToldFlight[At]] = {}
+        self.adapters: dict[str, int] = {}
+        self.num_foreign = self.num_reported = self.num_before = 0
+        self._steady = Floor()
+        self._reported_at_s: float | None = None
+
+    @property
+    def num_steady(self) -> int:
+        """The part of `num_foreign` that has been there for a while."""
+        return min(self._steady.low, self.num_foreign)
+
+    @property
+    def num_unseen(self) -> int:
+        """Picks told that the last report should show beside our requests and does not."""
+        return max(0, self.num_before - self.num_reported)
+
+    def restart(self) -> None:
+        """Forget how long the others' requests have been there."""
+        self._steady = Floor()
+
+    def begin(self, flight: ToldFlight[At]) -> None:
+        """Count a pick."""
+        if self.is_reported(flight):
+            self.num_foreign = max(0, self.num_foreign - 1)  # the report has counted it already
+            self.num_before += 1
+        self.flights[flight.id] = flight
+
+    def end(self, flight: ToldFlight[At]) -> None:
+        """Stop counting a pick."""
+        del self.flights[flight.id]
+        self.num_before -= self.is_reported(flight)
+
+    def is_reported(self, flight: ToldFlight[At]) -> bool:
+        """Return whether a pick is old enough for the last report to count it."""
+        return self._reported_at_s is not None and flight.picked_at_s <= self._reported_at_s
+
+    def leave_to_reports(self, flights: Sequence[ToldFlight[At]]) -> None:
+        """Count picks whose ends nobody will tell as others' requests, until a report shows less.
+
+        They do not wait to be steady: it was not by the reports that routers chose this endpoint.
+        """
+        self.num_foreign += len(flights)
+        self._steady.rise(len(flights))
+        self.adapters |= {each.adapter: 1 for each in flights if each.adapter is not None}
+
+    def record_report(
+        self, report: LoadReport, num_ours: int, our_adapters: Collection[str], *, now: float
+    ) -> None:
+        """Estimate others' requests: those in the report that neither we nor a router that tells
+        us has sent, and the adapters that nobody known has a request for.
+
+        How many there are is a scrape old, and the same for every router that reads it: routers
+        that chose by it would all go to the same endpoint, then all to the next. So only the part
+        that has been there for seconds counts for the choice, the rest for admission alone, and
+        each adapter as one request.
+        """
+        self._reported_at_s = now
+        total = report.num_running + report.num_waiting
+        self.num_reported = max(0, total - num_ours)
+        self.num_before = sum(map(self.is_reported, self.flights.values()))
+        self.num_foreign = max(0, self.num_reported - len(self.flights))
+        self._steady.record(self.num_foreign, now=now)
+        # An idle engine's page may still name those that were active last.
+        active = report.active_adapters if total else ()
+        self.adapters = {each: 1 for each in active if each not in our_adapters}
