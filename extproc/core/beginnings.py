@@ -19,9 +19,11 @@ approximate prefix cache.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
 from hashlib import blake2b
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.core.costs import BYTES_PER_TOKEN
@@ -55,20 +57,19 @@ def prefix_hashes(model: str, prompt: bytes) -> tuple[int, ...]:
     return tuple(hashes)
 
 
-class KvCache:
+class KvCache(Struct, eq=False, gc=False):
     """One endpoint's cache: how much has gone through it.
+
+    Part of no cycle, so that the garbage collector need not visit 100,000 places.
 
     Attributes:
         computed_bytes: Of prompts, all that were ever sent there.
         kept_bytes: As much of that as is still there; 0 once its process is gone.
     """
 
-    __slots__ = ("address", "computed_bytes", "kept_bytes")
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.computed_bytes = 0
-        self.resize(DEFAULT_KV_CACHE_TOKENS)
+    address: str
+    computed_bytes: int = 0
+    kept_bytes: float = KEPT_RATIO * BYTES_PER_TOKEN * DEFAULT_KV_CACHE_TOKENS
 
     def resize(self, num_tokens: int) -> None:
         """Set the size of the whole cache."""
@@ -81,81 +82,65 @@ class KvCache:
 
 _Places = dict[KvCache, int]
 """Where a beginning is: what the endpoint had computed by then."""
+_NOWHERE: Mapping[KvCache, int] = {}
 
 
 class Beginnings:
-    """Remembers beginnings in two generations: a full one takes the place of the older.
+    """Remembers beginnings; those that were sent longest ago are forgotten first.
 
     Args:
         max_places: Remembered at most, a beginning at an endpoint each.
+
+    Attributes:
+        num_places: Remembered now.
     """
 
     def __init__(self, max_places: int = MAX_PLACES) -> None:
-        self._young: dict[int, _Places] = {}
-        self._old: dict[int, _Places] = {}
-        self._num_young = self._num_old = 0
+        self._places: OrderedDict[int, _Places] = OrderedDict()
         self._max_places = max_places
-
-    @property
-    def num_places(self) -> int:
-        """Places remembered, at most: those that `find` forgets are counted still."""
-        return self._num_young + self._num_old
+        self.num_places = 0
 
     def find(self, request: RequestInfo) -> dict[str, int]:
         """Return how many bytes of the request's prompt each endpoint has, where there are any."""
         found: dict[KvCache, int] = {}
-        for places, mark in self._known(request):
+        hashes = request.prefix_hashes
+        if not hashes or hashes[0] not in self._places:
+            return {}
+        for index in range(len(hashes) - 1, -1, -1):
+            places = self._places.get(hashes[index], _NOWHERE)
             if len(places) > len(found):  # a shorter beginning is wherever the longer one is
                 for cache in places.keys() - found.keys():
                     if cache.computed_bytes - places[cache] < cache.kept_bytes:
-                        found[cache] = mark
+                        found[cache] = MARKS_BYTES[index]
                     else:  # it is no more, so that it is looked at once
-                        del places[cache]
+                        self._remove(hashes[index], cache)
         return {cache.address: mark for cache, mark in found.items()}
 
     def add(self, request: RequestInfo, cache: KvCache) -> None:
         """Remember that the request has been sent there, and its prompt counted."""
-        for beginning in request.prefix_hashes:
-            self._put(beginning, cache)
-        self._forget_oldest()  # not before all of them are young: a prompt is kept as a whole
+        for beginning in reversed(request.prefix_hashes):  # the longest one is forgotten first
+            places = self._places.pop(beginning, None) or {}
+            self.num_places += cache not in places
+            places[cache] = cache.computed_bytes
+            self._places[beginning] = places
+        while self.num_places > self._max_places:
+            _, places = self._places.popitem(last=False)
+            self.num_places -= len(places)
 
     def drop(self, request: RequestInfo, cache: KvCache) -> None:
         """Forget what `add` remembered, but not what was cached when the request was picked: the
         engine did not compute the prompt."""
         cached_bytes = request.cached_bytes.get(cache.address, 0)
         for beginning, mark in zip(request.prefix_hashes, MARKS_BYTES, strict=False):
-            places = self._at(beginning)
-            if places and mark > cached_bytes:
-                places.pop(cache, None)
+            if mark > cached_bytes and cache in self._places.get(beginning, _NOWHERE):
+                self._remove(beginning, cache)
 
-    def _known(self, request: RequestInfo) -> Iterator[tuple[_Places, int]]:
-        """Yield where the request's beginnings are, and their lengths, the longest one first."""
-        hashes = request.prefix_hashes
-        if hashes and self._at(hashes[0]):
-            for index in range(len(hashes) - 1, -1, -1):
-                places = self._at(hashes[index])
-                if places:
-                    yield places, MARKS_BYTES[index]
-
-    def _at(self, beginning: int) -> _Places | None:
-        return self._young.get(beginning) or self._old.get(beginning)
-
-    def _put(self, beginning: int, cache: KvCache) -> None:
-        places = self._young.get(beginning)
-        if places is None:
-            places = self._old.pop(beginning, {})
-            self._young[beginning] = places
-            self._num_old -= len(places)
-            self._num_young += len(places)
-        self._num_young += cache not in places
-        places[cache] = cache.computed_bytes
-
-    def _forget_oldest(self) -> None:
-        if 2 * self._num_young > self._max_places:
-            self._old, self._num_old = self._young, self._num_young
-            self._young, self._num_young = {}, 0
-        if self.num_places > self._max_places:
-            self._old, self._num_old = {}, 0
+    def _remove(self, beginning: int, cache: KvCache) -> None:
+        places = self._places[beginning]
+        del places[cache]
+        self.num_places -= 1
+        if not places:
+            del self._places[beginning]
 
 
 def with_cached(pick: Pick, cached: Mapping[str, int], *addresses: str) -> Pick:

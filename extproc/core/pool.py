@@ -223,7 +223,9 @@ class Pool:
         if self._by_request_id.get(request.request_id) == pick_id:
             del self._by_request_id[request.request_id]
         judged = verdicts(flight.pick, verdict, address=address, num_attempts=num_attempts)
-        served = self._tracked.get(address, flight.tracked)
+        # An endpoint that came back under the address has not served it.
+        is_elsewhere = address != flight.tracked.endpoint.address
+        served = self._tracked.get(address, flight.tracked) if is_elsewhere else flight.tracked
         has_run_here = has_run and served is flight.tracked
         flight.tracked.end(flight, now=now, has_run=has_run_here)
         flight.tracked.prompts.bound(now if reported_at_s is None else reported_at_s)

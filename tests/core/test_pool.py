@@ -1371,3 +1371,13 @@ def test_only_the_rest_of_a_prompt_is_to_be_computed() -> None:
     made.finish("pick-1", now=1.0)
     made.finish("pick-2", now=1.0)
     assert (first.unfinished_bytes, second.unfinished_bytes) == (0, 0)
+
+
+def test_a_late_end_says_nothing_of_the_process_that_came_back_under_the_address() -> None:
+    made = begun()
+    made.set_endpoints([])
+    made.set_endpoints([endpoint(1)])
+    made.finish("pick-1", now=0.5, address=address(1))
+
+    assert made.beginnings.find(BEGUN) == {}
+    assert made._tracked[address(1)].kv_cache.computed_bytes == 0
