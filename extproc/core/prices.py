@@ -7,7 +7,7 @@ from math import inf
 
 from extproc.core.policies.ranking import at_random
 from extproc.core.types import EndpointView, Pick, Snapshot
-from extproc.core.words import duration, pod_name, short
+from extproc.core.words import SHOWN_S, duration, pod_name, short
 
 MAX_TERMS = 3
 """Terms that a sentence names."""
@@ -54,13 +54,17 @@ def priced(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> 
 
 
 def _differences(own: Mapping[str, float], other: Mapping[str, float]) -> str:
-    """Name the terms that differ most, the largest difference first."""
+    """Name the terms that differ most, the largest difference first, and what the rest makes: who
+    adds up gets the difference of the prices."""
     names = dict.fromkeys((*own, *other))
     by_s = [(other.get(name, 0.0) - own.get(name, 0.0), name) for name in names]
     by_s.sort(key=lambda each: -abs(each[0]))
     least_s = MIN_PART * abs(by_s[0][0])
+    named = [each for each in by_s[:MAX_TERMS] if abs(each[0]) >= least_s]
+    rest_s = sum(s for s, _ in by_s[len(named) :])
+    if abs(rest_s) >= SHOWN_S:
+        named.append((rest_s, "the rest"))
     return ", ".join(
         f"{short(name.replace('_', ' '))} {duration(abs(s))} {'more' if s > 0 else 'less'}"
-        for s, name in by_s[:MAX_TERMS]
-        if abs(s) >= least_s
+        for s, name in named
     )

@@ -11,6 +11,8 @@ MAX_NAME_CHARS = 80
 """Of a model's or a pod's name in a sentence."""
 MAX_NAMED = 3
 """Alternatives that a sentence names; the rest are a number."""
+SHOWN_S = 5e-5
+"""Shorter durations are not told apart."""
 
 
 def shortened(text: str, max_chars: int) -> str:
@@ -51,12 +53,12 @@ def pending(chosen: EndpointView, others: Sequence[EndpointView]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Say a duration of 0 or more, with two or three digits."""
+    """Say a duration with two or three digits."""
     ms = 1000 * seconds
-    if ms < 0.05:
+    if abs(seconds) < SHOWN_S:
         return "under 0.1 ms"
-    if ms < 999.5:
-        return f"{ms:.1f} ms" if ms < 9.95 else f"{ms:.0f} ms"
+    if abs(ms) < 999.5:
+        return f"{ms:.1f} ms" if abs(ms) < 9.95 else f"{ms:.0f} ms"
     return f"{seconds:.2f} s"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -216,9 +217,37 @@ def test_terms_that_differ_little_are_not_named_and_of_the_others_three() -> Non
 
     assert second({"b": 0.001}, there) == (
         "It costs 1.0 ms there and 4.17 s on pod-2, the nearest other: a 1.23 s more, c 1.00 s "
-        "more, d 900 ms more."
+        "more, d 900 ms more, the rest 1.04 s more."
     )
-    assert second({}, {"a": 1.0, "b": 0.19}).endswith("nearest other: a 1.00 s more.")
+    assert second({"c": 4e-5}, {"a": 1.0}).endswith("nearest other: a 1.00 s more.")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 999), st.integers(0, 999)), min_size=1, max_size=9).filter(
+        lambda each: sum(here for here, _ in each) != sum(there for _, there in each)
+    )
+)
+def test_the_differences_add_up_to_the_difference_of_the_prices(
+    prices_ms: list[tuple[int, int]],
+) -> None:
+    """Of whole milliseconds, so that nothing is lost in the words."""
+    here = {str(place): ms / 1000 for place, (ms, _) in enumerate(prices_ms)}
+    there = {str(place): ms / 1000 for place, (_, ms) in enumerate(prices_ms)}
+
+    differences = second(here, there).partition("nearest other: ")[2]
+    told = re.findall(r"([\d.]+) (ms|s) (more|less)", differences)
+    units = {"ms": 1, "s": 1000, "more": 1, "less": -1}
+    told_ms = sum(float(number) * units[unit] * units[way] for number, unit, way in told)
+
+    assert told_ms == pytest.approx(1000 * (sum(there.values()) - sum(here.values())), abs=20)
+
+
+def test_a_credit_is_no_cost() -> None:
+    """Of a policy of one's own: a price may be below zero."""
+    assert second({"credit": -0.5}, {"load": 0.1}) == (
+        "It costs -500 ms there and 100 ms on pod-2, the nearest other: credit 500 ms more, "
+        "load 100 ms more."
+    )
 
 
 def test_a_policy_that_did_not_choose_the_lowest_price_is_not_covered_up() -> None:
@@ -255,14 +284,15 @@ def test_terms_of_a_policy_that_fail_do_not_hide_the_choice() -> None:
             {"prompts_done_s": 100.03, "cpu_adapters": ("a",)},
             "a runs there: the least harm by estimate, 12 pending, 0 elsewhere. It costs 46 ms "
             "there and 107 ms on pod-2, the nearest other: slot 60 ms more, prompts ahead 30 ms "
-            "more, batch 24 ms less.",
+            "more, batch 24 ms less, the rest 5.0 ms less.",
         ),
         (
             {"prompts_done_s": 100.1, "cpu_adapters": ("a",)},
             {"prompts_done_s": 100.4, "pending": {"a": 1}},
             "a is in the CPU cache there, where a slot is free; it also runs on pod-2 with 1: the "
             "least harm by estimate, 0 pending, 1 elsewhere. It costs 164 ms there and 913 ms on "
-            "pod-2, the nearest other: late first token 500 ms more, prompts ahead 300 ms more.",
+            "pod-2, the nearest other: late first token 500 ms more, prompts ahead 300 ms more, "
+            "the rest 51 ms less.",
         ),
     ],
 )
