@@ -114,7 +114,7 @@ class Fleet:
             self.flights[flight.id] = flight
             if self.settings.patience_s is not None:
                 self._at(self.now + self.settings.patience_s, partial(self._lose_patience, flight))
-            self._decide(flight)
+            self._decide(flight, self._info(flight))
             end_s = self.now + self.settings.drain_s
             if number % ARRIVALS_PER_LOOK == 0 and self._is_given_up():
                 return self._result(is_cut=True)
@@ -144,19 +144,23 @@ class Fleet:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def _decide(self, flight: Flight) -> None:
-        """Ask the flight's router now."""
-        if flight.state is not FlightState.RUNNING:
-            return
-        arrival = flight.arrival
-        request = RequestInfo(
+    def _info(self, flight: Flight) -> RequestInfo:
+        """Return what its router is told of a request."""
+        arrival, picker = flight.arrival, self.routers[flight.router].router.picker
+        has_hashes = arrival.prefix and picker.uses_cached_bytes
+        return RequestInfo(
             model=arrival.adapter or BASE_MODEL,
             path="/v1/completions",
             body_bytes=arrival.prompt_tokens * BODY_BYTES_PER_TOKEN,
             request_id=flight.id,
             arrived_at_s=arrival.at_s,
-            prefix_hashes=prefix_hashes(arrival, flight.id) if arrival.prefix else (),
+            prefix_hashes=prefix_hashes(arrival, flight.id) if has_hashes else (),
         )
+
+    def _decide(self, flight: Flight, request: RequestInfo) -> None:
+        """Ask the flight's router now."""
+        if flight.state is not FlightState.RUNNING:
+            return
         router = self.routers[flight.router].router
         started_s = self._clock() if self._clock else 0.0
         decision = router.route(request, now=self.now)
@@ -168,7 +172,7 @@ class Fleet:
             flight.status = decision.status
             flight.end(FlightState.SHED, self.now)
         else:
-            self._at(decision.until_s, partial(self._decide, flight))
+            self._at(decision.until_s, partial(self._decide, flight, request))
 
     def _dispatch(self, flight: Flight, pick: Pick) -> None:
         flight.pod, flight.pick_id, flight.dispatched_s = pick.address, pick.id, self.now

@@ -477,11 +477,19 @@ def test_a_router_sees_which_kib_of_its_prompts_are_the_same() -> None:
     seen: dict[str, tuple[int, ...]] = {}
 
     class Looking(LeastPending):
+        uses_cached_bytes = True
+
         def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
             seen[request.request_id] = request.prefix_hashes
             return super().choose(snapshot, request, rng=rng)
 
-    result = run(workload(*made, other, plain), Looking, num_pods=1)
+    class Blind(Looking):
+        uses_cached_bytes = False
+
+    work = workload(*made, other, plain)
+    run(work, Blind, num_pods=1)
+    assert seen == dict.fromkeys("0123", ())  # as in production
+    result = run(work, Looking, num_pods=1)
     first, second, third = (seen[number] for number in "012")
 
     assert len(first) == len(second) == 3  # of 4,000 bytes
