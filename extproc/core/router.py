@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.listing import ModelListing
 from extproc.core.picker import Picker, is_in_subset
 from extproc.core.pool import Pool
 from extproc.core.rejections import RETRY_AFTER_S, model_not_found, no_endpoints, saturated
+from extproc.core.routes import ONE_PROMPT_PATHS
 from extproc.core.types import EndpointView, ModelCard, Pick, Rejection, RequestInfo, Snapshot, Wait
 
 MIN_WAIT_S = 0.001
@@ -67,10 +69,21 @@ class Router:
     def _known(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
         """Add what the pool knows of a request."""
         adapter = None if card.parent is None else request.model
+        request = self._within_context(request, card)
         cached = self.pool.beginnings.find(request) if self.picker.uses_cached_bytes else None
         if cached:
             return replace(request, adapter=adapter, cached_bytes=cached)
         return request if adapter is None else replace(request, adapter=adapter)
+
+    def _within_context(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
+        """Add the size of the context, where the body is longer than that."""
+        base = card if card.parent is None else self.pool.model(card.parent)
+        if base is None or base.max_model_len is None or request.path not in ONE_PROMPT_PATHS:
+            return request
+        context_bytes = BYTES_PER_TOKEN * base.max_model_len
+        if request.body_bytes <= context_bytes:
+            return request
+        return replace(request, context_bytes=context_bytes)
 
     def _hold(self, wait: Wait, request: RequestInfo, now: float) -> Wait | Rejection:
         """Return the policy's wait within its bounds; 429 for a request held for `max_hold_s`."""

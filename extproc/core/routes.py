@@ -53,9 +53,10 @@ NO_PATH = ""
 MODELS_PATH = "/v1/models"
 RESPONSES_PATH = "/v1/responses"
 
-GENERATING_PATHS = frozenset(
-    {NO_PATH, "/v1/chat/completions", "/v1/completions", RESPONSES_PATH, "/v1/messages"}
-)
+ONE_PROMPT_PATHS = frozenset({"/v1/chat/completions", RESPONSES_PATH, "/v1/messages"})
+"""Whose requests have one prompt, which has to fit the model's context."""
+
+GENERATING_PATHS = ONE_PROMPT_PATHS | {NO_PATH, "/v1/completions"}
 """Where the engine surely computes the prompt, and keeps it in its KV cache; where the path is not
 known it mostly does."""
 

@@ -203,6 +203,8 @@ class RequestInfo(Struct, frozen=True, gc=False):
         arrived_at_s: Arrival of its headers; it has waited `snapshot.now` minus this.
         prefix_hashes: Of the beginnings of its prompt, as long as `beginnings.MARKS_BYTES` says; ()
             where nobody computes them. Prompts with one in common begin with the same bytes.
+        context_bytes: As much as its model's context holds, where the body is longer and has one
+            prompt; else None. So it is not all text, as with images, or will be refused.
         cached_bytes: Of its prompt, by address: those that endpoints have in their KV caches, by
             belief. Empty where none has, or the policy does not ask (`uses_cached_bytes`).
     """
@@ -218,10 +220,14 @@ class RequestInfo(Struct, frozen=True, gc=False):
     hints: Hints = NO_HINTS
     prefix_hashes: tuple[int, ...] = ()
     cached_bytes: Mapping[str, int] = _NOTHING
+    context_bytes: int | None = None
 
     def rest_bytes(self, address: str) -> int:
-        """Return how much of its body the endpoint has to compute."""
-        return self.body_bytes - self.cached_bytes.get(address, 0)
+        """Return how much of its body the endpoint has to compute, as bytes of text."""
+        rest = self.body_bytes - self.cached_bytes.get(address, 0)
+        if self.context_bytes is not None:
+            return rest * self.context_bytes // self.body_bytes
+        return rest
 
 
 class Wait(Struct, frozen=True):

@@ -435,3 +435,51 @@ def test_a_conversation_returns_until_its_endpoint_is_too_busy() -> None:
 
     assert set(later[:10]) == {home}
     assert set(later) == {address(1), address(2)}
+
+
+CHAT = "/v1/chat/completions"
+
+
+def listing(*cards: ModelCard) -> Router:
+    """A router over an endpoint that lists these models."""
+    made = router(1, policy="least_harm")
+    made.pool.record_models(address(1), [], now=0.0)
+    made.pool.record_models(address(1), cards, now=0.0)
+    return made
+
+
+@pytest.mark.parametrize("model", ["a", BASE])
+def test_a_body_longer_than_the_context_costs_no_more_than_the_context(model: str) -> None:
+    """An image of a megabyte is some thousand tokens; as text it would empty every cache."""
+    made = listing(ModelCard(BASE, max_model_len=8_000), adapter_card("a"))
+    text = request(None, model=model, path=CHAT, body_bytes=3000, prefix_hashes=(7, 8))
+    made.route(text, now=0.0)
+
+    image = request(None, model=model, path=CHAT, body_bytes=1_000_000, prefix_hashes=(9,))
+    first = routed(made.route(image, now=0.0)).request
+    again = routed(made.route(image, now=0.0)).request
+
+    assert (first.body_bytes, first.rest_bytes(address(1))) == (1_000_000, 32_000)
+    assert again.rest_bytes(address(1)) == 31_967  # of 998,976 bytes
+    assert made.pool.beginnings.find(text) == {address(1): 2048}
+
+
+@pytest.mark.parametrize(
+    ("path", "body_bytes", "max_model_len"),
+    [(CHAT, 32_000, 8_000), (CHAT, 1_000_000, None), ("/v1/completions", 1_000_000, 8_000)],
+)
+def test_other_bodies_cost_what_they_are_long(
+    path: str, body_bytes: int, max_model_len: int | None
+) -> None:
+    """That of completions may have many prompts."""
+    made = listing(ModelCard(BASE, max_model_len=max_model_len), adapter_card("a"))
+    asked = request(None, model="a", path=path, body_bytes=body_bytes)
+
+    assert routed(made.route(asked, now=0.0)).request.rest_bytes(address(1)) == body_bytes
+
+
+def test_an_adapter_of_an_unlisted_base_model_has_an_unknown_context() -> None:
+    made = listing(adapter_card("a"))
+    asked = request(None, model="a", path=CHAT, body_bytes=1_000_000)
+
+    assert routed(made.route(asked, now=0.0)).request.rest_bytes(address(1)) == 1_000_000

@@ -155,7 +155,7 @@ class LeastHarm:
         `terms` has the same as separate numbers; here most endpoints need no more than the first
         three.
         """
-        adapter, num_bytes, pending_s = request.adapter, request.body_bytes, self.pending_s
+        adapter, num_bytes, pending_s = request.adapter, request.rest_bytes(""), self.pending_s
         has_cached = bool(request.cached_bytes)
         late_from_s = LATE_RATIO * self._objective_s(request)
         openings = [] if adapter is None else self._openings(adapter, views)
