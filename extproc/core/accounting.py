@@ -205,9 +205,9 @@ class Accounting:
 
 def _has_run(completion: Completion) -> bool:
     """Return whether the engine can have worked on the request: reached, and not refused."""
-    if completion.status == _NOT_FOUND:
-        return False
-    return completion.first_byte_s is not None or completion.outcome is Outcome.CANCELLED
+    if completion.outcome is Outcome.CANCELLED:
+        return completion.status != _NOT_FOUND  # 499 is not the endpoint's
+    return completion.first_byte_s is not None and not 400 <= completion.status < 500
 
 
 def _engine_ttft_s(completion: Completion, flight: InFlight) -> float | None:

@@ -145,6 +145,10 @@ def test_an_adapter_was_used_up_to_the_end_of_its_request_not_to_the_news_of_it(
     [
         ({}, True),
         ({"status": 404}, False),
+        ({"status": 400}, False),  # too long for the model, for instance
+        ({"status": 429}, False),
+        ({"status": 499, "outcome": Outcome.CANCELLED}, True),
+        ({"status": 404, "outcome": Outcome.CANCELLED}, False),
         ({"status": 503, "outcome": Outcome.FAILED, "first_byte_s": None}, False),
         ({"status": 503, "outcome": Outcome.FAILED}, True),
         ({"status": 0, "outcome": Outcome.CANCELLED, "first_byte_s": None}, True),
