@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from extproc.core import rejections
 from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import SMALL_BYTES, JsonReader
+from extproc.core.jsonmodel import SMALL_BYTES, JsonReader, is_cut_off
 from extproc.core.multipart import FormReader
 from extproc.core.openai import check_model
 from extproc.core.routes import NO_PATH, RESPONSES_PATH, Route, RouteKind
@@ -25,6 +25,10 @@ MAX_ECHO_BYTES = 62_000
 CHUNK_OVERHEAD_BYTES = 48
 """Memory that a kept chunk takes besides its bytes (CPython: 33 for the object, 8 for its place): a
 client may send two bytes at a time."""
+
+
+MAX_LOOKS = 8
+"""At a body that may be whole without a sign of it; from then on it is read in slices."""
 
 
 class BodyReader:
@@ -45,7 +49,16 @@ class BodyReader:
 
     __slots__ = (
         *("_allows_stored", "_at", "_content_type", "_early_bytes", "_is_echoed", "_is_gathering"),
-        *("_kept", "_max_bytes", "_num_done", "_num_joined", "_reader", "_route", "_settled"),
+        *(
+            "_kept",
+            "_max_bytes",
+            "_num_done",
+            "_num_joined",
+            "_num_looks",
+            "_reader",
+            "_route",
+            "_settled",
+        ),
         *("_unread", "held_bytes", "num_bytes"),
     )
 
@@ -72,6 +85,7 @@ class BodyReader:
         self._num_done = 0
         self._num_joined = 1  # chunks that the first unread one was made of
         self._is_gathering = route.kind is not RouteKind.INFERENCE_FORM
+        self._num_looks = 0
         self._settled: str | None = None
         self.num_bytes = self.held_bytes = 0
 
@@ -122,7 +136,10 @@ class BodyReader:
         """Return whether to wait for more; not where only trailers may follow."""
         if self.num_bytes >= min(SMALL_BYTES, self._early_bytes):
             return False
-        return self._is_echoed or not bytes(self._unread[-1]).rstrip().endswith(b"}")
+        if self._is_echoed or not bytes(self._unread[-1]).rstrip().endswith(b"}"):
+            return True
+        self._num_looks += 1
+        return self._num_looks <= MAX_LOOKS and is_cut_off(b"".join(self._unread))
 
     def _gather(self) -> None:
         """Join the chunks so far: the reader reads a small body as a whole."""

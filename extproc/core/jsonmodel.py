@@ -76,6 +76,17 @@ class _Members(msgspec.Struct, gc=False):
 _decode_members = msgspec.json.Decoder(_Members).decode
 
 
+def is_cut_off(data: bytes) -> bool:
+    """Return whether so much of a small body is fine as far as it goes, and its end is missing."""
+    try:
+        _decode_members(data)
+    except msgspec.DecodeError as error:
+        return str(error) == "Input data was truncated"
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
 class JsonReader(SliceReader):
     """One body, slice by slice. Keeps at most one unfinished key or model name of it.
 

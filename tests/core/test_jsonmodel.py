@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from extproc.core import jsonmodel
 from extproc.core.errors import RequestError
-from extproc.core.jsonmodel import MAX_MEMBERS, SMALL_BYTES, JsonReader
+from extproc.core.jsonmodel import MAX_MEMBERS, SMALL_BYTES, JsonReader, is_cut_off
 from extproc.core.openai import MAX_MODEL_BYTES
 from extproc.core.slices import SLICE_BYTES, WORK_PER_PASS
 from extproc.core.types import Reason
@@ -416,3 +416,19 @@ class TestCost:
                 assert read(dense(size + 3000) + ENDINGS["accepted"]).result() == "a"
 
         assert set(sizes) == {len('"a"')}
+
+
+@given(st.lists(st.text(), max_size=3), st.data())
+def test_a_body_that_is_cut_anywhere_is_cut_off_and_a_whole_one_is_not(
+    texts: list[str], data: st.DataObject
+) -> None:
+    whole = json.dumps({"model": "a", "messages": [{"content": each} for each in texts]}).encode()
+    at = data.draw(st.integers(1, len(whole) - 1))
+
+    assert is_cut_off(whole[:at])
+    assert not is_cut_off(whole)
+
+
+@pytest.mark.parametrize("body", [b'{"model":1}', b'{"a":' + b"[" * 100_000 + b"}", b"{]}", b"{}}"])
+def test_a_body_that_msgspec_refuses_is_not_cut_off(body: bytes) -> None:
+    assert not is_cut_off(body)

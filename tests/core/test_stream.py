@@ -983,6 +983,21 @@ def test_a_body_that_is_not_small_has_no_hashes() -> None:
     assert hashes_of(mode=DUPLEX, prompt="x" * jsonmodel.SMALL_BYTES) == ()
 
 
+@pytest.mark.parametrize(("num_braces", "num_hashes"), [(0, 2), (7, 2), (8, 0)])
+def test_a_streamed_body_has_hashes_wherever_it_is_cut(num_braces: int, num_hashes: int) -> None:
+    """A brace at the end of a chunk may be that of the body; after eight others nobody looks."""
+    exchange = begin()
+    exchange.dispatcher.uses_prefix_hashes = True
+    whole = body(messages=[{"content": "x" * 2100}] + [{"n": 1}] * num_braces)
+    chunks = [f"{each}}}".encode() for each in whole.decode().split("}")[:-1]]
+    assert b"".join(chunks) == whole
+
+    exchange.tell(request_headers(**STREAMED), *(m.RequestBody(each, False) for each in chunks))
+
+    [asked] = exchange.dispatcher.routed
+    assert len(asked.prefix_hashes) == num_hashes
+
+
 def test_a_held_request_keeps_nothing_of_its_prompt() -> None:
     exchange = begin()
     exchange.dispatcher.num_waits = 1
