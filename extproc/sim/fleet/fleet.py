@@ -175,7 +175,7 @@ class Fleet:
         pod = self.pods.get(pick.address)
         model = flight.arrival.adapter or BASE_MODEL
         if pod is None or model not in pod.registered:
-            flight.has_run = False
+            flight.has_run, flight.was_unknown = False, pod is not None
             flight.end(FlightState.FAILED, self.now)
             self.routers[flight.router].ended.append(flight)
             return
@@ -207,6 +207,9 @@ class Fleet:
             self._read_page(router, pod)
             again_s = self.now + self.settings.scrape_interval_s
             self._at(again_s, partial(self._scrape, router, pod))
+        else:
+            refused = partial(router.pool.record_unreachable, pod.address)
+            self._at(self.now + self.settings.scrape_delay_s, refused)
 
     def _read_page(self, router: FleetRouter, pod: FleetPod) -> None:
         taken_at_s, seen_s = self.now, router.seen_s.get(pod.address, NEVER_S)
