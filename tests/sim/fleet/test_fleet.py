@@ -254,7 +254,7 @@ def test_a_response_of_one_token_never_appears_on_the_page() -> None:
     ids=["a refused scrape", "a failed request", "discovery"],
 )
 def test_a_lost_pod_takes_its_requests_with_it_and_is_hit_until_the_first_source_tells(
-    settings: dict[str, float], known_s: float
+    settings: dict[str, Any], known_s: float
 ) -> None:
     work = workload(*(arrival(0.1 * number, output_tokens=400) for number in range(60)))
     result = run(work, RoundRobin, num_pods=2, events=[PodLoss(2.0, 0)], **settings)
