@@ -178,10 +178,12 @@ class Accounting:
             )
             return Ending(None, router_of(pick_id) == self._router_id)
         address = completion.address or flight.pick.address
-        if flight.place is not None and flight.group == flight.tracked.group:
-            ttft_s = _engine_ttft_s(completion, flight)
-            if ttft_s is not None:
+        ttft_s = _engine_ttft_s(completion, flight)
+        if ttft_s is not None and flight.group == flight.tracked.group:
+            if flight.place is not None:
                 pool.caches.of(flight.tracked).record_first_token(flight.place, ttft_s)
+            if flight.probe is not None:
+                pool.speeds.record_first_token(flight.tracked, flight.probe, ttft_s)
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
             pool.record_orca(address, load)

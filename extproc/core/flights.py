@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from extproc.core.beginnings import Beginnings, with_cached
 from extproc.core.outliers import Outliers
+from extproc.core.speeds import probe_of
 from extproc.core.told import PickObserver, Told
 from extproc.core.tracked import InFlight, Tracked
 from extproc.core.types import Pick
@@ -62,7 +63,11 @@ class Flights:
         adapter = tracked.adapter_of(pick)
         place = tracked.place_of(pick.request, adapter)
         kept = with_cached(pick, pick.request.cached_bytes)
-        self._count(InFlight(kept, now, tracked, adapter, place=place, group=tracked.group), now)
+        probe = probe_of(tracked, kept.request, adapter, now=now)
+        flight = InFlight(
+            kept, now, tracked, adapter, place=place, group=tracked.group, probe=probe
+        )
+        self._count(flight, now)
         if pick.request.request_id:
             self._by_request_id[pick.request.request_id] = pick.id
 

@@ -22,6 +22,7 @@ from extproc.core.cpucaches import CpuCaches
 from extproc.core.flights import Flights
 from extproc.core.modelindex import ModelIndex, card_to_keep
 from extproc.core.outliers import Outliers, OutlierSettings
+from extproc.core.speeds import Speeds
 from extproc.core.told import Told
 from extproc.core.tracked import InFlight, Tracked, is_restart
 from extproc.core.traits import PoolSettings
@@ -35,6 +36,7 @@ class Pool:
 
     Attributes:
         caches: The sizes of their CPU caches.
+        speeds: Learns their costs.
         beginnings: Of prompts, in their KV caches.
         flights: Our picks there; `told` has other routers'.
     """
@@ -44,6 +46,7 @@ class Pool:
     ) -> None:
         self._settings = settings or PoolSettings()
         self.caches = CpuCaches(self._settings)
+        self.speeds = Speeds()
         self.beginnings = Beginnings()
         self.outliers = Outliers(outliers)
         self._tracked: dict[str, Tracked] = {}
@@ -62,6 +65,7 @@ class Pool:
         for tracked in self._tracked.values():
             tracked.describe(tracked.endpoint, settings)
         self.caches.configure(settings, self._tracked.values())
+        self.speeds.set_endpoints(self._tracked.values())
 
     def set_num_routers(self, num_routers: int) -> None:
         """Record how many routers use these endpoints, this one included."""
@@ -77,6 +81,7 @@ class Pool:
         gone = [each for address, each in self._tracked.items() if address not in tracked]
         self._tracked = tracked
         self.caches.set_endpoints(tracked.values())
+        self.speeds.set_endpoints(tracked.values())
         self.outliers.set_endpoints(tracked)
         for each in gone:
             each.kv_cache.lose()
