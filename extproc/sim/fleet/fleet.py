@@ -251,7 +251,7 @@ class Fleet:
 
     def _let_tell(self, router: FleetRouter, delay_s: float, rng: random.Random) -> None:
         """Let a router tell the others its picks."""
-        router.pool.observer = FleetTelling(
+        router.pool.flights.observer = FleetTelling(
             router.id,
             [other for other in self.routers if other is not router],
             later=lambda wait_s, tell: self._at(self.now + wait_s, lambda: tell(now=self.now)),

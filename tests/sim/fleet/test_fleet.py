@@ -97,7 +97,7 @@ def test_every_request_has_exactly_one_final_state(
     for pod in fleet.pods.values():
         sent = [f for f in result.flights if f.pod == pod.address and f.has_run]
         assert pod.engine.counters.num_submitted == len(sent)
-    unheard = sum(router.pool.num_in_flight for router in fleet.routers)
+    unheard = sum(len(router.pool.flights) for router in fleet.routers)
     assert in_pods <= unheard <= sum(bool(flight.pod) for flight in result.flights)
 
 
