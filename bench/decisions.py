@@ -111,7 +111,7 @@ def _fill(fleet: Fleet) -> Iterator[Pick]:
             request = fleet.request(f"{address}/{number}", _START_S)
             request = replace(request, adapter=request.model)
             pick = Pick(f"first-{address}-{number}", request, (address,), "first", "first")
-            fleet.pool.start(pick, now=_START_S)
+            fleet.pool.flights.start(pick, now=_START_S)
             fleet.active[address][request.model] += 1
             yield pick
         report = fleet.report(address, _START_S)
@@ -119,7 +119,7 @@ def _fill(fleet: Fleet) -> Iterator[Pick]:
 
 
 def _end(fleet: Fleet, pick: Pick, now: float) -> None:
-    fleet.pool.finish(pick.id, now=now)
+    fleet.pool.flights.finish(pick.id, now=now)
     active = fleet.active[pick.address]
     active[pick.request.model] -= 1
     if not active[pick.request.model]:

@@ -141,7 +141,7 @@ class Service:
         self.pool.record_models(address(number), decode_models(models), now=self.now)
         report = parse_report(page, VLLM)
         self.pool.record_report(address(number), report, taken_at_s=self.now)
-        self.pool.reconcile(address(number), now=self.now, grace_s=0.0)
+        self.pool.flights.reconcile(address(number), now=self.now, grace_s=0.0)
         load = parse_orca(orca)
         if load is not None:
             self.pool.record_orca(address(number), load)

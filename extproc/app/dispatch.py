@@ -67,7 +67,7 @@ class Dispatcher:
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
         """Move a pick to the endpoint that served it according to the data plane."""
-        self.router.pool.move(pick.id, address, now=now)
+        self.router.pool.flights.move(pick.id, address, now=now)
 
     def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
         """Return the body of `GET /v1/models`."""

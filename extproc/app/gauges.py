@@ -34,7 +34,7 @@ def add_gauges(
     completions, eds, observers = services.completions, services.eds, services.observers
     add("ready", "Accepts requests: synced, and not draining", is_ready)
     add("streams_active", "Open ext_proc streams", lambda: processor.num_open)
-    add("picks_in_flight", "Picks that have not ended", lambda: pool.num_in_flight)
+    add("picks_in_flight", "Picks that have not ended", lambda: len(pool.flights))
     telemetry.add_gauges(
         "endpoint_oldest_in_flight_seconds",
         "Age of the oldest pick that has not ended",

@@ -57,7 +57,7 @@ class Telling:
 
     def begin(self) -> None:
         """Observe the pool, and tell over all links from now on."""
-        self._pool.observer, self._peers.in_flight = self, self._in_flight
+        self._pool.flights.observer, self._peers.in_flight = self, self._in_flight
         self._peers.on_tidings, self._peers.on_gone = self._hear, self._forget
         self._peers.on_owing = self._schedule
 
@@ -103,7 +103,7 @@ class Telling:
 
     def _in_flight(self) -> list[ToldPick]:
         now = self._clock()
-        return [_flying(flight, now) for flight in self._pool.flights()]
+        return [_flying(flight, now) for flight in self._pool.flights]
 
     def add_metrics(self, telemetry: Telemetry) -> None:
         """Register the metrics of what routers tell each other."""

@@ -45,7 +45,8 @@ class PodTraits(Section):
         le=100_000_000,
         allow_inf_nan=False,
         description="Prompt tokens that a pod computes in a second; none means 24,000, an 8B model "
-        "on an H100. For policies that weigh pods by it (`least_harm`). Live.",
+        "on an H100. Policies that weigh pods by it (`least_harm`) begin with that, until more is "
+        "learned. Live.",
     )
     cold_load_s: float | None = Field(
         None,

@@ -157,8 +157,8 @@ class Accounting:
     def complete(self, completion: Completion, *, now: float) -> Ending:
         """Record an entry of the access log that arrives at `now`."""
         pool = self._pool
-        pick_id = completion.pick_id or pool.pick_id_of(completion.request_id) or ""
-        flight = pool.finish(
+        pick_id = completion.pick_id or pool.flights.pick_id_of(completion.request_id) or ""
+        flight = pool.flights.finish(
             pick_id,
             now=now - completion.lag_s,
             reported_at_s=now,
@@ -178,10 +178,12 @@ class Accounting:
             )
             return Ending(None, router_of(pick_id) == self._router_id)
         address = completion.address or flight.pick.address
-        if flight.place is not None and flight.group == flight.tracked.group:
-            ttft_s = _engine_ttft_s(completion, flight)
-            if ttft_s is not None:
+        ttft_s = _engine_ttft_s(completion, flight)
+        if ttft_s is not None and flight.group == flight.tracked.group:
+            if flight.place is not None:
                 pool.caches.of(flight.tracked).record_first_token(flight.place, ttft_s)
+            if flight.probe is not None:
+                pool.speeds.record_first_token(flight.tracked, flight.probe, ttft_s)
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
             pool.record_orca(address, load)
@@ -192,15 +194,15 @@ class Accounting:
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
         """End a pick whose stream saw the end. Return False if it had ended before."""
         has_run = outcome is not Outcome.FAILED
-        return self._pool.finish(pick.id, now=now, has_run=has_run) is not None
+        return self._pool.flights.finish(pick.id, now=now, has_run=has_run) is not None
 
     def reconcile(self, address: str, *, now: float) -> list[InFlight]:
         """End the picks that the endpoint's last report does not account for; return them."""
-        return self._pool.reconcile(address, now=now, grace_s=self.grace_s)
+        return self._pool.flights.reconcile(address, now=now, grace_s=self.grace_s)
 
     def expire(self, *, now: float) -> list[InFlight]:
         """End the picks in flight for longer than `max_age_s`; return them."""
-        return self._pool.expire(now=now, max_age_s=self._settings.max_age_s)
+        return self._pool.flights.expire(now=now, max_age_s=self._settings.max_age_s)
 
 
 def _has_run(completion: Completion) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from enum import Enum, auto
 
 from msgspec import Struct
 
@@ -33,3 +34,18 @@ class Costs(Struct, frozen=True):
 
 
 DEFAULT = Costs()
+
+
+class Load(Enum):
+    """Whether an adapter has to be loaded, and from where."""
+
+    NONE = auto()
+    CACHED = auto()
+    COLD = auto()
+
+
+class Probe(Struct, frozen=True):
+    """What a first token tells of: so many bytes of a prompt, and a load."""
+
+    prompt_bytes: int
+    load: Load

@@ -14,19 +14,19 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
 
 from msgspec.structs import replace
 
-from extproc.core.beginnings import Beginnings, with_cached
+from extproc.core.beginnings import Beginnings
 from extproc.core.cpucaches import CpuCaches
+from extproc.core.flights import Flights
 from extproc.core.modelindex import ModelIndex, card_to_keep
 from extproc.core.outliers import Outliers, OutlierSettings
-from extproc.core.told import PickObserver, Told
+from extproc.core.speeds import Speeds
+from extproc.core.told import Told
 from extproc.core.tracked import InFlight, Tracked, is_restart
 from extproc.core.traits import PoolSettings
-from extproc.core.types import Endpoint, LoadReport, ModelCard, Pick, Snapshot
-from extproc.core.verdicts import Verdict, verdicts
+from extproc.core.types import Endpoint, LoadReport, ModelCard, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]
 
@@ -36,7 +36,9 @@ class Pool:
 
     Attributes:
         caches: The sizes of their CPU caches.
+        speeds: Learns their costs.
         beginnings: Of prompts, in their KV caches.
+        flights: Our picks there; `told` has other routers'.
     """
 
     def __init__(
@@ -44,15 +46,15 @@ class Pool:
     ) -> None:
         self._settings = settings or PoolSettings()
         self.caches = CpuCaches(self._settings)
+        self.speeds = Speeds()
         self.beginnings = Beginnings()
         self.outliers = Outliers(outliers)
         self._tracked: dict[str, Tracked] = {}
-        self._flights: dict[str, InFlight] = {}
-        self._by_request_id: dict[str, str] = {}
         self._models = ModelIndex()
-        self._num_routers = 1
-        self.told = Told(lambda address: self._tracked.get(address))
-        self.observer: PickObserver | None = None
+        self.told = Told(self._find)
+        self.flights = Flights(
+            self._find, told=self.told, beginnings=self.beginnings, outliers=self.outliers
+        )
 
     # --- reports ----------------------------------------------------------------------------
 
@@ -63,10 +65,11 @@ class Pool:
         for tracked in self._tracked.values():
             tracked.describe(tracked.endpoint, settings)
         self.caches.configure(settings, self._tracked.values())
+        self.speeds.set_endpoints(self._tracked.values())
 
     def set_num_routers(self, num_routers: int) -> None:
         """Record how many routers use these endpoints, this one included."""
-        self._num_routers = num_routers
+        self.flights.num_routers = num_routers
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the set of endpoints; those that stay keep their state."""
@@ -78,6 +81,7 @@ class Pool:
         gone = [each for address, each in self._tracked.items() if address not in tracked]
         self._tracked = tracked
         self.caches.set_endpoints(tracked.values())
+        self.speeds.set_endpoints(tracked.values())
         self.outliers.set_endpoints(tracked)
         for each in gone:
             each.kv_cache.lose()
@@ -170,126 +174,7 @@ class Pool:
         )
         tracked.view = None
 
-    # --- accounting -------------------------------------------------------------------------
-
-    def start(self, pick: Pick, *, now: float) -> None:
-        """Count a request that is sent to `pick.address` now, which must be in the pool."""
-        tracked = self._tracked[pick.address]
-        adapter = tracked.adapter_of(pick)
-        place = tracked.place_of(pick.request, adapter)
-        kept = with_cached(pick, pick.request.cached_bytes)
-        self._count(InFlight(kept, now, tracked, adapter, place=place, group=tracked.group), now)
-        if pick.request.request_id:
-            self._by_request_id[pick.request.request_id] = pick.id
-
-    def move(self, pick_id: str, address: str, *, now: float) -> bool:
-        """Count a pick at `address` instead: the data plane fell back to another endpoint.
-
-        Return False if it does not move: not in flight, already there, or the address unknown.
-        """
-        flight, tracked = self._flights.get(pick_id), self._tracked.get(address)
-        if flight is None or tracked is None or tracked is flight.tracked:
-            return False
-        flight.tracked.end(flight, now=now, has_run=False)
-        flight.tracked.prompts.bound(now)
-        self._judge(flight, {}, now=now)
-        request = flight.pick.request
-        self.beginnings.drop(request, flight.tracked.kv_cache)
-        pick = with_cached(flight.pick, self.beginnings.find(request), address)
-        self._count(InFlight(pick, flight.started_at_s, tracked, tracked.adapter_of(pick)), now)
-        return True
-
-    def finish(
-        self,
-        pick_id: str,
-        *,
-        now: float,
-        reported_at_s: float | None = None,
-        has_run: bool = True,
-        verdict: Verdict = Verdict.NONE,
-        address: str = "",
-        num_attempts: int = 1,
-    ) -> InFlight | None:
-        """End a pick's accounting; return None if it is not in flight: ended before, or not ours.
-
-        The request ended at `now`, which was reported at `reported_at_s` (None for `now`).
-        `has_run` is False if the endpoint's engine cannot have worked on it (refused, not reached).
-        For the rest see `verdicts`.
-        """
-        flight = self._flights.pop(pick_id, None)
-        if flight is None:
-            return None
-        request = flight.pick.request
-        if self._by_request_id.get(request.request_id) == pick_id:
-            del self._by_request_id[request.request_id]
-        judged = verdicts(flight.pick, verdict, address=address, num_attempts=num_attempts)
-        # An endpoint that came back under the address has not served it.
-        is_elsewhere = address != flight.tracked.endpoint.address
-        served = self._tracked.get(address, flight.tracked) if is_elsewhere else flight.tracked
-        has_run_here = has_run and served is flight.tracked
-        flight.tracked.end(flight, now=now, has_run=has_run_here)
-        flight.tracked.prompts.bound(now if reported_at_s is None else reported_at_s)
-        if not has_run_here:
-            self.beginnings.drop(request, flight.tracked.kv_cache)
-        if served is not flight.tracked:
-            served.note(served.adapter_of(flight.pick), now=now, has_run=has_run)
-            if has_run:
-                served.kv_cache.computed_bytes += request.rest_bytes(address)
-                self.beginnings.add(request, served.kv_cache)
-        if self.observer is not None:
-            self.observer.ended(pick_id, now=now, has_run=has_run_here)
-        self._judge(flight, judged, now=now, reported_at_s=reported_at_s)
-        return flight
-
-    def pick_id_of(self, request_id: str) -> str | None:
-        """Return the newest pick in flight with this `x-request-id`."""
-        return self._by_request_id.get(request_id)
-
-    def expire(self, *, now: float, max_age_s: float) -> list[InFlight]:
-        """Finish every pick older than `max_age_s`; return them, oldest first.
-
-        Other routers' picks end by an age of their own.
-        """
-        self.told.expire(now=now)
-        flights = self._flights.values()
-        old = list(takewhile(lambda each: now - each.started_at_s > max_age_s, flights))
-        for flight in old:
-            self.finish(flight.pick.id, now=now, has_run=False)
-        return old
-
-    def reconcile(self, address: str, *, now: float, grace_s: float) -> list[InFlight]:
-        """Finish the oldest picks, as many as the endpoint's last report does not account for.
-
-        A pick younger than `grace_s` when the report was taken may not have arrived there yet and
-        is not judged. Other routers' picks end first: of ours we know the end.
-        """
-        tracked = self._tracked.get(address)
-        if tracked is None or tracked.report is None or tracked.reported_at_s is None:
-            return []
-        report, at_s = tracked.report, tracked.reported_at_s
-        total = report.num_running + report.num_waiting
-        old = []
-        for flight in tracked.flights.values():
-            if at_s - flight.started_at_s < grace_s:
-                break
-            old.append(flight)
-        if tracked.others.flights:
-            self.told.reconcile(tracked, total - len(old), told_by_s=at_s - grace_s, now=now)
-        lost = old[: max(0, len(old) - total)]
-        for flight in lost:
-            self.finish(flight.pick.id, now=now)
-        return lost
-
     # --- state ------------------------------------------------------------------------------
-
-    @property
-    def num_in_flight(self) -> int:
-        """Picks that have not finished."""
-        return len(self._flights)
-
-    def flights(self) -> Iterable[InFlight]:
-        """Return the picks that have not finished."""
-        return self._flights.values()
 
     def oldest_in_flight_s(self, *, now: float) -> dict[str, float]:
         """Return the age in seconds of each endpoint's oldest unfinished pick, 0 without any."""
@@ -312,42 +197,12 @@ class Pool:
             if view is None or now > tracked.view_expires_s:
                 view = tracked.make_view(now, self._settings, self.outliers)
             views.append(view)
-        return Snapshot(tuple(views), now, self._num_routers)
+        return Snapshot(tuple(views), now, self.flights.num_routers)
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _count(self, flight: InFlight, now: float) -> None:
-        """Count a flight, as a trial if its endpoint is on one."""
-        pick, tracked, address = flight.pick, flight.tracked, flight.tracked.endpoint.address
-        # Routers that do not tell us theirs are assumed to send as much as this one.
-        tracked.prompts.num_alike = max(1, self._num_routers - self.told.num_routers)
-        num_bytes = pick.request.rest_bytes(address) * tracked.prompts.num_alike
-        tracked.queue(flight.adapter, num_bytes, at_s=flight.started_at_s, now=now)
-        self.beginnings.add(pick.request, tracked.kv_cache)
-        trial = self.outliers.begin(address, now=now)
-        flight = replace(flight, trial=trial) if trial else flight
-        self._flights[pick.id] = flight
-        tracked.begin(flight)
-        if self.observer is not None:
-            self.observer.started(pick, address, at_s=flight.started_at_s)
-
-    def _judge(
-        self,
-        flight: InFlight,
-        judged: dict[str, Verdict],
-        *,
-        now: float,
-        reported_at_s: float | None = None,
-    ) -> None:
-        """Report a request's end, and the verdicts on its endpoints, to outlier detection."""
-        counted, at_s = flight.tracked, now if reported_at_s is None else reported_at_s
-        for address, verdict in {counted.endpoint.address: Verdict.NONE, **judged}.items():
-            tracked = self._tracked.get(address)
-            if tracked is None or (tracked is not counted and address == counted.endpoint.address):
-                continue  # it has left, even if another has joined under its address
-            trial = flight.trial if tracked is counted else 0
-            self.outliers.end(address, verdict, now=at_s, ended_s=now, trial=trial)
-            tracked.view = None
+    def _find(self, address: str) -> Tracked | None:
+        return self._tracked.get(address)
 
     def _lists(self) -> Iterable[dict[str, ModelCard] | None]:
         return (tracked.models for tracked in self._tracked.values())

@@ -42,7 +42,7 @@ class Router:
             request = self._known(request, card)
         result = self.picker.pick(snapshot, request)
         if isinstance(result, Pick):
-            self.pool.start(result, now=now)
+            self.pool.flights.start(result, now=now)
         elif isinstance(result, Wait):
             return self._hold(result, request, now)
         return result

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from extproc.core.beginnings import KvCache
 from extproc.core.cachesize import MAX_BODY_BYTES
+from extproc.core.costs import Costs, Probe
 from extproc.core.others import Others, ToldFlight
 from extproc.core.outliers import Outliers
 from extproc.core.prompts import MAX_AGE_S, Prompts
@@ -41,6 +42,7 @@ class InFlight(Struct, frozen=True):
     trial: int = 0  # of outlier detection: the result of `Outliers.begin`
     place: int | None = None  # of its adapter there, where its first token tells (`cachesize`)
     group: str = ""  # of the endpoint when it was picked
+    probe: Probe | None = None  # of the endpoint's costs, where its first token tells (`speeds`)
 
 
 class Tracked:
@@ -94,6 +96,11 @@ class Tracked:
             self.group, self.traits, self.prompts.costs = group, traits, traits.costs
             sizes = {"max_loras": traits.max_loras, "max_cpu_loras": traits.max_cpu_loras}
             self.residency.configure(**sizes)
+
+    def set_costs(self, costs: Costs) -> None:
+        """Replace the costs that were configured or learned before."""
+        if costs != self.prompts.costs:
+            self.prompts.costs, self.view = costs, None
 
     def answered(
         self, outliers: Outliers, asked_at_s: float, *, now: float, restarted: bool = False

@@ -23,6 +23,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
+from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.prices import chosen_terms
 from extproc.core.types import EndpointView, Outcome, Pick, Reason, Rejection, Snapshot, Wait
 from extproc.shell.counters import CappedLabel, Counter, Histogram
@@ -249,6 +250,21 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
         "endpoint_kv_usage_ratio",
         "Part of the KV cache in use",
         lambda view: view.kv_usage_ratio if view.is_known else None,
+    ),
+    (
+        "endpoint_prefill_tokens_per_second",
+        "Speed at which prompts are taken to be computed there, as configured or learned",
+        lambda view: 1 / (view.costs.prompt_s_per_byte * BYTES_PER_TOKEN),
+    ),
+    (
+        "endpoint_cold_load_seconds",
+        "Time that loading an adapter from disk is taken to need there, likewise",
+        lambda view: view.costs.cold_load_s,
+    ),
+    (
+        "endpoint_cached_load_seconds",
+        "Time that loading an adapter from the CPU cache is taken to need there, likewise",
+        lambda view: view.costs.cached_load_s,
     ),
 )
 

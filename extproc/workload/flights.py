@@ -34,6 +34,7 @@ class Flight:
         scheduled_s: Start of the first engine step that ran it.
         first_token_s: End of the step that produced its first token.
         has_run: False if its pod was gone or did not serve the model.
+        was_unknown: The pod answered that it does not serve the model: 404.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Flight:
     first_token_s: float | None = None
     ended_s: float | None = None
     has_run: bool = True
+    was_unknown: bool = False
 
     def end(self, state: FlightState, now: float) -> None:
         """Enter a final state at `now`."""

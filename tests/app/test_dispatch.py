@@ -72,4 +72,4 @@ def test_picks_without_a_reported_end_count_as_expired() -> None:
     scene.endings.tick(now=9999.0)
 
     assert counted(scene, Outcome.EXPIRED) == 2.0
-    assert scene.pool.num_in_flight == 0
+    assert len(scene.pool.flights) == 0

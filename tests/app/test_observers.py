@@ -49,7 +49,7 @@ def serve(scene: Scene) -> None:
     dispatcher.route(ASKED, now=0.0)
     endings.tick(now=9999.0)
     assert endings.complete(completion("r-unknown"))
-    assert scene.pool.num_in_flight == 0
+    assert len(scene.pool.flights) == 0
 
 
 @pytest.mark.parametrize("broken", ["telemetry", "decisions", "attainment"])

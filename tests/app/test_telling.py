@@ -50,11 +50,11 @@ class Teller:
 
     def pick(self, id: int, number: int = 1) -> str:
         made = pick(f"{self.id}-{id}", number, info=request("a", body_bytes=100))
-        self.pool.start(made, now=time.monotonic())
+        self.pool.flights.start(made, now=time.monotonic())
         return made.id
 
     def end(self, pick_id: str) -> None:
-        assert self.pool.finish(pick_id, now=time.monotonic()) is not None
+        assert self.pool.flights.finish(pick_id, now=time.monotonic()) is not None
 
     def counts(self) -> list[tuple[int, int, int]]:
         """Of each endpoint: ours, others', and both for the adapter."""
@@ -136,7 +136,7 @@ async def test_a_pick_that_another_pod_serves_is_counted_there_by_the_other() ->
     async with linked() as (near, far):
         moved = near.pick(1, 1)
         await eventually(lambda: far.counts() == [(0, 1, 1), (0, 0, 0)])
-        near.pool.move(moved, address(2), now=time.monotonic())
+        near.pool.flights.move(moved, address(2), now=time.monotonic())
         await eventually(lambda: far.counts() == [(0, 0, 0), (0, 1, 1)])
         near.end(moved)
         await eventually(lambda: far.counts() == [(0, 0, 0)] * 2)
@@ -172,7 +172,7 @@ async def test_what_is_told_is_in_the_metrics() -> None:
 async def test_a_router_without_peers_observes_nothing() -> None:
     alone = Teller("aa", is_alone=True)
 
-    assert alone.pool.observer is None
+    assert alone.pool.flights.observer is None
 
 
 class Later:
@@ -228,11 +228,11 @@ def told_by(call: FakeCall) -> list[peers_pb2.StartedPick]:
 def test_a_pick_is_told_with_its_age_whether_it_is_new_or_under_way() -> None:
     later, call, clock = Later(), FakeCall(), Clock()
     pool, _, service, _ = teller(later, clock)
-    pool.start(pick("aa-1"), now=0.0)
+    pool.flights.start(pick("aa-1"), now=0.0)
     clock.now = 2.0
     link(service, call)
     later.run()
-    pool.start(pick("aa-2"), now=clock.now)
+    pool.flights.start(pick("aa-2"), now=clock.now)
     clock.now = 2.5
     later.run()
 
@@ -242,7 +242,7 @@ def test_a_pick_is_told_with_its_age_whether_it_is_new_or_under_way() -> None:
 def test_a_router_that_links_soon_after_another_is_told_as_soon_as_it_may() -> None:
     later, first, second, clock = Later(), FakeCall(), FakeCall(), Clock()
     pool, _, service, _ = teller(later, clock)
-    pool.start(pick("aa-1"), now=0.0)
+    pool.flights.start(pick("aa-1"), now=0.0)
     link(service, first)
     later.run()
     link(service, second, b"cc")
@@ -258,8 +258,8 @@ def test_a_router_that_links_soon_after_another_is_told_as_soon_as_it_may() -> N
 def test_while_nobody_listens_nothing_is_collected_and_no_timer_runs() -> None:
     later = Later()
     pool, _, _, _ = teller(later)
-    pool.start(pick("aa-1"), now=0.0)
-    pool.finish("aa-1", now=0.0)
+    pool.flights.start(pick("aa-1"), now=0.0)
+    pool.flights.finish("aa-1", now=0.0)
 
     assert later.due == []
 
@@ -271,8 +271,8 @@ def test_what_comes_together_is_told_together_and_then_the_timer_rests() -> None
     later.run()
     num_before = len(call.sent)
     for number in range(5):
-        pool.start(pick(f"aa-{number}"), now=0.0)
-    pool.finish("aa-0", now=0.0)
+        pool.flights.start(pick(f"aa-{number}"), now=0.0)
+    pool.flights.finish("aa-0", now=0.0)
     assert (len(later.due), len(call.sent)) == (1, num_before)
     later.run()
 
@@ -285,11 +285,11 @@ def test_a_pick_after_a_pause_is_told_at_once_and_the_next_a_moment_later() -> N
     link(service, FakeCall())
     later.run()
     clock.now = 5.0
-    pool.start(pick("aa-1"), now=5.0)
+    pool.flights.start(pick("aa-1"), now=5.0)
     assert later.rest_s == 0.0
     later.run()
     clock.now = 5.0005
-    pool.start(pick("aa-2"), now=5.0005)
+    pool.flights.start(pick("aa-2"), now=5.0005)
 
     assert later.rest_s == pytest.approx(FLUSH_S - 0.0005)
 
@@ -300,13 +300,13 @@ def test_picks_beyond_the_most_that_wait_are_dropped_and_counted() -> None:
     link(service, FakeCall())
     later.run()
     for number in range(MAX_WAITING + 3):
-        pool.start(pick(f"aa-{number}"), now=0.0)
+        pool.flights.start(pick(f"aa-{number}"), now=0.0)
     assert telling.num_dropped == 3
     later.run()
-    pool.finish("aa-0", now=0.0)
+    pool.flights.finish("aa-0", now=0.0)
 
     assert telling.num_dropped == 3
-    assert pool.num_in_flight == MAX_WAITING + 2
+    assert len(pool.flights) == MAX_WAITING + 2
 
 
 def test_after_a_drop_the_others_count_what_is_in_flight_and_nothing_else() -> None:
@@ -316,17 +316,17 @@ def test_after_a_drop_the_others_count_what_is_in_flight_and_nothing_else() -> N
     link(service, call)
     later.run()
     for number in range(MAX_WAITING):
-        pool.start(pick(f"aa-{number}"), now=0.0)
+        pool.flights.start(pick(f"aa-{number}"), now=0.0)
     later.run()
     clock.now = BEGIN_INTERVAL_S
     for number in range(MAX_WAITING + 3):
-        pool.start(pick(f"aa-{MAX_WAITING + number}"), now=1.0)
+        pool.flights.start(pick(f"aa-{MAX_WAITING + number}"), now=1.0)
     for number in range(2 * MAX_WAITING):
-        pool.finish(f"aa-{number}", now=1.0)
+        pool.flights.finish(f"aa-{number}", now=1.0)
     later.run()
     hear(call, far)
 
-    assert far.told.num_in_flight == pool.num_in_flight == 3
+    assert far.told.num_in_flight == len(pool.flights) == 3
     assert later.due == []
 
 
@@ -356,8 +356,8 @@ def test_a_link_that_fails_is_counted_and_no_request_notices() -> None:
     link(service, call)
     later.run()
     call.is_broken = True
-    pool.start(pick("aa-1"), now=0.0)
+    pool.flights.start(pick("aa-1"), now=0.0)
     later.run()
 
     assert observers.num_errors["telling"] == 1
-    assert pool.finish("aa-1", now=0.0) is not None
+    assert pool.flights.finish("aa-1", now=0.0) is not None

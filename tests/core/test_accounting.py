@@ -33,7 +33,7 @@ class Books:
         adapter = model or None
         info = request(adapter, model=model, request_id="request-1")
         self.pick = pick("r-1", 1, info=info)
-        self.pool.start(self.pick, now=1.0)
+        self.pool.flights.start(self.pick, now=1.0)
 
     def hear(self, **changes: Any) -> Ending:
         return self.accounting.complete(completion(**changes), now=3.0)
@@ -62,7 +62,7 @@ def test_a_completion_ends_its_pick_once() -> None:
     assert first.flight is not None
     assert first.flight.pick is books.pick
     assert second == Ending(None, is_ours=True)
-    assert books.pool.num_in_flight == 0
+    assert len(books.pool.flights) == 0
 
 
 def test_a_completion_that_has_lost_its_pick_is_found_by_its_request() -> None:
@@ -114,7 +114,7 @@ def test_an_entry_that_comes_late_leaves_the_prompts_that_are_ahead_at_that_time
         name = pick_id.replace("2", str(number))
         if name.startswith("r"):
             made = pick(name, 1, info=request(None, body_bytes=96_000))
-            books.pool.start(made, now=3.0)
+            books.pool.flights.start(made, now=3.0)
         else:
             told.start(ToldPick(name, address(1), None, 96_000, 0.0), now=3.0)
     books.hear(pick_id=pick_id, lag_s=2.0)  # heard at 3.0
@@ -127,13 +127,13 @@ def test_what_another_router_picked_is_not_ours(pick_id: str) -> None:
     books = Books()
 
     assert books.hear(pick_id=pick_id) == Ending(None, is_ours=False)
-    assert books.pool.num_in_flight == 1
+    assert len(books.pool.flights) == 1
 
 
 def test_an_adapter_was_used_up_to_the_end_of_its_request_not_to_the_news_of_it() -> None:
     books = Books()
     later = pick("r-2", 1, info=request("b"))
-    books.pool.start(later, now=1.0)
+    books.pool.flights.start(later, now=1.0)
     books.accounting.finish(later, Outcome.COMPLETED, now=2.75)
     books.hear(lag_s=0.5)  # heard at 3.0
 
@@ -310,7 +310,7 @@ def heard(
     pool.set_endpoints([endpoint(1), endpoint(2)])
     pool.record_report(address(1), report(max_loras=1), taken_at_s=0.0)
     info = request("a", arrived_at_s=0.5, body_bytes=body_bytes)
-    pool.start(pick("r-1", 1, info=info), now=1.0)
+    pool.flights.start(pick("r-1", 1, info=info), now=1.0)
     pool.set_endpoints([replace(endpoint(1), group=group), endpoint(2)])
     times = {"first_body_byte_s": 0.75, "duration_s": 1.0}
     Accounting(pool, "r").complete(completion(**(times | changes)), now=3.0)

@@ -58,7 +58,7 @@ def view(pool: Pool, *, now: float = 0.0) -> EndpointView:
 
 def start(pool: Pool, id: str = "pick-1", adapter: str | None = "a", *, now: float = 0.0) -> Pick:
     made = pick(id, info=request(adapter, request_id=f"request-of-{id}"))
-    pool.start(made, now=now)
+    pool.flights.start(made, now=now)
     return made
 
 
@@ -102,9 +102,9 @@ def test_an_endpoint_that_left_and_came_back_starts_from_zero() -> None:
     made.set_endpoints([endpoint(1)])
 
     assert (view(made).num_in_flight, view(made).registered) == (0, None)
-    assert made.num_in_flight == 1
-    assert made.finish("pick-1", now=1.0) is not None
-    assert (view(made).num_in_flight, made.num_in_flight) == (0, 0)
+    assert len(made.flights) == 1
+    assert made.flights.finish("pick-1", now=1.0) is not None
+    assert (view(made).num_in_flight, len(made.flights)) == (0, 0)
 
 
 def test_what_is_told_of_a_strange_endpoint_is_ignored() -> None:
@@ -114,10 +114,10 @@ def test_what_is_told_of_a_strange_endpoint_is_ignored() -> None:
     made.record_orca(strange, (0.5, 1))
 
     assert made.record_report(strange, report(), taken_at_s=0.0) is False
-    assert made.reconcile(strange, now=0.0, grace_s=0.0) == []
+    assert made.flights.reconcile(strange, now=0.0, grace_s=0.0) == []
     assert made.registry == {}
     with pytest.raises(KeyError):
-        made.start(pick(number=9), now=0.0)
+        made.flights.start(pick(number=9), now=0.0)
 
 
 # --- reports --------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_names_that_vanish_are_a_restart_where_there_is_no_start_time() -> None:
     made = pool(max_loras=4)
     made.record_models(address(1), cards("a", "b"), now=0.0)
     start(made, adapter="b", now=1.0)
-    made.finish("pick-1", now=2.0)
+    made.flights.finish("pick-1", now=2.0)
     assert view(made).gpu_adapters == ("b", "a")
     made.record_models(address(1), cards("a"), now=3.0)
     made.record_models(address(1), cards("a", "b"), now=4.0)
@@ -274,7 +274,7 @@ def test_names_that_vanish_are_an_unload_where_the_start_time_is_the_same() -> N
     made.record_report(address(1), report(process_start_wall_s=1.0), taken_at_s=0.0)
     made.record_models(address(1), cards("a", "b"), now=0.0)
     start(made, adapter="b", now=1.0)
-    made.finish("pick-1", now=2.0)
+    made.flights.finish("pick-1", now=2.0)
     made.record_models(address(1), cards("b"), now=3.0)
 
     assert view(made).gpu_adapters == ("b",)
@@ -324,11 +324,11 @@ def test_what_a_request_counts_as_on_an_endpoint_is_by_its_own_list(
     made = pool()
     own = [ModelCard("a")] if said_to_be else cards("a")
     made.record_models(address(1), own, now=0.0)
-    made.start(pick("x", info=request(said_to_be, model="a")), now=0.0)
+    made.flights.start(pick("x", info=request(said_to_be, model="a")), now=0.0)
     assert (view(made).num_pending, view(made).pending("a")) == (1, counted)
 
     made.record_models(address(1), cards("a") if said_to_be else [ModelCard("a")], now=1.0)
-    made.finish("x", now=2.0)
+    made.flights.finish("x", now=2.0)
     assert (view(made).num_pending, view(made).pending("a")) == (0, 0)
 
 
@@ -337,8 +337,8 @@ def test_what_a_request_counts_as_on_an_endpoint_is_by_its_own_list(
 
 def refuses(pool: Pool, number: int = 1, *, now: float = 0.0) -> None:
     """A request there finds no connection."""
-    pool.start(pick("refused", number), now=now)
-    pool.finish("refused", now=now, has_run=False, verdict=Verdict.UNREACHABLE)
+    pool.flights.start(pick("refused", number), now=now)
+    pool.flights.finish("refused", now=now, has_run=False, verdict=Verdict.UNREACHABLE)
 
 
 def test_that_nobody_is_there_outlives_the_reports_until_a_call_is_answered() -> None:
@@ -406,10 +406,10 @@ def test_what_is_there_again_after_it_was_gone_is_tried_at_once() -> None:
 
 def test_a_retry_says_that_the_endpoint_before_it_was_not_reached() -> None:
     made = pool(1, 2, 3)
-    made.start(pick("x", endpoints=(address(1), address(2))), now=0.0)
-    made.finish("x", now=0.1, verdict=Verdict.SERVED, address=address(2), num_attempts=2)
-    made.start(pick("y", endpoints=(address(3), "gone:1")), now=0.0)
-    made.finish("y", now=0.1, verdict=Verdict.UNREACHABLE, num_attempts=2)
+    made.flights.start(pick("x", endpoints=(address(1), address(2))), now=0.0)
+    made.flights.finish("x", now=0.1, verdict=Verdict.SERVED, address=address(2), num_attempts=2)
+    made.flights.start(pick("y", endpoints=(address(3), "gone:1")), now=0.0)
+    made.flights.finish("y", now=0.1, verdict=Verdict.UNREACHABLE, num_attempts=2)
 
     assert [each.is_ejected for each in made.snapshot(now=0.1).endpoints] == [True, False, False]
 
@@ -419,7 +419,7 @@ def test_a_request_that_ends_after_its_endpoint_left_does_not_eject_the_one_that
     start(made)
     made.set_endpoints([endpoint(2)])
     made.set_endpoints([endpoint(1), endpoint(2)])
-    made.finish("pick-1", now=1.0, verdict=Verdict.UNREACHABLE)
+    made.flights.finish("pick-1", now=1.0, verdict=Verdict.UNREACHABLE)
 
     assert not any(each.is_ejected for each in made.snapshot(now=1.0).endpoints)
 
@@ -430,8 +430,8 @@ def test_a_trial_ends_with_its_request_whatever_becomes_of_that() -> None:
     for number in range(3):
         start(made, f"trial-{number}", now=6.0)
     assert made.snapshot(now=6.0).endpoints[0].is_ejected
-    made.move("trial-0", address(2), now=6.5)
-    made.expire(now=7.0, max_age_s=0.5)
+    made.flights.move("trial-0", address(2), now=6.5)
+    made.flights.expire(now=7.0, max_age_s=0.5)
 
     assert not made.snapshot(now=7.0).endpoints[0].is_ejected
 
@@ -452,14 +452,14 @@ def test_a_pick_counts_from_start_to_finish_and_finishes_once() -> None:
     begun = start(made, now=1.0)
     during = view(made)
 
-    finished = made.finish("pick-1", now=4.0)
+    finished = made.flights.finish("pick-1", now=4.0)
 
     assert isinstance(finished, InFlight)
     assert (finished.pick, finished.started_at_s) == (begun, 1.0)
     assert (during.num_in_flight, during.num_pending, during.pending("a")) == (1, 1, 1)
     assert (view(made).num_pending, view(made).num_active_adapters) == (0, 0)
-    assert made.finish("pick-1", now=5.0) is None
-    assert made.finish("never", now=5.0) is None
+    assert made.flights.finish("pick-1", now=5.0) is None
+    assert made.flights.finish("never", now=5.0) is None
 
 
 def test_the_base_model_is_pending_but_no_adapter() -> None:
@@ -467,7 +467,7 @@ def test_the_base_model_is_pending_but_no_adapter() -> None:
     start(made, adapter=None)
 
     assert (view(made).num_pending, view(made).num_active_adapters) == (1, 0)
-    assert made.finish("pick-1", now=1.0) is not None
+    assert made.flights.finish("pick-1", now=1.0) is not None
     assert view(made).num_pending == 0
 
 
@@ -475,7 +475,7 @@ def test_several_picks_of_one_adapter_are_told_apart() -> None:
     made = pool()
     start(made, "one")
     start(made, "two")
-    made.finish("one", now=1.0)
+    made.flights.finish("one", now=1.0)
 
     assert view(made).pending_by_adapter == {"a": 1}
 
@@ -483,28 +483,28 @@ def test_several_picks_of_one_adapter_are_told_apart() -> None:
 def test_a_pick_is_found_by_its_request_id_while_it_is_in_flight() -> None:
     made = pool()
     start(made)
-    assert made.pick_id_of("request-of-pick-1") == "pick-1"
-    made.finish("pick-1", now=1.0)
+    assert made.flights.pick_id_of("request-of-pick-1") == "pick-1"
+    made.flights.finish("pick-1", now=1.0)
 
-    assert made.pick_id_of("request-of-pick-1") is None
+    assert made.flights.pick_id_of("request-of-pick-1") is None
 
 
 def test_a_pick_without_a_request_id_is_found_by_none() -> None:
     made = pool()
-    made.start(pick(info=request(request_id="")), now=0.0)
+    made.flights.start(pick(info=request(request_id="")), now=0.0)
 
-    assert made.pick_id_of("") is None
+    assert made.flights.pick_id_of("") is None
 
 
 def test_of_two_picks_with_one_request_id_the_newer_is_found() -> None:
     made = pool()
     for id in ("old", "new"):
-        made.start(pick(id, info=request(request_id="same")), now=0.0)
+        made.flights.start(pick(id, info=request(request_id="same")), now=0.0)
 
-    assert made.pick_id_of("same") == "new"
-    made.finish("old", now=1.0)
-    assert made.pick_id_of("same") == "new"
-    assert made.pick_id_of("") is None
+    assert made.flights.pick_id_of("same") == "new"
+    made.flights.finish("old", now=1.0)
+    assert made.flights.pick_id_of("same") == "new"
+    assert made.flights.pick_id_of("") is None
 
 
 def test_the_oldest_pick_has_its_age() -> None:
@@ -513,9 +513,9 @@ def test_the_oldest_pick_has_its_age() -> None:
     start(made, "two", now=3.0)
 
     assert made.oldest_in_flight_s(now=4.0)[address(1)] == 3.0
-    made.finish("one", now=4.0)
+    made.flights.finish("one", now=4.0)
     assert made.oldest_in_flight_s(now=4.0)[address(1)] == 1.0
-    made.finish("two", now=4.0)
+    made.flights.finish("two", now=4.0)
     assert made.oldest_in_flight_s(now=4.0)[address(1)] == 0.0
 
 
@@ -524,11 +524,11 @@ def test_picks_that_nobody_ends_expire_oldest_first() -> None:
     for number in range(3):
         start(made, str(number), now=float(number))
 
-    expired = made.expire(now=11.0, max_age_s=10.0)
+    expired = made.flights.expire(now=11.0, max_age_s=10.0)
 
     assert [flight.pick.id for flight in expired] == ["0"]
-    assert made.expire(now=100.0, max_age_s=10.0)[0].pick.id == "1"
-    assert made.num_in_flight == 0
+    assert made.flights.expire(now=100.0, max_age_s=10.0)[0].pick.id == "1"
+    assert len(made.flights) == 0
 
 
 def reconciled(num_running: int, num_waiting: int = 0, *, grace_s: float = 1.0) -> list[str]:
@@ -538,8 +538,8 @@ def reconciled(num_running: int, num_waiting: int = 0, *, grace_s: float = 1.0) 
         start(made, str(number), now=float(number))
     seen = report(num_running=num_running, num_waiting=num_waiting)
     made.record_report(address(1), seen, taken_at_s=3.0)
-    lost = made.reconcile(address(1), now=3.5, grace_s=grace_s)
-    assert made.num_in_flight == 4 - len(lost)
+    lost = made.flights.reconcile(address(1), now=3.5, grace_s=grace_s)
+    assert len(made.flights) == 4 - len(lost)
     assert view(made, now=3.0).num_in_flight == 4 - len(lost)
     return [flight.pick.id for flight in lost]
 
@@ -557,7 +557,7 @@ def test_nothing_is_reconciled_with_an_endpoint_that_never_reported() -> None:
     made = pool()
     start(made)
 
-    assert made.reconcile(address(1), now=99.0, grace_s=0.0) == []
+    assert made.flights.reconcile(address(1), now=99.0, grace_s=0.0) == []
 
 
 # --- what others sent -----------------------------------------------------------------------
@@ -585,7 +585,7 @@ def test_an_adapter_that_others_use_is_active_whatever_we_send() -> None:
     start(made)
 
     assert (view(made).num_pending, view(made).pending("a")) == (1, 1)
-    made.finish("pick-1", now=1.0)
+    made.flights.finish("pick-1", now=1.0)
     assert (view(made, now=1.0).num_pending, view(made, now=1.0).pending("a")) == (0, 1)
 
 
@@ -635,9 +635,9 @@ def test_prompts_ahead_are_no_more_than_all_that_is_unfinished() -> None:
     """The cost of a prompt is a guess; what has ended has surely been computed."""
     made = pool()
     for number in range(3):
-        made.start(pick(f"p-{number}", info=request(None, body_bytes=96_000)), now=0.0)
+        made.flights.start(pick(f"p-{number}", info=request(None, body_bytes=96_000)), now=0.0)
     for number in range(2):
-        made.finish(f"p-{number}", now=0.5)
+        made.flights.finish(f"p-{number}", now=0.5)
 
     most_s = 1.0 + Costs().cold_load_s
     assert view(made, now=0.5).prompts_done_s == pytest.approx(0.5 + most_s)
@@ -693,7 +693,7 @@ def test_loads_into_gpu_slots_are_counted() -> None:
     counted = [view(made).num_adapter_loads]
     for number, adapter in enumerate("aaba"):
         start(made, str(number), adapter, now=float(number))
-        made.finish(str(number), now=number + 0.5)
+        made.flights.finish(str(number), now=number + 0.5)
         counted.append(view(made).num_adapter_loads)
 
     assert counted == [0, 1, 1, 2, 3]
@@ -748,21 +748,21 @@ class PoolMachine(RuleBasedStateMachine):
         self.num_started += 1
         id = f"pick-{self.num_started}"
         made = pick(id, number, info=request(adapter, request_id=id))
-        self.pool.start(made, now=self.now)
+        self.pool.flights.start(made, now=self.now)
         self.flights[id] = (self.life[number], adapter, self.now)
         return id
 
     @rule(id=consumes(picks))
     def finish(self, id: str) -> None:
-        finished = self.pool.finish(id, now=self.now)
+        finished = self.pool.flights.finish(id, now=self.now)
         assert (finished is not None) is (self.flights.pop(id, None) is not None)
-        assert self.pool.finish(id, now=self.now) is None
-        assert self.pool.pick_id_of(id) is None
+        assert self.pool.flights.finish(id, now=self.now) is None
+        assert self.pool.flights.pick_id_of(id) is None
 
     @rule(max_age_s=st.sampled_from((0.0, 1.0, 5.0)))
     def expire(self, max_age_s: float) -> None:
         old = [id for id, (_, _, at_s) in self.flights.items() if self.now - at_s > max_age_s]
-        expired = self.pool.expire(now=self.now, max_age_s=max_age_s)
+        expired = self.pool.flights.expire(now=self.now, max_age_s=max_age_s)
         assert [flight.pick.id for flight in expired] == old
         for id in old:
             del self.flights[id]
@@ -799,7 +799,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(number=numbers, grace_s=st.sampled_from((0.0, 1.0)))
     def reconcile(self, number: int, grace_s: float) -> None:
-        lost = self.pool.reconcile(address(number), now=self.now, grace_s=grace_s)
+        lost = self.pool.flights.reconcile(address(number), now=self.now, grace_s=grace_s)
         life = self.life.get(number)
         if life is None or life not in self.reports:
             assert lost == []
@@ -817,9 +817,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def in_flight_is_what_was_started_and_not_finished(self) -> None:
-        assert self.pool.num_in_flight == len(self.flights)
+        assert len(self.pool.flights) == len(self.flights)
         for id in self.flights:
-            assert self.pool.pick_id_of(id) == id
+            assert self.pool.flights.pick_id_of(id) == id
 
     @invariant()
     def views_say_what_was_told(self) -> None:
@@ -863,8 +863,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for id in list(self.flights):
-            assert self.pool.finish(id, now=self.now) is not None
-        assert self.pool.num_in_flight == 0
+            assert self.pool.flights.finish(id, now=self.now) is not None
+        assert len(self.pool.flights) == 0
         for seen in self.pool.snapshot(now=self.now + 1000 * EXPIRY_S).endpoints:
             assert (seen.num_pending, dict(seen.pending_by_adapter)) == (0, {})
 
@@ -926,12 +926,12 @@ def counts(pool: Pool, now: float = 0.0) -> list[tuple[int, int]]:
 
 def test_a_moved_pick_is_counted_where_it_is_served_until_it_is_finished() -> None:
     made = pool(1, 2)
-    made.start(pick("x", 1), now=0.0)
+    made.flights.start(pick("x", 1), now=0.0)
 
-    assert made.move("x", address(2), now=1.0)
+    assert made.flights.move("x", address(2), now=1.0)
     assert counts(made) == [(0, 0), (1, 1)]
     assert made.oldest_in_flight_s(now=3.0)[address(2)] == 3.0
-    finished = made.finish("x", now=4.0)
+    finished = made.flights.finish("x", now=4.0)
     assert finished is not None
     assert finished.tracked.endpoint.address == address(2)
     assert counts(made) == [(0, 0), (0, 0)]
@@ -939,8 +939,8 @@ def test_a_moved_pick_is_counted_where_it_is_served_until_it_is_finished() -> No
 
 def test_a_moved_pick_leaves_no_adapter_behind_that_was_never_loaded() -> None:
     made = pool(1, 2, max_loras=2)
-    made.start(pick("x", 1), now=0.0)
-    made.move("x", address(2), now=1.0)
+    made.flights.start(pick("x", 1), now=0.0)
+    made.flights.move("x", address(2), now=1.0)
 
     first, second = made.snapshot(now=1.0).endpoints
     assert (first.has_loaded("a"), second.has_loaded("a")) == (False, True)
@@ -948,8 +948,8 @@ def test_a_moved_pick_leaves_no_adapter_behind_that_was_never_loaded() -> None:
 
 def test_a_moved_pick_takes_its_prompt_along() -> None:
     made = pool(1, 2)
-    made.start(pick("x", 1, info=request(None, body_bytes=960_000)), now=0.0)
-    made.move("x", address(2), now=0.5)
+    made.flights.start(pick("x", 1, info=request(None, body_bytes=960_000)), now=0.0)
+    made.flights.move("x", address(2), now=0.5)
 
     first, second = made.snapshot(now=0.5).endpoints
     assert first.prompts_done_s <= 0.5 + Costs().cold_load_s
@@ -958,20 +958,20 @@ def test_a_moved_pick_takes_its_prompt_along() -> None:
 
 def test_moving_changes_nothing_where_there_is_nothing_to_move() -> None:
     made = pool(1, 2)
-    made.start(pick("x", 1), now=0.0)
+    made.flights.start(pick("x", 1), now=0.0)
 
-    assert not made.move("x", address(1), now=1.0)
-    assert not made.move("x", address(9), now=1.0)
-    assert not made.move("unknown", address(2), now=1.0)
+    assert not made.flights.move("x", address(1), now=1.0)
+    assert not made.flights.move("x", address(9), now=1.0)
+    assert not made.flights.move("unknown", address(2), now=1.0)
     assert counts(made) == [(1, 1), (0, 0)]
 
 
 def test_of_two_requests_for_an_adapter_one_may_move() -> None:
     made = pool(1, 2)
     for name in ("x", "y"):
-        made.start(pick(name, 1), now=0.0)
+        made.flights.start(pick(name, 1), now=0.0)
 
-    made.move("y", address(2), now=1.0)
+    made.flights.move("y", address(2), now=1.0)
 
     assert counts(made) == [(1, 1), (1, 1)]
 
@@ -982,15 +982,15 @@ def test_of_two_requests_for_an_adapter_one_may_move() -> None:
 def places(pool: Pool, adapter: str = "a", **fields: Any) -> int | None:
     """The place that a request's flight has."""
     made = pick("pick-of-places", info=request(adapter, **fields))
-    pool.start(made, now=9.0)
-    flight = pool.finish(made.id, now=9.0, has_run=False)
+    pool.flights.start(made, now=9.0)
+    flight = pool.flights.finish(made.id, now=9.0, has_run=False)
     assert flight is not None
     return flight.place
 
 
 def used_in_turn(pool: Pool, *adapters: str) -> Pool:
     for now, adapter in enumerate(adapters):
-        pool.finish(start(pool, f"use-{now}", adapter, now=float(now)).id, now=float(now))
+        pool.flights.finish(start(pool, f"use-{now}", adapter, now=float(now)).id, now=float(now))
     return pool
 
 
@@ -1055,8 +1055,8 @@ def test_a_size_that_is_learned_holds_for_all_endpoints(configured: int | None) 
 def used_in_turn_at_2(pool: Pool, *adapters: str) -> None:
     for now, adapter in enumerate(adapters):
         made = pick(f"two-{now}", 2, info=request(adapter))
-        pool.start(made, now=float(now))
-        pool.finish(made.id, now=float(now))
+        pool.flights.start(made, now=float(now))
+        pool.flights.finish(made.id, now=float(now))
 
 
 def test_slots_are_known_from_the_first_report_that_has_them() -> None:
@@ -1145,7 +1145,7 @@ def test_residency_is_that_of_the_group() -> None:
 
 def test_a_prompt_is_queued_at_the_speed_of_the_group() -> None:
     made = grouped(a="l4")
-    made.start(pick(info=request(None, body_bytes=3)), now=0.0)
+    made.flights.start(pick(info=request(None, body_bytes=3)), now=0.0)
 
     assert view(made).prompts_done_s == 3.0
 
@@ -1235,7 +1235,7 @@ def begun(*numbers: int, started_s: float | None = 1.0) -> Pool:
     made = pool(*numbers or (1,))
     made.record_report(address(1), report(process_start_wall_s=started_s), taken_at_s=0.0)
     made.record_models(address(1), cards("a"), now=0.0)
-    made.start(pick(info=BEGUN), now=0.0)
+    made.flights.start(pick(info=BEGUN), now=0.0)
     assert made.beginnings.find(BEGUN) == {address(1): 2048}
     return made
 
@@ -1245,7 +1245,7 @@ def test_a_restart_empties_the_kv_cache() -> None:
     made.record_report(address(1), report(process_start_wall_s=9.0), taken_at_s=1.0)
 
     assert made.beginnings.find(BEGUN) == {}
-    made.start(pick("pick-2", info=BEGUN), now=1.0)
+    made.flights.start(pick("pick-2", info=BEGUN), now=1.0)
     assert made.beginnings.find(BEGUN) == {address(1): 2048}
 
 
@@ -1270,9 +1270,9 @@ def test_the_size_of_the_kv_cache_is_the_reported_one() -> None:
     made.record_report(
         address(1), report(process_start_wall_s=1.0, kv_cache_tokens=1000), taken_at_s=1.0
     )
-    made.start(pick("pick-2", info=request(body_bytes=1999)), now=1.0)
+    made.flights.start(pick("pick-2", info=request(body_bytes=1999)), now=1.0)
     assert made.beginnings.find(BEGUN) == {address(1): 2048}
-    made.start(pick("pick-3", info=request(body_bytes=1)), now=1.0)
+    made.flights.start(pick("pick-3", info=request(body_bytes=1)), now=1.0)
 
     assert made.beginnings.find(BEGUN) == {}
 
@@ -1296,7 +1296,7 @@ def test_a_pick_that_is_told_again_over_a_new_link_fills_the_kv_cache_once() -> 
 
 def test_a_prompt_that_has_moved_is_where_it_was_served_alone() -> None:
     made = begun(1, 2)
-    assert made.move("pick-1", address(2), now=0.5)
+    assert made.flights.move("pick-1", address(2), now=0.5)
 
     assert made.beginnings.find(BEGUN) == {address(2): 2048}
 
@@ -1304,7 +1304,7 @@ def test_a_prompt_that_has_moved_is_where_it_was_served_alone() -> None:
 @pytest.mark.parametrize("has_run", [True, False])
 def test_a_prompt_is_where_the_log_says_that_it_was_served(has_run: bool) -> None:
     made = begun(1, 2)
-    made.finish("pick-1", now=0.5, has_run=has_run, address=address(2))
+    made.flights.finish("pick-1", now=0.5, has_run=has_run, address=address(2))
 
     assert made.beginnings.find(BEGUN) == ({address(2): 2048} if has_run else {})
     assert made._tracked[address(2)].kv_cache.computed_bytes == (3000 if has_run else 0)
@@ -1312,7 +1312,7 @@ def test_a_prompt_is_where_the_log_says_that_it_was_served(has_run: bool) -> Non
 
 def test_a_prompt_that_no_engine_has_run_is_nowhere() -> None:
     made = begun()
-    made.finish("pick-1", now=0.5, has_run=False)
+    made.flights.finish("pick-1", now=0.5, has_run=False)
 
     assert made.beginnings.find(BEGUN) == {}
 
@@ -1320,9 +1320,9 @@ def test_a_prompt_that_no_engine_has_run_is_nowhere() -> None:
 def test_a_prompt_that_did_not_run_leaves_what_an_earlier_one_has_left() -> None:
     made = begun()
     longer = replace(BEGUN, prefix_hashes=(7, 8, 9), cached_bytes={address(1): 2048})
-    made.start(pick("pick-2", info=longer), now=0.1)
+    made.flights.start(pick("pick-2", info=longer), now=0.1)
     assert made.beginnings.find(longer) == {address(1): 3072}
-    made.finish("pick-2", now=0.5, has_run=False)
+    made.flights.finish("pick-2", now=0.5, has_run=False)
 
     assert made.beginnings.find(longer) == {address(1): 2048}
 
@@ -1331,11 +1331,11 @@ def test_a_prompt_that_moves_is_weighed_by_what_is_cached_by_then() -> None:
     """An engine has lost it since, another has got it."""
     made = begun(1, 2, 3)
     info = replace(BEGUN, cached_bytes={address(2): 2048})
-    made.start(pick("pick-2", 3, info=info), now=0.1)
-    made.start(pick("pick-3", 1, info=BEGUN), now=0.1)
-    made.move("pick-2", address(2), now=0.5)
+    made.flights.start(pick("pick-2", 3, info=info), now=0.1)
+    made.flights.start(pick("pick-3", 1, info=BEGUN), now=0.1)
+    made.flights.move("pick-2", address(2), now=0.5)
     assert made._tracked[address(2)].prompts.unfinished_bytes == 3000
-    made.move("pick-2", address(1), now=0.6)
+    made.flights.move("pick-2", address(1), now=0.6)
 
     prompts = made._tracked[address(1)].prompts
     assert prompts.unfinished_bytes == 3000 + 3000 + 952
@@ -1345,31 +1345,31 @@ def test_a_pick_in_flight_keeps_what_is_cached_where_it_may_go_and_no_more() -> 
     made = pool(1, 2, 3, 4, 5)
     cached = {address(number): 1024 for number in range(1, 6)}
     info = replace(BEGUN, cached_bytes=cached)
-    made.start(pick(info=info, endpoints=(address(1), address(2)), alternates=()), now=0.0)
-    made.start(pick("pick-2", info=info, alternates=(address(3),)), now=0.0)
+    made.flights.start(pick(info=info, endpoints=(address(1), address(2)), alternates=()), now=0.0)
+    made.flights.start(pick("pick-2", info=info, alternates=(address(3),)), now=0.0)
 
-    kept = [flight.pick.request.cached_bytes.keys() for flight in made.flights()]
+    kept = [flight.pick.request.cached_bytes.keys() for flight in made.flights]
     assert kept == [{address(1), address(2)}, {address(1), address(3)}]
     assert info.cached_bytes == cached
-    made.move("pick-2", address(4), now=0.1)
-    made.move("pick-2", address(5), now=0.1)
-    [*_, moved] = made.flights()
+    made.flights.move("pick-2", address(4), now=0.1)
+    made.flights.move("pick-2", address(5), now=0.1)
+    [*_, moved] = made.flights
     assert moved.pick.request.cached_bytes == {address(1): 1024}
 
 
 def test_only_the_rest_of_a_prompt_is_to_be_computed() -> None:
     made = pool(1, 2)
     info = replace(BEGUN, cached_bytes={address(1): 2048})
-    made.start(pick(info=info), now=0.0)
-    made.start(pick("pick-2", 2, info=info), now=0.0)
+    made.flights.start(pick(info=info), now=0.0)
+    made.flights.start(pick("pick-2", 2, info=info), now=0.0)
 
     s_per_byte = Costs().prompt_s_per_byte
     first, second = (tracked.prompts for tracked in made._tracked.values())
     assert (first.unfinished_bytes, second.unfinished_bytes) == (952, 3000)
     assert second.done_s - first.done_s == pytest.approx(2048 * s_per_byte)
     assert info.rest_bytes(address(1)) == 952
-    made.finish("pick-1", now=1.0)
-    made.finish("pick-2", now=1.0)
+    made.flights.finish("pick-1", now=1.0)
+    made.flights.finish("pick-2", now=1.0)
     assert (first.unfinished_bytes, second.unfinished_bytes) == (0, 0)
 
 

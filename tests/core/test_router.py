@@ -78,8 +78,8 @@ def test_a_routed_request_is_counted_where_it_goes_until_it_is_finished() -> Non
 
     [view] = made.pool.snapshot(now=1.0).endpoints
     assert (view.address, view.num_in_flight, view.pending("a")) == (pick.address, 1, 1)
-    made.pool.finish(pick.id, now=2.0)
-    assert made.pool.num_in_flight == 0
+    made.pool.flights.finish(pick.id, now=2.0)
+    assert len(made.pool.flights) == 0
 
 
 def test_the_pool_says_what_is_an_adapter() -> None:
@@ -131,7 +131,7 @@ def test_an_unknown_model_is_not_found_only_when_it_is_sure(
     result = made.route(request(None, model="nope"), now=1.0)
 
     assert refused(result) == (status, reason)
-    assert made.pool.num_in_flight == 0
+    assert len(made.pool.flights) == 0
 
 
 def test_after_a_restart_the_only_endpoint_of_a_model_is_waited_for() -> None:
@@ -160,7 +160,7 @@ def test_a_refused_request_is_not_counted() -> None:
     made.route(ASKED, now=1.0)
 
     assert refused(made.route(ASKED, now=1.0)) == (429, Reason.SATURATED)
-    assert made.pool.num_in_flight == 1
+    assert len(made.pool.flights) == 1
 
 
 def test_a_stored_response_follows_its_session() -> None:
@@ -185,12 +185,12 @@ def test_a_session_moves_on_when_its_endpoint_is_ejected_and_others_serve_the_mo
     made = router(1, 2)
     asked = request(None, model="a", session="s")
     home = routed(made.route(asked, now=1.0))
-    made.pool.finish(home.id, now=1.0, verdict=Verdict.UNREACHABLE)
+    made.pool.flights.finish(home.id, now=1.0, verdict=Verdict.UNREACHABLE)
 
     away = routed(made.route(asked, now=1.0))
     assert away.address != home.address
     stored = request(None, model="", session="s")
-    made.pool.finish(away.id, now=1.0)
+    made.pool.flights.finish(away.id, now=1.0)
     made.pool.record_unreachable(away.address)
     assert routed(made.route(stored, now=1.0)).address == away.address  # nobody else has it
 
@@ -292,11 +292,11 @@ def test_in_flight_is_what_was_routed(models: list[str], cap: int) -> None:
     results = [made.route(request(None, model=model), now=1.0) for model in models]
     picks = [result for result in results if isinstance(result, Pick)]
 
-    assert made.pool.num_in_flight == len(picks)
+    assert len(made.pool.flights) == len(picks)
     assert len({pick.id for pick in picks}) == len(picks)
     for pick in picks:
-        assert made.pool.finish(pick.id, now=2.0) is not None
-    assert made.pool.num_in_flight == 0
+        assert made.pool.flights.finish(pick.id, now=2.0) is not None
+    assert len(made.pool.flights) == 0
 
 
 # --- subsets ---------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def test_a_held_request_is_asked_for_again_when_the_policy_says_within_bounds(
     info = request(None, model="a", arrived_at_s=3.0)
 
     assert made.route(info, now=4.0) == Wait(again_s, "never")
-    assert made.pool.num_in_flight == 0
+    assert len(made.pool.flights) == 0
 
 
 def test_nobody_is_held_longer_than_the_limit() -> None:

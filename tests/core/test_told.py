@@ -50,7 +50,7 @@ def counts(pool: Pool, number: int = 1) -> tuple[int, int, dict[str, int]]:
 
 
 def own(pool: Pool, id: str = "me-1", *, now: float = 0.0) -> None:
-    pool.start(pick(id, info=request("a")), now=now)
+    pool.flights.start(pick(id, info=request("a")), now=now)
 
 
 # --- start and end --------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_a_told_pick_counts_beside_ours_until_its_end_is_told() -> None:
     assert view(made).num_pending == 2
     made.told.finish("x-1", now=1.0)
     assert counts(made) == (1, 0, {"a": 1})
-    assert made.num_in_flight == 1
+    assert len(made.flights) == 1
 
 
 def test_what_is_told_twice_counts_once() -> None:
@@ -134,38 +134,38 @@ class Observer:
 
 def test_an_observer_sees_each_start_and_end_of_ours_once_and_none_of_others() -> None:
     made = pool()
-    made.observer = seen = Observer()
+    made.flights.observer = seen = Observer()
     own(made, "me-1", now=1.0)
     made.told.start(told(), now=1.0)
     for _ in range(2):
-        made.finish("me-1", now=2.0)
+        made.flights.finish("me-1", now=2.0)
     made.told.finish("x-1", now=2.0)
     own(made, "me-2", now=3.0)
-    made.expire(now=9.0, max_age_s=1.0)
+    made.flights.expire(now=9.0, max_age_s=1.0)
 
     here = address(1)
     assert seen.said == [
         *[("me-1", here, 1.0), ("me-1", 2.0, True)],
         *[("me-2", here, 3.0), ("me-2", 9.0, False)],
     ]
-    assert not list(made.flights())
+    assert not list(made.flights)
 
 
 def test_a_pick_that_another_endpoint_served_has_not_run_where_others_count_it() -> None:
     made = pool(1, 2)
-    made.observer = seen = Observer()
+    made.flights.observer = seen = Observer()
     own(made, "me-1", now=1.0)
-    made.finish("me-1", now=2.0, address=address(2))
+    made.flights.finish("me-1", now=2.0, address=address(2))
 
     assert seen.said[-1] == ("me-1", 2.0, False)
 
 
 def test_an_observer_sees_a_pick_move_with_the_time_of_the_pick() -> None:
     made = pool(1, 2)
-    made.observer = seen = Observer()
+    made.flights.observer = seen = Observer()
     own(made, "me-1", now=1.0)
-    made.move("me-1", address(2), now=2.0)
-    made.finish("me-1", now=3.0)
+    made.flights.move("me-1", address(2), now=2.0)
+    made.flights.finish("me-1", now=3.0)
 
     starts = [("me-1", address(1), 1.0), ("me-1", address(2), 1.0)]
     assert seen.said == [*starts, ("me-1", 3.0, True)]
@@ -308,7 +308,7 @@ def test_no_prompts_are_ahead_of_what_ends_untold() -> None:
     made.record_report(address(1), report(), taken_at_s=5.0)
 
     def reconcile() -> None:
-        made.reconcile(address(1), now=5.0, grace_s=0.0)
+        made.flights.reconcile(address(1), now=5.0, grace_s=0.0)
 
     assert ahead_after_all_end(made, reconcile, now=5.0) == most_s
 
@@ -384,7 +384,7 @@ def test_our_prompts_count_for_the_routers_that_do_not_tell_too() -> None:
     for num_routers in (3, 5):
         made = pool()  # two of the others tell
         made.set_num_routers(num_routers)
-        made.start(pick(info=request(None, body_bytes=96_000)), now=0.0)
+        made.flights.start(pick(info=request(None, body_bytes=96_000)), now=0.0)
         done_s.append(view(made).prompts_done_s)
 
     assert done_s == pytest.approx([1.0, 3.0])
@@ -455,7 +455,7 @@ def test_a_report_without_room_for_told_picks_ends_the_oldest_and_ours_last(
     own(made, "me-1")
     own(made, "me-2")
     made.record_report(address(1), report(num_running=num_running), taken_at_s=10.0)
-    made.reconcile(address(1), now=10.0, grace_s=1.0)
+    made.flights.reconcile(address(1), now=10.0, grace_s=1.0)
 
     assert counts(made)[:2] == left
     if left[1] == 1:
@@ -470,7 +470,7 @@ def test_picks_that_end_by_a_report_have_run_and_those_of_a_pod_that_forgot_them
     assert view(made).gpu_adapters == ("b", "a")  # the last one listed first
     made.told.start(told("x-2"), now=0.0)
     made.record_report(address(1), report(max_loras=2), taken_at_s=10.0)
-    made.reconcile(address(1), now=10.0, grace_s=1.0)
+    made.flights.reconcile(address(1), now=10.0, grace_s=1.0)
 
     assert view(made).gpu_adapters == ("a", "b")
 
@@ -497,7 +497,7 @@ def test_told_picks_that_may_not_have_arrived_are_not_judged() -> None:
     made.told.start(told("x-1"), now=0.0)
     made.told.start(told("x-2"), now=9.5)
     made.record_report(address(1), report(num_running=1), taken_at_s=10.0)
-    made.reconcile(address(1), now=10.0, grace_s=1.0)
+    made.flights.reconcile(address(1), now=10.0, grace_s=1.0)
 
     assert counts(made)[:2] == (0, 2)
 
@@ -506,10 +506,10 @@ def test_a_told_pick_without_an_end_is_given_up_some_day() -> None:
     made = pool()
     made.told.start(told("x-1"), now=0.0)
     made.told.start(told("x-2"), now=1.0)
-    made.expire(now=MAX_AGE_S + 0.5, max_age_s=1e9)
+    made.flights.expire(now=MAX_AGE_S + 0.5, max_age_s=1e9)
 
     assert counts(made) == (0, 1, {"a": 1})
-    made.expire(now=MAX_AGE_S + 1.5, max_age_s=1e9)
+    made.flights.expire(now=MAX_AGE_S + 1.5, max_age_s=1e9)
     assert counts(made) == (0, 0, {})
     assert view(made).gpu_adapters == ("b", "a")  # as listed: whether it has run is unknown
 
@@ -652,7 +652,7 @@ def test_an_adapter_whose_requests_here_have_ended_is_not_others() -> None:
     made.told.start(told("x-1", adapter="b"), now=0.0)
     active = frozenset({"a", "b", "c"})
     made.record_report(address(1), report(num_running=3, active_adapters=active), taken_at_s=1.0)
-    made.finish("me-1", now=1.0)
+    made.flights.finish("me-1", now=1.0)
     made.told.finish("x-1", now=1.0)
 
     assert counts(made) == (0, 0, {"c": 1})
@@ -712,14 +712,14 @@ class ToldMachine(RuleBasedStateMachine):
         if number in self.present:
             self.num_started += 1
             id = f"me-{self.num_started}"
-            self.pool.start(pick(id, number, info=request("a")), now=self.now)
+            self.pool.flights.start(pick(id, number, info=request("a")), now=self.now)
             self.flights[id] = number
 
     @rule()
     def finish(self) -> None:
         if self.flights:
             id, _ = self.flights.popitem()
-            assert self.pool.finish(id, now=self.now) is not None
+            assert self.pool.flights.finish(id, now=self.now) is not None
 
     @rule(id=ids, number=st.integers(1, 3), adapter=adapters, age_s=st.floats(0, 1e9))
     def tell(self, id: str, number: int, adapter: str | None, age_s: float) -> None:
@@ -752,7 +752,7 @@ class ToldMachine(RuleBasedStateMachine):
     def end_unless(self, id: str, number: int, numbers: set[int]) -> bool:
         """End ours where the pod leaves, to keep the count simple."""
         if number not in numbers:
-            self.pool.finish(id, now=self.now)
+            self.pool.flights.finish(id, now=self.now)
         return number in numbers
 
     @rule(number=numbers, start_s=st.sampled_from([1e9, 2e9]), num_running=st.integers(0, 9))
@@ -768,24 +768,24 @@ class ToldMachine(RuleBasedStateMachine):
     def move(self, number: int) -> None:
         if self.flights and number in self.present:
             id = min(self.flights)
-            self.pool.move(id, address(number), now=self.now)
+            self.pool.flights.move(id, address(number), now=self.now)
             self.flights[id] = number
 
     @rule(number=numbers)
     def reconcile(self, number: int) -> None:
-        for flight in self.pool.reconcile(address(number), now=self.now, grace_s=1.0):
+        for flight in self.pool.flights.reconcile(address(number), now=self.now, grace_s=1.0):
             del self.flights[flight.pick.id]
 
     @rule()
     def expire(self) -> None:
-        assert self.pool.expire(now=self.now, max_age_s=1e9) == []
+        assert self.pool.flights.expire(now=self.now, max_age_s=1e9) == []
 
     @invariant()
     def ours_are_exact_and_others_what_was_told_at_most(self) -> None:
         views = self.pool.snapshot(now=self.now).endpoints
         assert sum(each.num_told for each in views) == self.pool.told.num_in_flight
         assert 0 <= self.pool.told.num_in_flight <= len(self.told)
-        assert self.pool.num_in_flight == len(self.flights)
+        assert len(self.pool.flights) == len(self.flights)
         for each in views:
             assert each.num_pending >= each.num_in_flight + each.num_told
             in_flight = [id for id, n in self.flights.items() if address(n) == each.address]
@@ -801,7 +801,7 @@ class ToldMachine(RuleBasedStateMachine):
         for router_id in ("x", "y", "z"):
             self.pool.told.forget(router_id, now=self.now)
         for id in self.flights:
-            self.pool.finish(id, now=self.now)
+            self.pool.flights.finish(id, now=self.now)
         assert self.pool.told.num_in_flight == self.pool.told.num_routers == 0
         for each in self.pool.snapshot(now=self.now + 1e6).endpoints:
             assert (each.num_pending, dict(each.pending_by_adapter)) == (0, {})

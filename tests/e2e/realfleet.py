@@ -178,6 +178,8 @@ ALLOWED: Mapping[str, tuple[float, float, float]] = {
 """How far the two may be apart: the sum of a part of the virtual value, a constant, and a part of
 the time that network, Envoy, router and client add, whose mean is taken off but which differs from
 request to request."""
+COUNTS = ("loads per 1,000", "disk loads per 1,000", "busiest pod over mean")
+"""Those that no clock takes part in."""
 NUM_SDS = 3.0
 """Added to that: standard deviations of the virtual runs, which differ by chance alone."""
 

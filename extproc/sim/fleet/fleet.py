@@ -179,7 +179,7 @@ class Fleet:
         pod = self.pods.get(pick.address)
         model = flight.arrival.adapter or BASE_MODEL
         if pod is None or model not in pod.registered:
-            flight.has_run = False
+            flight.has_run, flight.was_unknown = False, pod is not None
             flight.end(FlightState.FAILED, self.now)
             self.routers[flight.router].ended.append(flight)
             return
@@ -211,6 +211,9 @@ class Fleet:
             self._read_page(router, pod)
             again_s = self.now + self.settings.scrape_interval_s
             self._at(again_s, partial(self._scrape, router, pod))
+        else:
+            refused = partial(router.pool.record_unreachable, pod.address)
+            self._at(self.now + self.settings.scrape_delay_s, refused)
 
     def _read_page(self, router: FleetRouter, pod: FleetPod) -> None:
         taken_at_s, seen_s = self.now, router.seen_s.get(pod.address, NEVER_S)
@@ -252,7 +255,7 @@ class Fleet:
 
     def _let_tell(self, router: FleetRouter, delay_s: float, rng: random.Random) -> None:
         """Let a router tell the others its picks."""
-        router.pool.observer = FleetTelling(
+        router.pool.flights.observer = FleetTelling(
             router.id,
             [other for other in self.routers if other is not router],
             later=lambda wait_s, tell: self._at(self.now + wait_s, lambda: tell(now=self.now)),

@@ -12,6 +12,7 @@ from extproc.core.policies import Policy
 from extproc.core.pool import Pool, PoolSettings
 from extproc.core.router import Router
 from extproc.core.types import LoadReport, Outcome
+from extproc.core.verdicts import Verdict
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.flights import Flight, FlightState
 
@@ -86,4 +87,14 @@ def _completion(flight: Flight, now: float) -> Completion:
         lag_s=now - ended_s,
         orca="",
         first_body_byte_s=first_byte_s,
+        verdict=_verdict(flight),
     )
+
+
+def _verdict(flight: Flight) -> Verdict:
+    """Return what Envoy's entry says of the pod: it resets what had no byte of a response yet."""
+    if flight.state is FlightState.FINISHED:
+        return Verdict.SERVED
+    if flight.state is not FlightState.FAILED or flight.was_unknown:
+        return Verdict.NONE
+    return Verdict.UNREACHABLE if flight.first_token_s is None else Verdict.FAILED

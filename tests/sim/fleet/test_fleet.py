@@ -97,7 +97,7 @@ def test_every_request_has_exactly_one_final_state(
     for pod in fleet.pods.values():
         sent = [f for f in result.flights if f.pod == pod.address and f.has_run]
         assert pod.engine.counters.num_submitted == len(sent)
-    unheard = sum(router.pool.num_in_flight for router in fleet.routers)
+    unheard = sum(len(router.pool.flights) for router in fleet.routers)
     assert in_pods <= unheard <= sum(bool(flight.pod) for flight in result.flights)
 
 
@@ -244,17 +244,29 @@ def test_a_response_of_one_token_never_appears_on_the_page() -> None:
     assert pod.take_ended()[0].state is FlightState.FINISHED
 
 
-def test_a_lost_pod_takes_its_requests_with_it_and_is_hit_until_discovery_knows() -> None:
+@pytest.mark.parametrize(
+    ("settings", "known_s"),
+    [
+        ({"scrape_interval_s": 0.2, "completion_flush_s": 9.0, "discovery_delay_s": 9.0}, 2.3),
+        ({"scrape_interval_s": 9.0, "completion_flush_s": 0.4, "discovery_delay_s": 9.0}, 2.6),
+        ({"scrape_interval_s": 9.0, "completion_flush_s": 9.0, "discovery_delay_s": 1.0}, 3.1),
+    ],
+    ids=["a refused scrape", "a failed request", "discovery"],
+)
+def test_a_lost_pod_takes_its_requests_with_it_and_is_hit_until_the_first_source_tells(
+    settings: dict[str, Any], known_s: float
+) -> None:
     work = workload(*(arrival(0.1 * number, output_tokens=400) for number in range(60)))
-    result = run(work, RoundRobin, num_pods=2, events=[PodLoss(2.0, 0)], discovery_delay_s=1.0)
+    result = run(work, RoundRobin, num_pods=2, events=[PodLoss(2.0, 0)], **settings)
     failed = [flight for flight in result.flights if flight.state is FlightState.FAILED]
 
     assert {flight.pod for flight in failed} == {"10.0.0.1:8000"}
     assert any(flight.has_run for flight in failed)
     late = [flight for flight in failed if not flight.has_run]
     assert late
-    assert max(flight.arrival.at_s for flight in late) <= 3.0
-    assert all(f.state is FlightState.FINISHED for f in result.flights if f.arrival.at_s > 3.1)
+    assert max(flight.arrival.at_s for flight in late) <= known_s
+    after = [f for f in result.flights if f.arrival.at_s > known_s]
+    assert all(flight.state is FlightState.FINISHED for flight in after)
 
 
 def test_a_pod_that_joins_gets_requests_once_discovery_knows() -> None:

@@ -1,0 +1,205 @@
+"""Our own picks in flight on a pool's endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+
+from msgspec.structs import replace
+
+from extproc.core.beginnings import Beginnings, with_cached
+from extproc.core.outliers import Outliers
+from extproc.core.speeds import probe_of
+from extproc.core.told import PickObserver, Told
+from extproc.core.tracked import InFlight, Tracked
+from extproc.core.types import Pick
+from extproc.core.verdicts import Verdict, verdicts
+
+
+class Flights:
+    """The picks of this router that have not ended, from the oldest on.
+
+    Args:
+        find: Returns the endpoint with an address, if it is in the pool.
+        told: Those of other routers.
+
+    Attributes:
+        num_routers: That use these endpoints, this one included.
+        observer: Follows what is counted here.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Tracked | None],
+        *,
+        told: Told,
+        beginnings: Beginnings,
+        outliers: Outliers,
+    ) -> None:
+        self._find = find
+        self._told = told
+        self._beginnings = beginnings
+        self._outliers = outliers
+        self._flights: dict[str, InFlight] = {}
+        self._by_request_id: dict[str, str] = {}
+        self.num_routers = 1
+        self.observer: PickObserver | None = None
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __iter__(self) -> Iterator[InFlight]:
+        return iter(self._flights.values())
+
+    def start(self, pick: Pick, *, now: float) -> None:
+        """Count a request that is sent to `pick.address` now.
+
+        Raises:
+            KeyError: That is not in the pool.
+        """
+        tracked = self._find(pick.address)
+        if tracked is None:
+            raise KeyError(pick.address)
+        adapter = tracked.adapter_of(pick)
+        place = tracked.place_of(pick.request, adapter)
+        kept = with_cached(pick, pick.request.cached_bytes)
+        probe = probe_of(tracked, kept.request, adapter, now=now)
+        flight = InFlight(
+            kept, now, tracked, adapter, place=place, group=tracked.group, probe=probe
+        )
+        self._count(flight, now)
+        if pick.request.request_id:
+            self._by_request_id[pick.request.request_id] = pick.id
+
+    def move(self, pick_id: str, address: str, *, now: float) -> bool:
+        """Count a pick at `address` instead: the data plane fell back to another endpoint.
+
+        Return False if it does not move: not in flight, already there, or the address unknown.
+        """
+        flight, tracked = self._flights.get(pick_id), self._find(address)
+        if flight is None or tracked is None or tracked is flight.tracked:
+            return False
+        flight.tracked.end(flight, now=now, has_run=False)
+        flight.tracked.prompts.bound(now)
+        self._judge(flight, {}, now=now)
+        request = flight.pick.request
+        self._beginnings.drop(request, flight.tracked.kv_cache)
+        pick = with_cached(flight.pick, self._beginnings.find(request), address)
+        self._count(InFlight(pick, flight.started_at_s, tracked, tracked.adapter_of(pick)), now)
+        return True
+
+    def finish(
+        self,
+        pick_id: str,
+        *,
+        now: float,
+        reported_at_s: float | None = None,
+        has_run: bool = True,
+        verdict: Verdict = Verdict.NONE,
+        address: str = "",
+        num_attempts: int = 1,
+    ) -> InFlight | None:
+        """End a pick's accounting; return None if it is not in flight: ended before, or not ours.
+
+        The request ended at `now`, which was reported at `reported_at_s` (None for `now`).
+        `has_run` is False if the endpoint's engine cannot have worked on it (refused, not reached).
+        For the rest see `verdicts`.
+        """
+        flight = self._flights.pop(pick_id, None)
+        if flight is None:
+            return None
+        request = flight.pick.request
+        if self._by_request_id.get(request.request_id) == pick_id:
+            del self._by_request_id[request.request_id]
+        judged = verdicts(flight.pick, verdict, address=address, num_attempts=num_attempts)
+        # An endpoint that came back under the address has not served it.
+        is_elsewhere = address != flight.tracked.endpoint.address
+        served = (self._find(address) if is_elsewhere else None) or flight.tracked
+        has_run_here = has_run and served is flight.tracked
+        flight.tracked.end(flight, now=now, has_run=has_run_here)
+        flight.tracked.prompts.bound(now if reported_at_s is None else reported_at_s)
+        if not has_run_here:
+            self._beginnings.drop(request, flight.tracked.kv_cache)
+        if served is not flight.tracked:
+            served.note(served.adapter_of(flight.pick), now=now, has_run=has_run)
+            if has_run:
+                served.kv_cache.computed_bytes += request.rest_bytes(address)
+                self._beginnings.add(request, served.kv_cache)
+        if self.observer is not None:
+            self.observer.ended(pick_id, now=now, has_run=has_run_here)
+        self._judge(flight, judged, now=now, reported_at_s=reported_at_s)
+        return flight
+
+    def pick_id_of(self, request_id: str) -> str | None:
+        """Return the newest pick in flight with this `x-request-id`."""
+        return self._by_request_id.get(request_id)
+
+    def expire(self, *, now: float, max_age_s: float) -> list[InFlight]:
+        """Finish every pick older than `max_age_s`; return them, oldest first.
+
+        Other routers' picks end by an age of their own.
+        """
+        self._told.expire(now=now)
+        flights = self._flights.values()
+        old = list(takewhile(lambda each: now - each.started_at_s > max_age_s, flights))
+        for flight in old:
+            self.finish(flight.pick.id, now=now, has_run=False)
+        return old
+
+    def reconcile(self, address: str, *, now: float, grace_s: float) -> list[InFlight]:
+        """Finish the oldest picks, as many as the endpoint's last report does not account for.
+
+        A pick younger than `grace_s` when the report was taken may not have arrived there yet and
+        is not judged. Other routers' picks end first: of ours we know the end.
+        """
+        tracked = self._find(address)
+        if tracked is None or tracked.report is None or tracked.reported_at_s is None:
+            return []
+        report, at_s = tracked.report, tracked.reported_at_s
+        total = report.num_running + report.num_waiting
+        old = []
+        for flight in tracked.flights.values():
+            if at_s - flight.started_at_s < grace_s:
+                break
+            old.append(flight)
+        if tracked.others.flights:
+            self._told.reconcile(tracked, total - len(old), told_by_s=at_s - grace_s, now=now)
+        lost = old[: max(0, len(old) - total)]
+        for flight in lost:
+            self.finish(flight.pick.id, now=now)
+        return lost
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _count(self, flight: InFlight, now: float) -> None:
+        """Count a flight, as a trial if its endpoint is on one."""
+        pick, tracked, address = flight.pick, flight.tracked, flight.tracked.endpoint.address
+        # Routers that do not tell us theirs are assumed to send as much as this one.
+        tracked.prompts.num_alike = max(1, self.num_routers - self._told.num_routers)
+        num_bytes = pick.request.rest_bytes(address) * tracked.prompts.num_alike
+        tracked.queue(flight.adapter, num_bytes, at_s=flight.started_at_s, now=now)
+        self._beginnings.add(pick.request, tracked.kv_cache)
+        trial = self._outliers.begin(address, now=now)
+        flight = replace(flight, trial=trial) if trial else flight
+        self._flights[pick.id] = flight
+        tracked.begin(flight)
+        if self.observer is not None:
+            self.observer.started(pick, address, at_s=flight.started_at_s)
+
+    def _judge(
+        self,
+        flight: InFlight,
+        judged: dict[str, Verdict],
+        *,
+        now: float,
+        reported_at_s: float | None = None,
+    ) -> None:
+        """Report a request's end, and the verdicts on its endpoints, to outlier detection."""
+        counted, at_s = flight.tracked, now if reported_at_s is None else reported_at_s
+        for address, verdict in {counted.endpoint.address: Verdict.NONE, **judged}.items():
+            tracked = self._find(address)
+            if tracked is None or (tracked is not counted and address == counted.endpoint.address):
+                continue  # it has left, even if another has joined under its address
+            trial = flight.trial if tracked is counted else 0
+            self._outliers.end(address, verdict, now=at_s, ended_s=now, trial=trial)
+            tracked.view = None

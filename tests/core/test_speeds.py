@@ -1,0 +1,309 @@
+"""What prompts and loads cost, learned from first tokens."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from extproc.core.costs import Costs, Load, Probe
+from extproc.core.pool import Pool, PoolSettings
+from extproc.core.speeds import (
+    MAX_LOAD_S,
+    MAX_RATIO,
+    MIN_LOAD_S,
+    NUM_OF_GROUP,
+    NUM_PRESUMED_LOADS,
+    Line,
+    fit,
+)
+from extproc.core.told import ToldPick
+from extproc.core.traits import Traits
+from tests.builders import address, cards, endpoint, pick, report, request
+
+GIVEN = Costs(prompt_s_per_byte=1e-5, cold_load_s=0.1, cached_load_s=0.01)
+SETTINGS = PoolSettings(costs=GIVEN, max_loras=2, groups={"l4": Traits(costs=GIVEN)})
+BASE_S = 0.02
+
+
+def pool(num: int = 2, settings: PoolSettings = SETTINGS) -> Pool:
+    made = Pool(settings)
+    made.set_endpoints([endpoint(number) for number in range(1, num + 1)])
+    for number in range(1, num + 1):
+        made.record_report(address(number), report(max_loras=2), taken_at_s=0.0)
+        made.record_models(address(number), cards("a", "b", "c"), now=0.0)
+    return made
+
+
+def costs(made: Pool, number: int = 1) -> Costs:
+    return made.snapshot(now=0.0).endpoints[number - 1].costs
+
+
+def hear(made: Pool, number: int, num_bytes: int, ttft_s: float, load: Load = Load.NONE) -> None:
+    tracked = made._find(address(number))
+    assert tracked is not None
+    made.speeds.record_first_token(tracked, Probe(num_bytes, load), ttft_s)
+
+
+def compute(made: Pool, s_per_byte: float, *numbers: int, num: int = 100, seed: int = 1) -> None:
+    """Let endpoints compute prompts of up to 10 kB; one in ten is a second late."""
+    rng = Random(seed)
+    for _ in range(num):
+        for number in numbers:
+            num_bytes = rng.randrange(10_000)
+            noise_s = rng.uniform(-0.005, 0.005) + (rng.random() < 0.1)
+            hear(made, number, num_bytes, BASE_S + num_bytes * s_per_byte + noise_s)
+
+
+# --- the line ---------------------------------------------------------------------------------
+
+
+@given(st.floats(1e-7, 1e-3), st.floats(-1, 1), st.lists(st.integers(0, 10**6), min_size=12))
+def test_a_line_is_found_whatever_its_points(
+    slope: float, base_s: float, places: list[int]
+) -> None:
+    places += [0] * len(places) + [10**6] * len(places)
+    line = fit([(num_bytes, base_s + slope * num_bytes) for num_bytes in places])
+
+    assert line is not None
+    assert line.s_per_byte == pytest.approx(slope, rel=1e-3, abs=1e-12)
+    assert line.base_s == pytest.approx(base_s, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "points", [[], [(n, 1.0) for n in range(11)], [(7, 1.0 * n) for n in range(99)]]
+)
+def test_there_is_no_line_through_few_points_or_prompts_that_are_all_alike(
+    points: list[tuple[int, float]],
+) -> None:
+    assert fit(points) is None
+
+
+def test_a_sixth_of_the_points_may_be_anywhere() -> None:
+    points = [(n, 0.02 + n * 1e-3) for n in range(100)] + [(99, 60.0)] * 15
+    line = fit(points)
+
+    assert line is not None
+    assert line.s_per_byte == pytest.approx(1e-3, rel=0.02)
+
+
+def test_the_error_is_about_that_of_repeated_trials() -> None:
+    rng = Random(5)
+    lines = []
+    for _ in range(200):
+        points = [(rng.randrange(1000), 0.0) for _ in range(48)]
+        found = fit([(n, n * 1e-3 + rng.gauss(0, 0.2)) for n, _ in points])
+        assert found is not None
+        lines.append(found)
+    errors = sorted(line.error_s_per_byte for line in lines)
+    misses = sorted(abs(line.s_per_byte - 1e-3) for line in lines)
+
+    assert 0.5 < misses[136] / errors[100] < 2  # two thirds are within one standard error
+
+
+def test_a_slope_counts_as_far_as_it_is_sure() -> None:
+    slopes = [Line(0.0, 3.0, error).drawn_to(1.0, 1.0) for error in (0.0, 1.0, 1e9)]
+
+    assert slopes == pytest.approx([3.0, 2.0, 1.0])
+
+
+# --- prompts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 1.0, 2.0, 4.0])
+def test_the_cost_of_prompts_is_learned_whatever_is_configured(ratio: float) -> None:
+    made = pool()
+    compute(made, ratio * GIVEN.prompt_s_per_byte, 1, 2)
+
+    for number in (1, 2):
+        assert costs(made, number).prompt_s_per_byte == pytest.approx(ratio * 1e-5, rel=0.15)
+        assert costs(made, number).cold_load_s == GIVEN.cold_load_s
+
+
+def test_each_endpoint_has_its_own_and_a_new_one_what_its_group_has() -> None:
+    made = pool()
+    compute(made, 1e-5, 1)
+    compute(made, 3e-5, 2)
+    made.set_endpoints([endpoint(number) for number in (1, 2, 3)])
+    slopes = [costs(made, number).prompt_s_per_byte for number in (1, 2, 3)]
+
+    assert slopes[:2] == pytest.approx([1e-5, 3e-5], rel=0.2)
+    assert slopes[0] < slopes[2] < slopes[1]
+
+
+def test_short_prompts_that_are_all_alike_teach_nothing() -> None:
+    made = pool()
+    for _ in range(100):
+        hear(made, 1, 400, 0.5)
+
+    assert costs(made) == GIVEN
+
+
+@pytest.mark.parametrize(("ratio", "learned"), [(1000, MAX_RATIO), (0.001, 1 / MAX_RATIO)])
+def test_what_is_learned_of_prompts_has_bounds(ratio: float, learned: float) -> None:
+    made = pool()
+    compute(made, ratio * GIVEN.prompt_s_per_byte, 1)
+
+    assert costs(made).prompt_s_per_byte == pytest.approx(
+        learned * GIVEN.prompt_s_per_byte, rel=0.5
+    )
+    assert 1 / MAX_RATIO <= costs(made).prompt_s_per_byte / GIVEN.prompt_s_per_byte <= MAX_RATIO
+
+
+def test_what_was_long_ago_is_forgotten() -> None:
+    made = pool()
+    compute(made, 1e-5, 1, num=NUM_OF_GROUP)
+    compute(made, 4e-5, 1, num=NUM_OF_GROUP)
+
+    assert costs(made).prompt_s_per_byte == pytest.approx(4e-5, rel=0.15)
+
+
+def test_another_configuration_holds_at_once_where_nothing_was_learned() -> None:
+    made = pool()
+    compute(made, 3e-5, 1)
+    dearer = Costs(prompt_s_per_byte=1e-4, cold_load_s=1.0)
+    made.configure(replace(SETTINGS, costs=dearer))
+
+    assert costs(made, 1).prompt_s_per_byte == pytest.approx(3e-5, rel=0.15)
+    assert costs(made, 1).cold_load_s == 1.0
+
+
+def test_groups_learn_for_themselves_and_an_endpoint_takes_its_own_along() -> None:
+    made = pool()
+    compute(made, 3e-5, 1)
+    made.set_endpoints([replace(endpoint(1), group="l4"), endpoint(2)])
+    moved, left = costs(made, 1), costs(made, 2)
+    made.set_endpoints([replace(endpoint(1), group="l4"), replace(endpoint(2), group="l4")])
+
+    assert moved.prompt_s_per_byte == pytest.approx(3e-5, rel=0.2)
+    assert left.prompt_s_per_byte == pytest.approx(3e-5, rel=0.15)
+    assert costs(made, 2) == GIVEN  # of its new group, as nothing was learned there
+
+
+def test_what_is_heard_of_an_endpoint_that_left_teaches_nothing() -> None:
+    made = pool()
+    gone = made._find(address(2))
+    assert gone is not None
+    made.set_endpoints([endpoint(1)])
+    for n in range(100):
+        made.speeds.record_first_token(gone, Probe(n, Load.NONE), 1.0 * n)
+    assert costs(made) == GIVEN
+    made.set_endpoints([])
+    made.speeds.record_first_token(gone, Probe(1, Load.NONE), 1.0)
+
+    assert not made.snapshot(now=0.0).endpoints
+
+
+# --- loads ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("load_s", [0.002, 0.4, 3.0])
+def test_the_seconds_of_loads_are_learned(load_s: float) -> None:
+    made = pool()
+    compute(made, 1e-5, 1, 2)
+    for number in [1, 2] * NUM_PRESUMED_LOADS:
+        hear(made, number, 1000, BASE_S + 0.01 + load_s, Load.COLD)
+        hear(made, number, 1000, BASE_S + 0.01 + load_s / 10, Load.CACHED)
+    compute(made, 1e-5, 1, 2, num=16)
+
+    for number in (1, 2):
+        assert costs(made, number).cold_load_s == pytest.approx(load_s, abs=0.01)
+        assert costs(made, number).cached_load_s == pytest.approx(load_s / 10, abs=0.01)
+
+
+def test_a_few_slow_loads_change_little() -> None:
+    made = pool()
+    compute(made, 1e-5, 1)
+    for _ in range(NUM_PRESUMED_LOADS - 1):
+        hear(made, 1, 1000, 9.0, Load.COLD)
+    compute(made, 1e-5, 1, num=16)
+
+    assert costs(made).cold_load_s == GIVEN.cold_load_s
+
+
+@pytest.mark.parametrize(("ttft_s", "learned_s"), [(0.0, MIN_LOAD_S), (1e6, MAX_LOAD_S)])
+def test_what_is_learned_of_loads_has_bounds(ttft_s: float, learned_s: float) -> None:
+    made = pool()
+    compute(made, 1e-5, 1)
+    for _ in range(100):
+        hear(made, 1, 1000, ttft_s, Load.COLD)
+    compute(made, 1e-5, 1, num=16)
+
+    assert costs(made).cold_load_s == learned_s
+
+
+def test_loads_teach_nothing_before_it_is_known_what_the_rest_takes() -> None:
+    made = pool()
+    for _ in range(100):
+        hear(made, 1, 1000, 9.0, Load.COLD)
+    compute(made, 1e-5, 1)
+
+    assert costs(made).cold_load_s == GIVEN.cold_load_s
+
+
+# --- what tells -------------------------------------------------------------------------------
+
+
+def probe(made: Pool, adapter: str | None, *, now: float = 1.0) -> Probe | None:
+    """What the pool expects to learn from a request of 100 bytes."""
+    info = request(adapter, body_bytes=100)
+    made.flights.start(chosen := pick("r-probe", 1, info=info), now=now)
+    flight = made.flights.finish(chosen.id, now=now)
+    assert flight is not None
+    return flight.probe
+
+
+def test_a_load_is_where_residency_has_the_adapter() -> None:
+    settings = replace(SETTINGS, max_loras=1, max_cpu_loras=2)
+    made = Pool(settings)
+    made.set_endpoints([endpoint(1)])
+    made.record_report(address(1), report(max_loras=1), taken_at_s=0.0)
+    made.record_models(address(1), cards("a", "b", "c"), now=0.0)
+    made.snapshot(now=0.0)  # b and c were loaded last
+
+    assert probe(made, None) == Probe(100, Load.NONE)
+    assert probe(made, "c", now=2.0) == Probe(100, Load.NONE)
+    assert probe(made, "b", now=3.0) == Probe(100, Load.CACHED)
+    assert probe(made, "a", now=4.0) == Probe(100, Load.COLD)
+
+
+def test_what_was_cached_of_a_prompt_does_not_count() -> None:
+    made = pool()
+    info = replace(request(None, body_bytes=100), cached_bytes={address(1): 90})
+    made.flights.start(pick("r-1", 1, info=info), now=1.0)
+
+    assert [flight.probe for flight in made.flights] == [Probe(10, Load.NONE)]
+
+
+def test_nothing_tells_while_prompts_are_ahead() -> None:
+    made = pool()
+    made.flights.start(pick("r-1", 1, info=request(None, body_bytes=200_000)), now=1.0)
+
+    assert probe(made, None, now=2.9) is None
+    assert probe(made, None, now=3.1) == Probe(100, Load.NONE)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "expected"),
+    [("a", Probe(100, Load.NONE)), ("c", None), (None, Probe(100, Load.NONE))],
+)
+def test_nothing_tells_where_it_may_have_waited_for_a_slot(
+    adapter: str | None, expected: Probe | None
+) -> None:
+    made = pool()
+    made.flights.start(pick("r-1", 1, info=request("a")), now=1.0)
+    made.told.begin("s", now=1.0)
+    made.told.start(ToldPick("s-1", address(1), "b", 0, 0.0), now=1.0)
+
+    assert probe(made, adapter, now=9.0) == expected
+
+
+def test_adapters_tell_nothing_where_slots_are_unknown() -> None:
+    made = Pool(PoolSettings(costs=GIVEN))
+    made.set_endpoints([endpoint(1)])
+
+    assert probe(made, "a") is None
+    assert probe(made, None, now=9.0) == Probe(100, Load.NONE)
