@@ -1377,7 +1377,7 @@ def test_a_late_end_says_nothing_of_the_process_that_came_back_under_the_address
     made = begun()
     made.set_endpoints([])
     made.set_endpoints([endpoint(1)])
-    made.finish("pick-1", now=0.5, address=address(1))
+    made.flights.finish("pick-1", now=0.5, address=address(1))
 
     assert made.beginnings.find(BEGUN) == {}
     assert made._tracked[address(1)].kv_cache.computed_bytes == 0

@@ -278,6 +278,14 @@ def test_what_was_cached_of_a_prompt_does_not_count() -> None:
     assert [flight.probe for flight in made.flights] == [Probe(10, Load.NONE)]
 
 
+def test_a_body_that_is_longer_than_the_context_tells_nothing_of_text() -> None:
+    made = pool()
+    info = request(None, body_bytes=1_000_000, context_bytes=32_000)
+    made.flights.start(pick("r-1", 1, info=info), now=1.0)
+
+    assert [flight.probe for flight in made.flights] == [None]
+
+
 def test_nothing_tells_while_prompts_are_ahead() -> None:
     made = pool()
     made.flights.start(pick("r-1", 1, info=request(None, body_bytes=200_000)), now=1.0)
