@@ -43,7 +43,8 @@ NUM_PRESUMED_LOADS = 8
 
 _MIN_THIRD = 4
 _PER_LOOK_AT_ENDPOINT, _PER_LOOK_AT_GROUP = 4, 16
-"""First tokens from one look to the next: they take some 30 and 150 us."""
+"""First tokens from one look to the next: they take 15 and 100 us. For a group they are as many as
+it has endpoints, if those are more: each of them gets its costs anew."""
 _SPREAD = 1.0
 """By how much groups differ from their configuration: the standard deviation, as a part of it."""
 _ERROR = 2 * 1.4826 * 1.2533 * sqrt(2)
@@ -109,7 +110,7 @@ class _Tokens:
 
     def __init__(self, num: int, per_look: int) -> None:
         self._points: deque[tuple[int, float]] = deque(maxlen=num)
-        self._per_look = per_look
+        self.per_look = per_look
         self._num_unseen = 0
         self.line: Line | None = None
 
@@ -117,7 +118,7 @@ class _Tokens:
         """Record a first token; return whether it was looked at."""
         self._points.append((num_bytes, seconds))
         self._num_unseen += 1
-        if self._num_unseen < self._per_look:
+        if self._num_unseen < self.per_look:
             return False
         self._num_unseen, self.line = 0, fit(self._points)
         return True
@@ -145,6 +146,7 @@ class _Group:
             own = before.get(tracked) or _Tokens(NUM_OF_ENDPOINT, _PER_LOOK_AT_ENDPOINT)
             self.endpoints[tracked] = own
             self.apply(tracked)
+        self.tokens.per_look = max(_PER_LOOK_AT_GROUP, len(self.endpoints))
 
     def record(self, tracked: Tracked, num_bytes: int, seconds: float) -> None:
         """Record a first token without a load."""
