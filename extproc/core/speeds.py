@@ -12,7 +12,9 @@ Rules:
    reasons.
 2. A slope counts as far as it is sure. An endpoint's is drawn to the one of its group, and that one
    to the configured one, by the squares of their errors (a normal prior): prompts that are all
-   alike teach nothing, and an endpoint that is new is taken for one of its group.
+   alike teach nothing. How much a group's endpoints differ is learned as well, as what their slopes
+   vary by beyond their errors (DerSimonian and Laird, 1986): those that are alike have one cost,
+   whatever a few late tokens say, and a new one has that of its group.
 3. **Loads**: the median of what a first token took beyond base and prompt, and of some that are as
    configured.
 4. What is learned stays within bounds of what is configured, and only the latest first tokens
@@ -21,10 +23,10 @@ Rules:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from math import sqrt
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from extproc.core.costs import Costs, Load, Probe
@@ -41,13 +43,14 @@ NUM_PRESUMED_LOADS = 8
 
 _MIN_THIRD = 4
 _PER_LOOK_AT_ENDPOINT, _PER_LOOK_AT_GROUP = 4, 16
-"""First tokens from one look to the next: they take some 30 and 150 us."""
-_GROUP_SPREAD, _ENDPOINT_SPREAD = 1.0, 0.5
-"""By how much groups differ from their configuration, and endpoints from their group: the standard
-deviation, as a part."""
-_ERROR = 1.4826 * 1.2533 * sqrt(2)
+"""First tokens from one look to the next: they take 15 and 100 us. For a group they are as many as
+it has endpoints, if those are more: each of them gets its costs anew."""
+_SPREAD = 1.0
+"""By how much groups differ from their configuration: the standard deviation, as a part of it."""
+_ERROR = 2 * 1.4826 * 1.2533 * sqrt(2)
 """Of the difference of two medians of n, over their spread / sqrt(n): a normal distribution's
-standard deviation is 1.4826 median deviations, a median's error 1.2533 times a mean's."""
+standard deviation is 1.4826 median deviations, a median's error 1.2533 times a mean's. Twice that,
+as what comes at the same time is late together."""
 
 
 class Line(NamedTuple):
@@ -57,11 +60,9 @@ class Line(NamedTuple):
     s_per_byte: float
     error_s_per_byte: float
 
-    def drawn_to(self, s_per_byte: float, spread: float) -> float:
-        """Return the slope that is likeliest if such slopes are `s_per_byte`, give or take
-        `spread` of it."""
-        variance = (spread * s_per_byte) ** 2
-        weight = variance / (variance + self.error_s_per_byte**2)
+    def drawn_to(self, s_per_byte: float, variance: float) -> float:
+        """Return the slope that is likeliest if such slopes are `s_per_byte`, with a variance."""
+        weight = variance / (variance + self.error_s_per_byte**2) if variance else 0.0
         return s_per_byte + weight * (self.s_per_byte - s_per_byte)
 
 
@@ -109,7 +110,7 @@ class _Tokens:
 
     def __init__(self, num: int, per_look: int) -> None:
         self._points: deque[tuple[int, float]] = deque(maxlen=num)
-        self._per_look = per_look
+        self.per_look = per_look
         self._num_unseen = 0
         self.line: Line | None = None
 
@@ -117,15 +118,14 @@ class _Tokens:
         """Record a first token; return whether it was looked at."""
         self._points.append((num_bytes, seconds))
         self._num_unseen += 1
-        if self._num_unseen < self._per_look:
+        if self._num_unseen < self.per_look:
             return False
         self._num_unseen, self.line = 0, fit(self._points)
         return True
 
-    def s_per_byte(self, presumed: float, spread: float) -> float:
-        """Return the cost of prompts where such costs are `presumed`, give or take `spread` of
-        it."""
-        return presumed if self.line is None else self.line.drawn_to(presumed, spread)
+    def s_per_byte(self, presumed: float, variance: float) -> float:
+        """Return the cost of prompts where such costs are `presumed`, with a variance."""
+        return presumed if self.line is None else self.line.drawn_to(presumed, variance)
 
 
 class _Group:
@@ -134,9 +134,38 @@ class _Group:
     def __init__(self) -> None:
         self.tokens = _Tokens(NUM_OF_GROUP, _PER_LOOK_AT_GROUP)
         self.endpoints: dict[Tracked, _Tokens] = {}
+        self._variance = 0.0
         self._loads: dict[Load, deque[float]] = {
             load: deque(maxlen=NUM_LOADS) for load in (Load.CACHED, Load.COLD)
         }
+
+    def set_endpoints(self, endpoints: Iterable[Tracked]) -> None:
+        """Replace the endpoints; new ones are taken for what the group is."""
+        before, self.endpoints = self.endpoints, {}
+        for tracked in endpoints:
+            own = before.get(tracked) or _Tokens(NUM_OF_ENDPOINT, _PER_LOOK_AT_ENDPOINT)
+            self.endpoints[tracked] = own
+            self.apply(tracked)
+        self.tokens.per_look = max(_PER_LOOK_AT_GROUP, len(self.endpoints))
+
+    def record(self, tracked: Tracked, num_bytes: int, seconds: float) -> None:
+        """Record a first token without a load."""
+        is_seen = self.endpoints[tracked].record(num_bytes, seconds)
+        if self.tokens.record(num_bytes, seconds):
+            self._variance = self._look()
+            for each in self.endpoints:
+                self.apply(each)
+        elif is_seen:
+            self.apply(tracked)
+
+    def _look(self) -> float:
+        """Return the variance of the endpoints' slopes beyond that of their errors."""
+        lines = [own.line for own in self.endpoints.values() if own.line is not None]
+        if self.tokens.line is None or not lines:
+            return 0.0
+        middle = self.tokens.line.s_per_byte
+        beyond = [(each.s_per_byte - middle) ** 2 - each.error_s_per_byte**2 for each in lines]
+        return max(0.0, fmean(beyond))
 
     def record_load(self, load: Load, seconds: float) -> None:
         self._loads[load].append(seconds)
@@ -151,9 +180,9 @@ class _Group:
     def apply(self, tracked: Tracked) -> None:
         """Let an endpoint have the costs that have been learned of it."""
         given = tracked.traits.costs
-        presumed = self.tokens.s_per_byte(given.prompt_s_per_byte, _GROUP_SPREAD)
-        tokens = self.endpoints[tracked]
-        learned = _near(tokens.s_per_byte(_near(presumed, given), _ENDPOINT_SPREAD), given)
+        s_per_byte = given.prompt_s_per_byte
+        presumed = _near(self.tokens.s_per_byte(s_per_byte, (_SPREAD * s_per_byte) ** 2), given)
+        learned = _near(self.endpoints[tracked].s_per_byte(presumed, self._variance), given)
         cold_s = self.load_s(Load.COLD, given.cold_load_s)
         cached_s = self.load_s(Load.CACHED, given.cached_load_s)
         tracked.set_costs(Costs(learned, cold_s, cached_s))
@@ -177,15 +206,12 @@ class Speeds:
         What a group has learned stays while it has an endpoint.
         """
         before, self._groups = self._groups, {}
-        known = {each: own for group in before.values() for each, own in group.endpoints.items()}
+        members = defaultdict(list)
         for tracked in endpoints:
-            name = tracked.group
-            if name not in self._groups:
-                self._groups[name] = before.get(name) or _Group()
-                self._groups[name].endpoints = {}
-            own = known.get(tracked) or _Tokens(NUM_OF_ENDPOINT, _PER_LOOK_AT_ENDPOINT)
-            self._groups[name].endpoints[tracked] = own
-            self._groups[name].apply(tracked)
+            members[tracked.group].append(tracked)
+        for name, group_endpoints in members.items():
+            group = self._groups[name] = before.get(name) or _Group()
+            group.set_endpoints(group_endpoints)
 
     def record_first_token(self, tracked: Tracked, probe: Probe, ttft_s: float) -> None:
         """Record how long an endpoint took for the first token of a pick; it may have left."""
@@ -194,12 +220,7 @@ class Speeds:
             return
         num_bytes = probe.prompt_bytes
         if probe.load is Load.NONE:
-            is_new = group.endpoints[tracked].record(num_bytes, ttft_s)
-            if group.tokens.record(num_bytes, ttft_s):
-                for each in group.endpoints:
-                    group.apply(each)
-            elif is_new:
-                group.apply(tracked)
+            group.record(tracked, num_bytes, ttft_s)
         elif group.tokens.line is not None:
             base_s = max(0.0, group.tokens.line.base_s)
             rest_s = ttft_s - base_s - num_bytes * tracked.prompts.costs.prompt_s_per_byte

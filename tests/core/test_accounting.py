@@ -340,3 +340,23 @@ def test_other_responses_tell_nothing_about_the_cache(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert heard(monkeypatch, **changes) == []
+
+
+@pytest.mark.parametrize(("duration_s", "ratio"), [(9.0, 4.0), (None, 1.0)])
+def test_first_tokens_of_streamed_responses_teach_what_prompts_cost(
+    duration_s: float | None, ratio: float
+) -> None:
+    """An endpoint takes four times as long for each byte as is configured."""
+    pool = Pool()
+    pool.set_endpoints([endpoint(1)])
+    accounting, byte_s = Accounting(pool, "r"), Costs().prompt_s_per_byte
+    for number in range(64):
+        now, num_bytes = 10.0 * number, 1_000 * number
+        info = request(None, arrived_at_s=now - 0.5, body_bytes=num_bytes)
+        pool.flights.start(pick(f"r-{number}", 1, info=info), now=now)
+        first_s = 0.5 + 0.02 + 4 * byte_s * num_bytes
+        times = {"first_body_byte_s": first_s, "duration_s": duration_s, "lag_s": 0.0}
+        accounting.complete(completion(pick_id=f"r-{number}", **times), now=now + 9.0)
+
+    learned = pool.snapshot(now=700.0).endpoints[0].costs
+    assert learned.prompt_s_per_byte == pytest.approx(ratio * byte_s, rel=0.01)
