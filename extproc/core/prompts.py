@@ -22,15 +22,17 @@ class Prompts:
         unfinished_bytes: Bodies of the requests that have not ended, told ones included, but for
             the beginnings that are cached.
         num_alike: Routers assumed to send what this one sends, itself included.
+        num_behind: Of our picks, the last ones in a row that had prompts ahead, by estimate.
     """
 
-    __slots__ = ("costs", "done_s", "num_alike", "unfinished_bytes")
+    __slots__ = ("costs", "done_s", "num_alike", "num_behind", "unfinished_bytes")
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self.done_s = -inf
         self.unfinished_bytes = 0
         self.num_alike = 1
+        self.num_behind = 0
 
     def add(self, work_s: float, *, at_s: float, now: float) -> None:
         """Add a request that was sent at `at_s`, of so many seconds' work, unless it is old."""

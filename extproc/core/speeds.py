@@ -2,7 +2,9 @@
 
 The configured costs are where this begins. A pick's time to its first token tells of them if
 nothing was ahead of it: it is a step's time, its prompt, but for what was cached, and its adapter's
-load. Other picks do not count, nor do those whose adapter may have waited for a slot.
+load. Other picks do not count, nor do those whose adapter may have waited for a slot. Only where
+prompts are taken to be ahead of all picks for a while, these count as well, their prompts and what
+is ahead taken together: or else, nothing would show that prompts cost less than they are taken to.
 
 Rules:
 1. **Prompts**: the slope of first tokens over bytes, where nothing was loaded. What all of them
@@ -38,6 +40,8 @@ MAX_RATIO = 8.0
 MIN_LOAD_S, MAX_LOAD_S = 0.001, 30.0
 NUM_OF_ENDPOINT, NUM_OF_GROUP, NUM_LOADS = 48, 256, 64
 """The latest first tokens that count, and loads of either kind."""
+MAX_BEHIND = 16
+"""Picks in a row that an endpoint may get while prompts are ahead, before those tell as well."""
 NUM_PRESUMED_LOADS = 8
 """Loads that took as long as configured, before any is seen."""
 
@@ -92,7 +96,12 @@ def probe_of(
 ) -> Probe | None:
     """Return what the first token of a request will tell of, before it is counted there; None for
     nothing."""
-    if tracked.prompts.done_s > now or request.context_bytes is not None:  # or is no text
+    if request.context_bytes is not None:  # it is no text
+        return None
+    prompts = tracked.prompts
+    ahead_s = max(0.0, prompts.done_s - now)
+    prompts.num_behind = prompts.num_behind + 1 if ahead_s else 0
+    if 0 < prompts.num_behind <= MAX_BEHIND:
         return None
     load = Load.NONE
     if adapter is not None:
@@ -102,7 +111,8 @@ def probe_of(
             return None
         if adapter not in active and adapter not in tracked.gpu_adapters:
             load = Load.CACHED if adapter in tracked.cpu_adapters else Load.COLD
-    return Probe(request.rest_bytes(tracked.endpoint.address), load)
+    ahead_bytes = ahead_s / prompts.costs.prompt_s_per_byte
+    return Probe(request.rest_bytes(tracked.endpoint.address) + int(ahead_bytes), load)
 
 
 class _Tokens:

@@ -346,17 +346,21 @@ def test_other_responses_tell_nothing_about_the_cache(
 def test_first_tokens_of_streamed_responses_teach_what_prompts_cost(
     duration_s: float | None, ratio: float
 ) -> None:
-    """An endpoint takes four times as long for each byte as is configured."""
+    """An endpoint takes four times as long for each byte as is configured; of two requests at
+    once the second one is late."""
     pool = Pool()
     pool.set_endpoints([endpoint(1)])
     accounting, byte_s = Accounting(pool, "r"), Costs().prompt_s_per_byte
     for number in range(64):
-        now, num_bytes = 10.0 * number, 1_000 * number
+        now, num_bytes = 10.0 * number, 1_000 + 1_000 * number
         info = request(None, arrived_at_s=now - 0.5, body_bytes=num_bytes)
-        pool.flights.start(pick(f"r-{number}", 1, info=info), now=now)
         first_s = 0.5 + 0.02 + 4 * byte_s * num_bytes
-        times = {"first_body_byte_s": first_s, "duration_s": duration_s, "lag_s": 0.0}
-        accounting.complete(completion(pick_id=f"r-{number}", **times), now=now + 9.0)
+        pick_ids = f"r-{2 * number}", f"r-{2 * number + 1}"
+        for pick_id in pick_ids:
+            pool.flights.start(pick(pick_id, 1, info=info), now=now)
+        for pick_id, late_s in zip(pick_ids, (0.0, 5.0), strict=True):
+            times = {"first_body_byte_s": first_s + late_s, "duration_s": duration_s, "lag_s": 0.0}
+            accounting.complete(completion(pick_id=pick_id, **times), now=now + 9.0)
 
     learned = pool.snapshot(now=700.0).endpoints[0].costs
     assert learned.prompt_s_per_byte == pytest.approx(ratio * byte_s, rel=0.01)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from extproc.core.costs import Costs, Load, Probe
 from extproc.core.pool import Pool, PoolSettings
 from extproc.core.speeds import (
+    MAX_BEHIND,
     MAX_LOAD_S,
     MAX_RATIO,
     MIN_LOAD_S,
@@ -303,6 +304,20 @@ def test_nothing_tells_while_prompts_are_ahead() -> None:
 
     assert probe(made, None, now=2.9) is None
     assert probe(made, None, now=3.1) == Probe(100, Load.NONE)
+
+
+def test_where_prompts_are_always_ahead_they_count_after_a_while() -> None:
+    """Otherwise, nothing would ever show that they are taken to cost too much."""
+    made = pool()
+    made.flights.start(pick("r-1", 1, info=request(None, body_bytes=200_000)), now=1.0)
+    probes = []
+    for number in range(MAX_BEHIND + 2):
+        made.flights.start(pick(f"r-n{number}", 1, info=request(None)), now=1.5)
+        probes.append(list(made.flights)[-1].probe)
+
+    assert probes == [None] * MAX_BEHIND + [Probe(150_000, Load.NONE)] * 2
+    assert probe(made, None, now=9.0) == Probe(100, Load.NONE)
+    assert probe(made, None, now=9.0) is None  # behind the one before, as the first in a row
 
 
 @pytest.mark.parametrize(
