@@ -22,7 +22,7 @@ from extproc.core.beginnings import Beginnings, with_cached
 from extproc.core.cpucaches import CpuCaches
 from extproc.core.modelindex import ModelIndex, card_to_keep
 from extproc.core.outliers import Outliers, OutlierSettings
-from extproc.core.told import PickObserver, Told
+from extproc.core.told import PickObserver, Told, ToldPick
 from extproc.core.tracked import InFlight, Tracked, is_restart
 from extproc.core.traits import PoolSettings
 from extproc.core.types import Endpoint, LoadReport, ModelCard, Pick, Snapshot
@@ -181,6 +181,19 @@ class Pool:
         self._count(InFlight(kept, now, tracked, adapter, place=place, group=tracked.group), now)
         if pick.request.request_id:
             self._by_request_id[pick.request.request_id] = pick.id
+
+    def start_told(self, pick: Pick, *, now: float) -> bool:
+        """Count a pick that we made for another router, as if that one had told of it.
+
+        Return False if there is no room to count it.
+        """
+        request, address = pick.request, pick.address
+        rest_bytes = request.rest_bytes(address)
+        self.told.start(ToldPick(pick.id, address, request.adapter, rest_bytes, 0.0), now=now)
+        if not self.told.is_counted(pick.id):
+            return False
+        self.beginnings.add(request, self._tracked[address].kv_cache)
+        return True
 
     def move(self, pick_id: str, address: str, *, now: float) -> bool:
         """Count a pick at `address` instead: the data plane fell back to another endpoint.

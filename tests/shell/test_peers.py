@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from extproc.core.relay import Relay, RelaySettings
 from extproc.core.told import ToldEnd, ToldPick
 from extproc.shell.gen import peers_pb2
+from extproc.shell.peerlink import MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
 from extproc.shell.peers import (
     BEGIN_INTERVAL_S,
     MAX_FIRST_BYTES,
     MAX_LINKS,
-    MAX_ROUTER_ID_CHARS,
-    MAX_UNREAD_BYTES,
     PeersService,
 )
 from extproc.shell.rpc import Code, Session

@@ -57,7 +57,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.processor = ExternalProcessor(
-            new_stream=lambda _metadata: Stream(self.dispatcher, self.settings),
+            new_stream=lambda _metadata, _wake: Stream(self.dispatcher, self.settings),
             codec=self.codec,
             clock=lambda: self.now,
             call_later=self.call_later,
