@@ -110,11 +110,12 @@ class Fleet:
             self._run_until(arrival.at_s)
             self.now = arrival.at_s
             router = choose_router(num_routers) if num_routers > 1 else 0
+            asker, router = router, router if self.settings.lead_delay_s is None else 0
             flight = Flight(str(number), arrival, router)
             self.flights[flight.id] = flight
             if self.settings.patience_s is not None:
                 self._at(self.now + self.settings.patience_s, partial(self._lose_patience, flight))
-            self._decide(flight)
+            self._decide_or_ask(flight, asker)
             end_s = self.now + self.settings.drain_s
             if number % ARRIVALS_PER_LOOK == 0 and self._is_given_up():
                 return self._result(is_cut=True)
@@ -143,6 +144,14 @@ class Fleet:
             open_flights = [f for f in open_flights if f.state is FlightState.RUNNING]
 
     # --- requests ---------------------------------------------------------------------------
+
+    def _decide_or_ask(self, flight: Flight, asker: int) -> None:
+        """Ask the flight's router now, or after the way from the one that it came to."""
+        if asker == flight.router:
+            self._decide(flight)
+        else:
+            hop_s = self.settings.lead_delay_s or 0.0
+            self._at(self.now + hop_s, partial(self._decide, flight))
 
     def _decide(self, flight: Flight) -> None:
         """Ask the flight's router now."""
