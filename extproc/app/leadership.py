@@ -52,7 +52,7 @@ class Leadership(Leaders):
         self._clock = clock
         self._observers = observers
         self._looks: set[str] = set()  # held questions that a timer is set for
-        self.following = Following(self, next_id, settings)
+        self.following = Following(self, next_id, router.led_hold_s, settings)
         self.leading = Leading(router, is_ready=is_ready)
 
     def begin(self) -> None:

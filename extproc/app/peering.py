@@ -125,7 +125,7 @@ class Peering:
             router,
             self._service,
             next_id=next_id,
-            settings=FollowingSettings(self._peers.lead_timeout_s, router.max_hold_s),
+            settings=FollowingSettings(self._peers.lead_timeout_s),
             is_ready=is_ready,
             call_later=call_later,
             clock=self._clock,

@@ -96,11 +96,9 @@ class FollowingSettings(Struct, frozen=True):
     Attributes:
         timeout_s: For the first sign about a question, and for the next one of a hold beyond the
             time that the leader gave.
-        max_hold_s: As the router's.
     """
 
     timeout_s: float = 0.02
-    max_hold_s: float = 60.0
     max_asked: int = 4_096  # questions open at a time
     max_timeouts: int = 3  # in a row
     pause_s: float = 1.0
@@ -123,6 +121,7 @@ class Following:
 
     Args:
         next_id: Of a pick of this router.
+        hold_s: As `Router.led_hold_s`.
 
     Attributes:
         num_asked: Requests of others' to decide, by outcome.
@@ -132,10 +131,12 @@ class Following:
         self,
         leaders: Leaders,
         next_id: Callable[[], str],
+        hold_s: Callable[[float], float],
         settings: FollowingSettings | None = None,
     ) -> None:
         self._leaders = leaders
         self._next_id = next_id
+        self._hold_s = hold_s
         self._settings = settings or FollowingSettings()
         self._open: dict[str, _Open] = {}
         self._watched = ""  # the leader that the next two are about
@@ -157,7 +158,7 @@ class Following:
         if not self._may_ask(leader, now):
             self.num_asked[SILENT] += 1
             return None
-        give_up_s = request.arrived_at_s + settings.max_hold_s
+        give_up_s = request.arrived_at_s + self._hold_s(settings.timeout_s)
         question = Question(self._next_id(), request, give_up_s)
         if len(self._open) >= settings.max_asked or not self._leaders.ask(leader, question):
             self.num_asked[FULL] += 1

@@ -55,6 +55,15 @@ class Router:
             return self._hold(result, request, now)
         return result
 
+    def led_hold_s(self, answer_s: float) -> float:
+        """Return the longest hold by a router that leads, from a request's headers on.
+
+        That is the policy's own `hold_s`, if it has one, and `answer_s` for the last word.
+        """
+        hold_s = getattr(self.picker.policy, "hold_s", None)
+        has_one = isinstance(hold_s, int | float)
+        return min(self.max_hold_s, hold_s + answer_s) if has_one else self.max_hold_s
+
     def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
         """Return the body of `GET /v1/models`: the models of the endpoints that a request may get.
 

@@ -36,6 +36,7 @@ class Policy:
 
     def __init__(self) -> None:
         self.is_open = True
+        self.hold_s: float | None = None
 
     def choose(
         self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
@@ -77,8 +78,8 @@ class Member:
         self.policy, next_id = Policy(), pick_ids(self.id)
         picker = Picker(self.policy, "p", rng=random.Random(self.id), next_id=next_id)
         self.router = Router(self.pool, picker, max_hold_s=self.team.max_hold_s)
-        settings = FollowingSettings(TIMEOUT_S, self.team.max_hold_s, max_asked=self.team.max_asked)
-        self.following = Following(self, next_id, settings)
+        settings = FollowingSettings(TIMEOUT_S, max_asked=self.team.max_asked)
+        self.following = Following(self, next_id, self.router.led_hold_s, settings)
         self.leading = Leading(self.router, settings=LeadingSettings())
 
     # --- the way to the others -----------------------------------------------------------------

@@ -269,6 +269,21 @@ def test_at_the_end_of_its_own_hold_a_follower_decides_instead_of_rejecting() ->
     assert following.num_open == 0
 
 
+def test_a_leader_holds_no_longer_than_the_followers_own_policy_would() -> None:
+    team, following = leader_and_follower(max_hold_s=60.0)
+    team.members["bb"].policy.hold_s = 0.2
+    team.members["aa"].policy.is_open = False
+
+    client = team.members["bb"].request("/held")
+    while client.result is None:
+        team.run()
+        team.pass_time(0.01)
+
+    assert picked(client).leader == ""
+    assert team.now <= client.request.arrived_at_s + 0.2 + 2 * TIMEOUT_S
+    assert following.num_open == 0
+
+
 def test_answers_that_nobody_asked_for_and_second_answers_change_nothing() -> None:
     team, following = leader_and_follower()
     follower = team.members["bb"]
