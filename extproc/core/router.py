@@ -61,8 +61,9 @@ class Router:
         That is the policy's own `hold_s`, if it has one, and `answer_s` for the last word.
         """
         hold_s = getattr(self.picker.policy, "hold_s", None)
-        has_one = isinstance(hold_s, int | float)
-        return min(self.max_hold_s, hold_s + answer_s) if has_one else self.max_hold_s
+        if isinstance(hold_s, int | float):
+            return min(self.max_hold_s, hold_s + answer_s)
+        return self.max_hold_s
 
     def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
         """Return the body of `GET /v1/models`: the models of the endpoints that a request may get.
