@@ -163,7 +163,7 @@ class Following:
         if len(self._open) >= settings.max_asked or not self._leaders.ask(leader, question):
             self.num_asked[FULL] += 1
             return None
-        until_s = min(now + settings.timeout_s, give_up_s)
+        until_s = now + settings.timeout_s
         asked = self._open[question.pick_id] = _Open(question, leader, until_s, wake)
         return asked
 
@@ -186,19 +186,25 @@ class Following:
 
     def forget(self, leader: str) -> None:
         """Decide alone what a router that has gone was asked."""
-        for asked in [each for each in self._open.values() if each.leader == leader]:
+        for asked in self._asked_of(leader):
             self._end(asked, LOST)
             asked.wake()
 
     def time_out(self, asked: _Open, *, now: float) -> None:
         """End an open question whose time is over."""
         self.withdraw(asked, TIMEOUT)
-        if now - asked.until_s >= self._settings.timeout_s:
-            return  # it was this process that stood still
-        if asked.leader != self._watched:
-            self._watched, self._num_timeouts = asked.leader, 0
+        leader, settings = asked.leader, self._settings
+        stood_still = now - asked.until_s >= settings.timeout_s  # this process did
+        if stood_still or asked.until_s == asked.question.give_up_s:
+            return
+        if leader != self._watched:
+            self._watched, self._num_timeouts = leader, 0
         self._num_timeouts += 1
-        self._paused_until_s = now + self._settings.pause_s
+        self._paused_until_s = now + settings.pause_s
+        if self._num_timeouts == settings.max_timeouts:  # no other is answered either
+            for each in self._asked_of(leader):
+                self.withdraw(each, TIMEOUT)
+                each.wake()
 
     def withdraw(self, asked: _Open, outcome: str = WITHDRAWN) -> None:
         """End a question if it is open, and let the leader forget it if it may count it."""
@@ -207,6 +213,9 @@ class Following:
         elif asked.outcome != ANSWERED:
             return
         self._leaders.withdraw(asked.leader, Withdrawal(asked.question.pick_id))
+
+    def _asked_of(self, leader: str) -> list[_Open]:
+        return [each for each in self._open.values() if each.leader == leader]
 
     def _may_ask(self, leader: str, now: float) -> bool:
         if leader != self._watched or self._num_timeouts < self._settings.max_timeouts:

@@ -36,7 +36,7 @@ class LeadingSettings(Struct, frozen=True):
 
     max_held: int = 16_384  # questions of all routers
     max_held_per_router: int = 4_096
-    sign_s: float = 0.05
+    sign_s: float = 0.2
 
 
 class _Held(Struct, eq=False):

@@ -139,7 +139,8 @@ class Member:
 
     def request(self, path: str = "/now", **fields: object) -> Client:
         made: list[Client] = []
-        info = request(None, model="a", path=path, arrived_at_s=self.team.now, **fields)
+        defaults = {"path": path, "arrived_at_s": self.team.now}
+        info = request(None, model="a", **{**defaults, **fields})
         made.append(Client(Asking(self.following, lambda: self._wake(made[0])), info))
         self.clients.append(made[0])
         self.route(made[0])

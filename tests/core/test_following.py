@@ -247,7 +247,7 @@ def test_a_leader_that_falls_silent_while_it_holds_is_waited_for_no_longer() -> 
 
     client = team.members["bb"].request("/held")
     team.run()
-    for _ in range(20):
+    for _ in range(100):
         team.now += 0.01
         team.members["bb"].route(client)
 
@@ -267,6 +267,47 @@ def test_at_the_end_of_its_own_hold_a_follower_decides_instead_of_rejecting() ->
 
     assert picked(client).leader == ""
     assert following.num_open == 0
+
+
+def test_a_leader_that_holds_for_as_long_as_it_may_is_not_silent() -> None:
+    team, following = leader_and_follower(max_hold_s=0.3)
+    leader, follower = team.members["aa"], team.members["bb"]
+    leader.policy.is_open, leader.router.max_hold_s = False, 60.0
+
+    clients = [follower.request("/held") for _ in range(9)]
+    for _ in range(40):
+        team.run()
+        team.pass_time(0.01)
+
+    assert {picked(each).leader for each in clients} == {""}
+    assert outcomes(following) == {f.TIMEOUT: 9}
+    follower.request()
+    assert following.num_open == 1
+
+
+def test_a_request_whose_body_took_longer_than_any_hold_is_asked_about_like_others() -> None:
+    team, following = leader_and_follower(max_hold_s=0.3)
+    client = team.members["bb"].request(arrived_at_s=team.now - 9)
+    team.run()
+
+    assert picked(client).leader == "aa"
+    assert outcomes(following) == {f.ANSWERED: 1}
+
+
+def test_what_a_silent_leader_holds_does_not_wait_for_the_end_of_its_time() -> None:
+    team, following = leader_and_follower(max_hold_s=60.0)
+    follower = team.members["bb"]
+    team.members["aa"].policy.is_open = False
+    held = follower.request("/held")
+    team.run()
+    for _ in range(3):
+        follower.request()
+    team.now += TIMEOUT_S
+    for client in follower.clients[1:]:
+        follower.route(client)
+
+    assert held.is_woken
+    assert outcomes(following) == {f.TIMEOUT: 4}
 
 
 def test_a_leader_holds_no_longer_than_the_followers_own_policy_would() -> None:
