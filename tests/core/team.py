@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -186,6 +186,7 @@ class Team:
         self.now, self.max_hold_s, self.max_asked = 1.0, max_hold_s, max_asked
         self.ways: dict[tuple[str, str], deque[object]] = {}
         self.cut: set[frozenset[str]] = set()
+        self.num_questions: Counter[str] = Counter()
         ids = [2 * letter for letter in "abcdef"[:num]]
         self.members = {each: Member(each, self, range(1, pods + 1)) for each in ids}
         for one in ids:
@@ -215,6 +216,7 @@ class Team:
         if way is None:
             return False
         way.append(message)
+        self.num_questions[near] += isinstance(message, Question)
         return True
 
     def tell(self, near: str, message: object) -> None:

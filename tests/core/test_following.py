@@ -396,7 +396,9 @@ def test_whatever_happens_each_request_has_one_outcome_and_all_counts_end_at_not
         assert member.following.num_open == member.leading.num_held == 0
         for client in member.clients:
             assert client.is_gone or isinstance(client.result, Pick | Rejection)
-        assert sum(member.following.num_asked.values()) <= len(member.clients)
+        ends = outcomes(member.following)
+        assert sum(ends.values()) - ends.get(f.SILENT, 0) == team.num_questions[member.id]
+        assert team.num_questions[member.id] <= len(member.clients)
         for client in member.clients:
             member.end(client)
     team.run()
