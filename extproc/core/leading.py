@@ -2,7 +2,7 @@
 
 1. A question is answered at once, or held as long as the policy wants, this router holds requests,
    and the asker does; the asker gets a sign every `sign_s`. What is rejected here is left to the
-   asker: so is what goes beyond a bound.
+   asker; so is what goes beyond a bound, and what is chosen without a fresh report of any pod.
 2. A pick is named only if it is counted, as one that the asker has told of (`core.told`). When the
    asker tells of it, or of its end, it is that same pick.
 3. A question that is withdrawn, or whose asker has gone, is no longer held, and its pick is ended.
@@ -117,7 +117,7 @@ class Leading:
             result = self._router.choose(question.request, now=now)
         if isinstance(result, Wait) and self._may_hold(question, now):
             return self._hold(question, result, now)
-        if isinstance(result, Pick):
+        if isinstance(result, Pick) and _is_sighted(result):
             pick = replace(result, id=pick_id)
             if self._router.pool.start_told(pick, now=now):
                 self.num_answered[PICKED] += 1
@@ -152,3 +152,8 @@ class Leading:
             if not self._num_held[asker]:
                 del self._num_held[asker]
         return held is not None
+
+
+def _is_sighted(pick: Pick) -> bool:
+    """Return whether the candidates are known and can be reached; all are flawed alike."""
+    return all(view.is_known and not view.is_unreachable for view in pick.candidates[:1])

@@ -21,7 +21,7 @@ from extproc.core.leading import Leading, LeadingSettings
 from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
 from extproc.core.policies.controls import LeastPending
-from extproc.core.pool import Pool
+from extproc.core.pool import Pool, PoolSettings
 from extproc.core.router import Router
 from extproc.core.told import ToldPick
 from extproc.core.types import Choice, Pick, Rejection, RequestInfo, Snapshot, Wait
@@ -29,6 +29,7 @@ from tests.builders import address, cards, endpoint, report, request
 
 NUM_PODS = 3
 TIMEOUT_S = 0.02
+EXPIRY_S = 600.0
 
 
 class Policy:
@@ -69,7 +70,7 @@ class Member:
     before: str | None = None
 
     def __post_init__(self) -> None:
-        self.pool = Pool()
+        self.pool = Pool(PoolSettings(report_expiry_s=EXPIRY_S))
         self.pool.set_endpoints(endpoint(number) for number in self.pods)
         for number in self.pods:
             self.pool.record_report(address(number), report(), taken_at_s=0.0)

@@ -10,7 +10,7 @@ from extproc.core.pickids import pick_id_of
 from extproc.core.told import Told, ToldBounds
 from extproc.core.types import RequestInfo
 from tests.builders import address, request
-from tests.core.team import Member, Team
+from tests.core.team import EXPIRY_S, Member, Team
 
 
 @pytest.fixture
@@ -49,6 +49,18 @@ def test_a_router_that_is_not_ready_leaves_the_decision_to_the_asker(member: Mem
 
     assert leading.ask(question(), now=1.0) == Answer("bb-0")
     assert leading.num_answered["declined"] == 1
+
+
+def test_a_router_that_has_lost_sight_of_all_pods_leaves_the_decision_to_the_asker(
+    member: Member,
+) -> None:
+    for number in member.pods:
+        member.pool.record_unreachable(address(number))
+    unreachable = member.leading.ask(question(1), now=1.0)
+    late = Team(3).members["aa"].leading.ask(question(2), now=2 * EXPIRY_S)
+
+    assert (unreachable, late) == (Answer("bb-1"), Answer("bb-2"))
+    assert member.told() == 0
 
 
 def test_what_would_be_rejected_here_is_left_to_the_asker(member: Member) -> None:
