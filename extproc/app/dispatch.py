@@ -10,6 +10,7 @@ from functools import partial
 from extproc.app.recorder import Recorder
 from extproc.app.traced import DecisionTrace
 from extproc.core.accounting import Accounting, Completion
+from extproc.core.following import Asked, Asking, Following
 from extproc.core.outliers import Outliers, Readmission
 from extproc.core.ports import StreamSettings
 from extproc.core.router import Router
@@ -28,6 +29,7 @@ class Dispatcher:
     Attributes:
         clock: Monotonic seconds, at the highest resolution.
         trace: The calling stream's own; None where nothing is traced, for all streams.
+        asking: Likewise, where another router may lead.
     """
 
     router: Router
@@ -35,6 +37,7 @@ class Dispatcher:
     recorder: Recorder
     clock: Callable[[], float]
     trace: DecisionTrace | None = None
+    asking: Asking | None = None
 
     @property
     def uses_prefix_hashes(self) -> bool:
@@ -47,12 +50,21 @@ class Dispatcher:
         if trace is not None:
             self.recorder.observers.call("tracing", trace.asked, now)
         started_s = self.clock()
-        result = self.router.route(request, now=now)
+        result = self.router.route(request, now=now, asking=self.asking)
+        if isinstance(result, Asked):
+            return result
+        if self.asking is not None and not isinstance(result, Wait):
+            self.asking.settle(result.id if isinstance(result, Pick) else "")
         self.recorder.routed(result, self.clock() - started_s)
         if trace is not None:
             observers = self.recorder.observers
             observers.call("tracing", trace.decided, result, request.model, now)
         return result
+
+    def gone(self) -> None:
+        """Let the leader forget the request."""
+        if self.asking is not None:
+            self.asking.settle()
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Record an error response of ours."""
@@ -81,15 +93,19 @@ class Dispatcher:
 
 
 def new_stream_of(
-    dispatcher: Dispatcher, settings: StreamSettings, tracing: Tracing | None
-) -> Callable[[Metadata], Stream]:
-    """Return the factory of streams; tracing costs nothing where it is off."""
-    if tracing is None:
-        return lambda _metadata: Stream(dispatcher, settings)
+    dispatcher: Dispatcher,
+    settings: StreamSettings,
+    tracing: Tracing | None,
+    following: Following | None = None,
+) -> Callable[[Metadata, Callable[[], None]], Stream]:
+    """Return the factory of streams; tracing and asking cost nothing where they are off."""
+    if tracing is None and following is None:
+        return lambda _metadata, _wake: Stream(dispatcher, settings)
 
-    def new_stream(metadata: Metadata) -> Stream:
-        trace = DecisionTrace(partial(tracing.begin, metadata))
-        return Stream(replace(dispatcher, trace=trace), settings)
+    def new_stream(metadata: Metadata, wake: Callable[[], None]) -> Stream:
+        trace = None if tracing is None else DecisionTrace(partial(tracing.begin, metadata))
+        asking = None if following is None else Asking(following, wake)
+        return Stream(replace(dispatcher, trace=trace, asking=asking), settings)
 
     return new_stream
 

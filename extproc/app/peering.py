@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from extproc.app.apiserver import Kubernetes
+from extproc.app.leadership import Leadership
 from extproc.app.observers import Observers
 from extproc.app.telling import Telling
 from extproc.config import Config
@@ -17,8 +18,10 @@ from extproc.config.file import ConfigError
 from extproc.config.peers import PeersConfig
 from extproc.core.accounting import Completion
 from extproc.core.address import Address
+from extproc.core.following import Following, FollowingSettings
 from extproc.core.pool import Pool
 from extproc.core.relay import Relay, RelaySettings, count_routers
+from extproc.core.router import Router
 from extproc.core.types import Endpoint
 from extproc.shell.discovery.kubernetes import MissingLibraryError, load_library
 from extproc.shell.files import check_readable, describe_failure
@@ -81,6 +84,7 @@ class Peering:
             self.relay, router_id, on_entries=on_entries, clock=clock, on_garbage=on_garbage
         )
         self._telling: Telling | None = None
+        self._leadership: Leadership | None = None
         self._dialler: PeerDialler | None = None
         self.num_routers = 1
 
@@ -105,6 +109,30 @@ class Peering:
         )
         if self._peers is not None:
             self._telling.begin()
+
+    def lead(
+        self,
+        router: Router,
+        next_id: Callable[[], str],
+        *,
+        is_ready: Callable[[], bool],
+        call_later: Callable[[float, Callable[[], None]], object],
+    ) -> Following | None:
+        """Let one of the peers decide for all, after `tell`; None where that is not configured."""
+        if self._peers is None or not self._peers.lead:
+            return None
+        self._leadership = Leadership(
+            router,
+            self._service,
+            next_id=next_id,
+            settings=FollowingSettings(self._peers.lead_timeout_s),
+            is_ready=is_ready,
+            call_later=call_later,
+            clock=self._clock,
+            observers=self._observers,
+        )
+        self._leadership.begin()
+        return self._leadership.following
 
     def flush(self) -> None:
         """Send the queued entries."""
@@ -168,6 +196,8 @@ class Peering:
         )
         if self._telling is not None:
             self._telling.add_metrics(telemetry)
+        if self._leadership is not None:
+            self._leadership.add_metrics(telemetry)
 
     async def _tick(self) -> None:
         while True:

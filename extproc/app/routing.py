@@ -38,11 +38,12 @@ class Routing:
         self._named_groups: set[str] = set()  # by discovery
         self._unknown_groups: set[str] = set()
         self._clock = world.clock
+        self.next_id = pick_ids(router_id)
         self._picker = Picker(
             policy,
             config.policy.name,
             rng=world.rng,
-            next_id=pick_ids(router_id),
+            next_id=self.next_id,
             settings=settings.picker_settings(config),
             admission=settings.admission_settings(config),
         )

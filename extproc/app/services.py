@@ -75,7 +75,11 @@ class Services:
             rng=world.rng,
             observers=self.observers,
         )
-        self.peering.tell(routing.pool, asyncio.get_running_loop().call_later)
+        call_later = asyncio.get_running_loop().call_later
+        self.peering.tell(routing.pool, call_later)
+        following = self.peering.lead(
+            routing.router, routing.next_id, is_ready=is_open, call_later=call_later
+        )
         self.accounting = Accounting(
             routing.pool, router_id, settings.accounting_settings(config), self.peering.relay
         )
@@ -93,10 +97,10 @@ class Services:
         self._tracing = tracing
         stream_settings = settings.stream_settings(config)
         self.processor = ExternalProcessor(
-            new_stream_of(dispatcher, stream_settings, self._tracing),
+            new_stream_of(dispatcher, stream_settings, self._tracing, following),
             _codec(config),
             clock,
-            call_later=asyncio.get_running_loop().call_later,
+            call_later=call_later,
             is_open=is_open,
         )
         self.completions = CompletionService(

@@ -17,6 +17,7 @@ from msgspec import Struct
 from extproc.core.address import host_of
 from extproc.core.admission import AdmissionSettings, admit, fitting
 from extproc.core.bounds import MAX_SLUG_CHARS, plain
+from extproc.core.following import Asking, Led
 from extproc.core.policies import Policy
 from extproc.core.rejections import STORED_RESPONSE, no_endpoints
 from extproc.core.routes import NO_PATH, RESPONSES_PATH
@@ -77,8 +78,10 @@ class Picker:
         self._settings = settings or PickerSettings()
         self._admission = admission or AdmissionSettings()
 
-    def pick(self, snapshot: Snapshot, request: RequestInfo) -> Pick | Rejection | Wait:
-        """Choose an endpoint for `request`.
+    def pick(
+        self, snapshot: Snapshot, request: RequestInfo, asking: Asking | None = None
+    ) -> Pick | Rejection | Wait:
+        """Choose an endpoint for `request`; with `asking`, the leader is asked before the policy.
 
         Raises:
             ValueError: The policy chose nothing, or an endpoint that was not among its candidates.
@@ -96,14 +99,19 @@ class Picker:
         views = tuple(admitted)
         session, stays = self._session(request)
         chosen = self._stay(views, session) if stays else None
-        reason, terms = "session", None
+        reason, terms, pick_id, leader = "session", None, "", ""
         if chosen is None:
-            if not request.model:
-                return STORED_RESPONSE
             asked = Snapshot(views, snapshot.now, snapshot.num_routers)
-            choice = self.policy.choose(asked, request, rng=self._rng)
+            choice: Choice | Wait | None
+            choice = None if asking is None else asking.choose(asked, request)
+            if choice is None and not request.model:
+                return STORED_RESPONSE
+            if choice is None:
+                choice = self.policy.choose(asked, request, rng=self._rng)
             if isinstance(choice, Wait):
                 return choice
+            if isinstance(choice, Led):
+                pick_id, leader = choice.pick_id, choice.leader
             chosen, reason = self._check(choice, asked), plain(str(choice.reason), MAX_SLUG_CHARS)
             terms = choice.terms
         if session is not None:
@@ -112,7 +120,7 @@ class Picker:
         addresses = tuple([view.address for view in chosen])
         num_listed = 1 + self._settings.num_fallbacks
         return Pick(
-            id=self._next_id(),
+            id=pick_id or self._next_id(),
             request=request,
             endpoints=addresses[:num_listed],
             policy=self._policy_name,
@@ -121,6 +129,7 @@ class Picker:
             picked_at_s=snapshot.now,
             alternates=addresses[num_listed:],
             terms=terms,
+            leader=leader,
         )
 
     def _session(self, request: RequestInfo) -> tuple[str | None, bool]:

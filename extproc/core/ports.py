@@ -22,6 +22,9 @@ class Dispatcher(Protocol):
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
         """Choose an endpoint and count the request there, or reject it, or hold it."""
 
+    def gone(self) -> None:
+        """The request will not be asked about again. May come more than once."""
+
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         """End the pick's accounting. Called at most once per pick by a stream."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from extproc.core.costs import BYTES_PER_TOKEN
+from extproc.core.following import Asked, Asking
 from extproc.core.listing import ModelListing
 from extproc.core.picker import Picker, is_in_subset
 from extproc.core.pool import Pool
@@ -28,8 +29,19 @@ class Router:
     max_hold_s: float = 60.0  # longest that a request may wait for an endpoint, from its headers on
     _listing: ModelListing = field(default_factory=ModelListing, repr=False)
 
-    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
-        """Choose an endpoint and count the request there, or say why not, or when to ask again.
+    def route(
+        self, request: RequestInfo, *, now: float, asking: Asking | None = None
+    ) -> Pick | Rejection | Wait:
+        """Choose an endpoint and count the request there, or say why not, or when to ask again."""
+        result = self.choose(request, now=now, asking=asking)
+        if isinstance(result, Pick):
+            self.pool.flights.start(result, now=now)
+        return result
+
+    def choose(
+        self, request: RequestInfo, *, now: float, asking: Asking | None = None
+    ) -> Pick | Rejection | Wait:
+        """Choose as `route` does, and count nothing.
 
         `request.adapter` is filled in here: only the pool knows which names are adapters. An empty
         model (a stored response) goes to the session's endpoint.
@@ -40,12 +52,20 @@ class Router:
             if card is None:
                 return _unknown(request.model, snapshot, request.subset)
             request = self._known(request, card)
-        result = self.picker.pick(snapshot, request)
-        if isinstance(result, Pick):
-            self.pool.flights.start(result, now=now)
-        elif isinstance(result, Wait):
+        result = self.picker.pick(snapshot, request, asking)
+        if isinstance(result, Wait) and not isinstance(result, Asked):
             return self._hold(result, request, now)
         return result
+
+    def led_hold_s(self, answer_s: float) -> float:
+        """Return the longest hold by a router that leads, from a request's headers on.
+
+        That is the policy's own `hold_s`, if it has one, and `answer_s` for the last word.
+        """
+        hold_s = getattr(self.picker.policy, "hold_s", None)
+        if isinstance(hold_s, int | float):
+            return min(self.max_hold_s, hold_s + answer_s)
+        return self.max_hold_s
 
     def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
         """Return the body of `GET /v1/models`: the models of the endpoints that a request may get.

@@ -20,6 +20,7 @@ from typing import Any
 from extproc.core import messages as m
 from extproc.core import rejections, responses
 from extproc.core.errors import ProtocolError, RequestError
+from extproc.core.following import Asked
 from extproc.core.incoming import Incoming, kept_headers, match_route
 from extproc.core.messages import BodyMode
 from extproc.core.ports import Dispatcher, StreamSettings
@@ -38,7 +39,7 @@ class Stream:
     """The state machine of one request. Not reusable."""
 
     __slots__ = (
-        *("_dispatcher", "_headers", "_incoming", "_request", "_response_body_mode"),
+        *("_dispatcher", "_headers", "_incoming", "_is_held", "_request", "_response_body_mode"),
         *("_response_status", "_settings", "_tells_modes", "pick", "state"),
     )
 
@@ -52,6 +53,7 @@ class Stream:
         self._response_body_mode = BodyMode.NONE
         self._response_status = 0
         self._tells_modes = True
+        self._is_held = False
         self.state = State.HEADERS
         self.pick: Pick | None = None
 
@@ -109,7 +111,7 @@ class Stream:
 
     def abandon(self, *, now: float) -> None:
         """Finish a request whose answer could not be sent: it will not reach its endpoint."""
-        self._free_body()
+        self._let_go()
         self.state = State.DONE
         self._give_up_pick(now)
 
@@ -118,10 +120,11 @@ class Stream:
         if pick is not None:
             self._dispatcher.finish(pick, Outcome.FAILED, now=now)
 
-    def _free_body(self) -> None:
-        """Free the body now: a peer that reads slowly can keep this object alive."""
+    def _let_go(self) -> None:
+        """Free what is held: a peer that reads slowly can keep this object alive."""
         if self.state in HOLDING:
             self._incoming.reader.clear()
+        self._dispatcher.gone()
 
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> _Step:
         self._headers = event.headers
@@ -183,8 +186,9 @@ class Stream:
 
     def _hold(self, wait: Wait, now: float) -> list[m.Command]:
         wake = m.WakeAt(wait.until_s)
-        if self.state is State.WAITING:
+        if self._is_held or isinstance(wait, Asked):
             return [wake]
+        self._is_held = True
         self._headers = kept_headers(self._headers)
         if not self._incoming.has_timer:
             return [wake]
@@ -235,7 +239,7 @@ class Stream:
         return None, [m.ContinueResponseHeaders()]
 
     def _on_local_reply(self, event: m.ResponseHeaders, _now: float) -> _Step:
-        self._free_body()
+        self._let_go()
         if self.state is State.HEADERS:
             self._response_body_mode = responses.body_mode(event.body_mode, self._settings)
         return None, [m.ContinueResponseHeaders()]
@@ -247,6 +251,7 @@ class Stream:
         return None, [m.ContinueResponseTrailers()]
 
     def _on_ended(self, _event: m.Ended, now: float) -> _Step:
+        self._dispatcher.gone()
         if self.pick is not None and self._settings.uses_response_phases:
             outcome = responses.outcome_of(self._response_status)
             self._dispatcher.finish(self.pick, outcome, now=now)
@@ -260,7 +265,7 @@ class Stream:
         return self._reply(responses.refusal(rejection))
 
     def _reply(self, reply: m.Reply) -> _Step:
-        self._free_body()
+        self._let_go()
         return Turn.OVER, [reply, m.End()]
 
 

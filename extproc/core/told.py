@@ -148,6 +148,11 @@ class Told:
         else:
             self._count(router, pick, tracked, now)
 
+    def is_counted(self, pick_id: str) -> bool:
+        """Return whether a pick is in flight here."""
+        router = self._routers.get(router_of(pick_id))
+        return router is not None and pick_id in router.flights
+
     def finish(
         self,
         pick_id: str,

@@ -268,6 +268,7 @@ class Pick(Struct, frozen=True, gc=False):
         alternates: Other addresses, best first, for a data plane that dials one at a time: sent
             alongside the destination, not in it. Empty where `endpoints` has fallbacks.
         terms: The policy's, as in `Choice`.
+        leader: The router that was asked and chose; "" where this one did.
     """
 
     id: str
@@ -279,6 +280,7 @@ class Pick(Struct, frozen=True, gc=False):
     picked_at_s: float = 0.0
     alternates: tuple[str, ...] = ()
     terms: Terms | None = None
+    leader: str = ""
 
     @property
     def address(self) -> str:

@@ -1,8 +1,8 @@
 """`extproc.v1.Peers`: the link between two replicas of this router, from either end.
 
-Links carry access log entries (`core.relay` decides which and when) and the picks that routers tell
-each other; this file encodes and decodes them. The end that listens and the end that dials
-(`peerdial`) run the same session.
+Links carry access log entries (`core.relay` decides which and when), the picks that routers tell
+each other, and questions to the router that leads. The end that listens and the end that dials
+(`peerdial`) run the same session, a `peerlink`.
 
 Picks go to each router over one link, the oldest, which begins with those in flight. Nobody
 acknowledges them: a link that is slow to acknowledge entries gets no more than `MAX_UNREAD_BYTES`
@@ -15,22 +15,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 
-from google.protobuf.message import DecodeError
-
-from extproc.core.relay import Link, Relay
+from extproc.core.relay import Relay
 from extproc.core.told import ToldEnd, ToldPick
-from extproc.shell.gen import peers_pb2
+from extproc.shell.peerlink import MAX_UNREAD_BYTES, OnHello, PeerLink
+from extproc.shell.questions import Mail
 from extproc.shell.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
-from extproc.shell.tidings import MAX_TOLD, Tidings, decode, encode, split
+from extproc.shell.tidings import MAX_TOLD, Tidings, encode, split
 
 METHOD = "/extproc.v1.Peers/Link"
 
 MAX_LINKS = 256
 """Links that others may open to us; far more than the replicas of one router."""
-MAX_ROUTER_ID_CHARS = 64
-"""Length of a peer's id; ours have 8."""
-MAX_UNREAD_BYTES = 512 * 1024
-"""Of picks that a link carries without a sign that the other side has read them."""
 MAX_FIRST_BYTES = MAX_UNREAD_BYTES // 2
 """Of the picks that a link begins with, some 5,000; the oldest beyond that are not told."""
 BEGIN_INTERVAL_S = 1.0
@@ -38,11 +33,7 @@ BEGIN_INTERVAL_S = 1.0
 
 OnTidings = Callable[[str, Tidings], None]
 OnEntries = Callable[[Sequence[bytes]], None]
-OnHello = Callable[[str], None]
-
-_ACKNOWLEDGEMENT = peers_pb2.PeerMessage(
-    acknowledgement=peers_pb2.Acknowledgement()
-).SerializeToString()
+OnMail = Callable[[str, Mail], None]
 
 
 @dataclass(eq=False)
@@ -55,10 +46,12 @@ class PeersService:
         clock: Monotonic seconds.
         on_garbage: Called once per malformed message.
         on_tidings: Called with the id of a router and what it tells.
+        on_mail: Called with the id of a router and its question, answer or withdrawal.
         on_gone: Called with the id of a router to which the last link has closed.
         on_owing: Called when a link is to begin: call `tell` soon, while `is_owing`.
         in_flight: Returns the picks that a new link is to begin with, the oldest first; None to
             tell nothing.
+        answers: Whether we answer questions.
         num_received: Entries relayed by peers.
         num_told: Picks told, once for each router.
         num_untold: Picks and ends not told because a link was slow.
@@ -71,14 +64,16 @@ class PeersService:
     clock: Callable[[], float]
     on_garbage: Callable[[], None] = lambda: None
     on_tidings: OnTidings = lambda _router_id, _tidings: None
+    on_mail: OnMail = lambda _router_id, _mail: None
     on_gone: Callable[[str], None] = lambda _router_id: None
     on_owing: Callable[[], None] = lambda: None
     in_flight: Callable[[], Sequence[ToldPick]] | None = None
+    answers: bool = False
     num_received: int = 0
     num_told: int = 0
     num_untold: int = 0
-    _sessions: list[_Session] = field(default_factory=list)
-    _telling: dict[str, _Session] = field(default_factory=dict)
+    _sessions: list[PeerLink] = field(default_factory=list)
+    _telling: dict[str, PeerLink] = field(default_factory=dict)
     _begun_at_s: float = -inf
     _num_inbound: int = 0
 
@@ -112,6 +107,18 @@ class PeersService:
     def is_owing(self) -> bool:
         """Whether a link is to begin."""
         return not all(session.has_begun for session in self._telling.values())
+
+    def answerers(self) -> list[str]:
+        """Return the routers that answer questions."""
+        return [router_id for router_id, link in self._telling.items() if link.answers]
+
+    def post(self, router_id: str, message: bytes) -> bool:
+        """Send a question, an answer or a withdrawal after what was told; False if it is dropped.
+
+        A link that has dropped something voids what it told, and begins again.
+        """
+        session = self._telling.get(router_id)
+        return session is not None and session.has_begun and session.post(message)
 
     def tell(self, picks: Iterable[ToldPick], ends: Iterable[ToldEnd]) -> None:
         """Tell every router with a link, and begin the links that have not begun.
@@ -154,13 +161,13 @@ class PeersService:
         first = Tidings(is_first=True)
         return [(first, encode(first)), *reversed(told)]
 
-    def opened(self, router_id: str, session: _Session) -> None:
+    def opened(self, router_id: str, session: PeerLink) -> None:
         """Tell a router our picks over a link, unless there is another link to it."""
         if self.in_flight is not None and router_id not in self._telling:
             self._telling[router_id] = session
             self.on_owing()
 
-    def lost(self, router_id: str, session: _Session) -> None:
+    def lost(self, router_id: str, session: PeerLink) -> None:
         """Tell the router over another link, or forget it."""
         links = (each for each in self._sessions if each.link and each.link.router_id == router_id)
         other = next(links, None)
@@ -171,7 +178,7 @@ class PeersService:
         if other is None:
             self.on_gone(router_id)
 
-    def closed(self, session: _Session, *, is_inbound: bool) -> None:
+    def closed(self, session: PeerLink, *, is_inbound: bool) -> None:
         """Forget a closed session."""
         self._sessions.remove(session)
         self._num_inbound -= is_inbound
@@ -182,128 +189,18 @@ class PeersService:
             return NO_SESSION
         return self._begin(call, lambda _: None, is_inbound=True)
 
-    def _begin(self, call: Call, on_hello: OnHello, *, is_inbound: bool) -> _Session:
-        session = _Session(self, call, on_hello, is_inbound=is_inbound)
+    def _begin(self, call: Call, on_hello: OnHello, *, is_inbound: bool) -> PeerLink:
+        session = PeerLink(self, call, on_hello, is_inbound=is_inbound)
         self._sessions.append(session)
         self._num_inbound += is_inbound
         return session
 
 
-class _Session:
-    """One end of one link."""
-
-    def __init__(
-        self, service: PeersService, call: Call, on_hello: OnHello, *, is_inbound: bool
-    ) -> None:
-        self.link: Link | None = None
-        self.has_begun = False  # to tell: the picks that were in flight then
-        self._service = service
-        self._call = call
-        self._on_hello = on_hello
-        self._is_inbound = is_inbound
-        self._has_hello = False
-        self._is_over = False
-        self._num_unread_bytes = 0
-        self._is_behind = False  # has dropped what was to be told, and has not read since
-        hello = peers_pb2.Hello(router_id=service.router_id)
-        call.send(peers_pb2.PeerMessage(hello=hello).SerializeToString())
-
-    def receive(self, message: bytes) -> None:
-        if self._is_over:
-            return
-        try:
-            content = peers_pb2.PeerMessage.FromString(message)
-        except DecodeError:
-            self._service.on_garbage()
-            self.end(Code.INVALID_ARGUMENT, "not a peer's message")
-            return
-        kind = content.WhichOneof("content")
-        if kind == "hello":
-            self._handle_hello(content.hello.router_id)
-        elif not self._has_hello:
-            self.end(Code.FAILED_PRECONDITION, "no hello")
-        elif self.link is not None:
-            self._handle(self.link, content)
-
-    def half_close(self) -> None:
-        self.end()
-
-    def closed(self) -> None:
-        self._service.closed(self, is_inbound=self._is_inbound)
-        self._drop_link()
-
-    def end(self, code: Code = Code.OK, details: str = "") -> None:
-        """End the link."""
-        self._is_over = True
-        self._drop_link()
-        self._call.end(code, details)
-
-    def tell(self, tidings: Tidings, message: bytes) -> None:
-        """Tell the other side, unless it is slow to read."""
-        link, now = self.link, self._service.clock()
-        if link is None:
-            return
-        num_bytes = self._num_unread_bytes + len(message)
-        if self._is_behind or num_bytes > MAX_UNREAD_BYTES:
-            self._is_behind = True
-            self._service.num_untold += len(tidings.picks) + len(tidings.ends)
-            return
-        self._service.num_told += len(tidings.picks)
-        self._num_unread_bytes = num_bytes
-        self._call.send(message)
-        if num_bytes > MAX_UNREAD_BYTES // 2:
-            self._service.relay.probe(link, now=now)
-
-    def _handle_hello(self, router_id: str) -> None:
-        if self._has_hello or not 0 < len(router_id) <= MAX_ROUTER_ID_CHARS:
-            self.end(Code.INVALID_ARGUMENT, "a second hello, or an id not of 1 to 64 chars")
-            return
-        self._has_hello = True
-        self._on_hello(router_id)
-        if router_id == self._service.router_id:
-            self.end()  # we dialled ourselves
-            return
-        service = self._service
-        self.link = service.relay.open(router_id, self._send, now=service.clock())
-        service.opened(router_id, self)
-
-    def _handle(self, link: Link, content: peers_pb2.PeerMessage) -> None:
-        if content.HasField("entries"):
-            entries = list(content.entries.log_entries)
-            if entries:
-                link.has_relayed = True
-                self._service.record(entries)
-            self._call.send(_ACKNOWLEDGEMENT)
-        elif content.HasField("acknowledgement"):
-            self._handle_acknowledgement(link)
-        elif content.HasField("picks"):
-            self._service.on_tidings(link.router_id, decode(link.router_id, content.picks))
-
-    def _handle_acknowledgement(self, link: Link) -> None:
-        if not link.is_waiting:
-            return  # nobody asked: no sign that the other side has read anything
-        self._num_unread_bytes = 0
-        self._service.relay.acknowledged(link, now=self._service.clock())
-        if self._is_behind:  # picks whose ends were dropped are still counted there
-            self._is_behind = self.has_begun = False
-            self._service.on_owing()
-
-    def _send(self, batch: Sequence[bytes]) -> None:
-        entries = peers_pb2.Entries(log_entries=batch)
-        self._call.send(peers_pb2.PeerMessage(entries=entries).SerializeToString())
-
-    def _drop_link(self) -> None:
-        link, self.link = self.link, None
-        if link is not None:
-            self._service.relay.close(link, now=self._service.clock())
-            self._service.lost(link.router_id, self)
-
-
 def _tell(
-    sessions: Collection[_Session], messages: Iterable[tuple[Tidings, bytes]]
+    sessions: Collection[PeerLink], messages: Iterable[tuple[Tidings, bytes]]
 ) -> list[Exception]:
     """Tell links, each until it fails; return the failures."""
-    failed: dict[_Session, Exception] = {}
+    failed: dict[PeerLink, Exception] = {}
     for tidings, message in messages:
         for session in sessions:
             try:

@@ -46,14 +46,15 @@ class ExternalProcessor:
     """Opens a stream per RPC.
 
     Attributes:
-        new_stream: Makes the state machine of one request from its RPC's metadata.
+        new_stream: Makes the state machine of one request from its RPC's metadata, and a callable
+            that wakes it up soon.
         clock: Monotonic seconds.
         call_later: Runs a callable after so many seconds, unless its handle is cancelled.
         is_open: Whether requests are accepted; called once for each.
         num_broken: RPCs that an error ended, by cause: `PROTOCOL`, `INTERNAL` or `SILENCE`.
     """
 
-    new_stream: Callable[[Metadata], Stream]
+    new_stream: Callable[[Metadata, Callable[[], None]], Stream]
     codec: Codec
     clock: Callable[[], float]
     call_later: Callable[[float, Callable[[], None]], TimerHandle]
@@ -129,7 +130,7 @@ class _Session:
     def __init__(self, service: ExternalProcessor, call: Call, metadata: Metadata) -> None:
         self._service = service
         self._call = call
-        self.stream = service.new_stream(metadata)
+        self.stream = service.new_stream(metadata, self._wake_soon)
         self.received_s = service.clock()
         self._timer: TimerHandle | None = None
         self._is_holding = self._is_half_closed = False
@@ -139,6 +140,11 @@ class _Session:
 
     def give_up(self) -> None:
         self._handle(m.Overloaded())
+
+    def _wake_soon(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._service.call_later(0.0, self._wake)
 
     def _wake(self) -> None:
         self._timer = None

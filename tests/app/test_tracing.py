@@ -55,7 +55,7 @@ def decide(
 ) -> Stream:
     """One request, through the stream, from headers to the answer and the end."""
     scene = Scene(num_waits=num_waits)
-    stream = new_stream_of(scene.dispatcher, StreamSettings(), tracing)(metadata)
+    stream = new_stream_of(scene.dispatcher, StreamSettings(), tracing)(metadata, lambda: None)
     headers = {":method": "POST", ":path": path, "content-type": "application/json"}
     list(stream.handle(m.RequestHeaders(headers, body_mode=m.BodyMode.BUFFERED), now=1.0))
     if path.startswith("/v1"):

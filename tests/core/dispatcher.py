@@ -31,10 +31,14 @@ class FakeDispatcher:
     rejected_headers: list[Mapping[str, str]] = field(default_factory=list)
     moved: list[tuple[Pick, str, float]] = field(default_factory=list)
     subsets: list[frozenset[str] | None] = field(default_factory=list)
+    num_gone: int = 0
 
     def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
         self.routed.append(request)
         return Wait(until_s=now) if len(self.routed) <= self.num_waits else self.result
+
+    def gone(self) -> None:
+        self.num_gone += 1
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         self.finished.append((pick, outcome, now))

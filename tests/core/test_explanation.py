@@ -55,6 +55,14 @@ def test_affinity_names_where_else_the_adapter_is_loaded_busiest_first() -> None
     )
 
 
+def test_a_pick_of_the_router_that_leads_names_it() -> None:
+    views = view(1), view(2)
+
+    assert said("founding", "asked", *views, leader="0a1b") == (
+        "pod-1: asked 0a1b, the router that leads, which chose it."
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "where"),
     [

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core import messages as m
+from extproc.core.following import Asked
 from extproc.core.messages import BodyMode
 from extproc.core.rejections import saturated
 from extproc.core.stream import HOLD_MARGIN_S
@@ -48,6 +49,31 @@ def test_a_policy_that_goes_on_waiting_is_asked_again_without_another_extension(
     assert exchange.tell(m.Wakeup()) == [m.WakeAt(20.0)]
     assert len(exchange.dispatcher.routed) == 2
     assert exchange.dispatcher.routed[0] == exchange.dispatcher.routed[1]
+
+
+def test_a_question_to_the_leader_extends_no_timeout_until_the_leader_holds_the_request() -> None:
+    exchange = begin(Asked(until_s=2.0), max_hold_s=MAX_HOLD_S)
+    exchange.tell(request_headers(body_mode=BodyMode.BUFFERED))
+
+    assert exchange.tell(m.RequestBody(body(), True)) == [m.WakeAt(2.0)]
+    exchange.dispatcher.result = Wait(until_s=3.0)
+    commands = exchange.tell(m.Wakeup())
+    assert [type(each) for each in commands] == [m.ExtendTimeout, m.WakeAt]
+    exchange.dispatcher.result = PICK
+    assert exchange.tell(m.Wakeup()) == [m.ContinueBody(PICK), m.End()]
+
+
+@pytest.mark.parametrize("end", [m.Ended(), m.Overloaded(), m.ResponseHeaders(503), None])
+def test_a_waiting_request_that_goes_says_so(end: m.Event | None) -> None:
+    exchange, _commands = held(BodyMode.BUFFERED)
+    before = exchange.dispatcher.num_gone
+
+    if end is None:
+        exchange.stream.abandon(now=exchange.now)
+    else:
+        exchange.tell(end)
+
+    assert (before, exchange.dispatcher.num_gone) == (0, 1)
 
 
 def test_a_policy_learns_when_the_request_arrived() -> None:

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from extproc.core.relay import Relay, RelaySettings
 from extproc.core.told import ToldEnd, ToldPick
 from extproc.shell.gen import peers_pb2
+from extproc.shell.peerlink import MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
 from extproc.shell.peers import (
     BEGIN_INTERVAL_S,
     MAX_FIRST_BYTES,
     MAX_LINKS,
-    MAX_ROUTER_ID_CHARS,
-    MAX_UNREAD_BYTES,
     PeersService,
 )
 from extproc.shell.rpc import Code, Session
@@ -299,6 +298,48 @@ def test_links_beyond_the_limit_are_refused_until_one_ends() -> None:
 
     assert refused.code is Code.RESOURCE_EXHAUSTED
     assert accepted.ended is None
+
+
+def test_messages_of_a_newer_version_are_ignored() -> None:
+    router = Router("a")
+    call, session = router.accept()
+    session.receive(hello("b"))
+    session.receive(b"\x7a\x02\x08\x01")  # field 15, a message
+    session.receive(b"")
+
+    assert call.ended is None
+    assert router.service.relay.linked_routers() == {"b"}
+
+
+def test_only_routers_that_say_so_answer_questions() -> None:
+    routers = [Router(each) for each in "abc"]
+    for each in routers:
+        each.begin_with()
+    routers[1].service.answers = True
+    wires = [Wire(routers[0], other) for other in routers[1:]]
+    for wire in wires:
+        wire.pump()
+
+    assert routers[0].service.answerers() == ["b"]
+    wires[0].cut()
+    assert routers[0].service.answerers() == []
+
+
+def test_a_question_is_sent_only_over_a_link_that_has_begun_and_is_read() -> None:
+    near, far = Router("a"), Router("b")
+    for each in (near, far):
+        each.begin_with()
+    wire = Wire(near, far)
+    wire.pump()
+    message = encode(Tidings())
+
+    sent = [near.service.post("b", message), near.service.post("c", message)]
+    near.service.tell((), ())
+    sent.append(near.service.post("b", message))
+    sent.append(near.service.post("b", b"x" * MAX_UNREAD_BYTES))
+    sent.append(near.service.post("b", message))
+
+    assert sent == [False, False, True, False, False]
 
 
 def test_a_routers_name_is_short() -> None:

@@ -14,7 +14,7 @@ from extproc.core.stream import Stream
 from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
 from extproc.shell.codec import Codec
 from extproc.shell.logs import MAX_REPEATS
-from extproc.shell.rpc import Code, Session
+from extproc.shell.rpc import Code, Metadata, Session
 from extproc.shell.server import MAX_SILENCE_S, ExternalProcessor, TimerHandle
 from tests.builders import address, body
 from tests.core.dispatcher import PICK, FakeDispatcher
@@ -53,16 +53,21 @@ class Service:
     codec: Codec = field(default_factory=Codec)
     now: float = 100.0
     timers: list[Timer] = field(default_factory=list)
+    wakers: list[Callable[[], None]] = field(default_factory=list)
     is_open: bool = True
 
     def __post_init__(self) -> None:
         self.processor = ExternalProcessor(
-            new_stream=lambda _metadata: Stream(self.dispatcher, self.settings),
+            new_stream=self.new_stream,
             codec=self.codec,
             clock=lambda: self.now,
             call_later=self.call_later,
             is_open=lambda: self.is_open,
         )
+
+    def new_stream(self, _metadata: Metadata, wake: Callable[[], None]) -> Stream:
+        self.wakers.append(wake)
+        return Stream(self.dispatcher, self.settings)
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
         self.timers.append(Timer(delay_s, callback))
@@ -345,6 +350,29 @@ def test_a_held_request_gets_more_time_and_is_decided_again() -> None:
 
     assert destination(call.sent[-1]) == (address(1), address(1), "pick-1")
     assert call.code is Code.OK
+
+
+def test_a_request_that_is_woken_is_decided_in_the_next_pass_and_its_timer_is_cancelled() -> None:
+    service = Service()
+    call, _ = held(service)
+    service.dispatcher.result = PICK
+    service.wakers[0]()
+    timer, soon = service.timers
+    assert (timer.is_cancelled, soon.delay_s, call.code) == (True, 0.0, None)
+    soon.callback()
+
+    assert destination(call.sent[-1]) == (address(1), address(1), "pick-1")
+    assert call.code is Code.OK
+
+
+def test_a_request_that_ends_after_it_was_woken_is_not_decided_again() -> None:
+    service = Service()
+    _, session = held(service)
+    service.wakers[0]()
+    session.closed()
+
+    assert service.timers[-1].is_cancelled
+    assert len(service.dispatcher.routed) == 1
 
 
 def test_a_request_that_ends_while_it_is_held_is_not_decided_again() -> None:

@@ -76,7 +76,7 @@ class Servers:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
 
     def methods(self) -> list[Method]:
-        def new_stream(_metadata: Any) -> Stream:
+        def new_stream(_metadata: Any, _wake: Any) -> Stream:
             return Stream(FakeDispatcher(), StreamSettings(**self.settings))
 
         processor = ExternalProcessor(new_stream, Codec(), self.loop.time, self.loop.call_later)

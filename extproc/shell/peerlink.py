@@ -1,0 +1,190 @@
+"""One link between two replicas of this router, from either end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from extproc.core.relay import Link, Relay
+from extproc.shell import questions
+from extproc.shell.gen import peers_pb2
+from extproc.shell.rpc import Call, Code
+from extproc.shell.tidings import Tidings, decode
+
+MAX_ROUTER_ID_CHARS = 64
+"""Length of a peer's id; ours have 8."""
+MAX_UNREAD_BYTES = 512 * 1024
+"""Of picks and questions that a link carries without a sign that the other side has read them."""
+
+OnHello = Callable[[str], None]
+
+_ACKNOWLEDGEMENT = peers_pb2.PeerMessage(
+    acknowledgement=peers_pb2.Acknowledgement()
+).SerializeToString()
+
+
+class Links(Protocol):
+    """All links of this process, as one of them sees them; `peers` says what each is."""
+
+    relay: Relay
+    router_id: str
+    answers: bool
+    num_told: int
+    num_untold: int
+
+    def clock(self) -> float:
+        """Return monotonic seconds."""
+
+    def on_garbage(self) -> None:
+        """Count a malformed message."""
+
+    def on_tidings(self, router_id: str, tidings: Tidings, /) -> None:
+        """Take what a router tells."""
+
+    def on_mail(self, router_id: str, mail: questions.Mail, /) -> None:
+        """Take a router's question, answer or withdrawal."""
+
+    def on_owing(self) -> None:
+        """Take note that a link is to begin."""
+
+    def record(self, entries: Sequence[bytes]) -> None:
+        """Take entries that a peer relayed."""
+
+    def opened(self, router_id: str, session: PeerLink) -> None:
+        """Take note of the other side's hello."""
+
+    def lost(self, router_id: str, session: PeerLink) -> None:
+        """Take note that the link has closed."""
+
+    def closed(self, session: PeerLink, *, is_inbound: bool) -> None:
+        """Forget the link."""
+
+
+class PeerLink:
+    """One end of one link.
+
+    Attributes:
+        link: Its place in the relay, from the other side's hello to the end.
+        has_begun: To tell: the picks that were in flight then.
+        answers: The other side answers questions.
+    """
+
+    def __init__(self, service: Links, call: Call, on_hello: OnHello, *, is_inbound: bool) -> None:
+        self.link: Link | None = None
+        self.has_begun = self.answers = False
+        self._service = service
+        self._call = call
+        self._on_hello = on_hello
+        self._is_inbound = is_inbound
+        self._has_hello = False
+        self._is_over = False
+        self._num_unread_bytes = 0
+        self._is_behind = False  # has dropped what was to be told, and has not read since
+        hello = peers_pb2.Hello(router_id=service.router_id, answers=service.answers)
+        call.send(peers_pb2.PeerMessage(hello=hello).SerializeToString())
+
+    def receive(self, message: bytes) -> None:
+        """Handle a message of the other side."""
+        if self._is_over:
+            return
+        try:
+            content = peers_pb2.PeerMessage.FromString(message)
+        except DecodeError:
+            self._service.on_garbage()
+            self.end(Code.INVALID_ARGUMENT, "not a peer's message")
+            return
+        kind = content.WhichOneof("content")
+        if kind == "hello":
+            self._handle_hello(content.hello)
+        elif not self._has_hello:
+            self.end(Code.FAILED_PRECONDITION, "no hello")
+        elif self.link is not None:
+            self._handle(self.link, content)
+
+    def half_close(self) -> None:
+        """End the link: the other side does."""
+        self.end()
+
+    def closed(self) -> None:
+        """Forget the link, which has ended."""
+        self._service.closed(self, is_inbound=self._is_inbound)
+        self._drop_link()
+
+    def end(self, code: Code = Code.OK, details: str = "") -> None:
+        """End the link."""
+        self._is_over = True
+        self._drop_link()
+        self._call.end(code, details)
+
+    def tell(self, tidings: Tidings, message: bytes) -> None:
+        """Tell the other side, unless it is slow to read."""
+        if self.link is None:
+            return
+        if self.post(message):
+            self._service.num_told += len(tidings.picks)
+        else:
+            self._service.num_untold += len(tidings.picks) + len(tidings.ends)
+
+    def post(self, message: bytes) -> bool:
+        """Send a message that nobody acknowledges; return False if it is dropped."""
+        num_bytes = self._num_unread_bytes + len(message)
+        if self.link is None or self._is_behind or num_bytes > MAX_UNREAD_BYTES:
+            self._is_behind = True
+            return False
+        self._num_unread_bytes = num_bytes
+        self._call.send(message)
+        if num_bytes > MAX_UNREAD_BYTES // 2:
+            self._service.relay.probe(self.link, now=self._service.clock())
+        return True
+
+    def _handle_hello(self, hello: peers_pb2.Hello) -> None:
+        router_id, self.answers = hello.router_id, hello.answers
+        if self._has_hello or not 0 < len(router_id) <= MAX_ROUTER_ID_CHARS:
+            self.end(Code.INVALID_ARGUMENT, "a second hello, or an id not of 1 to 64 chars")
+            return
+        self._has_hello = True
+        self._on_hello(router_id)
+        if router_id == self._service.router_id:
+            self.end()  # we dialled ourselves
+            return
+        service = self._service
+        self.link = service.relay.open(router_id, self._send, now=service.clock())
+        service.opened(router_id, self)
+
+    def _handle(self, link: Link, content: peers_pb2.PeerMessage) -> None:
+        if content.HasField("entries"):
+            entries = list(content.entries.log_entries)
+            if entries:
+                link.has_relayed = True
+                self._service.record(entries)
+            self._call.send(_ACKNOWLEDGEMENT)
+        elif content.HasField("acknowledgement"):
+            self._handle_acknowledgement(link)
+        elif content.HasField("picks"):
+            self._service.on_tidings(link.router_id, decode(link.router_id, content.picks))
+        else:
+            service = self._service
+            mail = questions.decode(link.router_id, service.router_id, content, now=service.clock())
+            if mail is not None:
+                service.on_mail(link.router_id, mail)
+
+    def _handle_acknowledgement(self, link: Link) -> None:
+        if not link.is_waiting:
+            return  # nobody asked: no sign that the other side has read anything
+        self._num_unread_bytes = 0
+        self._service.relay.acknowledged(link, now=self._service.clock())
+        if self._is_behind:  # picks whose ends were dropped are still counted there
+            self._is_behind = self.has_begun = False
+            self._service.on_owing()
+
+    def _send(self, batch: Sequence[bytes]) -> None:
+        entries = peers_pb2.Entries(log_entries=batch)
+        self._call.send(peers_pb2.PeerMessage(entries=entries).SerializeToString())
+
+    def _drop_link(self) -> None:
+        link, self.link = self.link, None
+        if link is not None:
+            self._service.relay.close(link, now=self._service.clock())
+            self._service.lost(link.router_id, self)

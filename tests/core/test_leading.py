@@ -1,0 +1,169 @@
+"""Questions of other routers: answered, held, or left to the asker."""
+
+from __future__ import annotations
+
+import pytest
+
+from extproc.core.following import Answer, Question
+from extproc.core.leading import Leading, LeadingSettings
+from extproc.core.pickids import pick_id_of
+from extproc.core.told import Told, ToldBounds
+from extproc.core.types import RequestInfo
+from tests.builders import address, request
+from tests.core.team import EXPIRY_S, Member, Team
+
+
+@pytest.fixture
+def member() -> Member:
+    return Team(3).members["aa"]
+
+
+def question(number: int = 0, asker: str = "bb", path: str = "/now", hold_s: float = 9) -> Question:
+    info: RequestInfo = request(None, model="a", path=path, arrived_at_s=1.0)
+    return Question(pick_id_of(asker, number), info, 1.0 + hold_s)
+
+
+def leading_of(member: Member, **bounds: int) -> Leading:
+    return Leading(member.router, settings=LeadingSettings(**bounds))
+
+
+def test_each_answer_counts_for_the_next(member: Member) -> None:
+    answers = [member.leading.ask(question(number), now=1.0) for number in range(3)]
+
+    assert {each.address for each in answers if each} == {address(n) for n in (1, 2, 3)}
+    assert member.told() == 3
+    assert len(member.pool.flights) == 0
+
+
+def test_beginnings_of_prompts_that_were_asked_about_are_known_here(member: Member) -> None:
+    info = request(None, model="a", body_bytes=4096, prefix_hashes=(7,), arrived_at_s=1.0)
+
+    answer = member.leading.ask(Question("bb-1", info, 2.0), now=1.0)
+
+    assert answer is not None
+    assert list(member.pool.beginnings.find(info)) == [answer.address]
+
+
+def test_a_router_that_is_not_ready_leaves_the_decision_to_the_asker(member: Member) -> None:
+    leading = Leading(member.router, is_ready=lambda: False)
+
+    assert leading.ask(question(), now=1.0) == Answer("bb-0")
+    assert leading.num_answered["declined"] == 1
+
+
+def test_a_router_that_has_lost_sight_of_all_pods_leaves_the_decision_to_the_asker(
+    member: Member,
+) -> None:
+    for number in member.pods:
+        member.pool.record_unreachable(address(number))
+    unreachable = member.leading.ask(question(1), now=1.0)
+    late = Team(3).members["aa"].leading.ask(question(2), now=2 * EXPIRY_S)
+
+    assert (unreachable, late) == (Answer("bb-1"), Answer("bb-2"))
+    assert member.told() == 0
+
+
+def test_what_would_be_rejected_here_is_left_to_the_asker(member: Member) -> None:
+    unknown = Question("bb-1", request(None, model="unknown"), 2.0)
+
+    assert member.leading.ask(unknown, now=1.0) == Answer("bb-1")
+
+
+@pytest.mark.parametrize("bounds", [ToldBounds(max_per_router=1), ToldBounds(max_picks=1)])
+def test_no_pod_is_named_for_a_pick_that_cannot_be_counted(
+    bounds: ToldBounds, member: Member
+) -> None:
+    told = Told(member.pool.told._find, bounds)
+    member.pool.told = member.pool.flights._told = told
+    told.begin("bb", now=0.0)
+
+    first, second = (member.leading.ask(question(number), now=1.0) for number in range(2))
+
+    assert first is not None
+    assert first.address
+    assert second == Answer("bb-1")
+    assert told.num_in_flight == 1
+
+
+def test_a_router_that_does_not_tell_its_picks_gets_no_answer_that_would_go_uncounted(
+    member: Member,
+) -> None:
+    assert member.leading.ask(question(asker="stranger"), now=1.0) == Answer("stranger-0")
+
+
+def test_held_questions_are_bounded_for_each_asker_and_in_all(member: Member) -> None:
+    member.policy.is_open = False
+    leading = leading_of(member, max_held=3, max_held_per_router=2)
+
+    asked = [(asker, number) for asker in ("bb", "cc") for number in range(3)]
+    answers = [leading.ask(question(n, asker, "/held"), now=1.0) for asker, n in asked]
+
+    assert [bool(each and each.held_s) for each in answers] == [
+        True,
+        True,
+        False,
+        True,
+        *[False] * 2,
+    ]
+    assert leading.num_held == 3
+    leading.forget("bb")
+    assert leading.num_held == 1
+    assert leading.ask(question(9, "bb", "/held"), now=1.0) != Answer("bb-9")
+
+
+def test_a_question_asked_twice_is_held_once(member: Member) -> None:
+    member.policy.is_open = False
+    member.leading.ask(question(path="/held"), now=1.0)
+
+    assert member.leading.ask(question(path="/held"), now=1.0) is None
+    assert member.leading.num_held == 1
+
+
+def test_a_question_is_held_no_longer_than_its_asker_holds_the_request(member: Member) -> None:
+    member.policy.is_open = False
+    member.leading.ask(question(path="/held", hold_s=0.02), now=1.0)
+
+    assert member.leading.due_s("bb-0") == 1.02
+    assert member.leading.look("bb-0", now=1.01) is None
+    assert member.leading.look("bb-0", now=1.02) == Answer("bb-0")
+    assert member.leading.due_s("bb-0") is None
+    assert member.leading.look("bb-0", now=1.03) is None
+
+
+def test_a_question_is_held_no_longer_than_requests_of_our_own(member: Member) -> None:
+    member.policy.is_open = False
+    member.router.max_hold_s = 0.01
+    member.leading.ask(question(path="/held"), now=1.0)
+
+    assert member.leading.look("bb-0", now=1.01) == Answer("bb-0")
+
+
+def test_between_two_looks_of_a_patient_policy_the_asker_gets_signs(member: Member) -> None:
+    member.policy.is_open = False
+    leading = Leading(member.router, settings=LeadingSettings(sign_s=0.01))
+    first = leading.ask(question(path="/held"), now=1.0)
+
+    assert first == leading.look("bb-0", now=1.01) == Answer("bb-0", held_s=0.02)
+    assert leading.due_s("bb-0") == 1.02
+
+
+def test_a_policy_that_raises_holds_nothing_for_ever(member: Member) -> None:
+    member.policy.is_open = False
+    member.leading.ask(question(path="/held"), now=1.0)
+    del member.policy.is_open
+
+    with pytest.raises(AttributeError):
+        member.leading.look("bb-0", now=1.03)
+    assert member.leading.num_held == 0
+
+
+def test_a_withdrawn_question_leaves_nothing_behind(member: Member) -> None:
+    member.leading.ask(question(0), now=1.0)
+    member.policy.is_open = False
+    member.leading.ask(question(1, path="/held"), now=1.0)
+
+    for number in (0, 1, 2):
+        member.leading.withdraw(pick_id_of("bb", number), now=1.0)
+
+    assert member.leading.num_held == member.told() == 0
+    assert member.leading.num_answered == {"picked": 1, "declined": 0, "withdrawn": 1}
