@@ -12,7 +12,7 @@ from extproc.config.file import ConfigError
 from extproc.core.attainment import Attainment
 from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
-from extproc.core.policies import Policy
+from extproc.core.policies import LeastHarm, Policy
 from extproc.core.pool import Pool
 from extproc.core.router import Router
 from extproc.core.types import Endpoint, Snapshot
@@ -91,7 +91,7 @@ class Routing:
 
 
 def make_policy(config: Config) -> Policy:
-    """Make the configured policy.
+    """Make the configured policy; `least_harm` holds for less than usual where it has to.
 
     Raises:
         ConfigError: It cannot be loaded, or holds for longer than the router lets it.
@@ -101,6 +101,8 @@ def make_policy(config: Config) -> Policy:
         policy = load_policy(name, config.policy.args)
     except PolicyError as error:
         raise ConfigError(str(error)) from error
+    if isinstance(policy, LeastHarm) and "hold_s" not in config.policy.args:
+        policy.hold_s = min(policy.hold_s, max_hold_s / 2)
     hold_s = getattr(policy, "hold_s", 0.0)
     if isinstance(hold_s, int | float) and hold_s and hold_s >= max_hold_s:
         raise ConfigError(

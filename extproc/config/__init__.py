@@ -61,6 +61,19 @@ class Config(Section):
     tracing: TracingConfig = _section(TracingConfig)
     log: LogConfig = _section(LogConfig)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset_names_its_policy(cls, fields: Any) -> Any:
+        """Name the founding policy where the preset asks for it and `policy` names none."""
+        if not isinstance(fields, dict) or fields.get("preset") != "founding":
+            return fields
+        policy = fields.get("policy", {})
+        return (
+            {**fields, "policy": {"name": "founding", **policy}}
+            if isinstance(policy, dict)
+            else fields
+        )
+
     @model_validator(mode="after")
     def _groups_can_be_told(self) -> Config:
         discovery, groups = self.discovery, self.pods.groups

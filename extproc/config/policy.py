@@ -14,7 +14,7 @@ class PolicyConfig(Section):
     """The policy that chooses a pod for each request."""
 
     name: str = Field(
-        "founding",
+        "least_harm",
         description=", ".join(f"`{name}`" for name in BUILT_IN)
         + ", the name of an entry point in the group `extproc.policies`, or `module:attribute`. "
         "Live.",

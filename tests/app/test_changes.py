@@ -49,7 +49,7 @@ async def test_a_bad_change_of_the_file_changes_nothing_and_is_counted(
         await eventually(is_counted)
         await clients.route(service.channel, "a")
         (decision,) = (await service.admin("/debug/decisions?n=1"))["decisions"]
-        assert decision["pick"]["policy"] == "founding"
+        assert decision["pick"]["policy"] == "least_harm"
 
 
 async def test_a_change_that_lets_reports_expire_too_soon_is_a_warning(

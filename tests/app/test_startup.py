@@ -251,19 +251,19 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
     ),
     "policy unknown": (lambda f: {"policy": {"name": "nope"}}, "policy nope: unknown"),
     "policy's arguments": (
-        lambda f: {"policy": {"args": {"threshold": 0}}},
+        lambda f: {"policy": {"name": "founding", "args": {"threshold": 0}}},
         "threshold is 0; allowed: 1 or more",
     ),
     "policy's argument as text": (
-        lambda f: {"policy": {"args": {"threshold": "3"}}},
+        lambda f: {"policy": {"name": "founding", "args": {"threshold": "3"}}},
         "policy founding: threshold is '3'; allowed: 1 or more, a whole number",
     ),
     "policy's argument misspelt": (
-        lambda f: {"policy": {"args": {"treshold": 3}}},
+        lambda f: {"policy": {"name": "founding", "args": {"treshold": 3}}},
         "policy founding: args: treshold: unknown; allowed: threshold",
     ),
     "policy that holds for longer than it may": (
-        lambda f: {"policy": {"name": "least_harm"}, "request": {"max_hold_s": 3}},
+        lambda f: {"policy": {"args": {"hold_s": 4}}, "request": {"max_hold_s": 3}},
         "policy least_harm holds requests for hold_s, 4 s, but request.max_hold_s, 3 s, ends that",
     ),
     "policy with the name of an emoji": (

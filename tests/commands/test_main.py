@@ -159,7 +159,10 @@ async def test_serve_is_ready_until_a_signal_and_ends_well(pod: RunningPod) -> N
             "server.addres: unknown; allowed: address",
         ),
         (GOOD + "policy: {name: nope}\n", "policy nope: unknown; allowed: founding"),
-        (GOOD + "policy: {args: {threshold: 0}}\n", "threshold is 0; allowed: 1 or more"),
+        (
+            GOOD + "policy: {name: founding, args: {threshold: 0}}\n",
+            "threshold is 0; allowed: 1 or more",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["serve", "check-config"])
@@ -206,7 +209,7 @@ def test_serve_says_which_address_is_in_use(config: Path, transport: str) -> Non
 def test_check_config_names_the_policy_of_a_good_file(config: Path) -> None:
     result = invoke("check-config", "--config", str(config))
 
-    assert (result.exit_code, result.stdout) == (0, f"{config}: ok (policy founding)\n")
+    assert (result.exit_code, result.stdout) == (0, f"{config}: ok (policy least_harm)\n")
 
 
 # --- envoy -----------------------------------------------------------------------------------
@@ -433,7 +436,7 @@ async def test_watch_prints_decisions_as_they_fall(pod: RunningPod) -> None:
             process.terminate()
             await process.communicate()
 
-    assert re.search(r"a  ->  the-pod  founding/", line)
+    assert re.search(r"a  ->  the-pod  least_harm/", line)
 
 
 async def _post(url: str, body: bytes) -> None:

@@ -220,7 +220,7 @@ def test_the_page_s_commands_split_what_is_printed_into_the_two_files(tmp_path: 
     )
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "extproc.yaml: ok (policy founding)\n"
+    assert done.stdout == "extproc.yaml: ok (policy least_harm)\n"
     assert yaml.safe_load((tmp_path / "envoy.yaml").read_text())["static_resources"]
 
 

@@ -42,7 +42,7 @@ def test_endpoints_are_all_that_must_be_given() -> None:
     config = parse_config(PODS)
 
     assert config.discovery.static == (StaticEndpoint(address="10.0.0.7:8000"),)
-    assert (config.policy.name, config.destination.num_fallbacks) == ("founding", 0)
+    assert (config.policy.name, config.destination.num_fallbacks) == ("least_harm", 0)
     assert config.request.paths == DEFAULT_INFERENCE_PATHS
     assert config.admin.address.startswith("127.0.0.1:")
 
@@ -222,6 +222,11 @@ def test_a_preset_refuses_contradicting_values(text: str, message: str) -> None:
 
     assert line == f"(top level): preset founding: {message}"
     assert parse_config(PODS + text).preset is None
+
+
+@pytest.mark.parametrize("text", ["preset: founding", "preset: founding\npolicy: {}"])
+def test_the_founding_preset_names_the_founding_policy(text: str) -> None:
+    assert parse_config(PODS + text).policy.name == "founding"
 
 
 def test_the_preset_allows_the_values_that_it_leaves_open() -> None:
