@@ -150,7 +150,7 @@ def test_endpoints_that_are_alike_are_taken_to_be_alike() -> None:
 def test_clients_of_one_endpoint_move_its_costs_within_bounds_and_hardly_those_of_others(
     ttft_s: float,
 ) -> None:
-    """Sessions keep them there, and a third of the first tokens is theirs, of the longest bodies."""
+    """Sessions keep them there; a third of its first tokens is theirs, of the longest bodies."""
     made, numbers, rng = pool(8), range(1, 9), Random(1)
     for _ in range(200):
         for number in numbers:
