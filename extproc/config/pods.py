@@ -41,7 +41,7 @@ class PodTraits(Section):
     )
     prefill_tokens_per_s: float | None = Field(
         None,
-        gt=0,
+        ge=1,
         le=100_000_000,
         allow_inf_nan=False,
         description="Prompt tokens that a pod computes in a second; none means 24,000, an 8B model "

@@ -23,6 +23,7 @@ from extproc.core.orca import parse_orca
 from extproc.core.pickids import router_of
 from extproc.core.pool import InFlight, Pool
 from extproc.core.relay import Relay
+from extproc.core.routes import FIRST_TOKEN_PATHS
 from extproc.core.types import Outcome, Pick, Rejection
 from extproc.core.verdicts import Verdict
 
@@ -53,6 +54,8 @@ class Completion(NamedTuple):
             Envoy and this host disagree by more than that, `MAX_LAG_S` at most.
         first_body_byte_s: First byte of the response's body; `first_byte_s` where Envoy is not
             configured to log it.
+        shows_first_token: `first_body_byte_s` is the first token's of a streamed response. Headers
+            come before it.
     """
 
     pick_id: str
@@ -67,6 +70,7 @@ class Completion(NamedTuple):
     lag_s: float
     orca: str  # the load report in the response's header, unparsed; "" where there is none
     first_body_byte_s: float | None
+    shows_first_token: bool = True
     verdict: Verdict = Verdict.NONE  # the evidence about the endpoint of the last attempt
 
 
@@ -213,11 +217,16 @@ def _has_run(completion: Completion) -> bool:
 
 
 def _engine_ttft_s(completion: Completion, flight: InFlight) -> float | None:
-    """Return the time from the dispatch to the first token; None where the response hides it."""
+    """Return the time from the dispatch to the first token; None where the response hides it, or
+    its request may be longer than what was seen."""
     first_s, end_s = completion.first_body_byte_s, completion.duration_s
+    request = flight.pick.request
+    if not (completion.shows_first_token and request.is_whole):
+        return None
     is_plain = completion.status == _OK and completion.attempts <= 1
     if not is_plain or first_s is None or end_s is None or end_s - first_s < MIN_STREAM_S:
         return None
-    if completion.address != flight.tracked.endpoint.address:
+    is_elsewhere = completion.address != flight.tracked.endpoint.address
+    if is_elsewhere or request.path not in FIRST_TOKEN_PATHS:
         return None
-    return first_s - (flight.started_at_s - flight.pick.request.arrived_at_s)
+    return first_s - (flight.started_at_s - request.arrived_at_s)

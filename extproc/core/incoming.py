@@ -182,6 +182,7 @@ class Incoming:
             model=model,
             path=path[:MAX_PATH_CHARS],
             body_bytes=self.reader.num_bytes,
+            is_whole=self._mode is BodyMode.BUFFERED or self._is_complete or self._has_trailers,
             request_id=self._request_id,
             session=self._session,
             subset=self._subset,

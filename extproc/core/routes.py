@@ -60,6 +60,10 @@ GENERATING_PATHS = ONE_PROMPT_PATHS | {NO_PATH, "/v1/completions"}
 """Where the engine surely computes the prompt, and keeps it in its KV cache; where the path is not
 known it mostly does."""
 
+FIRST_TOKEN_PATHS = GENERATING_PATHS - {RESPONSES_PATH}
+"""Where a streamed response begins with the first token. vLLM begins one of `/v1/responses` with
+`response.created`, before it has computed anything."""
+
 _ABNORMAL = re.compile(r"[?#%\\]|/\.{0,2}(?:/|\Z)")
 """In a decoded path: characters that another reader could treat as a delimiter or decode once more
 (an invalid escape keeps its percent sign), empty segments, dot segments."""

@@ -207,6 +207,8 @@ class RequestInfo(Struct, frozen=True, gc=False):
             prompt; else None. So it is not all text, as with images, or will be refused.
         cached_bytes: Of its prompt, by address: those that endpoints have in their KV caches, by
             belief. Empty where none has, or the policy does not ask (`uses_cached_bytes`).
+        is_whole: All of its body was seen. False where its beginning decides, or the data plane
+            keeps the body to itself.
     """
 
     model: str  # the `model` field, as the engine will read it
@@ -221,6 +223,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
     prefix_hashes: tuple[int, ...] = ()
     cached_bytes: Mapping[str, int] = _NOTHING
     context_bytes: int | None = None
+    is_whole: bool = True
 
     def rest_bytes(self, address: str) -> int:
         """Return how much of its body the endpoint has to compute, as bytes of text."""

@@ -192,6 +192,7 @@ def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
         lag_s=between(now_wall_s - ended_wall_s, MAX_LAG_S),
         orca=response.response_headers.get(ORCA_HEADER, ""),
         first_body_byte_s=_first_body_byte_s(common, first_byte_s),
+        shows_first_token=FIRST_BODY_BYTE_TAG in common.custom_tags,
         verdict=_verdict(
             common,
             outcome,

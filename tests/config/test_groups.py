@@ -52,6 +52,7 @@ def test_ranks_are_part_of_admission() -> None:
         ("pods: {groups: {l4: {max_lora_rank: 0}}}", "pods.groups.l4.max_lora_rank: 0"),
         ("pods: {groups: {l4: {max_lora_rank: 513}}}", "pods.groups.l4.max_lora_rank: 513"),
         ("pods: {groups: {l4: {prefill_tokens_per_s: 0}}}", "prefill_tokens_per_s: 0"),
+        ("pods: {groups: {l4: {prefill_tokens_per_s: 1.0e-200}}}", "prefill_tokens_per_s: 1e-200"),
         ("pods: {groups: {l4: {prefill_tokens_per_s: .nan}}}", "prefill_tokens_per_s: nan"),
         ("pods: {groups: {l4: {cold_load_s: .nan}}}", "cold_load_s: nan"),
         ("pods: {groups: {l4: {slots: 4}}}", "pods.groups.l4.slots: unknown; allowed: max_loras"),

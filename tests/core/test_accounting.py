@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -298,7 +299,11 @@ def test_a_pick_that_nobody_tells_of_is_given_up() -> None:
 
 
 def heard(
-    monkeypatch: pytest.MonkeyPatch, *, body_bytes: int = 0, group: str = "", **changes: Any
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    group: str = "",
+    info: Mapping[str, Any] = MappingProxyType({}),
+    **changes: Any,
 ) -> list[tuple[int, float]]:
     """What the pool's caches hear of a request that was held for half a second.
 
@@ -309,8 +314,8 @@ def heard(
         monkeypatch.setattr(caches, "record_first_token", lambda *of: told.append(of))
     pool.set_endpoints([endpoint(1), endpoint(2)])
     pool.record_report(address(1), report(max_loras=1), taken_at_s=0.0)
-    info = request("a", arrived_at_s=0.5, body_bytes=body_bytes)
-    pool.flights.start(pick("r-1", 1, info=info), now=1.0)
+    held = request("a", arrived_at_s=0.5, **info)
+    pool.flights.start(pick("r-1", 1, info=held), now=1.0)
     pool.set_endpoints([replace(endpoint(1), group=group), endpoint(2)])
     times = {"first_body_byte_s": 0.75, "duration_s": 1.0}
     Accounting(pool, "r").complete(completion(**(times | changes)), now=3.0)
@@ -332,7 +337,11 @@ def test_a_streamed_response_tells_how_long_the_engine_took_for_its_first_token(
         {"status": 500},
         {"attempts": 2},
         {"address": address(2)},
-        {"body_bytes": 100_000},
+        {"shows_first_token": False},
+        {"info": {"body_bytes": 100_000}},
+        {"info": {"is_whole": False}},  # it may be longer than what was seen
+        {"info": {"path": "/v1/responses"}},  # vLLM sends `response.created` at once
+        {"info": {"path": "/v1/audio/transcriptions"}},
         {"group": "l4"},  # neither of the group that it was in nor of the one that it is in
     ],
 )
@@ -342,25 +351,46 @@ def test_other_responses_tell_nothing_about_the_cache(
     assert heard(monkeypatch, **changes) == []
 
 
-@pytest.mark.parametrize(("duration_s", "ratio"), [(9.0, 4.0), (None, 1.0)])
-def test_first_tokens_of_streamed_responses_teach_what_prompts_cost(
-    duration_s: float | None, ratio: float
-) -> None:
-    """An endpoint takes four times as long for each byte as is configured; of two requests at
-    once the second one is late."""
+def learned_ratio(*, info: Mapping[str, Any] = MappingProxyType({}), **changes: Any) -> float:
+    """What prompts are learned to cost, over what is configured.
+
+    An endpoint takes four times as long for each byte as is configured; of two requests at once the
+    second one is late.
+    """
     pool = Pool()
     pool.set_endpoints([endpoint(1)])
     accounting, byte_s = Accounting(pool, "r"), Costs().prompt_s_per_byte
     for number in range(64):
         now, num_bytes = 10.0 * number, 1_000 + 1_000 * number
-        info = request(None, arrived_at_s=now - 0.5, body_bytes=num_bytes)
+        prompt = request(None, arrived_at_s=now - 0.5, body_bytes=num_bytes, **info)
         first_s = 0.5 + 0.02 + 4 * byte_s * num_bytes
         pick_ids = f"r-{2 * number}", f"r-{2 * number + 1}"
         for pick_id in pick_ids:
-            pool.flights.start(pick(pick_id, 1, info=info), now=now)
+            pool.flights.start(pick(pick_id, 1, info=prompt), now=now)
         for pick_id, late_s in zip(pick_ids, (0.0, 5.0), strict=True):
-            times = {"first_body_byte_s": first_s + late_s, "duration_s": duration_s, "lag_s": 0.0}
-            accounting.complete(completion(pick_id=pick_id, **times), now=now + 9.0)
+            times = {"first_body_byte_s": first_s + late_s, "duration_s": 9.0, "lag_s": 0.0}
+            ended = completion(pick_id=pick_id, **(times | changes))
+            accounting.complete(ended, now=now + 9.0)
 
-    learned = pool.snapshot(now=700.0).endpoints[0].costs
-    assert learned.prompt_s_per_byte == pytest.approx(ratio * byte_s, rel=0.01)
+    return pool.snapshot(now=700.0).endpoints[0].costs.prompt_s_per_byte / byte_s
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", ""])
+def test_first_tokens_of_streamed_responses_teach_what_prompts_cost(path: str) -> None:
+    assert learned_ratio(info={"path": path}) == pytest.approx(4.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"duration_s": None},
+        {"shows_first_token": False},
+        {"info": {"is_whole": False}},
+        {"info": {"path": "/v1/responses"}},
+        {"info": {"path": "/v1/audio/transcriptions"}},
+    ],
+)
+def test_what_prompts_cost_is_not_learned_where_bytes_or_the_first_token_are_unknown(
+    changes: dict[str, Any],
+) -> None:
+    assert learned_ratio(**changes) == 1.0

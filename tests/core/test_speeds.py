@@ -146,6 +146,24 @@ def test_endpoints_that_are_alike_are_taken_to_be_alike() -> None:
     assert max(slopes) / min(slopes) < 1.1
 
 
+@pytest.mark.parametrize("ttft_s", [BASE_S, 5.0])
+def test_clients_of_one_endpoint_move_its_costs_within_bounds_and_hardly_those_of_others(
+    ttft_s: float,
+) -> None:
+    """Sessions keep them there; a third of its first tokens is theirs, of the longest bodies."""
+    made, numbers, rng = pool(8), range(1, 9), Random(1)
+    for _ in range(200):
+        for number in numbers:
+            num_bytes = rng.randrange(10_000)
+            hear(made, number, num_bytes, BASE_S + num_bytes * 1e-5 + rng.uniform(0, 0.02))
+            if number == 1 and rng.random() < 0.5:
+                hear(made, 1, rng.randrange(10_000, 20_000), ttft_s)
+    slopes = [costs(made, number).prompt_s_per_byte for number in numbers]
+
+    assert 1e-5 / MAX_RATIO <= slopes[0] <= 1e-5 * MAX_RATIO
+    assert slopes[1:] == pytest.approx([1e-5] * 7, rel=0.2)
+
+
 def test_short_prompts_that_are_all_alike_teach_nothing() -> None:
     made = pool()
     for _ in range(100):

@@ -74,6 +74,28 @@ def test_a_buffered_part_is_routed_if_the_model_stands_in_it(end_of_stream: bool
     assert exchange.tell(m.RequestBody(part, end_of_stream)) == [m.ContinueBody(PICK), m.End()]
 
 
+@pytest.mark.parametrize(
+    ("mode", "end_of_stream", "is_whole"),
+    [
+        (BodyMode.BUFFERED, True, True),
+        (BodyMode.BUFFERED, False, True),
+        (BodyMode.BUFFERED_PARTIAL, True, True),
+        (BodyMode.BUFFERED_PARTIAL, False, False),
+        (BodyMode.STREAMED, True, True),
+        (BodyMode.STREAMED, False, False),
+        (BodyMode.FULL_DUPLEX_STREAMED, True, True),
+    ],
+)
+def test_a_policy_is_told_whether_all_of_a_body_was_seen(
+    mode: BodyMode, end_of_stream: bool, is_whole: bool
+) -> None:
+    exchange = begin(early_decision_bytes=1)
+    headers = request_headers(body_mode=mode, sends_body_early=mode is BodyMode.STREAMED)
+    exchange.tell(headers, m.RequestBody(BODY if is_whole else BODY[:-5], end_of_stream))
+
+    assert [each.is_whole for each in exchange.dispatcher.routed] == [is_whole]
+
+
 def test_a_buffered_part_that_ends_before_the_model_is_too_large() -> None:
     exchange = begin()
     exchange.tell(request_headers(body_mode=BodyMode.BUFFERED_PARTIAL))

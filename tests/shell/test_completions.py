@@ -92,6 +92,7 @@ def test_an_entry_is_read_whole() -> None:
             lag_s=0.5,
             orca="TEXT x=1",
             first_body_byte_s=0.25,
+            shows_first_token=False,
             verdict=Verdict.SERVED,
         )
     ]
@@ -115,6 +116,7 @@ def test_the_tag_with_the_first_body_byte_wins(told: str, expected: float | None
     (read,) = completions(logged)
 
     assert (read.first_byte_s, read.first_body_byte_s) == (0.25, expected)
+    assert read.shows_first_token
 
 
 @pytest.mark.parametrize("start_s", [-(2**63), -1, 0, 2**63 - 1])
