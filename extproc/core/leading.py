@@ -155,5 +155,5 @@ class Leading:
 
 
 def _is_sighted(pick: Pick) -> bool:
-    """Return whether the candidates are known and can be reached; all are flawed alike."""
-    return all(view.is_known and not view.is_unreachable for view in pick.candidates[:1])
+    """Return whether any candidate is known and can be reached."""
+    return any(view.is_known and not view.is_unreachable for view in pick.candidates)

@@ -63,6 +63,22 @@ def test_a_router_that_has_lost_sight_of_all_pods_leaves_the_decision_to_the_ask
     assert member.told() == 0
 
 
+def test_a_stored_response_is_found_although_another_pod_cannot_be_reached(member: Member) -> None:
+    """Only this router knows where it is; the pods are not alike for a request of no model."""
+    kept = member.leading.ask(
+        Question("bb-0", request(None, model="a", session="s", arrived_at_s=1.0), 2.0), now=1.0
+    )
+    assert kept is not None
+    for number in member.pods:
+        if address(number) != kept.address:
+            member.pool.record_unreachable(address(number))
+    stored = request(None, model="", session="s", arrived_at_s=1.0)
+
+    assert member.leading.ask(Question("bb-1", stored, 2.0), now=1.0) == Answer(
+        "bb-1", kept.address
+    )
+
+
 def test_what_would_be_rejected_here_is_left_to_the_asker(member: Member) -> None:
     unknown = Question("bb-1", request(None, model="unknown"), 2.0)
 
