@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from extproc.core import following as f
 from extproc.core.following import Answer
+from extproc.core.policies import LeastHarm
+from extproc.core.prices import chosen_terms
 from extproc.core.types import Pick, Rejection
 from tests.builders import address, report
 from tests.core.team import NUM_PODS, TIMEOUT_S, Client, Team
@@ -441,6 +443,18 @@ def act(team: Team, action: str, number: int) -> None:
             team.join(one, other)
         else:
             team.part(one, other)
+
+
+def test_a_pick_that_the_leader_chose_has_the_prices_of_this_routers_own_policy() -> None:
+    team, _ = leader_and_follower()
+    follower = team.members["bb"]
+    follower.router.picker.configure(LeastHarm(), "least_harm")
+
+    client = follower.request(body_bytes=1000)
+    team.run()
+
+    assert picked(client).leader == "aa"
+    assert chosen_terms(picked(client)).keys() == {"own_prompt"}
 
 
 @pytest.mark.parametrize("num", [1, 2, 4])
