@@ -69,14 +69,12 @@ def decode(
 
 def _fits(request: RequestInfo) -> bool:
     hints = request.hints
-    texts = (request.model, request.path, request.session or "", request.request_id)
+    texts = (
+        *(request.model, request.path, request.session or "", request.request_id),
+        *(hints.objective, hints.fairness_id),
+    )
     fits = all(plain(each, MAX_TEXT_CHARS) == each for each in texts)
-    fits = fits and all(plain(each, MAX_TEXT_CHARS) == each for each in _names(hints))
     return fits and len(request.subset or ()) <= MAX_SUBSET
-
-
-def _names(hints: Hints) -> tuple[str, str]:
-    return hints.objective, hints.fairness_id
 
 
 def _fill(message: peers_pb2.Question, question: Question, now: float) -> None:
@@ -88,7 +86,7 @@ def _fill(message: peers_pb2.Question, question: Question, now: float) -> None:
     message.hold_ms = whole((question.give_up_s - now) * 1e3, _MAX_MS)
     message.session = request.session or ""
     hints = request.hints
-    message.objective, message.fairness_id = _names(hints)
+    message.objective, message.fairness_id = hints.objective, hints.fairness_id
     if hints.slo_ttft_ms is not None:
         message.slo_ttft_ms = hints.slo_ttft_ms
     if hints.slo_tpot_ms is not None:
