@@ -177,9 +177,13 @@ def test_a_leader_that_cannot_be_sent_anything_is_not_waited_for() -> None:
     assert outcomes(following) == {f.FULL: 1}
 
 
-def test_a_silent_leader_costs_a_few_timeouts_and_is_tried_now_and_then() -> None:
+@pytest.mark.parametrize("hold_s", [None, 0.0])
+def test_a_silent_leader_costs_a_few_timeouts_and_is_tried_now_and_then(
+    hold_s: float | None,
+) -> None:
     team, following = leader_and_follower()
     follower, bounds = team.members["bb"], f.FollowingSettings()
+    follower.policy.hold_s = hold_s
     for _ in range(10):
         follower.request()
         team.pass_time(TIMEOUT_S)

@@ -133,4 +133,4 @@ def test_no_long_text_is_kept_as_an_address() -> None:
     question = decode("far", "near", message, now=NOW)
 
     assert isinstance(question, Question)
-    assert question.request.subset == {"10.0.0.1:1"}
+    assert question.request.subset == frozenset({"10.0.0.1:1"})
