@@ -13,19 +13,20 @@ from typing import Final
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc_pb2
 
 from bench.attacks import ATTACKS, Attack
-from bench.fuzzfield import Field, chat
+from bench.fuzzfield import HONEST, Field, chat
 from extproc.core.wire import frames
 from extproc.core.wire.grpc import literal
-from extproc.shell.gen import decisions_pb2
+from extproc.shell.gen import decisions_pb2, peers_pb2
 
 _MAX_FLOOD_BYTES: Final = 1024 * 1024
 _EXT_PROC: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+_LINK: Final = "/extproc.v1.Peers/Link"
 _WATCH: Final = "/extproc.v1.Decisions/Watch"
 _LONG_LIVED: Final = (
     "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints",
     "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs",
     "/grpc.health.v1.Health/Watch",
-    "/extproc.v1.Peers/Link",
+    _LINK,
     _WATCH,
     _EXT_PROC,
 )
@@ -143,6 +144,23 @@ async def open_calls_at_grpc(field: Field) -> str:
     path = field.rng.choice(_LONG_LIVED)
     async with field.link(field.grpc_port) as link:
         await link.send(_HELLO + b"".join(_open(i, path) for i in range(1, 401, 2)))
+        return await link.drain_input(field.rng.uniform(0.2, 1.0) * field.hold_s)
+
+
+async def false_router_at_grpc(field: Field) -> str:
+    """Another router, which asks, answers and withdraws at random, but does not lead."""
+    rng, said = field.rng, [peers_pb2.PeerMessage() for _ in range(100)]
+    said[0].hello.router_id, said[0].hello.answers, said[1].picks.is_first = "~", True, True
+    for each in said[2:]:
+        asked = rng.choice((each.question, each.question, each.answer, each.withdrawal))
+        asked.number = rng.randrange(100)
+        if isinstance(asked, peers_pb2.Question):
+            asked.model, asked.body_bytes = rng.choice((*HONEST, "x" * 5000)), rng.getrandbits(64)
+            asked.prefix_hashes.extend(rng.choices(range(9), k=rng.choice((0, 200))))
+            asked.hold_ms = 2**32 - 1
+    async with field.link(field.grpc_port) as link:
+        told = b"".join(_message(1, each.SerializeToString()) for each in said)
+        await link.send(_HELLO + _open(1, _LINK) + told)
         return await link.drain_input(field.rng.uniform(0.2, 1.0) * field.hold_s)
 
 
@@ -277,6 +295,7 @@ def _body(content: bytes, *, is_last: bool) -> bytes:
 PEERS: Final = (
     *(garbage_at_grpc, idle_at_grpc, h2_flood_at_grpc, half_uploads_at_grpc),
     *(announced_messages_at_grpc, bracket_soup_at_grpc, wrong_order_at_grpc, open_calls_at_grpc),
+    false_router_at_grpc,
 )
 WATCHERS: Final = (
     *(stalled_watchers, watchers_in_a_loop, stalled_viewers, stalled_scrapers),

@@ -195,7 +195,7 @@ class Following:
         self.withdraw(asked, TIMEOUT)
         leader, settings = asked.leader, self._settings
         stood_still = now - asked.until_s >= settings.timeout_s  # this process did
-        if stood_still or asked.until_s == asked.question.give_up_s:
+        if stood_still or (asked.is_held and asked.until_s == asked.question.give_up_s):
             return
         if leader != self._watched:
             self._watched, self._num_timeouts = leader, 0

@@ -1,7 +1,7 @@
 """Questions of other routers, answered here by this router's own counts and policy.
 
 1. A question is answered at once, or held as long as the policy wants, this router holds requests,
-   and the asker does; the asker gets a sign every `sign_s`. What is rejected here is left to the
+   and the asker does; the asker gets a sign now and then. What is rejected here is left to the
    asker; so is what goes beyond a bound, and what is chosen without a fresh report of any pod.
 2. A pick is named only if it is counted, as one that the asker has told of (`core.told`). When the
    asker tells of it, or of its end, it is that same pick.
@@ -31,12 +31,14 @@ class LeadingSettings(Struct, frozen=True):
 
     Attributes:
         sign_s: An asker whose question is held hears of it after this, and takes twice as long for
-            silence.
+            silence; longer where there would be more than `max_signs_per_s`. A sign takes both ends
+            40 us, and of a silent leader the next questions tell.
     """
 
     max_held: int = 16_384  # questions of all routers
     max_held_per_router: int = 4_096
     sign_s: float = 0.2
+    max_signs_per_s: int = 2_000
 
 
 class _Held(Struct, eq=False):
@@ -138,8 +140,10 @@ class Leading:
         return self._sign(held, now)
 
     def _sign(self, held: _Held, now: float) -> Answer:
-        held.sign_s = now + self._settings.sign_s
-        return Answer(held.question.pick_id, held_s=2 * self._settings.sign_s)
+        settings = self._settings
+        pause_s = max(settings.sign_s, len(self._held) / settings.max_signs_per_s)
+        held.sign_s = now + pause_s
+        return Answer(held.question.pick_id, held_s=2 * pause_s)
 
     def _due_s(self, held: _Held) -> float:
         return min(held.look_s, held.sign_s)
@@ -155,5 +159,5 @@ class Leading:
 
 
 def _is_sighted(pick: Pick) -> bool:
-    """Return whether the candidates are known and can be reached; all are flawed alike."""
-    return all(view.is_known and not view.is_unreachable for view in pick.candidates[:1])
+    """Return whether any candidate is known and can be reached."""
+    return any(view.is_known and not view.is_unreachable for view in pick.candidates)

@@ -110,10 +110,11 @@ class Picker:
                 choice = self.policy.choose(asked, request, rng=self._rng)
             if isinstance(choice, Wait):
                 return choice
+            terms = choice.terms
             if isinstance(choice, Led):
                 pick_id, leader = choice.pick_id, choice.leader
+                terms = getattr(self.policy, "terms", None)  # our own estimate
             chosen, reason = self._check(choice, asked), plain(str(choice.reason), MAX_SLUG_CHARS)
-            terms = choice.terms
         if session is not None:
             self._remember(session, chosen[0].address)
         chosen = self._with_fallbacks(chosen, views, request)

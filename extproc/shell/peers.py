@@ -109,8 +109,9 @@ class PeersService:
         return not all(session.has_begun for session in self._telling.values())
 
     def answerers(self) -> list[str]:
-        """Return the routers that answer questions."""
-        return [router_id for router_id, link in self._telling.items() if link.answers]
+        """Return the routers that answer questions and know our picks, or will before those."""
+        links = self._telling.items()
+        return [router_id for router_id, link in links if link.answers and link.has_begun]
 
     def post(self, router_id: str, message: bytes) -> bool:
         """Send a question, an answer or a withdrawal after what was told; False if it is dropped.
@@ -118,7 +119,7 @@ class PeersService:
         A link that has dropped something voids what it told, and begins again.
         """
         session = self._telling.get(router_id)
-        return session is not None and session.has_begun and session.post(message)
+        return session is not None and session.post(message)
 
     def tell(self, picks: Iterable[ToldPick], ends: Iterable[ToldEnd]) -> None:
         """Tell every router with a link, and begin the links that have not begun.

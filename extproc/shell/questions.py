@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import islice
 
 from extproc.core.beginnings import MARKS_BYTES
@@ -20,6 +21,8 @@ MAX_TEXT_CHARS = 1024
 """Of a model's name, and of each other text of a question; who has a longer one decides alone."""
 MAX_SUBSET = 1024
 """Addresses that a question names; likewise."""
+MAX_ADDRESS_CHARS = 64
+"""Of each; longer ones, which are no pod's, are not read."""
 _MAX_MS = 2**32 - 1
 
 Mail = Question | Answer | Withdrawal
@@ -66,14 +69,12 @@ def decode(
 
 def _fits(request: RequestInfo) -> bool:
     hints = request.hints
-    texts = (request.model, request.path, request.session or "", request.request_id)
+    texts = (
+        *(request.model, request.path, request.session or "", request.request_id),
+        *(hints.objective, hints.fairness_id),
+    )
     fits = all(plain(each, MAX_TEXT_CHARS) == each for each in texts)
-    fits = fits and all(plain(each, MAX_TEXT_CHARS) == each for each in _names(hints))
     return fits and len(request.subset or ()) <= MAX_SUBSET
-
-
-def _names(hints: Hints) -> tuple[str, str]:
-    return hints.objective, hints.fairness_id
 
 
 def _fill(message: peers_pb2.Question, question: Question, now: float) -> None:
@@ -85,7 +86,7 @@ def _fill(message: peers_pb2.Question, question: Question, now: float) -> None:
     message.hold_ms = whole((question.give_up_s - now) * 1e3, _MAX_MS)
     message.session = request.session or ""
     hints = request.hints
-    message.objective, message.fairness_id = _names(hints)
+    message.objective, message.fairness_id = hints.objective, hints.fairness_id
     if hints.slo_ttft_ms is not None:
         message.slo_ttft_ms = hints.slo_ttft_ms
     if hints.slo_tpot_ms is not None:
@@ -104,16 +105,19 @@ def _question(router_id: str, message: peers_pb2.Question, now: float) -> Questi
         message.slo_ttft_ms if message.HasField("slo_ttft_ms") else None,
         message.slo_tpot_ms if message.HasField("slo_tpot_ms") else None,
     )
-    has_subset = message.HasField("subset")
+    addresses = islice(message.subset.addresses, MAX_SUBSET)
+    num_hashes = bisect_right(MARKS_BYTES, message.body_bytes)
     request = RequestInfo(
         model=message.model[:MAX_TEXT_CHARS],
         path=message.path[:MAX_PATH_CHARS],
         body_bytes=message.body_bytes,
         request_id=message.request_id[:MAX_REQUEST_ID_CHARS],
         session=message.session[:MAX_TEXT_CHARS] or None,
-        subset=frozenset(islice(message.subset.addresses, MAX_SUBSET)) if has_subset else None,
+        subset=frozenset(each for each in addresses if len(each) <= MAX_ADDRESS_CHARS)
+        if message.HasField("subset")
+        else None,
         arrived_at_s=now - message.age_ms / 1e3,
         hints=hints,
-        prefix_hashes=tuple(islice(message.prefix_hashes, len(MARKS_BYTES))),
+        prefix_hashes=tuple(islice(message.prefix_hashes, num_hashes)),
     )
     return Question(pick_id_of(router_id, message.number), request, now + message.hold_ms / 1e3)

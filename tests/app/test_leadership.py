@@ -157,6 +157,20 @@ async def test_a_router_that_loses_the_leader_leads_itself() -> None:
         assert await far.leader_of() == ""
 
 
+async def test_a_leader_answers_over_a_link_that_it_has_not_begun_to_tell_over() -> None:
+    """Links that open within a second begin together."""
+    async with linked() as (near, far):
+        server = await wire.serve(near.peering.methods())
+        third = Decider("cc", server.address)
+        third.run()
+        await eventually(lambda: near.pool.told.num_routers == 2)
+
+        assert await third.leader_of() == "aa"
+        assert third.outcomes() == {f.ANSWERED: 1}
+        await third.close()
+        await server.close()
+
+
 @pytest.mark.parametrize("quiet", ["near", "far"])
 async def test_a_router_that_does_not_answer_questions_is_not_asked_and_does_not_ask(
     quiet: str,

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from extproc.core import following as f
 from extproc.core.following import Answer
+from extproc.core.policies import LeastHarm
+from extproc.core.prices import chosen_terms
 from extproc.core.types import Pick, Rejection
 from tests.builders import address, report
 from tests.core.team import NUM_PODS, TIMEOUT_S, Client, Team
@@ -175,9 +177,13 @@ def test_a_leader_that_cannot_be_sent_anything_is_not_waited_for() -> None:
     assert outcomes(following) == {f.FULL: 1}
 
 
-def test_a_silent_leader_costs_a_few_timeouts_and_is_tried_now_and_then() -> None:
+@pytest.mark.parametrize("hold_s", [None, 0.0])
+def test_a_silent_leader_costs_a_few_timeouts_and_is_tried_now_and_then(
+    hold_s: float | None,
+) -> None:
     team, following = leader_and_follower()
     follower, bounds = team.members["bb"], f.FollowingSettings()
+    follower.policy.hold_s = hold_s
     for _ in range(10):
         follower.request()
         team.pass_time(TIMEOUT_S)
@@ -441,6 +447,18 @@ def act(team: Team, action: str, number: int) -> None:
             team.join(one, other)
         else:
             team.part(one, other)
+
+
+def test_a_pick_that_the_leader_chose_has_the_prices_of_this_routers_own_policy() -> None:
+    team, _ = leader_and_follower()
+    follower = team.members["bb"]
+    follower.router.picker.configure(LeastHarm(), "least_harm")
+
+    client = follower.request(body_bytes=1000)
+    team.run()
+
+    assert picked(client).leader == "aa"
+    assert chosen_terms(picked(client)).keys() == {"own_prompt"}
 
 
 @pytest.mark.parametrize("num", [1, 2, 4])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from extproc.core.following import Answer, Question
 from extproc.core.leading import Leading, LeadingSettings
 from extproc.core.pickids import pick_id_of
 from extproc.core.told import Told, ToldBounds
-from extproc.core.types import RequestInfo
+from extproc.core.types import RequestInfo, Snapshot, Wait
 from tests.builders import address, request
 from tests.core.team import EXPIRY_S, Member, Team
 
@@ -16,6 +18,13 @@ from tests.core.team import EXPIRY_S, Member, Team
 @pytest.fixture
 def member() -> Member:
     return Team(3).members["aa"]
+
+
+class Hold:
+    """A policy that takes its time."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Wait:
+        return Wait(snapshot.now + 9)
 
 
 def question(number: int = 0, asker: str = "bb", path: str = "/now", hold_s: float = 9) -> Question:
@@ -61,6 +70,22 @@ def test_a_router_that_has_lost_sight_of_all_pods_leaves_the_decision_to_the_ask
 
     assert (unreachable, late) == (Answer("bb-1"), Answer("bb-2"))
     assert member.told() == 0
+
+
+def test_a_stored_response_is_found_although_another_pod_cannot_be_reached(member: Member) -> None:
+    """Only this router knows where it is; the pods are not alike for a request of no model."""
+    kept = member.leading.ask(
+        Question("bb-0", request(None, model="a", session="s", arrived_at_s=1.0), 2.0), now=1.0
+    )
+    assert kept is not None
+    for number in member.pods:
+        if address(number) != kept.address:
+            member.pool.record_unreachable(address(number))
+    stored = request(None, model="", session="s", arrived_at_s=1.0)
+
+    assert member.leading.ask(Question("bb-1", stored, 2.0), now=1.0) == Answer(
+        "bb-1", kept.address
+    )
 
 
 def test_what_would_be_rejected_here_is_left_to_the_asker(member: Member) -> None:
@@ -145,6 +170,16 @@ def test_between_two_looks_of_a_patient_policy_the_asker_gets_signs(member: Memb
 
     assert first == leading.look("bb-0", now=1.01) == Answer("bb-0", held_s=0.02)
     assert leading.due_s("bb-0") == 1.02
+
+
+def test_however_many_questions_are_held_signs_are_bounded(member: Member) -> None:
+    """New questions show soon enough that a leader with many is silent."""
+    leading = leading_of(member, max_signs_per_s=10)
+    member.router.picker.policy = Hold()
+    answers = [leading.ask(question(number, path="/held"), now=1.0) for number in range(5)]
+
+    assert [each and each.held_s for each in answers] == [0.4, 0.4, 0.6, 0.8, 1.0]
+    assert leading.due_s("bb-4") == 1.5
 
 
 def test_a_policy_that_raises_holds_nothing_for_ever(member: Member) -> None:

@@ -34,7 +34,7 @@ REQUESTS = st.builds(
     arrived_at_s=st.integers(0, 100).map(float),
     hints=HINTS,
     prefix_hashes=st.lists(IDS, max_size=len(MARKS_BYTES)).map(tuple),
-)
+).map(lambda each: replace(each, body_bytes=each.body_bytes + MARKS_BYTES[-1]))
 
 
 def sent(mail: Mail, *, sender: str = "far", receiver: str = "near") -> Any:
@@ -96,6 +96,7 @@ def test_what_does_not_fit_in_a_question_is_not_asked(changes: dict[str, Any]) -
 def test_of_a_longer_question_the_rest_is_not_read() -> None:
     message = peers_pb2.PeerMessage()
     asked = message.question
+    asked.body_bytes = 2**40
     asked.model = asked.path = asked.request_id = asked.session = "x" * 5000
     asked.objective = asked.fairness_id = "x" * 5000
     asked.prefix_hashes.extend(range(5000))
@@ -110,3 +111,26 @@ def test_of_a_longer_question_the_rest_is_not_read() -> None:
     assert (len(request.path), len(request.request_id)) == (MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS)
     assert len(request.prefix_hashes) == len(MARKS_BYTES)
     assert len(request.subset or ()) == MAX_SUBSET
+
+
+def test_a_prompt_has_no_beginning_that_is_longer_than_the_body() -> None:
+    """It would be computed in less than no time, and make its pod look idle."""
+    message = peers_pb2.PeerMessage()
+    message.question.body_bytes = MARKS_BYTES[1] + 1
+    message.question.prefix_hashes.extend(range(3))
+
+    question = decode("far", "near", message, now=NOW)
+
+    assert isinstance(question, Question)
+    assert question.request.prefix_hashes == (0, 1)
+
+
+def test_no_long_text_is_kept_as_an_address() -> None:
+    """It is no pod's; thousands of them might be held."""
+    message = peers_pb2.PeerMessage()
+    message.question.subset.addresses.extend(("10.0.0.1:1", "x" * 5000))
+
+    question = decode("far", "near", message, now=NOW)
+
+    assert isinstance(question, Question)
+    assert question.request.subset == frozenset({"10.0.0.1:1"})
