@@ -236,7 +236,12 @@ async def test_a_request_without_a_body_has_its_subset_too(
     """A session's stored response: its pod has to be in the subset."""
     client = hinting_gateway.client
     session = {SESSION: f"s-{hinting_gateway.chart}"}
-    first = await client.chat("shared", headers=session | subset(pods[1].address))
+    first = await client.request(
+        "POST",
+        "/v1/responses",
+        json.dumps({"model": "shared", "input": "hi", "max_output_tokens": 2}).encode(),
+        session | subset(pods[1].address),
+    )
     inside = await client.request(
         "GET", "/v1/responses/resp_1", headers=session | subset(pods[1].address)
     )

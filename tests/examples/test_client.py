@@ -63,7 +63,7 @@ async def test_it_lists_models_streams_from_two_adapters_and_shows_an_error() ->
         # A fake pod says its name.
         found = re.match(rf"{model}, 0 retries: (pod-\d) says {model}: 1 2 3", text)
         assert found, text
-        assert routed.startswith(f"  served by {found[1]} (founding: ")
+        assert routed.startswith(f"  served by {found[1]} (least_harm: ")
     assert error.startswith("Error code: 404 - ")
     assert error.endswith("(type invalid_request_error, code model_not_found, param model)")
 

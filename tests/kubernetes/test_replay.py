@@ -220,7 +220,7 @@ async def test_a_get_is_served_by_the_router(
 
 async def test_a_get_goes_where_its_session_is_as_long_as_the_hint_allows(fleet: Fleet) -> None:
     session = {SESSION: "s-1"}
-    asked = Asks("shared", headers=session, subset=(1,))
+    asked = Asks("shared", path="/v1/responses", headers=session, subset=(1,))
     results = []
     for asks in (
         asked,
