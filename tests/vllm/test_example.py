@@ -90,5 +90,5 @@ async def test_adapters_are_served_and_more_are_loaded_while_it_runs(
     assert adapters == "adapters: a0, a1, a2, late"
     assert (first[:2], second[:2]) == ("a0", "a1")
     for line in (first_s_pod, second_s_pod):
-        assert line.startswith("  served by vllm-0 (founding: ")
+        assert line.startswith("  served by vllm-0 (least_harm: ")
     assert "code model_not_found" in error
