@@ -155,7 +155,7 @@ def _adapters(given: Sequence[str], base_model: str) -> list[str]:
     Raises:
         typer.Exit: A name is there twice.
     """
-    adapters = [each for option in given for each in option.split(",") if each]
+    adapters = _split(given)
     twice = [each for each in {base_model, *adapters} if [base_model, *adapters].count(each) > 1]
     if twice:
         raise failure(f"--adapter {min(twice)}: another model has this name")
@@ -169,12 +169,17 @@ def _ranks(given: Sequence[str]) -> dict[str, int]:
         typer.Exit: One is not a rank.
     """
     ranks = {}
-    for each in (each for option in given for each in option.split(",") if each):
+    for each in _split(given):
         name, _, rank = each.rpartition("=")
         if not name or not rank.isdecimal() or not 1 <= int(rank) <= 512:
             raise failure(f"--adapter-rank {each}: must be NAME=RANK, with a rank from 1 to 512")
         ranks[name] = int(rank)
     return ranks
+
+
+def _split(given: Sequence[str]) -> list[str]:
+    """Return what an option that may be repeated lists, with commas between."""
+    return [each for option in given for each in option.split(",") if each]
 
 
 def _announce(pods: Sequence[RunningPod]) -> None:

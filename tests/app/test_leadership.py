@@ -7,27 +7,26 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.core import CollectorRegistry
 
-from extproc.app.observers import Observers
-from extproc.app.peering import Peering
 from extproc.core import following as f
 from extproc.core.following import Asking, Following
 from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
 from extproc.core.policies.controls import LeastPending
-from extproc.core.pool import Pool
 from extproc.core.router import Router
 from extproc.core.types import Choice, Pick, Rejection, RequestInfo, Snapshot, Wait
 from extproc.shell import wire
 from extproc.shell.gen import peers_pb2
 from extproc.shell.telemetry import Telemetry
-from tests.app.test_peering import configured, eventually
-from tests.builders import address, cards, endpoint, report, request
+from tests.app.peered import Peered, linking
+from tests.app.test_peering import eventually
+from tests.builders import address, report, request
 from tests.shell.fake_call import begin
 
 LEAD = {"lead": True, "lead_timeout_s": 1.0}
@@ -51,36 +50,21 @@ class Patient:
         return LeastPending().choose(snapshot, request, rng=rng)
 
 
-class Decider:
+class Decider(Peered):
     """A router as far as it decides; `peers` are the addresses that it dials."""
 
     def __init__(self, router_id: str, *peers: str, **section: Any) -> None:
-        self.pool = Pool()
-        self.pool.set_endpoints([endpoint(1), endpoint(2)])
+        super().__init__(router_id, {"static": list(peers), **LEAD, **section})
         for number in (1, 2):
             self.pool.record_report(address(number), report(), taken_at_s=time.monotonic() + 600)
-            self.pool.record_models(address(number), cards("a"), now=0.0)
-        self.observers, self.policy = Observers(), Patient()
+        self.policy, self.is_ready = Patient(), True
         next_id = pick_ids(router_id)
         picker = Picker(self.policy, "p", rng=random.Random(0), next_id=next_id)
         self.router = Router(self.pool, picker, max_hold_s=60.0)
-        self.is_ready = True
-        self.peering = Peering(
-            configured({"static": list(peers), **LEAD, **section}),
-            router_id=router_id,
-            on_entries=lambda _: None,
-            on_num_routers=self.pool.set_num_routers,
-            on_garbage=lambda: None,
-            clock=time.monotonic,
-            rng=random.Random(router_id),
-            observers=self.observers,
-        )
         later = asyncio.get_running_loop().call_later
-        self.peering.tell(self.pool, later)
         self.following = self.peering.lead(
             self.router, next_id, is_ready=lambda: self.is_ready, call_later=later
         )
-        self._task: asyncio.Future[None] | None = None
 
     async def ask(self) -> Pick | Rejection:
         """Route a request as a stream does."""
@@ -109,31 +93,15 @@ class Decider:
         assert self.following is not None
         return {outcome: num for outcome, num in self.following.num_asked.items() if num}
 
-    def run(self) -> None:
-        self._task = asyncio.ensure_future(self.peering.run())
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self.peering.aclose()
-
 
 @asynccontextmanager
 async def linked(
     near_section: dict[str, Any] | None = None, far_section: dict[str, Any] | None = None
 ) -> AsyncIterator[tuple[Decider, Decider]]:
     """`aa`, which dials, and `bb`, which listens."""
-    far = Decider("bb", **(far_section or {}))
-    server = await wire.serve(far.peering.methods())
-    near = Decider("aa", server.address, **(near_section or {}))
-    for each in (near, far):
-        each.run()
-    await eventually(lambda: near.pool.told.num_routers == far.pool.told.num_routers == 1)
-    yield near, far
-    for each in (near, far):
-        await each.close()
-    await server.close()
+    far, dial = Decider("bb", **(far_section or {})), partial(Decider, "aa", **(near_section or {}))
+    async with linking(far, dial) as link:
+        yield link
 
 
 async def test_the_router_with_the_smallest_id_decides_for_both() -> None:

@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
 from extproc.app.observers import Observers
-from extproc.app.peering import Peering
 from extproc.app.telling import FLUSH_S, MAX_WAITING, Telling
 from extproc.core.pool import Pool
 from extproc.core.relay import Relay
 from extproc.core.told import UNKNOWN_POD
-from extproc.shell import wire
 from extproc.shell.gen import peers_pb2
 from extproc.shell.peers import BEGIN_INTERVAL_S, PeersService
 from extproc.shell.telemetry import Telemetry
-from tests.app.test_peering import configured, eventually
-from tests.builders import address, cards, endpoint, pick, request
+from tests.app.peered import Peered, linking
+from tests.app.test_peering import eventually
+from tests.builders import address, endpoint, pick, request
 from tests.shell.fake_call import FakeCall
 
 
-class Teller:
+class Teller(Peered):
     """A router as far as it picks and tells; `peers` are the addresses that it dials."""
 
     def __init__(self, router_id: str, *peers: str, is_alone: bool = False) -> None:
+        super().__init__(router_id, None if is_alone else {"static": list(peers)})
         self.id = router_id
-        self.pool = Pool()
-        self.pool.set_endpoints([endpoint(1), endpoint(2)])
-        for number in (1, 2):
-            self.pool.record_models(address(number), cards("a"), now=0.0)
-        self.observers = Observers()
-        self.peering = Peering(
-            configured(None if is_alone else {"static": list(peers)}),
-            router_id=router_id,
-            on_entries=lambda _: None,
-            on_num_routers=self.pool.set_num_routers,
-            on_garbage=lambda: None,
-            clock=time.monotonic,
-            rng=random.Random(router_id),
-            observers=self.observers,
-        )
-        self.peering.tell(self.pool, asyncio.get_running_loop().call_later)
-        self._task: asyncio.Future[None] | None = None
 
     def pick(self, id: int, number: int = 1) -> str:
         made = pick(f"{self.id}-{id}", number, info=request("a", body_bytes=100))
@@ -61,33 +43,16 @@ class Teller:
         views = self.pool.snapshot(now=time.monotonic()).endpoints
         return [(each.num_in_flight, each.num_told, each.pending("a")) for each in views]
 
-    def run(self) -> None:
-        self._task = asyncio.ensure_future(self.peering.run())
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self.peering.aclose()
-
 
 @asynccontextmanager
 async def linked(
     before: Callable[[Teller, Teller], None] = lambda near, far: None,
 ) -> AsyncIterator[tuple[Teller, Teller]]:
     """`aa`, which dials, and `bb`, which listens; `before` is called before they are linked."""
-    far = Teller("bb")
-    server = await wire.serve(far.peering.methods())
-    near = Teller("aa", server.address)
-    before(near, far)
-    for each in (near, far):
-        each.run()
-    await eventually(lambda: near.pool.told.num_routers == far.pool.told.num_routers == 1)
-    yield near, far
-    for each in (near, far):
-        assert not any(each.observers.num_errors.values())
-        await each.close()
-    await server.close()
+    async with linking(Teller("bb"), partial(Teller, "aa"), before) as (near, far):
+        yield near, far
+        for each in (near, far):
+            assert not any(each.observers.num_errors.values())
 
 
 async def test_each_router_counts_the_others_picks_until_they_end() -> None:

@@ -1,0 +1,69 @@
+"""Two routers as far as they are peers: each has a pool, and they have a real link."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from extproc.app.observers import Observers
+from extproc.app.peering import Peering
+from extproc.core.pool import Pool
+from extproc.shell import wire
+from tests.app.test_peering import configured, eventually
+from tests.builders import address, cards, endpoint
+
+
+class Peered:
+    """A router with two endpoints that list the adapter `a`; `peers` is its configuration."""
+
+    def __init__(self, router_id: str, peers: dict[str, Any] | None) -> None:
+        self.pool = Pool()
+        self.pool.set_endpoints([endpoint(1), endpoint(2)])
+        for number in (1, 2):
+            self.pool.record_models(address(number), cards("a"), now=0.0)
+        self.observers = Observers()
+        self.peering = Peering(
+            configured(peers),
+            router_id=router_id,
+            on_entries=lambda _: None,
+            on_num_routers=self.pool.set_num_routers,
+            on_garbage=lambda: None,
+            clock=time.monotonic,
+            rng=random.Random(router_id),
+            observers=self.observers,
+        )
+        self.peering.tell(self.pool, asyncio.get_running_loop().call_later)
+        self._task: asyncio.Future[None] | None = None
+
+    def run(self) -> None:
+        self._task = asyncio.ensure_future(self.peering.run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.peering.aclose()
+
+
+P = TypeVar("P", bound=Peered)
+
+
+@asynccontextmanager
+async def linking(
+    far: P, dial: Callable[[str], P], before: Callable[[P, P], None] = lambda near, far: None
+) -> AsyncIterator[tuple[P, P]]:
+    """`far`, which listens, and what `dial` makes with its address; `before` they are linked."""
+    server = await wire.serve(far.peering.methods())
+    near = dial(server.address)
+    before(near, far)
+    for each in (near, far):
+        each.run()
+    await eventually(lambda: near.pool.told.num_routers == far.pool.told.num_routers == 1)
+    yield near, far
+    for each in (near, far):
+        await each.close()
+    await server.close()
