@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
+from extproc.core.claims import NO_CLAIM, Claim
 from extproc.core.costs import DEFAULT, Costs
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -209,6 +210,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
             belief. Empty where none has, or the policy does not ask (`uses_cached_bytes`).
         is_whole: All of its body was seen. False where its beginning decides, or the data plane
             keeps the body to itself.
+        claim: By its route and its trusted headers.
     """
 
     model: str  # the `model` field, as the engine will read it
@@ -224,6 +226,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
     cached_bytes: Mapping[str, int] = _NOTHING
     context_bytes: int | None = None
     is_whole: bool = True
+    claim: Claim = NO_CLAIM
 
     def rest_bytes(self, address: str) -> int:
         """Return how much of its body the endpoint has to compute, as bytes of text."""

@@ -1,0 +1,37 @@
+"""What a request may claim of a fleet that is short of room: who it is from, and how urgent it is.
+
+A claim is made of the route that serves the request's model and of its own control headers, as far
+as those are trusted. Nothing here chooses an endpoint.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Claim(Struct, frozen=True, gc=False):
+    """The claim of one request.
+
+    Attributes:
+        route: Name of the route that its model belongs to; "" for none.
+        tenant: Whose share of the fleet it counts for; "" for that of all who name none.
+        priority: The higher the sooner; below 0 it is shed first.
+        ttft_s: Within this of its arrival its first token is wanted: a request that cannot have it
+            any more is refused. None where nobody set an objective.
+        tpot_s: Wanted time per output token; None likewise.
+        weight: Its tenant's share, against those of others.
+        max_wait_s: It is held no longer than this; None for the queue's own limit.
+        waits: False: refused where it would be held.
+    """
+
+    route: str = ""
+    tenant: str = ""
+    priority: int = 0
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    weight: float = 1.0
+    max_wait_s: float | None = None
+    waits: bool = True
+
+
+NO_CLAIM = Claim()
