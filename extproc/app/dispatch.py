@@ -6,13 +6,15 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from extproc.app.recorder import Recorder
 from extproc.app.traced import DecisionTrace
 from extproc.core.accounting import Accounting, Completion
-from extproc.core.following import Asked, Asking, Following
+from extproc.core.following import Asked, Asking, Elsewhere, Following
 from extproc.core.outliers import Outliers, Readmission
 from extproc.core.ports import StreamSettings
+from extproc.core.queue import Ticket
 from extproc.core.router import Router
 from extproc.core.stream import Stream
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
@@ -20,6 +22,8 @@ from extproc.shell.rpc import Metadata
 from extproc.shell.tracing import Tracing
 
 log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result", bound=Pick | Rejection | Wait | Ticket)
 
 
 @dataclass(slots=True)
@@ -44,27 +48,42 @@ class Dispatcher:
         """Whether the policy in force weighs what is cached."""
         return self.router.picker.uses_cached_bytes
 
-    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
-        """Choose an endpoint and count the request there; else return the rejection or the wait."""
-        trace = self.trace
+    def route(
+        self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
+    ) -> Pick | Rejection | Wait | Ticket:
+        """Choose an endpoint and count the request there, or say why not, or hold it."""
+        trace, asking = self.trace, self.asking
         if trace is not None:
             self.recorder.observers.call("tracing", trace.asked, now)
         started_s = self.clock()
-        result = self.router.route(request, now=now, asking=self.asking)
+        result = self.router.route(request, now=now, wake=wake, num_bytes=num_bytes, asking=asking)
         if isinstance(result, Asked):
             return result
-        if self.asking is not None and not isinstance(result, Wait):
-            self.asking.settle(result.id if isinstance(result, Pick) else "")
-        self.recorder.routed(result, self.clock() - started_s)
-        if trace is not None:
-            observers = self.recorder.observers
-            observers.call("tracing", trace.decided, result, request.model, now)
+        if asking is not None and not isinstance(result, Elsewhere):
+            asking.settle(result.id if isinstance(result, Pick) else "")
+        return self._decided(result, request.model, now, self.clock() - started_s)
+
+    def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
+        """Return the result of a held request, if there is one."""
+        result = self.router.resume(ticket, now=now)
+        if not isinstance(result, Ticket):
+            self._decided(result, ticket.request.model, now, None)
         return result
 
-    def gone(self) -> None:
-        """Let the leader forget the request."""
+    def gone(self, ticket: Ticket | None, *, now: float) -> None:
+        """Forget the request; the leader does as well."""
         if self.asking is not None:
             self.asking.settle()
+        if ticket is not None:
+            self.router.leave(ticket, now=now)
+            if self.trace is not None:
+                self.recorder.observers.call("tracing", self.trace.left)
+
+    def _decided(self, result: _Result, model: str, now: float, seconds: float | None) -> _Result:
+        self.recorder.routed(result, seconds)
+        if self.trace is not None:
+            self.recorder.observers.call("tracing", self.trace.decided, result, model, now)
+        return result
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Record an error response of ours."""
@@ -100,12 +119,12 @@ def new_stream_of(
 ) -> Callable[[Metadata, Callable[[], None]], Stream]:
     """Return the factory of streams; tracing and asking cost nothing where they are off."""
     if tracing is None and following is None:
-        return lambda _metadata, _wake: Stream(dispatcher, settings)
+        return lambda _metadata, wake: Stream(dispatcher, settings, wake)
 
     def new_stream(metadata: Metadata, wake: Callable[[], None]) -> Stream:
         trace = None if tracing is None else DecisionTrace(partial(tracing.begin, metadata))
         asking = None if following is None else Asking(following, wake)
-        return Stream(replace(dispatcher, trace=trace, asking=asking), settings)
+        return Stream(replace(dispatcher, trace=trace, asking=asking), settings, wake)
 
     return new_stream
 

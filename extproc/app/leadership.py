@@ -15,6 +15,7 @@ from extproc.core.following import (
     Withdrawal,
 )
 from extproc.core.leading import Leading
+from extproc.core.pickids import router_of
 from extproc.core.router import Router
 from extproc.shell.peers import PeersService
 from extproc.shell.questions import Mail, encode
@@ -52,8 +53,9 @@ class Leadership(Leaders):
         self._clock = clock
         self._observers = observers
         self._looks: set[str] = set()  # held questions that a timer is set for
-        self.following = Following(self, next_id, router.led_hold_s, settings)
+        self.following = Following(self, next_id, router.max_hold_s, settings)
         self.leading = Leading(router, is_ready=is_ready)
+        self.leading.on_settled = self._look_soon
 
     def begin(self) -> None:
         """Answer over all links that open from now on."""
@@ -62,7 +64,7 @@ class Leadership(Leaders):
 
         def forget(router_id: str) -> None:
             on_gone(router_id)
-            self._observers.call("leading", self.leading.forget, router_id)
+            self._observers.call("leading", self._forget, router_id)
             self._observers.call("leading", self.following.forget, router_id)
 
         self._peers.on_gone = forget
@@ -133,6 +135,13 @@ class Leadership(Leaders):
             self._looks.add(pick_id)
             look = partial(self._observers.call, "leading", self._look, router_id, pick_id)
             self._call_later(max(0.0, due_s - self._clock()), look)
+
+    def _look_soon(self, pick_id: str) -> None:
+        look = partial(self._observers.call, "leading", self._look, router_of(pick_id), pick_id)
+        self._call_later(0.0, look)
+
+    def _forget(self, router_id: str) -> None:
+        self.leading.forget(router_id, now=self._clock())
 
     def _look(self, router_id: str, pick_id: str) -> None:
         self._looks.discard(pick_id)

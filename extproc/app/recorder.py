@@ -12,6 +12,7 @@ from extproc.app.observers import Observers
 from extproc.core.accounting import Completion, DecisionRecord
 from extproc.core.attainment import OTHER, Attainment
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
+from extproc.core.queue import Ticket
 from extproc.core.routes import normalize_path, path_label
 from extproc.core.types import Outcome, Pick, Rejection, Wait
 from extproc.shell.decisions import DecisionsService
@@ -36,11 +37,11 @@ class Recorder:
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
 
-    def routed(self, result: Pick | Rejection | Wait, seconds: float) -> None:
-        """Record a routing result and the seconds it took."""
+    def routed(self, result: Pick | Rejection | Wait | Ticket, seconds: float | None) -> None:
+        """Record a routing result and the seconds it took; None for that of a held request."""
         self.observers.call("telemetry", self.telemetry.routed, result, seconds)
         if isinstance(result, Pick):
-            self._publish(DecisionRecord(result, self.wall_clock(), seconds))
+            self._publish(DecisionRecord(result, self.wall_clock(), seconds or 0.0))
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Record an error response of ours to the request with `headers`."""

@@ -12,7 +12,7 @@ from extproc.config.file import ConfigError
 from extproc.core.attainment import Attainment
 from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
-from extproc.core.policies import LeastHarm, Policy
+from extproc.core.policies import Policy
 from extproc.core.pool import Pool
 from extproc.core.router import Router
 from extproc.core.types import Endpoint, Snapshot
@@ -91,22 +91,12 @@ class Routing:
 
 
 def make_policy(config: Config) -> Policy:
-    """Make the configured policy; `least_harm` holds for less than usual where it has to.
+    """Make the configured policy.
 
     Raises:
-        ConfigError: It cannot be loaded, or holds for longer than the router lets it.
+        ConfigError: It cannot be loaded.
     """
-    name, max_hold_s = config.policy.name, config.request.max_hold_s
     try:
-        policy = load_policy(name, config.policy.args)
+        return load_policy(config.policy.name, config.policy.args)
     except PolicyError as error:
         raise ConfigError(str(error)) from error
-    if isinstance(policy, LeastHarm) and "hold_s" not in config.policy.args:
-        policy.hold_s = min(policy.hold_s, max_hold_s / 2)
-    hold_s = getattr(policy, "hold_s", 0.0)
-    if isinstance(hold_s, int | float) and hold_s and hold_s >= max_hold_s:
-        raise ConfigError(
-            f"policy {name} holds requests for hold_s, {hold_s:g} s, but request.max_hold_s, "
-            f"{max_hold_s:g} s, ends that with a 429: lower the one or raise the other"
-        )
-    return policy

@@ -59,6 +59,7 @@ class Services:
         on_doubt: Callable[[str], None],
     ) -> None:
         self._telemetry = telemetry
+        self._router = routing.router
         self._clock = clock = world.clock
         self.observers = Observers()
         self.cache_watch = CacheWatch(routing.pool.caches)
@@ -94,6 +95,7 @@ class Services:
         )
         self.endings = Endings(self.accounting, routing.pool.outliers, recorder, clock, on_doubt)
         dispatcher = Dispatcher(routing.router, self.accounting, recorder, clock)
+        routing.router.queue.later = self._offer_later
         self._tracing = tracing
         stream_settings = settings.stream_settings(config)
         self.processor = ExternalProcessor(
@@ -133,6 +135,14 @@ class Services:
         await self.peering.aclose()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
+
+    def _offer_later(self, wait_s: float) -> None:
+        """Have the queue make an offer, once the work at hand is done."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(wait_s, self._offer)
+
+    def _offer(self) -> None:
+        self._router.offer(now=self._clock())
 
     def _publish_later(self, seconds: float, publish: Callable[[], None]) -> None:
         """Send decisions to watchers after the requests that are pending now."""

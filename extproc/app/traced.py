@@ -7,6 +7,7 @@ from collections.abc import Callable
 from extproc import __version__
 from extproc.config import Config
 from extproc.config.file import ConfigError
+from extproc.core.queue import Ticket
 from extproc.core.types import Pick, Rejection, Wait
 from extproc.shell.tracing import DecisionSpan, Tracing, TracingError
 
@@ -43,7 +44,7 @@ class DecisionTrace:
             self._asked_at_s = now
             self._span = self._begin()
 
-    def decided(self, result: Pick | Rejection | Wait, model: str, now: float) -> None:
+    def decided(self, result: Pick | Rejection | Wait | Ticket, model: str, now: float) -> None:
         """Record a pick or a wait in the span."""
         span = self._span
         if span is None:
@@ -61,8 +62,14 @@ class DecisionTrace:
                     "extproc.adapter": result.request.adapter or "",
                 }
             )
-        elif isinstance(result, Wait):
+        elif not isinstance(result, Rejection):
             span.event("held", {"extproc.reason": result.reason})
+
+    def left(self) -> None:
+        """End the span of a held request whose client has gone."""
+        if self._span is not None and not self._has_ended:
+            self._has_ended = True
+            self._span.end({"extproc.reason": "client_left"})
 
     def rejected(self, rejection: Rejection) -> None:
         """End the span with the error that the client gets."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import Enum, auto
+from math import inf
 
 from msgspec import Struct
 
@@ -31,6 +32,10 @@ class Costs(Struct, frozen=True):
         if adapter in gpu_adapters:
             return 0.0
         return self.cached_load_s if adapter in cpu_adapters else self.cold_load_s
+
+    def most_running(self, tpot_s: float) -> float:
+        """placeholder"""
+        return inf
 
 
 DEFAULT = Costs()

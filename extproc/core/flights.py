@@ -26,6 +26,7 @@ class Flights:
     Attributes:
         num_routers: That use these endpoints, this one included.
         observer: Follows what is counted here.
+        on_end: Called with the time of an end.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Flights:
         self._by_request_id: dict[str, str] = {}
         self.num_routers = 1
         self.observer: PickObserver | None = None
+        self.on_end: Callable[[float], None] = lambda _now: None
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -143,6 +145,7 @@ class Flights:
         if self.observer is not None:
             self.observer.ended(pick_id, now=now, has_run=has_run_here)
         self._judge(flight, judged, now=now, reported_at_s=reported_at_s)
+        self.on_end(now if reported_at_s is None else reported_at_s)
         return flight
 
     def pick_id_of(self, request_id: str) -> str | None:

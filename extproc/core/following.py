@@ -35,7 +35,11 @@ ASKED = "asked"
 """The reason of a pick that the leader chose."""
 
 
-class Asked(Wait, frozen=True):
+class Elsewhere(Wait, frozen=True):
+    """The leader decides: it holds the request."""
+
+
+class Asked(Elsewhere, frozen=True):
     """A question is under way: it is no hold, and the end is near."""
 
 
@@ -121,7 +125,7 @@ class Following:
 
     Args:
         next_id: Of a pick of this router.
-        hold_s: As `Router.led_hold_s`.
+        max_hold_s: Longest time that a request is held, from its headers on.
 
     Attributes:
         num_asked: Requests of others' to decide, by outcome.
@@ -131,12 +135,12 @@ class Following:
         self,
         leaders: Leaders,
         next_id: Callable[[], str],
-        hold_s: Callable[[float], float],
+        max_hold_s: float,
         settings: FollowingSettings | None = None,
     ) -> None:
         self._leaders = leaders
         self._next_id = next_id
-        self._hold_s = hold_s
+        self._max_hold_s = max_hold_s
         self._settings = settings or FollowingSettings()
         self._open: dict[str, _Open] = {}
         self._watched = ""  # the leader that the next two are about
@@ -158,7 +162,7 @@ class Following:
         if not self._may_ask(leader, now):
             self.num_asked[SILENT] += 1
             return None
-        give_up_s = request.arrived_at_s + self._hold_s(settings.timeout_s)
+        give_up_s = request.arrived_at_s + self._max_hold_s
         question = Question(self._next_id(), request, give_up_s)
         if len(self._open) >= settings.max_asked or not self._leaders.ask(leader, question):
             self.num_asked[FULL] += 1
@@ -246,7 +250,7 @@ class Asking:
         self._asked: _Open | None = None
         self._has_asked = False
 
-    def choose(self, snapshot: Snapshot, request: RequestInfo) -> Led | Wait | None:
+    def choose(self, snapshot: Snapshot, request: RequestInfo) -> Led | Elsewhere | None:
         """Return the leader's choice, or a wait for it; None to decide alone."""
         now = snapshot.now
         if not self._has_asked:
@@ -257,7 +261,7 @@ class Asking:
             return None
         if not asked.outcome:
             if now < asked.until_s:
-                return (Wait if asked.is_held else Asked)(asked.until_s, "leader")
+                return (Elsewhere if asked.is_held else Asked)(asked.until_s, "leader")
             self._following.time_out(asked, now=now)
         pick_id = asked.question.pick_id
         for view in snapshot.endpoints:

@@ -1,7 +1,7 @@
 """Questions of other routers, answered here by this router's own counts and policy.
 
-1. A question is answered at once, or held as long as the policy wants, this router holds requests,
-   and the asker does; the asker gets a sign now and then. What is rejected here is left to the
+1. A question is answered at once, or held in this router's own queue, no longer than the asker
+   holds its request; the asker gets a sign now and then. What is rejected here is left to the
    asker; so is what goes beyond a bound, and what is chosen without a fresh report of any pod.
 2. A pick is named only if it is counted, as one that the asker has told of (`core.told`). When the
    asker tells of it, or of its end, it is that same pick.
@@ -12,14 +12,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
+from math import inf
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.core.following import Answer, Question
 from extproc.core.pickids import router_of
+from extproc.core.queue import Ticket
+from extproc.core.rejections import no_endpoints
 from extproc.core.router import Router
-from extproc.core.types import Pick, Wait
+from extproc.core.types import Pick, Rejection, Wait
 
 PICKED = "picked"
 DECLINED = "declined"
@@ -42,10 +46,10 @@ class LeadingSettings(Struct, frozen=True):
 
 
 class _Held(Struct, eq=False):
-    """A question that is held: `look_s` is when the policy is to be asked again."""
+    """A question that is held; its asker is to hear of it at `sign_s`."""
 
     question: Question
-    look_s: float
+    ticket: Ticket
     sign_s: float = 0.0
 
 
@@ -56,6 +60,8 @@ class Leading:
         is_ready: Whether this router can decide.
 
     Attributes:
+        on_settled: Called with the id of a held question's pick once `look` has the answer; not to
+            be looked at from within the call.
         num_answered: Questions by how they ended here.
     """
 
@@ -69,6 +75,7 @@ class Leading:
         self._router = router
         self._is_ready = is_ready
         self._settings = settings or LeadingSettings()
+        self.on_settled: Callable[[str], None] = lambda _pick_id: None
         self._held: dict[str, _Held] = {}
         self._num_held: Counter[str] = Counter()
         outcomes = (PICKED, DECLINED, HELD_UNTIL_GONE)
@@ -88,44 +95,55 @@ class Leading:
     def look(self, pick_id: str, *, now: float) -> Answer | None:
         """Return the next answer to a held question; None if it is not held, or not yet due."""
         held = self._held.get(pick_id)
-        if held is None or now < self._due_s(held):
+        if held is None or now < held.sign_s:
             return None
-        if now >= held.look_s:
-            return self._decide(held.question, now)
-        return self._sign(held, now)
+        result = self._router.resume(held.ticket, now=now)
+        if result is held.ticket:
+            return self._sign(held, now)
+        self._release(pick_id, now)
+        return self._answer(held.question, result)
 
     def due_s(self, pick_id: str) -> float | None:
         """Return when to `look` at a question; None if it is not held."""
         held = self._held.get(pick_id)
-        return None if held is None else self._due_s(held)
+        return None if held is None else held.sign_s
 
     def withdraw(self, pick_id: str, *, now: float) -> None:
         """Forget a question, and end its pick."""
-        if self._release(pick_id):
+        if self._release(pick_id, now):
             self.num_answered[HELD_UNTIL_GONE] += 1
-        else:
-            self._router.pool.told.finish(pick_id, now=now, has_run=False)
+        self._router.pool.told.finish(pick_id, now=now, has_run=False)
 
-    def forget(self, router_id: str) -> None:
+    def forget(self, router_id: str, *, now: float) -> None:
         """Forget the questions of a router that is gone; its picks are `core.told`'s."""
         for pick_id in [each for each in self._held if router_of(each) == router_id]:
-            self._release(pick_id)
+            self._release(pick_id, now)
             self.num_answered[HELD_UNTIL_GONE] += 1
 
     def _decide(self, question: Question, now: float) -> Answer:
-        pick_id, result = question.pick_id, None
-        self._release(pick_id)  # first: a policy may raise
+        router, result = self._router, None
         if self._is_ready():
-            result = self._router.choose(question.request, now=now)
-        if isinstance(result, Wait) and self._may_hold(question, now):
-            return self._hold(question, result, now)
-        if isinstance(result, Pick) and _is_sighted(result):
-            pick = replace(result, id=pick_id)
-            if self._router.pool.flights.start_told(pick, now=now):
-                self.num_answered[PICKED] += 1
-                return Answer(pick_id, pick.address)
+            known, result = router.choose(question.request, now=now)
+            if isinstance(result, Pick):
+                result = self._count(question.pick_id, result, now)
+            elif isinstance(result, Wait) and self._may_hold(question, now):
+                return self._hold(question._replace(request=known), result, now)
+        return self._answer(question, result)
+
+    def _answer(self, question: Question, result: object) -> Answer:
+        """Return the answer that a question ends with; the asker gets a pick or nothing."""
+        if isinstance(result, Pick):
+            self.num_answered[PICKED] += 1
+            return Answer(question.pick_id, result.address)
         self.num_answered[DECLINED] += 1
-        return Answer(pick_id)
+        return Answer(question.pick_id)
+
+    def _count(self, pick_id: str, pick: Pick, now: float) -> Pick | Rejection:
+        """Count a pick under the asker's id; leave the choice to it where that cannot be."""
+        pick = replace(pick, id=pick_id)
+        if _is_sighted(pick) and self._router.pool.flights.start_told(pick, now=now):
+            return pick
+        return no_endpoints(pick.request.model)
 
     def _may_hold(self, question: Question, now: float) -> bool:
         settings, asker = self._settings, router_of(question.pick_id)
@@ -134,10 +152,24 @@ class Leading:
         return now < question.give_up_s and not is_full
 
     def _hold(self, question: Question, wait: Wait, now: float) -> Answer:
-        held = _Held(question, min(wait.until_s, question.give_up_s))
-        self._held[question.pick_id] = held
-        self._num_held[router_of(question.pick_id)] += 1
+        pick_id = question.pick_id
+        ticket = self._router.hold(
+            question.request,
+            wait,
+            now=now,
+            wake=partial(self._settled, pick_id),
+            count=partial(self._count, pick_id),
+            give_up_s=question.give_up_s,
+        )
+        if isinstance(ticket, Rejection):
+            return self._answer(question, ticket)
+        held = self._held[pick_id] = _Held(question, ticket)
+        self._num_held[router_of(pick_id)] += 1
         return self._sign(held, now)
+
+    def _settled(self, pick_id: str) -> None:
+        self._held[pick_id].sign_s = -inf
+        self.on_settled(pick_id)
 
     def _sign(self, held: _Held, now: float) -> Answer:
         settings = self._settings
@@ -145,12 +177,10 @@ class Leading:
         held.sign_s = now + pause_s
         return Answer(held.question.pick_id, held_s=2 * pause_s)
 
-    def _due_s(self, held: _Held) -> float:
-        return min(held.look_s, held.sign_s)
-
-    def _release(self, pick_id: str) -> bool:
+    def _release(self, pick_id: str, now: float) -> bool:
         held = self._held.pop(pick_id, None)
         if held is not None:
+            self._router.queue.remove(held.ticket, now=now)
             asker = router_of(pick_id)
             self._num_held[asker] -= 1
             if not self._num_held[asker]:

@@ -13,7 +13,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -39,6 +39,7 @@ class Pool:
         speeds: Learns their costs.
         beginnings: Of prompts, in their KV caches.
         flights: Our picks there; `told` has other routers'.
+        on_room: Called with the time when there may be more room than before.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class Pool:
         self.flights = Flights(
             self._find, told=self.told, beginnings=self.beginnings, outliers=self.outliers
         )
+        self.on_room: Callable[[float], None] = lambda _now: None
+        self.flights.on_end = self.told.on_end = self._freed
 
     # --- reports ----------------------------------------------------------------------------
 
@@ -116,6 +119,7 @@ class Pool:
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         num_ours, adapters = len(tracked.flights), tracked.adapters
         tracked.others.record_report(report, num_ours, adapters, now=taken_at_s)
+        self.on_room(taken_at_s)
         return restarted
 
     def record_models(
@@ -146,6 +150,7 @@ class Pool:
             tracked.set_models(models)
             self._models.replace(before, models, self._lists())
         tracked.num_silences, tracked.view = 0, None
+        self.on_room(now)
 
     def record_silence(self, address: str) -> None:
         """Record that an endpoint failed to list its models."""
@@ -200,6 +205,9 @@ class Pool:
         return Snapshot(tuple(views), now, self.flights.num_routers)
 
     # --- inside -----------------------------------------------------------------------------
+
+    def _freed(self, now: float) -> None:
+        self.on_room(now)
 
     def _find(self, address: str) -> Tracked | None:
         return self._tracked.get(address)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from msgspec import Struct, field
 
 from extproc.core.messages import BodyMode
+from extproc.core.queue import Ticket
 from extproc.core.routes import RouteTable
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 
@@ -19,11 +20,22 @@ class Dispatcher(Protocol):
     def uses_prefix_hashes(self) -> bool:
         """Whether `RequestInfo.prefix_hashes` is worth computing."""
 
-    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
-        """Choose an endpoint and count the request there, or reject it, or hold it."""
+    def route(
+        self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
+    ) -> Pick | Rejection | Wait | Ticket:
+        """Choose an endpoint and count the request there, or reject it, or hold it.
 
-    def gone(self) -> None:
-        """The request will not be asked about again. May come more than once."""
+        With a wait, ask once more at its time at the latest.
+        """
+
+    def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
+        """Return the result of a held request, if there is one."""
+
+    def gone(self, ticket: Ticket | None, *, now: float) -> None:
+        """The request, held with this ticket if any, will not be asked about again.
+
+        May come more than once.
+        """
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         """End the pick's accounting. Called at most once per pick by a stream."""

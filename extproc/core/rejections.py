@@ -54,6 +54,7 @@ _DROPPED_REASONS = {
     Reason.NO_ENDPOINTS: "rejected-no-endpoints",
     Reason.RANK_TOO_HIGH: "rejected-no-endpoints",
     Reason.SATURATED: "rejected-saturated",
+    Reason.LATE: "rejected-saturated",
     Reason.MEMORY: "rejected-saturated",
 }
 
@@ -93,6 +94,12 @@ def saturated(model: str, retry_after_s: int) -> Rejection:
     """429: every endpoint that could serve the model is at its cap."""
     message = "Every endpoint that serves this model is saturated. Retry later."
     return Rejection(429, Reason.SATURATED, message, retry_after_s=retry_after_s, model=model)
+
+
+def late(model: str, retry_after_s: int) -> Rejection:
+    """429: the first token would come later than the request's objective."""
+    message = "The first token of the response would come too late. Retry later."
+    return Rejection(429, Reason.LATE, message, retry_after_s=retry_after_s, model=model)
 
 
 def invalid_header(name: str, allowed: str) -> Rejection:

@@ -1,47 +1,122 @@
-"""Pool and picker together: the whole decision for one request, and how long it may be held."""
+"""Pool, picker and queue together: the whole decision for one request, now or later."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 
 from msgspec.structs import replace
 
 from extproc.core.costs import BYTES_PER_TOKEN
-from extproc.core.following import Asked, Asking
+from extproc.core.following import Asking, Elsewhere
 from extproc.core.listing import ModelListing
 from extproc.core.picker import Picker, is_in_subset
 from extproc.core.pool import Pool
-from extproc.core.rejections import RETRY_AFTER_S, model_not_found, no_endpoints, saturated
+from extproc.core.queue import HoldQueue, Ticket
+from extproc.core.rejections import model_not_found, no_endpoints
 from extproc.core.routes import ONE_PROMPT_PATHS
 from extproc.core.types import EndpointView, ModelCard, Pick, Rejection, RequestInfo, Snapshot, Wait
 
-MIN_WAIT_S = 0.001
-"""A policy that wants to be asked again at once is asked in the next pass, not in a loop."""
+OBJECTIVE_RATIO = 0.8
+"""Part of an objective within which a held request is taken to be in time: the estimate of what it
+still needs leaves out the step that runs already, and that all share the engine."""
 
 
 @dataclass(slots=True)
 class Router:
-    """Routes requests and lists models, from a pool and a picker."""
+    """Routes requests and lists models, from a pool, a picker and a queue."""
 
     pool: Pool
     picker: Picker
     max_hold_s: float = 60.0  # longest that a request may wait for an endpoint, from its headers on
+    queue: HoldQueue = field(default_factory=HoldQueue)
     _listing: ModelListing = field(default_factory=ModelListing, repr=False)
 
+    def __post_init__(self) -> None:
+        self.pool.on_room = self.queue.freed
+
     def route(
-        self, request: RequestInfo, *, now: float, asking: Asking | None = None
-    ) -> Pick | Rejection | Wait:
-        """Choose an endpoint and count the request there, or say why not, or when to ask again."""
-        result = self.choose(request, now=now, asking=asking)
+        self,
+        request: RequestInfo,
+        *,
+        now: float,
+        wake: Callable[[], None] = lambda: None,
+        num_bytes: int = 0,
+        asking: Asking | None = None,
+    ) -> Pick | Rejection | Elsewhere | Ticket:
+        """Choose an endpoint and count the request there, or say why not, or hold it.
+
+        Those that are held already come first, where there may be room for them.
+
+        Args:
+            wake: Called once, if the request is held, when `resume` has its result; not from within
+                this call.
+            num_bytes: Of its body, that are kept as long as it is held.
+        """
+        if self.queue.is_due(now):
+            self.offer(now=now)
+        known, result = self.choose(request, now=now, asking=asking)
         if isinstance(result, Pick):
             self.pool.flights.start(result, now=now)
+        elif isinstance(result, Wait) and not isinstance(result, Elsewhere):
+            return self.hold(known, result, now=now, wake=wake, num_bytes=num_bytes)
         return result
+
+    def hold(
+        self,
+        request: RequestInfo,
+        wait: Wait,
+        *,
+        now: float,
+        wake: Callable[[], None],
+        num_bytes: int = 0,
+        count: Callable[[Pick, float], Pick | Rejection] | None = None,
+        give_up_s: float = inf,
+    ) -> Ticket | Rejection:
+        """Hold a request that the policy wants to wait, or say why not.
+
+        Args:
+            request: As `choose` knows it.
+            count: Counts its pick, and returns it or why that cannot be; None for one of our own.
+        """
+        claim, arrived_s = request.claim, request.arrived_at_s
+        ttft_s = claim.ttft_s
+        if ttft_s is None and claim.priority >= 0:
+            ttft_s = getattr(self.picker.policy, "ttft_s", None)
+        limit_s = self.max_hold_s if claim.max_wait_s is None else claim.max_wait_s
+        ticket = Ticket(
+            request,
+            wake,
+            min(arrived_s + min(limit_s, self.max_hold_s), give_up_s),
+            deadline_s=inf if ttft_s is None else arrived_s + OBJECTIVE_RATIO * ttft_s,
+            rest_s=self._least_ttft_s(request, now),
+            num_bytes=num_bytes,
+            look_s=wait.until_s,
+            reason=wait.reason,
+            count=count,
+        )
+        return self.queue.add(ticket, now=now) or ticket
+
+    def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
+        """Return a held request's result, if there is one."""
+        self.queue.expire(ticket, now=now)
+        return ticket.result or ticket
+
+    def leave(self, ticket: Ticket, *, now: float) -> None:
+        """Forget a held request, and end its pick if it has one: its client has gone."""
+        self.queue.remove(ticket, now=now)
+        if isinstance(ticket.result, Pick):
+            self.pool.flights.finish(ticket.result.id, now=now, has_run=False)
+
+    def offer(self, *, now: float) -> None:
+        """Offer the room there is to those that are held, if it is time."""
+        self.queue.offer(self._look, now=now)
 
     def choose(
         self, request: RequestInfo, *, now: float, asking: Asking | None = None
-    ) -> Pick | Rejection | Wait:
-        """Choose as `route` does, and count nothing.
+    ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
+        """Choose as `route` does, and count and hold nothing; return the request as it is known.
 
         `request.adapter` is filled in here: only the pool knows which names are adapters. An empty
         model (a stored response) goes to the session's endpoint.
@@ -50,22 +125,31 @@ class Router:
         if request.model:
             card = self.pool.model(request.model)
             if card is None:
-                return _unknown(request.model, snapshot, request.subset)
+                return request, _unknown(request.model, snapshot, request.subset)
             request = self._known(request, card)
-        result = self.picker.pick(snapshot, request, asking)
-        if isinstance(result, Wait) and not isinstance(result, Asked):
-            return self._hold(result, request, now)
+        return request, self.picker.pick(snapshot, request, asking)
+
+    def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
+        """Choose for a held request, and count the pick."""
+        _, result = self.choose(ticket.request, now=now)
+        if not isinstance(result, Pick):
+            return result
+        if ticket.count is not None:
+            return ticket.count(result, now)
+        self.pool.flights.start(result, now=now)
         return result
 
-    def led_hold_s(self, answer_s: float) -> float:
-        """Return the longest hold by a router that leads, from a request's headers on.
-
-        That is the policy's own `hold_s`, if it has one, and `answer_s` for the last word.
-        """
-        hold_s = getattr(self.picker.policy, "hold_s", None)
-        if isinstance(hold_s, int | float):
-            return min(self.max_hold_s, hold_s + answer_s)
-        return self.max_hold_s
+    def _least_ttft_s(self, request: RequestInfo, now: float) -> float:
+        """Return the time to its first token that a request needs at least, by estimate."""
+        adapter = request.adapter
+        return min(
+            (
+                request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
+                + (0.0 if adapter is None else load_s(view, adapter))
+                for view in self.pool.snapshot(now=now).endpoints
+            ),
+            default=0.0,
+        )
 
     def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
         """Return the body of `GET /v1/models`: the models of the endpoints that a request may get.
@@ -105,12 +189,12 @@ class Router:
             return request
         return replace(request, context_bytes=context_bytes)
 
-    def _hold(self, wait: Wait, request: RequestInfo, now: float) -> Wait | Rejection:
-        """Return the policy's wait within its bounds; 429 for a request held for `max_hold_s`."""
-        give_up_s = request.arrived_at_s + self.max_hold_s
-        if now >= give_up_s:
-            return saturated(request.model, RETRY_AFTER_S)
-        return Wait(min(max(wait.until_s, now + MIN_WAIT_S), give_up_s), wait.reason)
+
+def load_s(view: EndpointView, adapter: str) -> float:
+    """Return how long an endpoint takes to load an adapter, unless it runs there."""
+    if adapter in view.pending_by_adapter:
+        return 0.0
+    return view.costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)
 
 
 def _unknown(model: str, snapshot: Snapshot, subset: frozenset[str] | None) -> Rejection:

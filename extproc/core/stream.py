@@ -24,6 +24,7 @@ from extproc.core.following import Asked
 from extproc.core.incoming import Incoming, kept_headers, match_route
 from extproc.core.messages import BodyMode
 from extproc.core.ports import Dispatcher, StreamSettings
+from extproc.core.queue import Ticket
 from extproc.core.routes import RouteKind
 from extproc.core.transitions import HOLDING, TABLE, State, Turn
 from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
@@ -40,15 +41,20 @@ class Stream:
 
     __slots__ = (
         *("_dispatcher", "_headers", "_incoming", "_is_held", "_request", "_response_body_mode"),
-        *("_response_status", "_settings", "_tells_modes", "pick", "state"),
+        *("_response_status", "_settings", "_tells_modes", "_ticket", "_wake", "pick", "state"),
     )
 
     _headers: Mapping[str, str]
     _incoming: Incoming
     _request: RequestInfo
 
-    def __init__(self, dispatcher: Dispatcher, settings: StreamSettings) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, settings: StreamSettings, wake: Callable[[], None]
+    ) -> None:
+        """Begin a stream; `wake` has `Wakeup` sent to it soon, but not from within the call."""
         self._dispatcher = dispatcher
+        self._wake = wake
+        self._ticket: Ticket | None = None
         self._settings = settings
         self._response_body_mode = BodyMode.NONE
         self._response_status = 0
@@ -75,7 +81,7 @@ class Stream:
         except RequestError as error:
             # Routed by a part of the body, and the rest is wrong: the endpoint lacks some of it.
             self._give_up_pick(now)
-            turn, commands = self._reject(error.rejection)
+            turn, commands = self._reject(error.rejection, now)
         self.state = state if turn is None else TABLE[state][turn]
         return commands
 
@@ -111,7 +117,7 @@ class Stream:
 
     def abandon(self, *, now: float) -> None:
         """Finish a request whose answer could not be sent: it will not reach its endpoint."""
-        self._let_go()
+        self._let_go(now)
         self.state = State.DONE
         self._give_up_pick(now)
 
@@ -120,21 +126,28 @@ class Stream:
         if pick is not None:
             self._dispatcher.finish(pick, Outcome.FAILED, now=now)
 
-    def _let_go(self) -> None:
+    def _let_go(self, now: float) -> None:
         """Free what is held: a peer that reads slowly can keep this object alive."""
         if self.state in HOLDING:
             self._incoming.reader.clear()
-        self._dispatcher.gone()
+        self._leave(now)
+
+    def _leave(self, now: float) -> None:
+        """Wait for no result any more."""
+        ticket, self._ticket = self._ticket, None
+        self._dispatcher.gone(ticket, now=now)
 
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> _Step:
         self._headers = event.headers
         self._response_body_mode = responses.body_mode(event.response_body_mode, self._settings)
         route = match_route(event, self._settings.routes)
         if isinstance(route, Rejection):
-            return self._reject(route)
+            return self._reject(route, now)
         if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
             answer = responses.models(route, event.subset, self._dispatcher, now=now)
-            return self._reject(answer) if isinstance(answer, Rejection) else self._reply(answer)
+            if isinstance(answer, Rejection):
+                return self._reject(answer, now)
+            return self._reply(answer, now)
         self._tells_modes = event.body_mode is not None
         incoming = self._incoming = Incoming(event, route, self._settings, now)
         model = incoming.model_of_headers(event.model)
@@ -176,15 +189,25 @@ class Stream:
         return self._ask(now)
 
     def _ask(self, now: float) -> _Step:
-        result = self._dispatcher.route(self._request, now=now)
+        result = self._result(now)
         if isinstance(result, Pick):
             self.pick = result
             return self._routed_on(self._incoming.release(result))
-        if isinstance(result, Wait):
-            return Turn.HELD, self._hold(result, now)
-        raise RequestError(result)
+        if isinstance(result, Rejection):
+            raise RequestError(result)
+        return Turn.HELD, self._hold(result, now)
 
-    def _hold(self, wait: Wait, now: float) -> list[m.Command]:
+    def _result(self, now: float) -> Pick | Rejection | Wait | Ticket:
+        dispatcher, ticket = self._dispatcher, self._ticket
+        if ticket is None:
+            num_bytes = self._incoming.reader.held_bytes
+            result = dispatcher.route(self._request, now=now, wake=self._wake, num_bytes=num_bytes)
+        else:
+            result = dispatcher.resume(ticket, now=now)
+        self._ticket = result if isinstance(result, Ticket) else None
+        return result
+
+    def _hold(self, wait: Wait | Ticket, now: float) -> list[m.Command]:
         wake = m.WakeAt(wait.until_s)
         if self._is_held or isinstance(wait, Asked):
             return [wake]
@@ -238,8 +261,8 @@ class Stream:
             self._dispatcher.served(pick, served_by, now=now)
         return None, [m.ContinueResponseHeaders()]
 
-    def _on_local_reply(self, event: m.ResponseHeaders, _now: float) -> _Step:
-        self._let_go()
+    def _on_local_reply(self, event: m.ResponseHeaders, now: float) -> _Step:
+        self._let_go(now)
         if self.state is State.HEADERS:
             self._response_body_mode = responses.body_mode(event.body_mode, self._settings)
         return None, [m.ContinueResponseHeaders()]
@@ -251,7 +274,7 @@ class Stream:
         return None, [m.ContinueResponseTrailers()]
 
     def _on_ended(self, _event: m.Ended, now: float) -> _Step:
-        self._dispatcher.gone()
+        self._leave(now)
         if self.pick is not None and self._settings.uses_response_phases:
             outcome = responses.outcome_of(self._response_status)
             self._dispatcher.finish(self.pick, outcome, now=now)
@@ -260,12 +283,12 @@ class Stream:
     def _on_overloaded(self, _event: m.Overloaded, _now: float) -> _Step:
         raise RequestError(rejections.NO_MEMORY)
 
-    def _reject(self, rejection: Rejection) -> _Step:
+    def _reject(self, rejection: Rejection, now: float) -> _Step:
         self._dispatcher.rejected(rejection, self._headers)
-        return self._reply(responses.refusal(rejection))
+        return self._reply(responses.refusal(rejection), now)
 
-    def _reply(self, reply: m.Reply) -> _Step:
-        self._let_go()
+    def _reply(self, reply: m.Reply, now: float) -> _Step:
+        self._let_go(now)
         return Turn.OVER, [reply, m.End()]
 
 

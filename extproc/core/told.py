@@ -94,6 +94,7 @@ class Told:
         num_in_flight: Picks that have not ended.
         num_received: Picks told, ignored ones included.
         num_ignored: Picks that were not counted, by reason.
+        on_end: Called with the time at which an end is told.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Told:
         self.num_in_flight = 0
         self.num_received = 0
         self.num_ignored: Counter[str] = Counter({FULL: 0, UNKNOWN_POD: 0})
+        self.on_end: Callable[[float], None] = lambda _now: None
 
     @property
     def num_routers(self) -> int:
@@ -176,7 +178,9 @@ class Told:
         else:
             is_served_here = address in ("", flight.tracked.endpoint.address)
             self._end(flight, now=now, has_run=has_run and is_served_here)
-            flight.tracked.prompts.bound(now if reported_at_s is None else reported_at_s)
+            reported_at_s = now if reported_at_s is None else reported_at_s
+            flight.tracked.prompts.bound(reported_at_s)
+            self.on_end(reported_at_s)
             served = None if is_served_here else self._find(address)
             if served is not None:
                 served.note(served.listed_adapter(flight.name), now=now, has_run=has_run)

@@ -50,6 +50,7 @@ class Reason(StrEnum):
     INVALID_HEADER = "invalid_header"
     STORED_RESPONSE = "stored_response_unsupported"
     SATURATED = "saturated"
+    LATE = "late"
     MEMORY = "memory"
     NO_ENDPOINTS = "no_endpoints"
     RANK_TOO_HIGH = "rank_too_high"

@@ -25,6 +25,7 @@ from prometheus_client.metrics_core import Metric
 
 from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.prices import chosen_terms
+from extproc.core.queue import Ticket
 from extproc.core.types import EndpointView, Outcome, Pick, Reason, Rejection, Snapshot, Wait
 from extproc.shell.counters import CappedLabel, Counter, Histogram
 
@@ -87,12 +88,16 @@ class Telemetry:
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    def routed(self, result: Pick | Rejection | Wait, seconds: float) -> None:
-        """Record a decision and its duration; its rejection is recorded by `rejected`."""
-        self._decision_s.observe(seconds)
+    def routed(self, result: Pick | Rejection | Wait | Ticket, seconds: float | None) -> None:
+        """Record a decision and its duration, None for that of a held request.
+
+        Its rejection is recorded by `rejected`.
+        """
+        if seconds is not None:
+            self._decision_s.observe(seconds)
         if isinstance(result, Pick):
             self.picked(result)
-        elif isinstance(result, Wait):
+        elif not isinstance(result, Rejection):
             self._waits.add((self._slugs.cap(result.reason),))
 
     def picked(self, pick: Pick) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from extproc.core import messages as m
 from extproc.core.openai import models_body
 from extproc.core.ports import StreamSettings
+from extproc.core.queue import Ticket
 from extproc.core.rejections import model_not_found
 from extproc.core.stream import Stream
 from extproc.core.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
@@ -32,13 +33,30 @@ class FakeDispatcher:
     moved: list[tuple[Pick, str, float]] = field(default_factory=list)
     subsets: list[frozenset[str] | None] = field(default_factory=list)
     num_gone: int = 0
+    hold_s: float | None = None  # held with a ticket for so long, instead of a wait
+    tickets: list[Ticket] = field(default_factory=list)
+    left: list[Ticket] = field(default_factory=list)
 
-    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
+    def route(
+        self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
+    ) -> Pick | Rejection | Wait | Ticket:
         self.routed.append(request)
-        return Wait(until_s=now) if len(self.routed) <= self.num_waits else self.result
+        if len(self.routed) > self.num_waits:
+            return self.result
+        return Wait(until_s=now) if self.hold_s is None else self._held(request, now, wake)
 
-    def gone(self) -> None:
+    def _held(self, request: RequestInfo, now: float, wake: Callable[[], None]) -> Ticket:
+        assert self.hold_s is not None
+        self.tickets.append(Ticket(request, wake, now + self.hold_s))
+        return self.tickets[-1]
+
+    def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
+        return ticket.result or ticket
+
+    def gone(self, ticket: Ticket | None, *, now: float) -> None:
         self.num_gone += 1
+        if ticket is not None:
+            self.left.append(ticket)
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> None:
         self.finished.append((pick, outcome, now))
@@ -83,4 +101,4 @@ def begin(
 ) -> Exchange:
     """A new stream, configured with `settings`."""
     dispatcher = FakeDispatcher(result, cards)
-    return Exchange(dispatcher, Stream(dispatcher, StreamSettings(**settings)))
+    return Exchange(dispatcher, Stream(dispatcher, StreamSettings(**settings), lambda: None))

@@ -80,7 +80,7 @@ class Member:
         picker = Picker(self.policy, "p", rng=random.Random(self.id), next_id=next_id)
         self.router = Router(self.pool, picker, max_hold_s=self.team.max_hold_s)
         settings = FollowingSettings(TIMEOUT_S, max_asked=self.team.max_asked)
-        self.following = Following(self, next_id, self.router.led_hold_s, settings)
+        self.following = Following(self, next_id, self.router.max_hold_s, settings)
         self.leading = Leading(self.router, settings=LeadingSettings())
 
     # --- the way to the others -----------------------------------------------------------------

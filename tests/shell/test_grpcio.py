@@ -98,7 +98,7 @@ async def eventually(check: Callable[[], bool]) -> None:
 
 def processor(dispatcher: Any, **settings: Any) -> ExternalProcessor:
     return ExternalProcessor(
-        new_stream=lambda _metadata, _wake: Stream(dispatcher, StreamSettings(**settings)),
+        new_stream=lambda _metadata, wake: Stream(dispatcher, StreamSettings(**settings), wake),
         codec=Codec(),
         clock=time.monotonic,
         call_later=asyncio.get_running_loop().call_later,

@@ -67,7 +67,7 @@ class Service:
 
     def new_stream(self, _metadata: Metadata, wake: Callable[[], None]) -> Stream:
         self.wakers.append(wake)
-        return Stream(self.dispatcher, self.settings)
+        return Stream(self.dispatcher, self.settings, wake)
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
         self.timers.append(Timer(delay_s, callback))

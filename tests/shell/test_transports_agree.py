@@ -76,8 +76,8 @@ class Servers:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
 
     def methods(self) -> list[Method]:
-        def new_stream(_metadata: Any, _wake: Any) -> Stream:
-            return Stream(FakeDispatcher(), StreamSettings(**self.settings))
+        def new_stream(_metadata: Any, wake: Any) -> Stream:
+            return Stream(FakeDispatcher(), StreamSettings(**self.settings), wake)
 
         processor = ExternalProcessor(new_stream, Codec(), self.loop.time, self.loop.call_later)
         return [*processor.methods(), Method(SCRIPT, open_script)]

@@ -16,9 +16,10 @@ The price estimates what the request costs there, itself and the requests that a
    is the adapter's own, so that routers that do not know of each other's picks open it in the same
    places and not in as many as there are routers.
 
-Where the adapter runs nowhere and no slot is free the request is held: it keeps its choice of the
-slot that comes first. Once it can hardly meet its objective, it leaves the slots to those held that
-can, and is sent all the same after `hold_s`.
+Only endpoints with room are considered: where the prompts ahead take no more than half of the
+objective, where one more request leaves those that run there their time per token, if that is an
+objective, and where a slot is free or the adapter runs. Without any the request is held: in a
+queue it keeps its choice of what becomes free first, and its place in the queue's order.
 
 Sources: 1 and 3 are the two loads of LMetric (arXiv 2603.15202), here added in seconds; 5 and 6 are
 what a gate of `max_loras` slots adds; 7 is rendezvous hashing (Thaler and Ravishankar, 1998).
@@ -44,19 +45,11 @@ LOAD_STALL_RATIO = 0.05
 a step later, but has most of its steps without that."""
 LATE_RATIO = 0.8
 """Part of the objective from which an estimated first token counts as late: the estimate leaves out
-the step that runs already, and that all share the engine with those that decode. A request that was
-held for so long is late as well: it still has to be computed."""
+the step that runs already, and that all share the engine with those that decode."""
 SHARED_SLOT = 10
 """Requests that an adapter may have in each of its slots before a further one becomes cheaper."""
-AGAIN_S = 0.02
-"""Time after which a held request looks for a slot again, if few are held."""
-LATE_AGAIN_S = 1.0
-"""The same once its first token is late, give or take a half."""
-LOOK_S = 120e-6
-LOOK_S_PER_ENDPOINT = 10e-6
-"""From one look to the next, whoever is held: about 20 times what a look costs (6 us, and 0.4 us
-for each endpoint), and 10 times with a prompt that begins differently on each endpoint (0.6 us
-more). So all looks take a tenth of a core at most, and as much the late ones'."""
+ROOM_RATIO = 0.5
+"""Part of the objective that prompts ahead may take at an endpoint that has room."""
 MAX_ADAPTERS_WITH_HOMES = 1024
 """Whose homes are remembered; computing them takes about a microsecond for each endpoint."""
 
@@ -71,7 +64,6 @@ class LeastHarm:
         full_s: Price of an endpoint without a free slot, for an adapter that does not run there.
         pending_s: Price of each pending request.
         home_s: Price of each place in an adapter's order of endpoints.
-        hold_s: Longest time that a request waits here for a slot; 0 for never.
     """
 
     uses_cached_bytes = True
@@ -84,68 +76,56 @@ class LeastHarm:
         full_s: float = 1.0,
         pending_s: float = 0.002,
         home_s: float = 0.02,
-        hold_s: float = 4.0,
     ) -> None:
-        if not all(
-            0 <= each < inf for each in (ttft_s, late_s, slot_s, full_s, pending_s, home_s, hold_s)
-        ):
+        if not all(0 <= each < inf for each in (ttft_s, late_s, slot_s, full_s, pending_s, home_s)):
             raise ValueError("all arguments of least_harm are seconds, at least 0 and finite")
-        self.ttft_s, self.late_s, self.hold_s = ttft_s, late_s, hold_s
+        self.ttft_s, self.late_s = ttft_s, late_s
         self.slot_s, self.full_s = slot_s, full_s
         self.pending_s, self.home_s = pending_s, home_s
-        self._looks_until_s = self._late_looks_until_s = -inf
-        self._wanted_until_s = -inf  # as long as a request waits that can be in time
         self._last_slot: tuple[Sequence[EndpointView], str, float] = ((), "", 0.0)
 
     def choose(
         self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
     ) -> Choice | Wait:
         """Choose the lowest price, or wait for a slot."""
-        views, now, adapter = snapshot.endpoints, snapshot.now, request.adapter
+        now, adapter = snapshot.now, request.adapter
+        views = self._with_room(snapshot.endpoints, request, now)
+        if isinstance(views, Wait):
+            return views
         if adapter is None:
             chosen = one_of(lowest(views, self._prices(views, request, now)), rng)
             return Choice((chosen,), "base", self.terms)
-        if now < request.arrived_at_s + self.hold_s and self._has_to_wait(request, views, now):
-            return self._wait(request, now, len(views), rng)
         prices = self._prices(views, request, now)
         chosen = one_of(lowest(views, prices), rng)
         if adapter in chosen.pending_by_adapter:
             return Choice((chosen,), "running", self.terms)
         return Choice((chosen,), "full" if _is_full(chosen) else "open", self.terms)
 
-    def _has_to_wait(self, request: RequestInfo, views: Sequence[EndpointView], now: float) -> bool:
-        """Return whether the adapter runs nowhere, and no slot is free or it is for others."""
-        adapter = request.adapter
-        assert adapter is not None
-        if all(_has_no_slot(view, adapter) for view in views):
-            return True
-        if now >= self._wanted_until_s or not self._is_late(request, now):
-            return False
-        return not any(adapter in view.pending_by_adapter for view in views)
+    def _with_room(
+        self, views: Sequence[EndpointView], request: RequestInfo, now: float
+    ) -> Sequence[EndpointView] | Wait:
+        """Return the endpoints that have room for a request, or a wait for one.
 
-    def _wait(
-        self, request: RequestInfo, now: float, num_endpoints: int, rng: random.Random
-    ) -> Wait:
-        """Wait until the request's turn to look again, and no longer than it may be held."""
-        look_s = LOOK_S + LOOK_S_PER_ENDPOINT * num_endpoints
-        if not self._is_late(request, now):
-            self._looks_until_s = max(self._looks_until_s, now) + look_s
-            until_s, reason = max(now + AGAIN_S, self._looks_until_s), "slot"
-            self._wanted_until_s = until_s + AGAIN_S
+        Nobody says when a slot is free again; prompts are computed by a known time.
+        """
+        adapter, most_ahead_s = request.adapter, ROOM_RATIO * self._objective_s(request)
+        latest_s, tpot_s = now + most_ahead_s, request.claim.tpot_s
+        roomy = [view for view in views if view.prompts_done_s <= latest_s]
+        if tpot_s is not None:
+            roomy = [view for view in roomy if view.num_pending < view.costs.most_running(tpot_s)]
+        if adapter is not None and roomy and all(_has_no_slot(view, adapter) for view in roomy):
+            reason, roomy = "slot", []
         else:
-            self._late_looks_until_s = max(self._late_looks_until_s, now) + look_s
-            rest_s = LATE_AGAIN_S * (0.5 + rng.random())
-            until_s, reason = max(now + rest_s, self._late_looks_until_s), "late"
-        return Wait(min(until_s, request.arrived_at_s + self.hold_s), reason)
-
-    def _is_late(self, request: RequestInfo, now: float) -> bool:
-        """Return whether a held request can hardly meet its objective any more."""
-        return now - request.arrived_at_s >= LATE_RATIO * self._objective_s(request)
+            reason = "room"
+        if roomy:
+            return roomy
+        behind_s = [view.prompts_done_s for view in views if view.prompts_done_s > latest_s]
+        return Wait(min(behind_s, default=inf) - most_ahead_s, reason)
 
     def _objective_s(self, request: RequestInfo) -> float:
         """Return the wanted time to the first token: the request's own where it names one."""
-        wanted_ms = request.hints.slo_ttft_ms
-        return self.ttft_s if wanted_ms is None else wanted_ms / 1000
+        wanted_s = request.claim.ttft_s
+        return self.ttft_s if wanted_s is None else wanted_s
 
     def _prices(
         self, views: Sequence[EndpointView], request: RequestInfo, now: float

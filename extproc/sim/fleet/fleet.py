@@ -15,10 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 
 from extproc.core.policies import Policy
-from extproc.core.types import Endpoint, Pick, Rejection, RequestInfo
+from extproc.core.queue import Ticket
+from extproc.core.router import Router
+from extproc.core.types import Endpoint, Pick, Rejection, RequestInfo, Wait
 from extproc.sim.engine.activity import NEVER_S
 from extproc.sim.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
 from extproc.sim.fleet.pod import FleetPod, started_engine
@@ -67,6 +70,7 @@ class Fleet:
         self.now = 0.0
         self.pods: dict[str, FleetPod] = {}
         self.flights: dict[str, Flight] = {}
+        self._tickets: dict[Flight, Ticket] = {}
         self._gone: list[FleetPod] = []
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -169,16 +173,35 @@ class Fleet:
             return
         router = self.routers[flight.router].router
         started_s = self._clock() if self._clock else 0.0
-        decision = router.route(request, now=self.now)
+        wake = partial(self._wake, flight)
+        decision = router.route(request, now=self.now, wake=wake)
         if self._clock:
             self._decision_s.append(self._clock() - started_s)
+        if isinstance(decision, Ticket):
+            self._tickets[flight] = decision
+            self._at(decision.give_up_s, partial(self._resume, flight))
+        else:
+            self._decided(flight, decision)
+
+    def _wake(self, flight: Flight) -> None:
+        self._at(self.now, partial(self._resume, flight))
+
+    def _resume(self, flight: Flight) -> None:
+        """Take a held request's result, if it has one."""
+        ticket = self._tickets.get(flight)
+        if ticket is None:
+            return
+        decision = self.routers[flight.router].router.resume(ticket, now=self.now)
+        if not isinstance(decision, Ticket):
+            del self._tickets[flight]
+            self._decided(flight, decision)
+
+    def _decided(self, flight: Flight, decision: Pick | Rejection | Wait) -> None:
         if isinstance(decision, Pick):
             self._dispatch(flight, decision)
         elif isinstance(decision, Rejection):
             flight.status = decision.status
             flight.end(FlightState.SHED, self.now)
-        else:
-            self._at(decision.until_s, partial(self._decide, flight, request))
 
     def _dispatch(self, flight: Flight, pick: Pick) -> None:
         flight.pod, flight.pick_id, flight.dispatched_s = pick.address, pick.id, self.now
@@ -198,6 +221,9 @@ class Fleet:
         if pod is not None:
             pod.catch_up(self.now)
         if flight.state is FlightState.RUNNING and flight.first_token_s is None:
+            ticket = self._tickets.pop(flight, None)
+            if ticket is not None:
+                self.routers[flight.router].router.leave(ticket, now=self.now)
             if pod is not None:
                 pod.abort(flight, self.now)
                 self.routers[flight.router].ended.append(flight)
@@ -208,9 +234,14 @@ class Fleet:
     def _start_routers(self) -> None:
         settings, rng = self.settings, self._rng
         for router in self.routers:
+            router.router.queue.later = partial(self._offer_later, router.router)
             self._set_endpoints(router)
             phase_s = rng.uniform(0, settings.completion_flush_s)
             self._at(self.now + phase_s, partial(self._flush, router))
+
+    def _offer_later(self, router: Router, wait_s: float) -> None:
+        if wait_s < inf:
+            self._at(self.now + wait_s, lambda: router.offer(now=self.now))
 
     def _scrape(self, router: FleetRouter, pod: FleetPod) -> None:
         if pod.is_alive:

@@ -1,0 +1,8 @@
+"""The queue of requests that are held: who is next, and who is refused."""
+
+from __future__ import annotations
+
+from extproc.core.queue.queue import HoldQueue, QueueSettings
+from extproc.core.queue.tickets import Ticket
+
+__all__ = ["HoldQueue", "QueueSettings", "Ticket"]

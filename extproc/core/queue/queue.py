@@ -1,0 +1,230 @@
+"""The queue: requests that their policy held, until there is room for them.
+
+1. Nobody polls. What frees room says so (`freed`); then, and when a policy wanted to be asked
+   again, the queue makes an *offer*: it goes through the requests in order, and the policy is asked
+   for one after the other. Who got no endpoint holds up nobody behind.
+2. The order: levels (priority and age), in a level the tenant that was served least, of its
+   requests the configured order.
+3. An offer asks for at most `MAX_LOOKS` requests in vain, and alike ones once; the next one goes on
+   behind them, but looks at the first ones again if more room was freed. Between two offers is a
+   rest, so that they take a tenth of a core at most.
+4. Who can have no first token in time any more is refused, if somebody set it an objective: as soon
+   as the queue's own pace says so.
+5. The queue is bounded by number, bytes and time. Where it is full the one that is furthest behind
+   goes, which may be the newcomer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import ceil, inf
+
+from msgspec import Struct
+
+from extproc.core.queue.orders import ORDERS, Scene
+from extproc.core.queue.pace import Pace
+from extproc.core.queue.tickets import Ticket
+from extproc.core.rejections import late, saturated
+from extproc.core.types import Pick, Rejection, Wait
+
+MAX_LOOKS = 16
+"""Requests that one offer asks for in vain, half of them the first in order."""
+LOOK_S = 100e-6
+ORDER_S = 2e-6
+"""What a look, and a place in the order, take of a slow core."""
+REST_RATIO = 10
+"""The rest after an offer, over what it took."""
+MAX_RETRY_AFTER_S = 60
+
+
+Look = Callable[[Ticket, float], Pick | Rejection | Wait]
+
+
+class QueueSettings(Struct, frozen=True):
+    """Settings of the queue.
+
+    Attributes:
+        order: Of a tenant's requests, a name of `orders.ORDERS`.
+        max_requests: Held at a time.
+        max_bytes: Of their bodies, where those have to be kept.
+        ageing_s: So much waiting counts as one step of priority.
+    """
+
+    order: str = "timely"
+    max_requests: int = 20_000
+    max_bytes: int = 256 * 1024 * 1024
+    ageing_s: float = 10.0
+
+
+class HoldQueue:
+    """The held requests of one router.
+
+    Attributes:
+        later: Has `offer` called after so many seconds; too early or too often does no harm.
+    """
+
+    def __init__(self, settings: QueueSettings | None = None) -> None:
+        self.settings = settings or QueueSettings()
+        self.later: Callable[[float], None] = _never
+        self._tickets: dict[Ticket, None] = {}
+        self._pace = Pace()
+        self._is_freed = False
+        self._in_vain: set[object] = set()  # kinds that this sweep has asked for
+        self._next_s = inf  # when the first is to be looked at again
+        self._rests_until_s = -inf
+        self._planned_s = inf
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return iter(self._tickets)
+
+    # --- in and out --------------------------------------------------------------------------
+
+    def add(self, ticket: Ticket, *, now: float) -> Rejection | None:
+        """Hold a request, or return why not."""
+        refusal = self._refusal(ticket, now)
+        if refusal is not None:
+            return refusal
+        self._pace.look(now, is_held=True)
+        self._tickets[ticket] = None
+        self.num_bytes += ticket.num_bytes
+        self._note(ticket)
+        self._plan(now)
+        return None
+
+    def remove(self, ticket: Ticket, *, now: float) -> None:
+        """Forget a request, if it is held: it is decided, or its client has gone."""
+        if ticket in self._tickets:
+            del self._tickets[ticket]
+            self.num_bytes -= ticket.num_bytes
+            self._pace.look(now, is_held=bool(self._tickets))
+
+    def expire(self, ticket: Ticket, *, now: float) -> None:
+        """Refuse a request if it has been held for as long as it may be."""
+        if ticket in self._tickets and now >= ticket.give_up_s:
+            self._settle(ticket, self._saturated(ticket), now)
+
+    def freed(self, now: float) -> None:
+        """Record that there may be room where there was none."""
+        if self._tickets:
+            self._is_freed = True
+            self._plan(now)
+
+    # --- offers ------------------------------------------------------------------------------
+
+    def is_due(self, now: float) -> bool:
+        """Return whether those that wait are to be asked for now."""
+        return bool(self._tickets) and now >= self._due_s()
+
+    def offer(self, look: Look, *, now: float) -> None:
+        """Offer what room there is, in order; call it as `later` says, or whenever it is due.
+
+        Args:
+            look: Asks the policy for one request at a time, and counts the pick.
+        """
+        self._planned_s = inf
+        if self.is_due(now):
+            num_held = len(self._tickets)
+            self._refuse_late(now)
+            num_looks = self._sweep(look, now)
+            took_s = ORDER_S * num_held + LOOK_S * num_looks
+            self._rests_until_s = now + REST_RATIO * took_s
+        self._plan(now)
+
+    def adapters(self, now: float) -> list[str]:
+        """Return the adapters that held requests need, each once, the next in order first."""
+        names = (ticket.request.adapter for ticket in self._in_order(now))
+        return list(dict.fromkeys(name for name in names if name is not None))
+
+    def _sweep(self, look: Look, now: float) -> int:
+        """Go through the order; return how many requests were asked for."""
+        num_again = MAX_LOOKS // 2 if self._is_freed else 0
+        self._is_freed, self._next_s = False, inf
+        before, vain = self._in_vain, dict[object, float]()
+        num_looks, is_over = 0, True
+        for ticket in self._in_order(now):
+            kind = ticket.kind
+            if kind in vain or (kind in before and len(vain) >= num_again):
+                self._wait(ticket, vain.get(kind, inf), now)
+                continue
+            if len(vain) >= MAX_LOOKS:
+                is_over = False
+                break
+            num_looks += 1
+            result = look(ticket, now)
+            if isinstance(result, Wait):
+                ticket.reason, vain[kind] = result.reason, result.until_s
+                self._wait(ticket, result.until_s, now)
+            else:
+                self._settle(ticket, result, now)
+        self._in_vain = set() if is_over else before | vain.keys()
+        if not is_over:
+            self._next_s = now
+        return num_looks
+
+    def _wait(self, ticket: Ticket, until_s: float, now: float) -> None:
+        """Have a request looked at again, at `until_s` if its own time has come."""
+        if ticket.look_s <= now:
+            ticket.look_s = until_s
+        self._note(ticket)
+
+    def _note(self, ticket: Ticket) -> None:
+        late_s = ticket.late_s if ticket.is_refusable else inf
+        self._next_s = min(self._next_s, ticket.look_s, late_s)
+
+    def _settle(self, ticket: Ticket, result: Pick | Rejection, now: float) -> None:
+        self.remove(ticket, now=now)
+        ticket.result = result
+        if isinstance(result, Pick):
+            self._pace.sent()
+        ticket.wake()
+
+    def _in_order(self, now: float) -> Iterator[Ticket]:
+        order = ORDERS[self.settings.order]
+        yield from order(list(self._tickets), Scene(now, self._pace.service_s))
+
+    # --- refusals ----------------------------------------------------------------------------
+
+    def _refuse_late(self, now: float) -> None:
+        """Refuse those whose first token will be late, by the queue's own pace."""
+        for ticket in list(self._tickets):
+            if ticket.is_refusable and now > ticket.late_s:
+                self._settle(ticket, late(ticket.request.model, self.retry_after_s()), now)
+
+    def _refusal(self, ticket: Ticket, now: float) -> Rejection | None:
+        """Return why a newcomer is not held, if it is not; it may take the place of another."""
+        settings = self.settings
+        if ticket.is_refusable and now > ticket.late_s:
+            return late(ticket.request.model, self.retry_after_s())
+        is_full = len(self._tickets) >= settings.max_requests
+        is_full = is_full or self.num_bytes + ticket.num_bytes > settings.max_bytes
+        if is_full or not ticket.request.claim.waits or now >= ticket.give_up_s:
+            return self._saturated(ticket)
+        return None
+
+    def _saturated(self, ticket: Ticket) -> Rejection:
+        return saturated(ticket.request.model, self.retry_after_s())
+
+    def retry_after_s(self) -> int:
+        """Return in how many seconds all that are held now will have gone, by the queue's pace."""
+        wait_s = len(self._tickets) * self._pace.service_s
+        return max(1, min(MAX_RETRY_AFTER_S, ceil(wait_s)))
+
+    # --- time --------------------------------------------------------------------------------
+
+    def _due_s(self) -> float:
+        return max(-inf if self._is_freed else self._next_s, self._rests_until_s)
+
+    def _plan(self, now: float) -> None:
+        """Have an offer made when it is due."""
+        due_s = self._due_s() if self._tickets else inf
+        if due_s < self._planned_s:
+            self._planned_s = due_s
+            self.later(max(0.0, due_s - now))
+
+
+def _never(_wait_s: float) -> None:
+    """Without anybody who calls back, requests wait until somebody else makes an offer."""
