@@ -39,7 +39,7 @@ Order = Callable[[Sequence[Ticket], Scene], list[Ticket]]
 """Returns all of the tickets, the first to be dispatched first."""
 
 _by_arrival = attrgetter("request.arrived_at_s")
-_by_deadline = attrgetter("deadline_s", "request.arrived_at_s")
+_by_deadline = attrgetter("deadline_s")
 
 
 def first_come(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
@@ -49,7 +49,7 @@ def first_come(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
 
 def deadline(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
     """Return the tickets with the earliest deadline first, of equal ones the earliest to arrive."""
-    return sorted(tickets, key=_by_deadline)
+    return sorted(first_come(tickets, scene), key=_by_deadline)
 
 
 def newest(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
@@ -118,24 +118,21 @@ def newest_in_time(tickets: Sequence[Ticket], scene: Scene) -> tuple[list[Ticket
     jobs with deadlines; Lawler, 1976), so taking each that still fits, the newest first, ends with
     as many as any set has.
     """
-    start_s = scene.now + scene.rest_s
-    below = list(range(len(tickets) + 1))  # a taken place refers to one before it; 0 is none
+    start_s, service_s, most = scene.now + scene.rest_s, scene.service_s, len(tickets)
+    below = list(range(most + 1))  # a taken place refers to one before it; 0 is none
     kept, given_up = [], []
-    for ticket in sorted(tickets, key=_by_arrival, reverse=True):
-        place = _free(below, _last_place(ticket.deadline_s - start_s, scene, len(tickets)))
+    for ticket in reversed(first_come(tickets, scene)):
+        slack_s = ticket.deadline_s - start_s
+        last = min(slack_s / service_s + 1, most) if service_s else most
+        place = _free(below, int(last)) if slack_s >= 0 else 0
         if place:
             below[place] = place - 1
             kept.append(ticket)
         else:
             given_up.append(ticket)
-    return deadline(kept, scene), given_up
-
-
-def _last_place(slack_s: float, scene: Scene, most: int) -> int:
-    """Return the last place in order, from 1, that is in time; 0 for none."""
-    if slack_s < 0:
-        return 0
-    return int(min(slack_s / scene.service_s + 1, most)) if scene.service_s else most
+    kept.reverse()
+    kept.sort(key=_by_deadline)  # of equal ones the earliest to arrive is first
+    return kept, given_up
 
 
 def _free(below: list[int], place: int) -> int:
