@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from extproc.core.claims import NO_CLAIM
 from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.following import Asked, Asking
 from extproc.core.listing import ModelListing
+from extproc.core.modelroutes import ModelRoutes
 from extproc.core.picker import Picker, is_in_subset
 from extproc.core.pool import Pool
 from extproc.core.rejections import RETRY_AFTER_S, model_not_found, no_endpoints, saturated
@@ -27,6 +29,7 @@ class Router:
     pool: Pool
     picker: Picker
     max_hold_s: float = 60.0  # longest that a request may wait for an endpoint, from its headers on
+    routes: ModelRoutes = field(default_factory=ModelRoutes)
     _listing: ModelListing = field(default_factory=ModelListing, repr=False)
 
     def route(
@@ -43,8 +46,8 @@ class Router:
     ) -> Pick | Rejection | Wait:
         """Choose as `route` does, and count nothing.
 
-        `request.adapter` is filled in here: only the pool knows which names are adapters. An empty
-        model (a stored response) goes to the session's endpoint.
+        `request.adapter` and `request.claim` are filled in here: only the pool knows which names
+        are adapters. An empty model (a stored response) goes to the session's endpoint.
         """
         snapshot = self.pool.snapshot(now=now)
         if request.model:
@@ -52,6 +55,9 @@ class Router:
             if card is None:
                 return _unknown(request.model, snapshot, request.subset)
             request = self._known(request, card)
+        claim = self.routes.claim(request)
+        if claim is not NO_CLAIM:
+            request = replace(request, claim=claim)
         result = self.picker.pick(snapshot, request, asking)
         if isinstance(result, Wait) and not isinstance(result, Asked):
             return self._hold(result, request, now)

@@ -143,9 +143,9 @@ class LeastHarm:
         return now - request.arrived_at_s >= LATE_RATIO * self._objective_s(request)
 
     def _objective_s(self, request: RequestInfo) -> float:
-        """Return the wanted time to the first token: the request's own where it names one."""
-        wanted_ms = request.hints.slo_ttft_ms
-        return self.ttft_s if wanted_ms is None else wanted_ms / 1000
+        """Return the wanted time to the first token: the request's own where it has one."""
+        wanted_s = request.claim.ttft_s
+        return self.ttft_s if wanted_s is None else wanted_s
 
     def _prices(
         self, views: Sequence[EndpointView], request: RequestInfo, now: float
