@@ -14,7 +14,7 @@ MAX_PATTERNS = 100
 """Of all routes together: each is tried for a model that no route lists by name."""
 
 _MAX_PRIORITY = 2**31 - 1
-_Model = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+_Model = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 _Tenant = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 _Share = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 
