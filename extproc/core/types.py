@@ -182,7 +182,7 @@ class Snapshot(Struct, frozen=True, gc=False):
 
 
 class Hints(Struct, frozen=True):
-    """A request's own control headers, checked; `core.hints` names the headers."""
+    """A request's own control headers, as far as they are trusted; `core.hints` names them."""
 
     objective: str = ""  # gives the request its priority
     fairness_id: str = ""  # the tenant that the request counts for

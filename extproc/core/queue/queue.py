@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from math import ceil, inf
+from typing import Any
 
 from extproc.core.queue.orders import Scene
 from extproc.core.queue.pace import Pace
@@ -54,6 +55,8 @@ class HoldQueue:
         self.later: Callable[[float], None] = _never
         self._tickets: dict[Ticket, None] = {}
         self._num_by_priority: Counter[int] = Counter()
+        self._num_by_route: Counter[str] = Counter()
+        self._bytes_by_route: Counter[str] = Counter()
         self._pace = Pace()
         self._is_freed = False
         self._in_vain: set[object] = set()  # kinds that this sweep has asked for
@@ -77,7 +80,10 @@ class HoldQueue:
             return refusal
         self._pace.look(now, is_held=True)
         self._tickets[ticket] = None
-        self._num_by_priority[ticket.request.claim.priority] += 1
+        claim = ticket.request.claim
+        self._num_by_priority[claim.priority] += 1
+        self._num_by_route[claim.route] += 1
+        self._bytes_by_route[claim.route] += ticket.num_bytes
         self._plan.hold(ticket)
         self.num_bytes += ticket.num_bytes
         self._note(ticket)
@@ -92,10 +98,10 @@ class HoldQueue:
         """Forget a request, if it is held: it is decided, or its client has gone."""
         if ticket in self._tickets:
             del self._tickets[ticket]
-            priority = ticket.request.claim.priority
-            self._num_by_priority[priority] -= 1
-            if not self._num_by_priority[priority]:
-                del self._num_by_priority[priority]
+            claim = ticket.request.claim
+            _take(self._num_by_priority, claim.priority)
+            _take(self._num_by_route, claim.route)
+            _take(self._bytes_by_route, claim.route, ticket.num_bytes)
             self._plan.release(ticket)
             self.num_bytes -= ticket.num_bytes
             self._pace.look(now, is_held=bool(self._tickets))
@@ -204,7 +210,8 @@ class HoldQueue:
         settings = self._settings
         if ticket.is_refusable and now > ticket.late_s:
             return late(ticket.request.model, self.retry_after_s())
-        if not ticket.request.claim.waits or now >= ticket.give_up_s:
+        waits = ticket.request.claim.waits and now < ticket.give_up_s
+        if not waits or self._is_route_full(ticket):
             return self._saturated(ticket)
         while len(self._tickets) >= settings.max_requests or (
             self.num_bytes + ticket.num_bytes > settings.max_bytes
@@ -214,6 +221,13 @@ class HoldQueue:
                 return self._saturated(ticket)
             self._settle(last, self._saturated(last), now)
         return None
+
+    def _is_route_full(self, ticket: Ticket) -> bool:
+        claim = ticket.request.claim
+        num, num_bytes = self._num_by_route[claim.route], self._bytes_by_route[claim.route]
+        is_full = claim.max_held is not None and num >= claim.max_held
+        limit = claim.max_held_bytes
+        return is_full or (limit is not None and num_bytes + ticket.num_bytes > limit)
 
     def _last_below(self, priority: int) -> Ticket | None:
         """Return the newest of the lowest priority, if that is below this one."""
@@ -241,6 +255,13 @@ class HoldQueue:
         if due_s < self._arranged_s:
             self._arranged_s = due_s
             self.later(max(0.0, due_s - now))
+
+
+def _take(counter: Counter[Any], key: object, num: int = 1) -> None:
+    """Count less; forget what comes to nothing, as clients may choose the keys."""
+    counter[key] -= num
+    if not counter[key]:
+        del counter[key]
 
 
 def _never(_wait_s: float) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from extproc.core.claims import Claim
 from extproc.core.costs import Costs
 from extproc.core.policies.least_harm import (
     AGAIN_S,
@@ -24,7 +25,7 @@ from extproc.core.policies.least_harm import (
     LeastHarm,
     homes,
 )
-from extproc.core.types import Choice, EndpointView, Hints, RequestInfo, Snapshot, Wait
+from extproc.core.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 from tests.builders import address, endpoint_view, request, snapshot
 from tests.strategies import ADAPTERS, snapshots
 
@@ -107,14 +108,14 @@ def loaded_snapshots(draw: st.DrawFn) -> Snapshot:
     loaded_snapshots(),
     st.none() | st.sampled_from(ADAPTERS),
     st.sampled_from((0, 960, 9600)),
-    st.none() | st.just(50.0),
+    st.none() | st.just(0.05),
     st.dictionaries(st.integers(1, 5), st.floats(0, 1)),
 )
 def test_the_terms_add_up_to_the_price_of_the_choice_and_nowhere_to_less(
     found: Snapshot,
     adapter: str | None,
     body_bytes: int,
-    ttft_ms: float | None,
+    ttft_s: float | None,
     cached: dict[int, float],
 ) -> None:
     policy = LeastHarm(hold_s=0.0)
@@ -122,7 +123,7 @@ def test_the_terms_add_up_to_the_price_of_the_choice_and_nowhere_to_less(
     asked = request(
         adapter,
         body_bytes=body_bytes,
-        hints=Hints(slo_ttft_ms=ttft_ms),
+        claim=Claim(ttft_s=ttft_s),
         cached_bytes=cached_bytes,
     )
     choice = choice_of(policy, found, asked)
@@ -358,7 +359,7 @@ def test_a_held_request_is_late_before_its_objective_as_it_still_has_to_be_compu
 
 
 def test_a_request_may_name_its_own_objective() -> None:
-    asked = request("a", arrived_at_s=99.4, hints=Hints(slo_ttft_ms=1000.0))
+    asked = request("a", arrived_at_s=99.4, claim=Claim(ttft_s=1.0))
 
     waits = LeastHarm().choose(snapshot(FULL, now=100.0), asked, rng=random.Random(0))
 
