@@ -25,6 +25,7 @@ from extproc.core.modelroutes import ModelRoute, Objective
 from extproc.core.outliers import OutlierSettings
 from extproc.core.picker import PickerSettings
 from extproc.core.ports import StreamSettings
+from extproc.core.queue import QueueSettings
 from extproc.core.ranks import Ranks
 from extproc.core.routes import RouteTable
 from extproc.core.traits import PoolSettings, Traits
@@ -104,6 +105,11 @@ def model_routes(config: Config) -> tuple[ModelRoute, ...]:
 
 def _objective(config: ObjectiveConfig | None) -> Objective | None:
     return None if config is None else _settings(Objective, config)
+
+
+def queue_settings(config: Config) -> QueueSettings:
+    """Return the settings of the queue."""
+    return _settings(QueueSettings, config.queue)
 
 
 def accounting_settings(config: Config) -> AccountingSettings:

@@ -24,6 +24,7 @@ from extproc.config.outliers import OutliersConfig
 from extproc.config.peers import PeersConfig
 from extproc.config.pods import PodsConfig
 from extproc.config.policy import PolicyConfig
+from extproc.config.queue import QueueConfig
 from extproc.config.request import RequestConfig
 from extproc.config.routes import MAX_ROUTES, RouteConfig, check_routes
 from extproc.config.scrape import ScrapeConfig
@@ -59,6 +60,7 @@ class Config(Section):
         max_length=MAX_ROUTES,
         description=f"{RouteConfig.__doc__} Live.",
     )
+    queue: QueueConfig = _section(QueueConfig)
     outliers: OutliersConfig = _section(OutliersConfig)
     request: RequestConfig = _section(RequestConfig)
     destination: DestinationConfig = _section(DestinationConfig)

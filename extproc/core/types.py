@@ -86,6 +86,7 @@ class LoadReport(Struct, frozen=True, gc=False):
     cpu_adapters: frozenset[str] | None = None  # in the CPU cache; likewise
     process_start_wall_s: float | None = None  # start of the server process; None where unknown
     kv_cache_tokens: int | None = None  # kept for beginnings of prompts; None where unknown
+    generated_tokens: int | None = None  # since the process started; None where unknown
 
 
 class ModelCard(Struct, frozen=True):

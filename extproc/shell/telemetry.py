@@ -271,6 +271,11 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
         "Time that loading an adapter from the CPU cache is taken to need there, likewise",
         lambda view: view.costs.cached_load_s,
     ),
+    (
+        "endpoint_decode_seconds_per_token",
+        "Time that each running request there takes for an output token, as learned",
+        lambda view: None if view.costs.decode is None else view.costs.decode.token_s,
+    ),
 )
 
 

@@ -35,22 +35,31 @@ class Plan:
         self._settings = settings
         self.counters: defaultdict[int, TokenCounters] = defaultdict(TokenCounters)
 
+    def configure(self, settings: QueueSettings, held: Iterable[Ticket]) -> None:
+        """Apply other settings; what each flow was served is forgotten if turns begin or end."""
+        if settings.fair != self._settings.fair:
+            self._settings = settings
+            self.counters.clear()
+            for ticket in held:
+                self.hold(ticket)
+        self._settings = settings
+
     def hold(self, ticket: Ticket) -> None:
         """Count a ticket that is held from now on."""
-        if self._settings.is_fair:
+        if self._settings.fair:
             claim = ticket.request.claim
             self.counters[claim.priority].hold(flow_of(ticket.request))
 
     def release(self, ticket: Ticket) -> None:
         """Count a ticket that is not held any more."""
-        if self._settings.is_fair:
+        if self._settings.fair:
             priority = ticket.request.claim.priority
             self.counters[priority].release(flow_of(ticket.request))
 
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets."""
         claim = request.claim
-        if self._settings.is_fair and (claim.tenant or claim.route):
+        if self._settings.fair and (claim.tenant or claim.route):
             self.counters[claim.priority].charge(
                 flow_of(request), tokens_of(request), EXPECTED_OUTPUT_TOKENS, claim.weight
             )
@@ -93,7 +102,7 @@ class Plan:
             heapreplace(heap, (counter[name].counter(name), name))
 
     def _flows(self, level: list[Ticket]) -> _Flows:
-        if not self._settings.is_fair:
+        if not self._settings.fair:
             return {"": level}
         flows: defaultdict[str, list[Ticket]] = defaultdict(list)
         for ticket in level:

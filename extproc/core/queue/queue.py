@@ -71,6 +71,11 @@ class HoldQueue:
     def __iter__(self) -> Iterator[Ticket]:
         return iter(self._tickets)
 
+    def configure(self, settings: QueueSettings) -> None:
+        """Apply other settings; who is held already stays."""
+        self._settings = settings
+        self._plan.configure(settings, self._tickets)
+
     # --- in and out --------------------------------------------------------------------------
 
     def add(self, ticket: Ticket, *, now: float) -> Rejection | None:

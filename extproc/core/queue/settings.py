@@ -10,7 +10,7 @@ class QueueSettings(Struct, frozen=True):
 
     Attributes:
         order: Of one flow, a name of `orders.ORDERS`.
-        is_fair: Flows have turns, by the service that each got.
+        fair: Flows have turns, by the service that each got.
         ageing_s: So much waiting counts as one step of priority.
         cluster_size: Adapters at an endpoint from which on `clusters` prefers theirs.
         max_requests: Held at a time.
@@ -18,7 +18,7 @@ class QueueSettings(Struct, frozen=True):
     """
 
     order: str = "newest"
-    is_fair: bool = True
+    fair: bool = True
     ageing_s: float = 10.0
     cluster_size: int = 8
     max_requests: int = 20_000
