@@ -115,7 +115,7 @@ class Router:
 
     def offer(self, *, now: float) -> None:
         """Offer the room there is to those that are held, if it is time."""
-        self.queue.offer(self._look, now=now)
+        self.queue.offer(self._look, now=now, endpoints=self.pool.snapshot(now=now).endpoints)
 
     def choose(
         self, request: RequestInfo, *, now: float, asking: Asking | None = None

@@ -17,17 +17,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil, inf
 from typing import Any
 
-from extproc.core.queue.orders import Scene
+from extproc.core.queue.orders import Scene, running_in_clusters
 from extproc.core.queue.pace import Pace
 from extproc.core.queue.plan import Plan
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.tickets import Ticket
 from extproc.core.rejections import late, saturated
-from extproc.core.types import Pick, Rejection, RequestInfo, Wait
+from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Wait
 
 MAX_LOOKS = 16
 """Requests that one offer asks for in vain, half of them the first in order."""
@@ -128,16 +128,18 @@ class HoldQueue:
         """Return whether those that wait are to be asked for now."""
         return bool(self._tickets) and now >= self._due_s()
 
-    def offer(self, look: Look, *, now: float) -> None:
+    def offer(self, look: Look, *, now: float, endpoints: Sequence[EndpointView] = ()) -> None:
         """Offer what room there is, in order; call it as `later` says, or whenever it is due.
 
         Args:
             look: Asks the policy for one request at a time, and counts the pick.
+            endpoints: As they are now.
         """
         self._arranged_s = inf
         if self.is_due(now):
             num_held = len(self._tickets)
-            num_looks = self._sweep(self._planned(now), look, now)
+            scene = self._scene(now, endpoints)
+            num_looks = self._sweep(self._planned(scene), look, now)
             took_s = ORDER_S * num_held + LOOK_S * num_looks
             self._rests_until_s = now + REST_RATIO * took_s
         self._arrange(now)
@@ -194,15 +196,18 @@ class HoldQueue:
             self.charge(ticket.request)
         ticket.wake()
 
-    def _planned(self, now: float) -> Iterator[Ticket]:
+    def _planned(self, scene: Scene) -> Iterator[Ticket]:
         """Refuse those whose first token will be late; return the others in order."""
-        levels, given_up = self._plan.make(self._tickets, self._scene(now))
+        levels, given_up = self._plan.make(self._tickets, scene)
         for ticket in given_up:
-            self._refuse_late(ticket, now)
+            self._refuse_late(ticket, scene.now)
         return self._plan.in_order(levels)
 
-    def _scene(self, now: float) -> Scene:
-        return Scene(now, self._pace.service_s)
+    def _scene(self, now: float, endpoints: Sequence[EndpointView] = ()) -> Scene:
+        settings, running = self._settings, frozenset[str]()
+        if settings.order == "clusters":
+            running = running_in_clusters(endpoints, settings.cluster_size)
+        return Scene(now, self._pace.service_s, running)
 
     # --- refusals ----------------------------------------------------------------------------
 
