@@ -24,8 +24,8 @@ from math import exp, sqrt
 from extproc.core.costs import Decode
 from extproc.core.types import LoadReport
 
-WINDOW_S = 1.0
-MEMORY_S = 30.0
+WINDOW_S = 0.3
+MEMORY_S = 1.0
 MAX_INTERVAL_S = 5.0
 """Between two reports; a longer time is a gap."""
 MIN_TOKEN_S, MAX_TOKEN_S = 1e-5, 10.0
