@@ -199,6 +199,7 @@ class App:
             self._telemetry,
             services=self._services,
             pool=self._routing.pool,
+            routes=self._routing.routes,
             wire=self._wire,
             http_dropped=self._http_dropped,
             budget=self._budget,

@@ -84,6 +84,12 @@ class ModelRoutes:
         self._in_cluster = priorities
         self._priorities = {**priorities, **self._configured}
 
+    @property
+    def targets(self) -> Mapping[str, float]:
+        """The share of requests that should have their first token in time, by route."""
+        routes = self._routes.values()
+        return {each.name: each.ttft.percentile / 100 for each in routes if each.ttft is not None}
+
     def route(self, name: str) -> ModelRoute | None:
         """Return a route by its name."""
         return self._routes.get(name)

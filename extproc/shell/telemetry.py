@@ -124,6 +124,10 @@ class Telemetry:
         """Record a request that counts towards the objective; `path` is one of few."""
         self._slo_requests.add((path, "true" if is_attained else "false"))
 
+    def route_judged(self, route: str, is_attained: bool) -> None:
+        """Record a request that counts towards the objective of its route of models."""
+        self._route_slo_requests.add((route, "true" if is_attained else "false"))
+
     def totals(self) -> Totals:
         """Return the counts so far."""
         return Totals(self._decision_s.count, self._decision_s.sum, self._rejections.total)
@@ -210,6 +214,11 @@ class Telemetry:
         self._completions = Counter("completions", "Picks that ended", ("outcome",), tuple(Outcome))
         self._slo_requests = Counter(
             "slo_requests", "Requests by whether they were answered in time", ("path", "attained")
+        )
+        self._route_slo_requests = Counter(
+            "route_slo_requests",
+            "Requests of routes with an objective by whether they were answered in time",
+            ("route", "attained"),
         )
         self._unmatched = Counter(
             "completions_unmatched", "Access log entries about our picks that had already ended"
