@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -88,7 +89,7 @@ def full(**policy: float) -> tuple[Router, Pick]:
     return made, routed(made.route(request(None, model="a"), now=0.0))
 
 
-def ask(made: Router, now: float = 0.0, **fields: object) -> Held:
+def ask(made: Router, now: float = 0.0, **fields: Any) -> Held:
     return Held(made, now, fields)
 
 
@@ -294,7 +295,7 @@ def test_nobody_is_held_for_longer_than_it_may_be(
 @pytest.mark.parametrize(
     "fields", [{"claim": Claim(waits=False)}, {"arrived_at_s": -60.0}], ids=["may not", "too old"]
 )
-def test_who_may_not_wait_is_refused_where_it_would_be_held(fields: dict[str, object]) -> None:
+def test_who_may_not_wait_is_refused_where_it_would_be_held(fields: dict[str, Any]) -> None:
     made, _first = full()
 
     assert refused(ask(made, **fields).result) == (429, Reason.SATURATED)
@@ -362,7 +363,7 @@ def test_what_a_request_still_needs_is_its_prompt_and_its_load_where_they_take_l
         ask(made, body_bytes=1000, model=model).ticket.rest_s for model in ("a", "b", "base")
     )
 
-    assert (runs, base) == (pytest.approx(prompt_s), pytest.approx(prompt_s))
+    assert runs == base == pytest.approx(prompt_s)
     assert is_loaded_first == pytest.approx(prompt_s + costs.cold_load_s)
 
 
