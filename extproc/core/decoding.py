@@ -34,7 +34,7 @@ MIN_WINDOWS = 8
 """Windows before there is a slope."""
 MIN_SPREAD_RATIO = 0.1
 """Standard deviation of the running requests over their mean, below which there is no slope."""
-MIN_SURENESS = 3.0
+MIN_SURENESS = 2.0
 """A slope over its standard error, below which it is not sure."""
 
 
