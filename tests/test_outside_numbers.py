@@ -27,6 +27,7 @@ from extproc.core.bounds import MAX_COUNT
 from extproc.core.engines import PROFILES
 from extproc.core.errors import ExpositionError
 from extproc.core.exposition import parse_report
+from extproc.core.modelroutes import ModelRoute, ModelRoutes
 from extproc.core.orca import parse_orca
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
@@ -109,8 +110,9 @@ class Service:
             policy,
             rng=random.Random(0),
             next_id=lambda: f"r-{next(ids)}",
-            admission=AdmissionSettings(max_pending=None, priorities={"low": -1}),
+            admission=AdmissionSettings(max_pending=None),
         )
+        routes = ModelRoutes([ModelRoute("all", ("*",))], {"low": -1})
         self.telemetry = Telemetry(snapshot=self.snapshot, version="1")
         self.decisions, self.attainment = DecisionsService(), Attainment(1.0)
         self.observers = Observers()
@@ -118,10 +120,13 @@ class Service:
         accounting.record_access_logs(1)
         recorder = Recorder(
             self.telemetry, self.decisions, self.attainment, accounting.knows_times,
-            self.observers, lambda: self.now, lambda: 1_700_000_000.0,
+            self.observers, routes.claim_of, lambda: self.now, lambda: 1_700_000_000.0,
         )  # fmt: skip
         self.dispatcher = Dispatcher(
-            Router(self.pool, picker), accounting, recorder, lambda: self.now
+            Router(self.pool, picker, routes=routes),
+            accounting,
+            recorder,
+            lambda: self.now,
         )
         self.feed = LiveFeed(
             about={}, snapshot=self.snapshot, registry=lambda: self.pool.registry,

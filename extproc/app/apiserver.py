@@ -9,10 +9,10 @@ These permissions are needed, by a Role in the namespace of the pods (`get` is n
 | `inference_pool` | inference.networking.k8s.io | inferencepools | list, watch | the pool's name |
 | | "" | pods | list, watch | |
 
-An InferencePool is listed by its name, so that a Role can name it. Once it exists, its
-InferenceObjectives and InferenceModelRewrites are listed once, to log that they are not read: a
-Role may grant `list` of `inferenceobjectives` and `inferencemodelrewrites` in
-inference.networking.x-k8s.io and llm-d.ai for that.
+An InferencePool is listed by its name, so that a Role can name it. In llm-d.ai and
+inference.networking.x-k8s.io a Role may grant more: `list` and `watch` of `inferenceobjectives`,
+whose priorities are followed; and `list` of `inferencemodelrewrites`, which are listed once, as
+soon as the pool exists, to log that they are not read.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from random import Random
 from typing import TypeVar
 
 from extproc.app.inferencepool import PoolPresence, log_unread
+from extproc.app.objectives import Objectives, OnPriorities
 from extproc.core.kubernetes.endpoints import pod_endpoints, selection, slice_endpoints
 from extproc.core.kubernetes.objects import (
     EndpointSlice,
@@ -82,7 +83,7 @@ class Kubernetes:
         self._client = KubernetesClient(kubeconfig)
         self._clock = clock
         self._rng = rng
-        self._times = times
+        self._times = times or WatchTimes()
         self._namespace = namespace or ""
         self._scheme = scheme
         self._stats = WatchStats()
@@ -148,6 +149,19 @@ class Kubernetes:
                 query = pool_query(presence.name, namespace=self._namespace)
                 await self._watch(query, on_pools).run()
 
+    async def follow_objectives(self, pool: str, on_priorities: OnPriorities) -> None:
+        """Follow the priorities that the InferenceObjectives of a pool give, by their names."""
+        # Their watches' contacts are not the endpoints': the age of those is an alert.
+        stats = WatchStats(self._stats.lists, self._stats.failures)
+        await Objectives(
+            self._client,
+            pool,
+            self._namespace,
+            new_watch=lambda query, on_change: self._watch(query, on_change, stats),
+            on_priorities=on_priorities,
+            relist_s=self._times.relist_s,
+        ).run()
+
     async def aclose(self) -> None:
         """Close all connections; each `follow_*` must have been cancelled."""
         await self._client.aclose()
@@ -175,12 +189,17 @@ class Kubernetes:
             lambda pods: publisher.publish(lambda: pod_endpoints(pods, ports, scheme=self._scheme)),
         ).run()
 
-    def _watch(self, query: Query[T], on_change: Callable[[Collection[T]], None]) -> ListWatch[T]:
+    def _watch(
+        self,
+        query: Query[T],
+        on_change: Callable[[Collection[T]], None],
+        stats: WatchStats | None = None,
+    ) -> ListWatch[T]:
         return ListWatch(
             self._client,
             query,
             on_change=on_change,
-            stats=self._stats,
+            stats=stats or self._stats,
             clock=self._clock,
             rng=self._rng,
             times=self._times,

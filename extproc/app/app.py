@@ -126,7 +126,12 @@ class App:
             on_asked=self._update_health,
             world=world,
         )
-        self._discovery = Discovery(config, on_endpoints=self._on_endpoints, world=world)
+        self._discovery = Discovery(
+            config,
+            on_endpoints=self._on_endpoints,
+            on_priorities=self._routing.routes.set_objectives,
+            world=world,
+        )
         self._live_config: LiveConfig | None = None
         if path is not None:
             configure = self._routing.configure
@@ -194,6 +199,7 @@ class App:
             self._telemetry,
             services=self._services,
             pool=self._routing.pool,
+            routes=self._routing.routes,
             wire=self._wire,
             http_dropped=self._http_dropped,
             budget=self._budget,

@@ -42,6 +42,8 @@ class Source(Protocol):
 class Discovery:
     """Hands on the list of endpoints, at first and at each change.
 
+    Where it follows an InferencePool, also the priorities by objective.
+
     Raises:
         MissingLibraryError: The source needs an extra that is not installed.
     """
@@ -51,6 +53,7 @@ class Discovery:
         config: Config,
         *,
         on_endpoints: Callable[[Sequence[Endpoint]], None],
+        on_priorities: Callable[[Mapping[str, int]], None],
         world: World,
     ) -> None:
         self._config = config.discovery
@@ -59,6 +62,7 @@ class Discovery:
         self._kubernetes = KubernetesDiscovery(
             config.discovery.kubernetes,
             on_endpoints=on_endpoints,
+            on_priorities=on_priorities,
             scheme=self._scheme,
             clock=world.clock,
             rng=world.rng,

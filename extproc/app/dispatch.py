@@ -151,7 +151,7 @@ class Endings:
             if is_ours:
                 self.recorder.unmatched()
             return is_ours
-        self.recorder.completed(completion, flight.pick.request.path)
+        self.recorder.completed(completion, flight.pick.request)
         if doubtful:
             self.on_doubt(doubtful)
         self._log_changes()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from extproc.app.services import Services
 from extproc.core.budget import Budget
 from extproc.core.losses import Losses
+from extproc.core.modelroutes import ModelRoutes
 from extproc.core.pool import Pool
 from extproc.core.wire.limits import Counters
 from extproc.shell.httpserver import HttpLimit
@@ -19,6 +20,7 @@ def add_gauges(
     *,
     services: Services,
     pool: Pool,
+    routes: ModelRoutes,
     wire: Counters,
     http_dropped: Counter[HttpLimit],
     budget: Budget,
@@ -46,6 +48,12 @@ def add_gauges(
         "Endpoints ejected for failing where others do not",
         "reason",
         lambda: {str(cause): count for cause, count in pool.outliers.num_ejections.items()},
+    )
+    telemetry.add_gauges(
+        "route_slo_target_ratio",
+        "Share of a route's requests that should be answered in time",
+        "route",
+        lambda: routes.targets,
     )
     add("endpoints", "Endpoints that should send load reports", lambda: losses.num_due)
     add("endpoints_lost", "Those that do not, or cannot be reached", lambda: losses.num_lost)

@@ -1,13 +1,12 @@
-"""Whether an InferencePool exists, and which resources beside it are not read. Part of `app`."""
+"""Whether an InferencePool exists, and what beside it is not read. Part of `app`."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
-from extproc.core.kubernetes.objects import InferencePool, beside_pool_queries
+from extproc.core.kubernetes.objects import InferencePool, PoolRef, rewrite_queries
 from extproc.core.kubernetes.store import ApiError, Store
 
 log = logging.getLogger(__name__)
@@ -68,25 +67,23 @@ class PoolPresence:
 
 
 async def log_unread(client: Client, pool: str, namespace: str) -> None:
-    """Log in one line which resources refer to the pool and are not read.
+    """Log in one line how many InferenceModelRewrites, which are not read, refer to the pool.
 
-    Kinds that the API server does not know, or that we may not list, are skipped. An empty
+    API groups that the API server does not know, or that we may not list, are skipped. An empty
     namespace is our own.
     """
-    num_unread: Counter[str] = Counter()
-    for query in beside_pool_queries(namespace):
+    num_unread = 0
+    for query in rewrite_queries(namespace):
         store = Store(query)
         try:
             path = query.path(await client.namespace())
             store.read_page(await client.get(path, {}), is_first=True)
         except ApiError as error:
             log.debug("%s: not listed: %s", query.resource, error)
-        num_unread[query.resource] += sum(each.spec.pool_ref.name == pool for each in store.objects)
-    found = ", ".join(f"{number} {resource}" for resource, number in num_unread.items() if number)
-    if found:
+        num_unread += sum(each.spec.pool_ref == PoolRef(pool) for each in store.objects)
+    if num_unread:
         log.warning(
-            "InferencePool %s: %s not read: priorities are those of `admission.priorities`, and "
-            "models are not rewritten",
+            "InferencePool %s: %d inferencemodelrewrites not read: models are not rewritten",
             pool,
-            found,
+            num_unread,
         )

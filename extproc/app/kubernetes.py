@@ -1,12 +1,14 @@
-"""Endpoints by the Kubernetes API. Part of `app`."""
+"""Endpoints and priorities by the Kubernetes API. Part of `app`."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from random import Random
 
 from extproc.app.apiserver import Kubernetes, OnEndpoints
 from extproc.app.inferencepool import PoolPresence
+from extproc.app.objectives import OnPriorities
 from extproc.config.discovery import KubernetesConfig
 from extproc.shell.discovery.kubewatch import WatchTimes
 from extproc.shell.telemetry import Telemetry
@@ -14,6 +16,8 @@ from extproc.shell.telemetry import Telemetry
 
 class KubernetesDiscovery:
     """The source of endpoints that `discovery.kubernetes` configures; without it, nothing.
+
+    With an InferencePool it is that of the objectives' priorities too.
 
     Raises:
         MissingLibraryError: The extra `kubernetes` is not installed.
@@ -24,12 +28,14 @@ class KubernetesDiscovery:
         config: KubernetesConfig | None,
         *,
         on_endpoints: OnEndpoints,
+        on_priorities: OnPriorities,
         scheme: str,
         clock: Callable[[], float],
         rng: Random,
     ) -> None:
         self._config = config
         self._on_endpoints = on_endpoints
+        self._on_priorities = on_priorities
         self._kubernetes: Kubernetes | None = None
         self._pool: PoolPresence | None = None
         if config is not None:
@@ -60,7 +66,10 @@ class KubernetesDiscovery:
     async def _follow(self, config: KubernetesConfig, kubernetes: Kubernetes) -> None:
         port, on_endpoints = config.port, self._on_endpoints
         if self._pool is not None:
-            await kubernetes.follow_pool(self._pool, on_endpoints)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(kubernetes.follow_pool(self._pool, on_endpoints))
+                name, on_priorities = self._pool.name, self._on_priorities
+                tasks.create_task(kubernetes.follow_objectives(name, on_priorities))
         elif config.service is not None and not isinstance(port, tuple):
             await kubernetes.follow_service(config.service, on_endpoints, port=port)
         elif config.pod_selector is not None and port is not None and not isinstance(port, str):

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from extproc.app.observers import Observers
 from extproc.core.accounting import Completion, DecisionRecord
-from extproc.core.attainment import OTHER, Attainment
+from extproc.core.attainment import OTHER, Attainment, is_in_time, is_missed
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
+from extproc.core.claims import Claim
 from extproc.core.queue import Ticket
 from extproc.core.routes import normalize_path, path_label
-from extproc.core.types import Outcome, Pick, Rejection, Wait
+from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
 from extproc.shell.decisions import DecisionsService
 from extproc.shell.telemetry import Telemetry
 
@@ -25,6 +26,7 @@ class Recorder:
 
     Attributes:
         knows_times: Whether completions carry response times; if not, attainment is not recorded.
+        claim_of: Returns what a model's requests may claim by their route.
         clock: Monotonic seconds.
         wall_clock: Wall seconds.
     """
@@ -34,6 +36,7 @@ class Recorder:
     attainment: Attainment
     knows_times: Callable[[], bool]
     observers: Observers
+    claim_of: Callable[[str], Claim]
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
 
@@ -56,11 +59,11 @@ class Recorder:
         """Record the end of a pick that its own stream reported."""
         self.observers.call("telemetry", self.telemetry.completed, outcome)
 
-    def completed(self, completion: Completion, path: str) -> None:
-        """Record the end of a pick that the access log reported."""
+    def completed(self, completion: Completion, request: RequestInfo) -> None:
+        """Record the end of a request's pick that the access log reported."""
         call, telemetry = self.observers.call, self.telemetry
         call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
-        call("attainment", self._judge, completion, path)
+        call("attainment", self._judge, completion, request)
 
     def unmatched(self) -> None:
         """Record an access log entry for a pick of ours that had already ended."""
@@ -75,22 +78,31 @@ class Recorder:
     def _publish(self, record: DecisionRecord) -> None:
         self.observers.call("decisions", self.decisions.publish, record)
 
-    def _judge(self, completion: Completion, path: str) -> None:
-        if self.knows_times():
-            counted = self.attainment.completed(
-                path_label(path or OTHER),
-                completion.outcome,
-                completion.status,
-                completion.first_body_byte_s,
-                completion.duration_s,
-                now=self.clock(),
-            )
-            self._judged(counted)
+    def _judge(self, completion: Completion, request: RequestInfo) -> None:
+        if not self.knows_times():
+            return
+        facts = (
+            completion.outcome,
+            completion.status,
+            completion.first_body_byte_s,
+            completion.duration_s,
+        )
+        path, ttft_s = path_label(request.path or OTHER), request.claim.ttft_s
+        self._judged(self.attainment.completed(path, *facts, now=self.clock()))
+        if ttft_s is not None:
+            self._judged_by_route(request.claim, is_in_time(ttft_s, *facts))
 
     def _judge_rejection(self, path: str, rejection: Rejection) -> None:
         if self.knows_times():
             label = path_label(normalize_path(path) or OTHER)
             self._judged(self.attainment.rejected(label, rejection, now=self.clock()))
+            if is_missed(rejection):
+                self._judged_by_route(self.claim_of(rejection.model), False)
+
+    def _judged_by_route(self, claim: Claim, is_attained: bool | None) -> None:
+        if is_attained is not None and claim.route and claim.ttft_s is not None:
+            telemetry = self.telemetry
+            self.observers.call("telemetry", telemetry.route_judged, claim.route, is_attained)
 
     def _judged(self, counted: tuple[str, bool] | None) -> None:
         if counted is not None:

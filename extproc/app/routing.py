@@ -10,10 +10,12 @@ from extproc.app.world import World
 from extproc.config import Config
 from extproc.config.file import ConfigError
 from extproc.core.attainment import Attainment
+from extproc.core.modelroutes import ModelRoutes
 from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
 from extproc.core.policies import Policy
 from extproc.core.pool import Pool
+from extproc.core.queue import HoldQueue
 from extproc.core.router import Router
 from extproc.core.types import Endpoint, Snapshot
 from extproc.plugins import PolicyError, load_policy
@@ -47,7 +49,14 @@ class Routing:
             settings=settings.picker_settings(config),
             admission=settings.admission_settings(config),
         )
-        self.router = Router(self.pool, self._picker, config.request.max_hold_s)
+        self.routes = ModelRoutes(settings.model_routes(config), config.admission.priorities)
+        self.router = Router(
+            self.pool,
+            self._picker,
+            config.request.max_hold_s,
+            HoldQueue(settings.queue_settings(config)),
+            self.routes,
+        )
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration; warn of groups that it leaves out.
@@ -62,6 +71,8 @@ class Routing:
             settings.picker_settings(config),
             settings.admission_settings(config),
         )
+        self.routes.configure(settings.model_routes(config), config.admission.priorities)
+        self.router.queue.configure(settings.queue_settings(config))
         self.pool.configure(settings.pool_settings(config), settings.outlier_settings(config))
         self.attainment.ttft_s = config.admin.slo_ttft_s
         self._config = config

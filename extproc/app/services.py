@@ -90,6 +90,7 @@ class Services:
             attainment=routing.attainment,
             knows_times=self.accounting.knows_times,
             observers=self.observers,
+            claim_of=routing.routes.claim_of,
             clock=clock,
             wall_clock=world.wall_clock,
         )

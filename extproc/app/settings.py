@@ -8,20 +8,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from pydantic.fields import FieldInfo
 
 from extproc.config import Config
 from extproc.config.base import Section
 from extproc.config.file import ConfigError
 from extproc.config.pods import PodTraits
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
+from extproc.config.routes import ObjectiveConfig
 from extproc.core.accounting import AccountingSettings, Source
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
 from extproc.core.costs import BYTES_PER_TOKEN, Costs
 from extproc.core.messages import BodyMode
+from extproc.core.modelroutes import ModelRoute, Objective
 from extproc.core.outliers import OutlierSettings
 from extproc.core.picker import PickerSettings
 from extproc.core.ports import StreamSettings
+from extproc.core.queue import QueueSettings
 from extproc.core.ranks import Ranks
 from extproc.core.routes import RouteTable
 from extproc.core.traits import PoolSettings, Traits
@@ -85,6 +89,29 @@ def admission_settings(config: Config) -> AdmissionSettings:
     return _settings(AdmissionSettings, config.admission, max_pending=max_pending, ranks=ranks)
 
 
+def model_routes(config: Config) -> tuple[ModelRoute, ...]:
+    """Return the routes of models."""
+    return tuple(
+        _settings(
+            ModelRoute,
+            route,
+            ttft=_objective(route.objectives.ttft),
+            tpot=_objective(route.objectives.tpot),
+            waits=route.on_unavailable == "wait",
+        )
+        for route in config.routes
+    )
+
+
+def _objective(config: ObjectiveConfig | None) -> Objective | None:
+    return None if config is None else _settings(Objective, config)
+
+
+def queue_settings(config: Config) -> QueueSettings:
+    """Return the settings of the queue."""
+    return _settings(QueueSettings, config.queue)
+
+
 def accounting_settings(config: Config) -> AccountingSettings:
     """Return the settings of accounting."""
     completions = config.completions
@@ -98,6 +125,7 @@ def stream_settings(config: Config) -> StreamSettings:
         StreamSettings,
         request,
         routes=RouteTable(request.paths),
+        trusted_headers=frozenset(request.trusted_headers),
         uses_response_phases=config.completions.source == "response_phases",
         assumed_body_mode=BodyMode[request.assumed_body_mode.upper().replace("-", "_")],
     )
@@ -185,14 +213,17 @@ def short_expiry(config: Config) -> Iterator[str]:
 
 def needs_restart(old: Config, new: Config) -> Iterator[str]:
     """Yield the fields, as `section.field`, that differ and are not live."""
-    for section in Config.model_fields:
+    for section, whole in Config.model_fields.items():
         before, after = getattr(old, section), getattr(new, section)
-        if before == after:
+        if before == after or _is_live(whole):
             continue
         if not (isinstance(before, Section) and isinstance(after, Section)):
             yield section
             continue
         for name, field in type(after).model_fields.items():
-            is_live = (field.description or "").endswith("Live.")
-            if not is_live and getattr(before, name) != getattr(after, name):
+            if not _is_live(field) and getattr(before, name) != getattr(after, name):
                 yield f"{section}.{name}"
+
+
+def _is_live(field: FieldInfo) -> bool:
+    return (field.description or "").endswith("Live.")

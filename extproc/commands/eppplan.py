@@ -21,6 +21,7 @@ from extproc.config import Config
 from extproc.config.file import ConfigError, check_sections, read_config, read_sections
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES, RequestConfig
 from extproc.core.address import MAX_PORT, Address
+from extproc.core.hints import TRUSTABLE
 
 POOL_GROUP = "inference.networking.k8s.io"
 FOREIGN_KIND = "EndpointPickerConfig"
@@ -41,9 +42,13 @@ DEFAULTS: _Sections = {
     # Not the default 9090: charts expect /metrics there, on all addresses.
     "admin": {"address": "127.0.0.1:9091", "metrics_address": "0.0.0.0:9090"},
     # Gateways send the response's phases and no access log. Those that do not say how they send
-    # bodies use full duplex: the protocol requires it.
+    # bodies use full duplex: the protocol requires it. They are in front of us, and what llm-d's
+    # picker believes is believed here.
     "completions": {"source": "response_phases"},
-    "request": {"assumed_body_mode": "full-duplex-streamed"},
+    "request": {
+        "assumed_body_mode": "full-duplex-streamed",
+        "trusted_headers": list(TRUSTABLE),
+    },
 }
 
 

@@ -24,7 +24,9 @@ from extproc.config.outliers import OutliersConfig
 from extproc.config.peers import PeersConfig
 from extproc.config.pods import PodsConfig
 from extproc.config.policy import PolicyConfig
+from extproc.config.queue import QueueConfig
 from extproc.config.request import RequestConfig
+from extproc.config.routes import MAX_ROUTES, RouteConfig, check_routes
 from extproc.config.scrape import ScrapeConfig
 from extproc.config.server import ServerConfig
 from extproc.config.tracing import TracingConfig
@@ -53,6 +55,12 @@ class Config(Section):
     scrape: ScrapeConfig = _section(ScrapeConfig)
     policy: PolicyConfig = _section(PolicyConfig)
     admission: AdmissionConfig = _section(AdmissionConfig)
+    routes: tuple[RouteConfig, ...] = Field(
+        (),
+        max_length=MAX_ROUTES,
+        description=f"{RouteConfig.__doc__} Live.",
+    )
+    queue: QueueConfig = _section(QueueConfig)
     outliers: OutliersConfig = _section(OutliersConfig)
     request: RequestConfig = _section(RequestConfig)
     destination: DestinationConfig = _section(DestinationConfig)
@@ -97,6 +105,11 @@ class Config(Section):
         for name, rank in self.adapters.ranks.items():
             if all(limit is not None and limit < rank for limit in limits):
                 raise ValueError(f"adapters.ranks: {name} has {rank}, more than any max_lora_rank")
+        return self
+
+    @model_validator(mode="after")
+    def _routes_are_apart(self) -> Config:
+        check_routes(self.routes)
         return self
 
     @model_validator(mode="after")

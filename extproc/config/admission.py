@@ -22,8 +22,9 @@ class AdmissionConfig(Section):
     priorities: dict[str, int] = Field(
         default_factory=dict,
         description="Priority of each objective, by name; a request names its objective in "
-        "`x-llm-d-inference-objective`. Objectives not listed have priority 0; requests below 0 "
-        "are sheddable. Live.",
+        "`x-llm-d-inference-objective`, if `request.trusted_headers` has `objective`. Objectives "
+        "not listed have that of the InferenceObjective of their name, else 0; requests below 0 "
+        "are sheddable. A priority of the request's route counts before all. Live.",
     )
     sheddable_max_waiting: int = Field(
         5,

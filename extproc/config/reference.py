@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from extproc.config import Config
-from extproc.config.base import section_in
+from extproc.config.base import Section, section_in
 
 _HEAD = """# Configuration
 
@@ -37,13 +37,19 @@ def render() -> str:
         section = section_in(field.annotation)
         if section is None:
             continue
-        parts += [f"\n## {name}\n", f"{section.__doc__}\n", *_table(section)]
-        for inner_name, inner_field in section.model_fields.items():
-            inner = section_in(inner_field.annotation)
-            if inner is not None:
-                title = f"\n### {name}.{inner_name}\n"
-                parts += [title, f"{inner.__doc__}\n", *_table(inner)]
+        parts += _section(name, section)
     return "\n".join(parts) + "\n"
+
+
+def _section(name: str, section: type[Section]) -> list[str]:
+    """Return the text about a section and those in it."""
+    heading = "#" * (2 + name.count("."))
+    parts = [f"\n{heading} {name}\n", f"{section.__doc__}\n", *_table(section)]
+    for inner_name, field in section.model_fields.items():
+        inner = section_in(field.annotation)
+        if inner is not None:
+            parts += _section(f"{name}.{inner_name}", inner)
+    return parts
 
 
 def _table(section: type[BaseModel]) -> list[str]:
@@ -87,6 +93,8 @@ def _bound(constraint: Any) -> str:
             return f"less than {bound}"
         case MinLen(min_length=length):
             return f"at least {length} entry"
+        case MaxLen(max_length=length):
+            return f"at most {length} entries"
         case _:
             return ""
 

@@ -56,6 +56,12 @@ class RequestConfig(Section):
         description="Seconds for which a policy may hold a request; keep it 5 s below Envoy's "
         "max_message_timeout.",
     )
+    trusted_headers: tuple[Literal["objective", "fairness_id", "slo"], ...] = Field(
+        (),
+        description="Control headers that count: `objective` (names a priority), `fairness_id` "
+        "(names a tenant), `slo` (wanted times). Anyone who can send one gains by it, so let the "
+        "gateway set it. All are removed from requests. `extproc epp` trusts all by default.",
+    )
     max_sessions: int = Field(
         10_000,
         ge=1,

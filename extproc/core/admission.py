@@ -3,13 +3,13 @@
 Three rules. An adapter goes to no endpoint whose largest rank is below its own: without another
 one, 503. A cap: an endpoint with `max_pending` unfinished requests gets no more; those that other
 routers tell of count unless its last report is newer and does not show them. And sheddable requests
-(an objective with a negative priority) go only to endpoints that have room by their own report.
+(those with a priority below 0) go only to endpoints that have room by their own report.
 When no endpoint is left by these two, the request is shed with 429.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -22,14 +22,12 @@ class AdmissionSettings(Struct, frozen=True):
     """Settings of admission.
 
     Attributes:
-        priorities: Priority of each objective by name; others have 0. Below 0 is sheddable.
         sheddable_max_waiting: With more requests waiting, an endpoint gets no sheddable ones.
         sheddable_max_kv_usage_ratio: The same with more of its KV cache in use, 0 to 1.
     """
 
     max_pending: int | None = None  # unfinished requests per endpoint, ours and others'
     retry_after_s: int = 1  # sent with a 429
-    priorities: Mapping[str, int] = {}
     sheddable_max_waiting: int = 5
     sheddable_max_kv_usage_ratio: float = 0.8
     ranks: Ranks = Ranks()
@@ -55,9 +53,7 @@ def admit(
     candidates: Sequence[EndpointView], request: RequestInfo, settings: AdmissionSettings
 ) -> Sequence[EndpointView] | Rejection:
     """Return the candidates that may get one more request, or a Rejection (429) if none may."""
-    cap, is_sheddable = settings.max_pending, False
-    if settings.priorities:
-        is_sheddable = settings.priorities.get(request.hints.objective, 0) < 0
+    cap, is_sheddable = settings.max_pending, request.claim.priority < 0
     if cap is None and not is_sheddable:
         return candidates
     free = [

@@ -58,13 +58,12 @@ class Attainment:
         Returns:
             The label that it counts under and whether it attained; None if it is not counted.
         """
-        is_attained = self._is_attained(outcome, status, first_byte_s, duration_s)
+        is_attained = is_in_time(self.ttft_s, outcome, status, first_byte_s, duration_s)
         return None if is_attained is None else self._count(path, is_attained, now)
 
     def rejected(self, path: str, rejection: Rejection, *, now: float) -> tuple[str, bool] | None:
         """Count a request that was rejected; return as `completed` does."""
-        is_ours = rejection.status == _TOO_MANY_REQUESTS or rejection.status >= 500
-        return self._count(path, False, now) if is_ours else None
+        return self._count(path, False, now) if is_missed(rejection) else None
 
     def recent(self, *, now: float) -> Mapping[str, Share]:
         """Return the counts of the last `window_s`, by path."""
@@ -76,17 +75,6 @@ class Attainment:
                 sums.num_attained += share.num_attained
                 sums.num_requests += share.num_requests
         return dict(sorted(total.items()))
-
-    def _is_attained(
-        self, outcome: Outcome, status: int, first_byte_s: float | None, duration_s: float | None
-    ) -> bool | None:
-        if outcome is Outcome.CANCELLED:
-            waited_s = duration_s if first_byte_s is None else first_byte_s
-            if waited_s is not None and waited_s > self.ttft_s:
-                return False
-            return None if first_byte_s is None else True
-        is_answered = outcome is Outcome.COMPLETED and status != _TOO_MANY_REQUESTS and status < 500
-        return is_answered and first_byte_s is not None and first_byte_s <= self.ttft_s
 
     def _count(self, path: str, is_attained: bool, now: float) -> tuple[str, bool]:
         if path not in self._paths:
@@ -105,3 +93,25 @@ class Attainment:
     def _forget(self, now: float) -> None:
         while self._buckets and self._buckets[0][0] <= now - self.window_s:
             self._buckets.popleft()
+
+
+def is_in_time(
+    ttft_s: float,
+    outcome: Outcome,
+    status: int,
+    first_byte_s: float | None,
+    duration_s: float | None,
+) -> bool | None:
+    """Return whether a request that was routed attained an objective; None if it does not count."""
+    if outcome is Outcome.CANCELLED:
+        waited_s = duration_s if first_byte_s is None else first_byte_s
+        if waited_s is not None and waited_s > ttft_s:
+            return False
+        return None if first_byte_s is None else True
+    is_answered = outcome is Outcome.COMPLETED and status != _TOO_MANY_REQUESTS and status < 500
+    return is_answered and first_byte_s is not None and first_byte_s <= ttft_s
+
+
+def is_missed(rejection: Rejection) -> bool:
+    """Return whether a request that was rejected missed its objective; else it does not count."""
+    return rejection.status == _TOO_MANY_REQUESTS or rejection.status >= 500

@@ -18,6 +18,7 @@ MAX_WALL_S = 3.0e9
 """Wall seconds: the year 2065. The sum of any two times since the middle of 2017 is above it."""
 
 MAX_TOKENS = 1_000_000_000  # of a model's context
+MAX_TOTAL_TOKENS = 10**15  # of all requests; floats count exactly up to nine times as many
 MAX_DURATION_S = 7 * 86_400.0  # of a request, from its arrival to its end
 MAX_LAG_S = 600.0  # from a request's end to the report of it
 MAX_ATTEMPTS = 1_000  # upstream attempts of one request

@@ -12,6 +12,30 @@ BYTES_PER_TOKEN = 4
 """Of a request's body."""
 
 
+class Decode(Struct, frozen=True, gc=False):
+    """Time per output token of a running request, as it has been lately; more run, more it takes.
+
+    Attributes:
+        num_running: Running requests, on average.
+        token_s: Seconds per token of each, with so many.
+        per_request_s: What one more running request adds to that; None where unknown.
+    """
+
+    num_running: float
+    token_s: float
+    per_request_s: float | None = None
+
+    def most_running(self, tpot_s: float) -> float:
+        """Return how many requests can run with a mean of `tpot_s` per token; infinite if unknown.
+
+        Without a slope only what is too slow has a bound, the mildest one: as if a step took no
+        time but for its requests.
+        """
+        if self.per_request_s is not None:
+            return self.num_running + (tpot_s - self.token_s) / self.per_request_s
+        return self.num_running * tpot_s / self.token_s if tpot_s < self.token_s else inf
+
+
 class Costs(Struct, frozen=True):
     """The costs of one endpoint, in seconds.
 
@@ -19,11 +43,13 @@ class Costs(Struct, frozen=True):
         prompt_s_per_byte: Of a request's body. 24,000 tokens a second of an 8B model on an H100.
         cold_load_s: From disk to a GPU slot.
         cached_load_s: From the CPU cache to a GPU slot.
+        decode: Of output tokens; None until the endpoint's reports have shown it.
     """
 
     prompt_s_per_byte: float = 1 / (24_000 * BYTES_PER_TOKEN)
     cold_load_s: float = 0.1
     cached_load_s: float = 0.007
+    decode: Decode | None = None
 
     def load_s(
         self, adapter: str, gpu_adapters: Collection[str], cpu_adapters: Collection[str]
@@ -34,8 +60,9 @@ class Costs(Struct, frozen=True):
         return self.cached_load_s if adapter in cpu_adapters else self.cold_load_s
 
     def most_running(self, tpot_s: float) -> float:
-        """placeholder"""
-        return inf
+        """Return the most requests that can run with a mean time per output token within `tpot_s`:
+        at least 1, infinite where unknown."""
+        return inf if self.decode is None else max(1.0, self.decode.most_running(tpot_s))
 
 
 DEFAULT = Costs()

@@ -62,6 +62,7 @@ class EngineProfile(Struct, frozen=True):
     running: tuple[str, ...]  # gauge of running requests
     waiting: tuple[str, ...]  # gauge of waiting requests
     kv_usage: tuple[str, ...]  # gauge of KV cache use, 0 to 1
+    generated_tokens: tuple[str, ...] = ()  # counter of output tokens
     lora_slots: tuple[str, ...] = ()  # gauge of adapter slots on the GPU
     deferred: LabelledFamily | None = None  # requests held back by adapter slots alone
     lora_info: LoraInfo | None = None  # active adapters
@@ -79,6 +80,7 @@ class EngineProfile(Struct, frozen=True):
             *self.running,
             *self.waiting,
             *self.kv_usage,
+            *self.generated_tokens,
             *self.lora_slots,
             *(part.family for part in optional if part is not None),
             self.process_start,
@@ -92,6 +94,7 @@ _VLLM = EngineProfile(
     waiting=("vllm:num_requests_waiting",),
     # The second name is the one up to 0.11; versions 0.9 to 0.11 have both.
     kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    generated_tokens=("vllm:generation_tokens_total",),
     # Proposed together with `lora_adapter_loaded` (vllm-project/vllm pull request 54830).
     lora_slots=("vllm:max_gpu_lora_adapters",),
     deferred=LabelledFamily("vllm:num_requests_waiting_by_reason", "reason", "deferred"),
@@ -121,6 +124,7 @@ _SGLANG = EngineProfile(
     running=("sglang:num_running_reqs",),
     waiting=("sglang:num_queue_reqs",),
     kv_usage=("sglang:token_usage",),
+    generated_tokens=("sglang:generation_tokens_total",),
     lora_slots=("sglang:lora_pool_slots_total",),
     cpu_cache_flag="--max-loaded-loras",
 )

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from types import MappingProxyType
 
-from extproc.core.bounds import MAX_COUNT, MAX_WALL_S, total, whole
+from extproc.core.bounds import MAX_COUNT, MAX_TOTAL_TOKENS, MAX_WALL_S, total, whole
 from extproc.core.engines import CacheInfo, EngineProfile, LabelledFamily, LoraInfo, Residency
 from extproc.core.errors import ExpositionError
 from extproc.core.remembered import Remembered
@@ -69,6 +69,7 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
     active, log, max_loras = _read_lora_info(page, profile.lora_info)
     gpu, cpu = _read_residency(page, profile.residency)
     kv_usages = _values_by_engine(page, profile.kv_usage, profile)
+    tokens = _values_by_engine(page, profile.generated_tokens, profile)
     starts_s = _values_by_engine(page, (profile.process_start,), profile)
     part = profile.deferred
     deferred = [] if part is None else _values_by_engine(page, (part.family,), profile, where=part)
@@ -86,6 +87,7 @@ def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
         cpu_adapters=cpu,
         process_start_wall_s=min(max(starts_s), MAX_WALL_S) if starts_s else None,
         kv_cache_tokens=_read_kv_cache_tokens(page, profile.cache_info),
+        generated_tokens=whole(sum(tokens), MAX_TOTAL_TOKENS) if tokens else None,
     )
 
 

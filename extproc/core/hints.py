@@ -1,4 +1,4 @@
-"""A request's control headers, parsed and checked.
+"""A request's control headers: those that are trusted are parsed and checked, the rest ignored.
 
 The names are those of inference gateways' endpoint pickers, each with the older ones that clients
 still send (llm-d-router, pkg/epp/metadata). Of several names of one hint the first counts. They
@@ -8,7 +8,7 @@ are for the router alone, so no endpoint sees them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from extproc.core.errors import RequestError
 from extproc.core.protocol import SERVED_KEY, SUBSET_KEY
@@ -35,15 +35,24 @@ MAX_NAME_BYTES = 253
 _MILLISECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 
-def read_hints(headers: Mapping[str, str]) -> Hints:
-    """Return the request's hints; raise RequestError (400) for a value that cannot be used."""
+TRUSTABLE = ("objective", "fairness_id", "slo")
+"""What may be trusted; `slo` stands for both times."""
+
+
+def read_hints(headers: Mapping[str, str], trusted: Collection[str]) -> Hints:
+    """Return the request's hints by the `trusted` ones among `TRUSTABLE`.
+
+    Raises:
+        RequestError: (400) A trusted header has a value that cannot be used.
+    """
     if CONTROL_HEADERS.isdisjoint(headers):
         return NO_HINTS
+    with_slo = "slo" in trusted
     return Hints(
-        _name(headers, OBJECTIVE),
-        _name(headers, FAIRNESS_ID),
-        _milliseconds(headers, SLO_TTFT_MS),
-        _milliseconds(headers, SLO_TPOT_MS),
+        _name(headers, OBJECTIVE) if "objective" in trusted else "",
+        _name(headers, FAIRNESS_ID) if "fairness_id" in trusted else "",
+        _milliseconds(headers, SLO_TTFT_MS) if with_slo else None,
+        _milliseconds(headers, SLO_TPOT_MS) if with_slo else None,
         tuple(sorted(CONTROL_HEADERS.intersection(headers))),
     )
 

@@ -71,7 +71,7 @@ class Incoming:
             is_echoed=self._mode is BodyMode.FULL_DUPLEX_STREAMED,
         )
         _check_length(headers.get("content-length", ""), settings.max_body_bytes)
-        self._hints = read_hints(headers)
+        self._hints = read_hints(headers, settings.trusted_headers)
         if route.kind is RouteKind.STORED_RESPONSE:
             if session is None:
                 raise RequestError(rejections.STORED_RESPONSE)

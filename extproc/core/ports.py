@@ -62,6 +62,7 @@ class StreamSettings(Struct, frozen=True):
         early_decision_bytes: A streamed body's prefix of this size may decide, so that a body that
             is longer than the data plane buffers does not wait for its end.
         allow_mode_override: The data plane lets us ask for the body (`allow_mode_override`).
+        trusted_headers: Which control headers count, by the words of `core.hints`.
         uses_response_phases: Keep the RPC open for the response phases; they end the pick.
     """
 
@@ -72,4 +73,5 @@ class StreamSettings(Struct, frozen=True):
     uses_response_phases: bool = False
     assumed_body_mode: BodyMode = BodyMode.BUFFERED  # without `protocol_config`
     session_header: str | None = None  # its value keeps a client on one endpoint
+    trusted_headers: frozenset[str] = frozenset()
     max_hold_s: float = 60.0  # longest that a policy may hold a request, from its headers on

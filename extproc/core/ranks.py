@@ -13,6 +13,8 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from extproc.core.patterns import as_fnmatch
+
 _Patterns = tuple[tuple[str, int], ...]
 
 MAX_REMEMBERED = 4096
@@ -47,9 +49,4 @@ class Ranks(Struct, frozen=True):
 
 @lru_cache(MAX_REMEMBERED)
 def _first_match(by_pattern: _Patterns, adapter: str) -> int | None:
-    return next((rank for each, rank in by_pattern if fnmatchcase(adapter, _escape(each))), None)
-
-
-def _escape(pattern: str) -> str:
-    """Return a pattern of `fnmatch` to which nothing but `*` is special."""
-    return pattern.replace("[", "[[]").replace("?", "[?]")
+    return next((rank for each, rank in by_pattern if fnmatchcase(adapter, as_fnmatch(each))), None)

@@ -8,9 +8,11 @@ from math import inf
 
 from msgspec.structs import replace
 
+from extproc.core.claims import NO_CLAIM
 from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.following import Asking, Elsewhere
 from extproc.core.listing import ModelListing
+from extproc.core.modelroutes import ModelRoutes
 from extproc.core.picker import Picker, is_in_subset
 from extproc.core.pool import Pool
 from extproc.core.queue import HoldQueue, Ticket
@@ -31,6 +33,7 @@ class Router:
     picker: Picker
     max_hold_s: float = 60.0  # longest that a request may wait for an endpoint, from its headers on
     queue: HoldQueue = field(default_factory=HoldQueue)
+    routes: ModelRoutes = field(default_factory=ModelRoutes)
     _listing: ModelListing = field(default_factory=ModelListing, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +62,7 @@ class Router:
         known, result = self.choose(request, now=now, asking=asking)
         if isinstance(result, Pick):
             self.pool.flights.start(result, now=now)
+            self.queue.charge(known)
         elif isinstance(result, Wait) and not isinstance(result, Elsewhere):
             return self.hold(known, result, now=now, wake=wake, num_bytes=num_bytes)
         return result
@@ -113,15 +117,15 @@ class Router:
 
     def offer(self, *, now: float) -> None:
         """Offer the room there is to those that are held, if it is time."""
-        self.queue.offer(self._look, now=now)
+        self.queue.offer(self._look, now=now, endpoints=self.pool.snapshot(now=now).endpoints)
 
     def choose(
         self, request: RequestInfo, *, now: float, asking: Asking | None = None
     ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
         """Choose as `route` does, and count and hold nothing; return the request as it is known.
 
-        `request.adapter` is filled in here: only the pool knows which names are adapters. An empty
-        model (a stored response) goes to the session's endpoint.
+        `request.adapter` and `request.claim` are filled in here: only the pool knows which names
+        are adapters. An empty model (a stored response) goes to the session's endpoint.
         """
         snapshot = self.pool.snapshot(now=now)
         if request.model:
@@ -129,6 +133,9 @@ class Router:
             if card is None:
                 return request, _unknown(request.model, snapshot, request.subset)
             request = self._known(request, card)
+        claim = self.routes.claim(request)
+        if claim is not NO_CLAIM:
+            request = replace(request, claim=claim)
         return request, self.picker.pick(snapshot, request, asking)
 
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:

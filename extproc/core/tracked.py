@@ -6,10 +6,12 @@ from math import inf
 from types import MappingProxyType
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from extproc.core.beginnings import KvCache
 from extproc.core.cachesize import MAX_BODY_BYTES
 from extproc.core.costs import Costs, Probe
+from extproc.core.decoding import Decoding
 from extproc.core.others import Others, ToldFlight
 from extproc.core.outliers import Outliers
 from extproc.core.prompts import MAX_AGE_S, Prompts
@@ -54,7 +56,7 @@ class Tracked:
     """
 
     __slots__ = (
-        *("adapters", "cpu_adapters", "endpoint", "flights", "gpu_adapters", "group"),
+        *("adapters", "cpu_adapters", "decoding", "endpoint", "flights", "gpu_adapters", "group"),
         *("is_unreachable", "is_waited_for", "kv_cache", "models", "num_loads", "num_silences"),
         *("others", "prompts", "registered", "report", "reported_at_s", "residency"),
         *("restarted_at_s", "returned_at_s", "traits", "view", "view_expires_s"),
@@ -75,6 +77,7 @@ class Tracked:
         self.cpu_adapters: tuple[str, ...] = ()
         self.num_loads = 0
         self.prompts = Prompts(traits.costs)
+        self.decoding = Decoding()
         self.kv_cache = KvCache(endpoint.address)
         self.is_unreachable = False
         self.is_waited_for = True
@@ -126,6 +129,10 @@ class Tracked:
     def set_report(self, report: LoadReport, *, taken_at_s: float) -> None:
         """Replace the load report."""
         self.report, self.reported_at_s, self.view = report, taken_at_s, None
+        self.decoding.record(report, taken_at_s=taken_at_s)
+        decode = self.decoding.learned
+        if decode is not self.prompts.costs.decode:
+            self.prompts.costs = replace(self.prompts.costs, decode=decode)
         if report.kv_cache_tokens is not None:
             self.kv_cache.resize(report.kv_cache_tokens)
 

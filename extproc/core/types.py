@@ -86,6 +86,7 @@ class LoadReport(Struct, frozen=True, gc=False):
     cpu_adapters: frozenset[str] | None = None  # in the CPU cache; likewise
     process_start_wall_s: float | None = None  # start of the server process; None where unknown
     kv_cache_tokens: int | None = None  # kept for beginnings of prompts; None where unknown
+    generated_tokens: int | None = None  # since the process started; None where unknown
 
 
 class ModelCard(Struct, frozen=True):
@@ -182,7 +183,7 @@ class Snapshot(Struct, frozen=True, gc=False):
 
 
 class Hints(Struct, frozen=True):
-    """A request's own control headers, checked; `core.hints` names the headers."""
+    """A request's own control headers, as far as they are trusted; `core.hints` names them."""
 
     objective: str = ""  # gives the request its priority
     fairness_id: str = ""  # the tenant that the request counts for

@@ -124,6 +124,10 @@ class Telemetry:
         """Record a request that counts towards the objective; `path` is one of few."""
         self._slo_requests.add((path, "true" if is_attained else "false"))
 
+    def route_judged(self, route: str, is_attained: bool) -> None:
+        """Record a request that counts towards the objective of its route of models."""
+        self._route_slo_requests.add((route, "true" if is_attained else "false"))
+
     def totals(self) -> Totals:
         """Return the counts so far."""
         return Totals(self._decision_s.count, self._decision_s.sum, self._rejections.total)
@@ -211,6 +215,11 @@ class Telemetry:
         self._slo_requests = Counter(
             "slo_requests", "Requests by whether they were answered in time", ("path", "attained")
         )
+        self._route_slo_requests = Counter(
+            "route_slo_requests",
+            "Requests of routes with an objective by whether they were answered in time",
+            ("route", "attained"),
+        )
         self._unmatched = Counter(
             "completions_unmatched", "Access log entries about our picks that had already ended"
         )
@@ -270,6 +279,11 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
         "endpoint_cached_load_seconds",
         "Time that loading an adapter from the CPU cache is taken to need there, likewise",
         lambda view: view.costs.cached_load_s,
+    ),
+    (
+        "endpoint_decode_seconds_per_token",
+        "Time that each running request there takes for an output token, as learned",
+        lambda view: None if view.costs.decode is None else view.costs.decode.token_s,
     ),
 )
 

@@ -10,6 +10,7 @@ from extproc.app.observers import Observers
 from extproc.app.recorder import Recorder
 from extproc.core.accounting import Accounting, Completion
 from extproc.core.attainment import Attainment
+from extproc.core.claims import NO_CLAIM
 from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
 from extproc.core.policies import Founding
@@ -62,6 +63,7 @@ class Scene:
             **(parts | changes),
             knows_times=accounting.knows_times,
             observers=self.observers,
+            claim_of=lambda _model: NO_CLAIM,
             clock=lambda: self.now,
             wall_clock=lambda: 1_700_000_000.0,
         )

@@ -103,3 +103,46 @@ async def test_another_objective_holds_without_a_restart(
             return bool((await slo_of(service))["ttft_s"] == 0.05)
 
         await eventually(is_taken_over)
+
+
+async def test_a_route_s_requests_are_judged_by_its_objective_from_when_it_is_there(
+    pods: list[RunningPod], tmp_path: Path
+) -> None:
+    """0.8 s is in time for `admin.slo_ttft_s`; not for the route, but for the request that says so.
+
+    The route comes with a change of the file.
+    """
+    config = configuration(
+        pods,
+        admission={"max_pending_per_endpoint": 1},
+        request={"trusted_headers": ["slo"]},
+    )
+    path = tmp_path / "config.yaml"
+
+    async def counts(service: Service) -> list[float]:
+        labels = [f'attained="{each}",route="chat"' for each in ("true", "false")]
+        name = "extproc_route_slo_requests_total"
+        return [await service.metric(f"{name}{{{each}}}") for each in labels]
+
+    async with serving(config, path) as service:
+        objectives = {"ttft": {"seconds": 0.5, "percentile": 90}}
+        config["routes"] = [{"name": "chat", "models": ["a"], "objectives": objectives}]
+        path.write_text(yaml.safe_dump(config))
+        target = 'extproc_route_slo_target_ratio{route="chat"}'
+
+        async def is_taken_over() -> bool:
+            return await service.metric(target) == 0.9
+
+        await eventually(is_taken_over)
+        log = clients.AccessLog(service.channel)
+        for number, headers in enumerate(({}, {"x-slo-ttft-ms": "2000"}), 1):
+            pick = await clients.route(service.channel, "a", **headers)
+            await log.tell(pick.pick_id, pick.destination, first_byte_ms=800)
+            await eventually(lambda number=number: has_judged(service, number))  # type: ignore[misc]
+        judged = await counts(service)
+        await clients.route(service.channel, "a")
+        full = await clients.route(service.channel, "a")
+        await log.close()
+
+        assert full.status == 429
+        assert (judged, await counts(service)) == ([1, 1], [1, 2])

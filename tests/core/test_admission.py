@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.admission import AdmissionSettings, admit, fitting
+from extproc.core.claims import Claim
 from extproc.core.ranks import Ranks
-from extproc.core.types import EndpointView, Hints, Reason, Rejection, Snapshot
+from extproc.core.types import EndpointView, Reason, Rejection, Snapshot
 from tests.builders import endpoint_view, request
 from tests.strategies import snapshots
 
@@ -49,8 +50,8 @@ def test_told_requests_that_the_report_does_not_show_leave_room() -> None:
 
 # --- sheddable requests ----------------------------------------------------------------------
 
-SHEDS = AdmissionSettings(priorities={"batch": -1, "chat": 0, "gold": 9})
-BATCH = request(hints=Hints("batch"))
+SHEDS = AdmissionSettings()
+BATCH = request(claim=Claim(priority=-1))
 IDLE = endpoint_view(1, num_waiting=5, kv_usage_ratio=0.8)
 
 
@@ -66,16 +67,16 @@ def test_a_sheddable_request_goes_only_where_there_is_room(loaded: EndpointView)
     assert (shed.status, shed.reason, shed.retry_after_s) == (429, Reason.SATURATED, 1)
 
 
-@pytest.mark.parametrize("objective", ["chat", "gold", "unknown", ""])
-def test_without_a_negative_priority_nothing_is_shed_for_load(objective: str) -> None:
+@pytest.mark.parametrize("priority", [0, 9])
+def test_without_a_negative_priority_nothing_is_shed_for_load(priority: int) -> None:
     loaded = endpoint_view(num_waiting=100, kv_usage_ratio=1.0)
 
-    assert admit([loaded], request(hints=Hints(objective)), SHEDS) == [loaded]
+    assert admit([loaded], request(claim=Claim(priority=priority)), SHEDS) == [loaded]
 
 
 def test_a_sheddable_request_heeds_the_cap_too() -> None:
     busy = endpoint_view(1, num_pending=2)
-    settings = AdmissionSettings(2, priorities={"batch": -1})
+    settings = AdmissionSettings(2)
 
     assert isinstance(admit([busy], BATCH, settings), Rejection)
     assert admit([busy, IDLE], BATCH, settings) == [IDLE]

@@ -54,6 +54,7 @@ def test_the_real_page_is_read_as_its_lines_say() -> None:
         ),
         process_start_wall_s=1.79525852154e9,
         kv_cache_tokens=524_288,
+        generated_tokens=1_493,
     )
 
 
@@ -447,6 +448,7 @@ def oracle_report(page: str) -> LoadReport:
     kv = per_engine(samples, "vllm:kv_cache_usage_perc")
     deferred = per_engine(samples, "vllm:num_requests_waiting_by_reason", reason="deferred")
     starts = per_engine(samples, "process_start_time_seconds")
+    tokens = per_engine(samples, "vllm:generation_tokens_total")
     caches = [
         int(labels["num_gpu_blocks"]) * int(labels["block_size"])
         for family, labels, _ in samples
@@ -463,6 +465,7 @@ def oracle_report(page: str) -> LoadReport:
         adapter_log=tuple(sorted(last.items(), key=lambda item: (-item[1], item[0]))),
         process_start_wall_s=starts[0] if starts else None,
         kv_cache_tokens=sum(caches) or None,
+        generated_tokens=int(sum(tokens)) if tokens else None,
     )
 
 
@@ -484,6 +487,7 @@ gauges = st.tuples(
             "vllm:num_requests_running",
             "vllm:num_requests_waiting",
             "vllm:kv_cache_usage_perc",
+            "vllm:generation_tokens_total",
             "vllm:num_requests_running_total",
             "other:metric",
         ]

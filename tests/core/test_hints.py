@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core import hints
 from extproc.core.errors import RequestError
-from extproc.core.hints import CONTROL_HEADERS, HINT_HEADERS, MAX_NAME_BYTES, read_hints
+from extproc.core.hints import CONTROL_HEADERS, HINT_HEADERS, MAX_NAME_BYTES, TRUSTABLE
 from extproc.core.types import NO_HINTS, Hints, Reason
 
 NAMES = {
@@ -21,6 +22,10 @@ NUMBERS = {
     "slo_tpot_ms": ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
 }
 BOTH = [(field, *names) for field, names in (NAMES | NUMBERS).items()]
+
+
+def read_hints(headers: dict[str, str], trusted: tuple[str, ...] = TRUSTABLE) -> Hints:
+    return hints.read_hints(headers, frozenset(trusted))
 
 
 def test_a_request_without_control_headers_has_no_hints() -> None:
@@ -44,9 +49,9 @@ def test_each_hint_has_two_names_and_the_newer_one_counts(
 def test_an_empty_header_is_none_and_is_removed_all_the_same(
     field: str, name: str, older: str
 ) -> None:
-    hints = read_hints({name: " "})
+    found = read_hints({name: " "})
 
-    assert hints == Hints(header_names=(name,))
+    assert found == Hints(header_names=(name,))
     assert getattr(read_hints({name: "", older: "7"}), field) in ("7", 7.0)
 
 
@@ -97,3 +102,28 @@ def test_a_name_longer_than_any_object_s_is_refused(name: str) -> None:
 def test_whatever_they_say_they_are_refused_or_all_named(headers: dict[str, str]) -> None:
     with suppress(RequestError):
         assert set(read_hints(headers).header_names) == set(headers)
+
+
+# --- trust -----------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.sampled_from(sorted(CONTROL_HEADERS)), st.text(max_size=300)))
+def test_headers_that_are_not_trusted_say_nothing_and_are_not_even_checked(
+    headers: dict[str, str],
+) -> None:
+    assert read_hints(headers, ()) == Hints(header_names=tuple(sorted(headers)))
+
+
+@pytest.mark.parametrize(
+    ("trusted", "fields"),
+    [
+        ("objective", {"objective"}),
+        ("fairness_id", {"fairness_id"}),
+        ("slo", {"slo_ttft_ms", "slo_tpot_ms"}),
+    ],
+)
+def test_each_kind_of_header_is_trusted_by_itself(trusted: str, fields: set[str]) -> None:
+    found = read_hints(dict.fromkeys(HINT_HEADERS, "7"), (trusted,))
+
+    said = {name for name in Hints.__struct_fields__ if getattr(found, name) not in ("", None)}
+    assert said == fields | {"header_names"}

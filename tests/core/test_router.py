@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.core.admission import AdmissionSettings
+from extproc.core.claims import NO_CLAIM, Claim
+from extproc.core.modelroutes import ModelRoute
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
@@ -341,6 +343,17 @@ def test_hints_reach_the_pick_of_an_adapter_s_request() -> None:
     pick = routed(router(1).route(request(None, model="a", hints=hints), now=1.0))
 
     assert (pick.request.adapter, pick.request.hints) == ("a", hints)
+
+
+def test_a_route_of_the_model_makes_the_request_s_claim() -> None:
+    made = router(1)
+    made.routes.configure([ModelRoute("batch", ("a",), priority=-1)], {})
+    claims = [
+        routed(made.route(request(None, model=model), now=1.0)).request.claim
+        for model in ("a", BASE)
+    ]
+
+    assert claims == [Claim("batch", priority=-1), NO_CLAIM]
 
 
 # --- beginnings of prompts -------------------------------------------------------------------

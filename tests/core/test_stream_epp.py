@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.core import messages as m
+from extproc.core.hints import TRUSTABLE
 from extproc.core.messages import BodyMode
 from extproc.core.types import Hints
 from tests.builders import address, body, request_headers
@@ -16,6 +17,7 @@ from tests.core.dispatcher import PICK, Exchange, begin
 DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
 OBJECTIVE, TTFT = "x-llm-d-inference-objective", "x-llm-d-slo-ttft-ms"
 EMPTY: frozenset[str] = frozenset()
+ALL = frozenset(TRUSTABLE)
 
 
 def served(by: str | None, **settings: Any) -> Exchange:
@@ -31,7 +33,7 @@ def served(by: str | None, **settings: Any) -> Exchange:
 
 @pytest.mark.parametrize("mode", list(BodyMode))
 def test_hints_are_kept_on_the_request_in_every_body_mode(mode: BodyMode) -> None:
-    exchange = begin(allow_mode_override=True)
+    exchange = begin(allow_mode_override=True, trusted_headers=ALL)
     event = request_headers(headers={OBJECTIVE: "batch", TTFT: "200"}, body_mode=mode)
     exchange.tell(event, m.RequestBody(body(), True))
 
@@ -40,7 +42,7 @@ def test_hints_are_kept_on_the_request_in_every_body_mode(mode: BodyMode) -> Non
 
 
 def test_a_hint_that_cannot_be_used_is_refused_before_the_body_comes() -> None:
-    exchange = begin()
+    exchange = begin(trusted_headers=ALL)
     [reply, end] = exchange.tell(request_headers(headers={TTFT: "soon"}))
 
     assert isinstance(reply, m.Reply)
@@ -49,6 +51,14 @@ def test_a_hint_that_cannot_be_used_is_refused_before_the_body_comes() -> None:
     assert (reply.status, error["code"], error["param"]) == (400, "invalid_header", TTFT)
     assert error["type"] == "invalid_request_error"
     assert exchange.dispatcher.routed == []
+
+
+def test_a_hint_that_is_not_trusted_is_kept_from_the_endpoint_and_says_nothing() -> None:
+    exchange = begin()
+    exchange.tell(request_headers(headers={TTFT: "soon"}), m.RequestBody(body(), True))
+
+    [routed] = exchange.dispatcher.routed
+    assert routed.hints == Hints(header_names=(TTFT,))
 
 
 # --- subsets ---------------------------------------------------------------------------------

@@ -105,20 +105,22 @@ class Cluster:
 
     async def put_pool(self, name: str, labels: Mapping[str, str], ports: Sequence[int]) -> None:
         """Create or replace an InferencePool."""
-        body = {
-            "apiVersion": POOLS,
-            "kind": "InferencePool",
-            "metadata": {"name": name},
-            "spec": {
-                "selector": {"matchLabels": dict(labels)},
-                "targetPorts": [{"number": port} for port in ports],
-                "endpointPickerRef": {"name": "extproc", "port": {"number": 9002}},
-            },
+        spec = {
+            "selector": {"matchLabels": dict(labels)},
+            "targetPorts": [{"number": port} for port in ports],
+            "endpointPickerRef": {"name": "extproc", "port": {"number": 9002}},
         }
-        await self._put(f"{POOLS}//inferencepools", name, body)
+        await self.put(POOLS, "InferencePool", name, spec)
 
     async def delete_pool(self, name: str) -> None:
         await self.request("DELETE", f"{POOLS}//inferencepools/{name}")
+
+    # --- any ---------------------------------------------------------------------------------
+
+    async def put(self, api: str, kind: str, name: str, spec: Mapping[str, Any]) -> None:
+        """Create or replace an object of an API group and version."""
+        body = {"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": dict(spec)}
+        await self._put(f"{api}//{kind.lower()}s", name, body)
 
     async def _put(self, path: str, name: str, body: dict[str, Any]) -> None:
         """Server-side apply: as good for a new object as for an old one."""

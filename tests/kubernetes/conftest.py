@@ -38,14 +38,20 @@ def api_server() -> Iterator[ApiServer]:
 
 
 @pytest.fixture(scope="session")
-def crds(api_server: ApiServer) -> Path:
-    """The folder of custom resource definitions, after they have been applied."""
+def crds_folder() -> Path:
+    """The folder of custom resource definitions."""
     folder = find_crds()
     if folder is None:
         pytest.skip("no custom resource definitions: name a folder of them by EXTPROC_CRDS")
-    api_server.kubectl("apply", "--server-side", "-f", str(folder))
-    api_server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
     return folder
+
+
+@pytest.fixture(scope="session")
+def crds(api_server: ApiServer, crds_folder: Path) -> Path:
+    """The folder of custom resource definitions, after they have been applied."""
+    api_server.kubectl("apply", "--server-side", "-f", str(crds_folder))
+    api_server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
+    return crds_folder
 
 
 @pytest.fixture

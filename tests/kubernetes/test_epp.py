@@ -23,7 +23,7 @@ from tests.e2e.charts import (
     gateway_config,
     health,
 )
-from tests.e2e.conftest import pod_config, running_pods
+from tests.e2e.conftest import SLOW, pod_config, running_pods
 from tests.e2e.harness import Client, EnvoyProcess, eventually, free_port
 from tests.kubernetes.cluster import Cluster
 
@@ -55,27 +55,16 @@ async def healths(router: EppProcess) -> dict[str, int]:
         return {name: await health(channel, name) for name in HEALTH_NAMES}
 
 
-async def put_reference(
-    cluster: Cluster, group: str, kind: str, name: str, pool: str, **spec: Any
-) -> None:
-    """Write an object that refers to a pool."""
-    body = {
-        "apiVersion": f"{group}/v1alpha2",
-        "kind": kind,
-        "metadata": {"name": name},
-        "spec": {"poolRef": {"name": pool}, **spec},
-    }
-    await cluster.request("POST", f"{group}/v1alpha2//{kind.lower()}s", body)
-
-
 def flags_of(cluster: Cluster, pool: str = "pool") -> tuple[str, ...]:
     return ("--pool-name", pool, "--pool-namespace", cluster.namespace)
 
 
 @asynccontextmanager
-async def serving(kubeconfig: Path, *flags: str) -> AsyncIterator[tuple[EppProcess, Client]]:
+async def serving(
+    kubeconfig: Path, *flags: str, **sections: Any
+) -> AsyncIterator[tuple[EppProcess, Client]]:
     """A router with these flags, and a client of the Envoy before it."""
-    config: dict[str, Any] = {"discovery": {"kubernetes": {"kubeconfig": str(kubeconfig)}}}
+    config = {"discovery": {"kubernetes": {"kubeconfig": str(kubeconfig)}}, **sections}
     async with (
         EppProcess(config, *flags) as router,
         EnvoyProcess(gateway_config(Chart.ORIGINAL_DST, router.address)) as envoy,
@@ -167,22 +156,47 @@ async def test_a_pool_that_is_deleted_leaves_the_router_ready_to_say_503(
 
 
 @pytest.mark.usefixtures("crds")
-async def test_objects_of_the_pool_that_are_not_read_are_logged_in_one_line(
+async def test_rewrites_of_the_pool_are_not_read_and_logged_in_one_line(
     cluster: Cluster, pods: list[RunningPod], kubeconfig: Path
 ) -> None:
     port = await announce(cluster, pods)
-    for number, (group, pool) in enumerate(
-        [(OLD_GROUP, "pool"), (NEW_GROUP, "pool"), (NEW_GROUP, "other")]
-    ):
-        await put_reference(cluster, group, "InferenceObjective", f"o-{number}", pool, priority=-1)
     rule = {"targets": [{"modelRewrite": "only-0"}]}
-    await put_reference(cluster, NEW_GROUP, "InferenceModelRewrite", "r", "pool", rules=[rule])
+    for group, pool in ((OLD_GROUP, "pool"), (NEW_GROUP, "pool"), (NEW_GROUP, "other")):
+        spec = {"poolRef": {"name": pool}, "rules": [rule]}
+        await cluster.put(f"{group}/v1alpha2", "InferenceModelRewrite", f"r-{pool}", spec)
     await cluster.put_pool("pool", {"app": "vllm"}, [port])
     async with serving(kubeconfig, *flags_of(cluster)) as (router, _):
         await eventually(lambda: "not read" in router.log)
         [line] = [line for line in router.log.splitlines() if "not read" in line]
 
-    assert "InferencePool pool: 2 inferenceobjectives, 1 inferencemodelrewrites not read" in line
+    assert "InferencePool pool: 2 inferencemodelrewrites not read" in line
+
+
+@pytest.mark.usefixtures("crds")
+async def test_an_objective_makes_its_requests_sheddable_while_it_is_there(
+    cluster: Cluster, kubeconfig: Path
+) -> None:
+    """429 while the pod is loaded; the router runs on as the object comes and goes."""
+    headers = {"x-llm-d-inference-objective": "batch"}
+    slow, host, port = pod_config(0, profile=SLOW), "127.0.0.2", free_port()
+    admission = {"sheddable_max_kv_usage_ratio": 0.0}
+    async with running_pods(slow, hosts=(host,), port=port) as pods:
+        await cluster.put_pool("pool", {"app": "vllm"}, [await announce(cluster, pods)])
+        async with serving(kubeconfig, *flags_of(cluster), admission=admission) as (_, client):
+            await served_by(client, "only-0")
+
+            async def answers(status: int) -> bool:
+                return (await client.chat("only-0", headers=headers)).status == status
+
+            async with client.streaming("only-0", max_tokens=2000):
+                assert await answers(200)
+                spec = {"poolRef": {"name": "pool"}, "priority": -1}
+                await cluster.put(f"{NEW_GROUP}/v1alpha2", "InferenceObjective", "batch", spec)
+                await eventually(lambda: answers(429))
+                assert (await client.chat("only-0")).status == 200
+                path = f"{NEW_GROUP}/v1alpha2//inferenceobjectives/batch"
+                await cluster.request("DELETE", path)
+                await eventually(lambda: answers(200))
 
 
 async def test_pods_by_a_selector_are_served_without_a_pool(

@@ -9,10 +9,15 @@ and gateway-api-inference-extension.sigs.k8s.io/reference/spec (InferencePool v1
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from msgspec import Struct, field
+
+POOL_GROUP = "inference.networking.k8s.io"
+"""API group of InferencePools."""
+_GROUPS = ("llm-d.ai", "inference.networking.x-k8s.io")
+"""API groups of what refers to them, the newer one first."""
 
 
 class Metadata(Struct, rename="camel", frozen=True):
@@ -117,9 +122,11 @@ class InferencePool(KubeObject, frozen=True):
 
 
 class PoolRef(Struct, frozen=True):
-    """A reference to a pool."""
+    """A reference to a pool of the same namespace."""
 
     name: str = ""
+    group: str = POOL_GROUP
+    kind: str = "InferencePool"
 
 
 class BesidePoolSpec(Struct, rename="camel", frozen=True):
@@ -128,10 +135,22 @@ class BesidePoolSpec(Struct, rename="camel", frozen=True):
     pool_ref: PoolRef = PoolRef()
 
 
-class BesidePool(KubeObject, frozen=True):
-    """An InferenceObjective or an InferenceModelRewrite."""
+class InferenceModelRewrite(KubeObject, frozen=True):
+    """An InferenceModelRewrite, as far as it is read."""
 
     spec: BesidePoolSpec = BesidePoolSpec()
+
+
+class ObjectiveSpec(BesidePoolSpec, rename="camel", frozen=True):
+    """Of an InferenceObjective."""
+
+    priority: int | float | None = None  # no integer, as JSON has it, where it is very large
+
+
+class InferenceObjective(KubeObject, frozen=True):
+    """An InferenceObjective."""
+
+    spec: ObjectiveSpec = ObjectiveSpec()
 
 
 T = TypeVar("T", bound=KubeObject)
@@ -166,15 +185,24 @@ def pool_query(name: str, *, namespace: str = "") -> Query[InferencePool]:
     """Query one InferencePool, by name, so that an RBAC rule can be limited to it."""
     return Query(
         InferencePool,
-        "/apis/inference.networking.k8s.io/v1",
+        f"/apis/{POOL_GROUP}/v1",
         "inferencepools",
         namespace,
         {"fieldSelector": f"metadata.name={name}"},
     )
 
 
-def beside_pool_queries(namespace: str = "") -> Iterator[Query[BesidePool]]:
-    """Query the objects that refer to InferencePools, in the old API group and the new one."""
-    for resource in ("inferenceobjectives", "inferencemodelrewrites"):
-        for group in ("inference.networking.x-k8s.io", "llm-d.ai"):
-            yield Query(BesidePool, f"/apis/{group}/v1alpha2", resource, namespace, {})
+def objective_queries(namespace: str = "") -> tuple[Query[InferenceObjective], ...]:
+    """Query InferenceObjectives, in the newer API group and in the older one."""
+    return _beside_pools(InferenceObjective, "inferenceobjectives", namespace)
+
+
+def rewrite_queries(namespace: str = "") -> tuple[Query[InferenceModelRewrite], ...]:
+    """Query InferenceModelRewrites, likewise."""
+    return _beside_pools(InferenceModelRewrite, "inferencemodelrewrites", namespace)
+
+
+def _beside_pools(kind: type[T], resource: str, namespace: str) -> tuple[Query[T], ...]:
+    return tuple(
+        Query(kind, f"/apis/{group}/v1alpha2", resource, namespace, {}) for group in _GROUPS
+    )

@@ -123,7 +123,7 @@ class LeastHarm:
         return Wait(min(behind_s, default=inf) - most_ahead_s, reason)
 
     def _objective_s(self, request: RequestInfo) -> float:
-        """Return the wanted time to the first token: the request's own where it names one."""
+        """Return the wanted time to the first token: the request's own where it has one."""
         wanted_s = request.claim.ttft_s
         return self.ttft_s if wanted_s is None else wanted_s
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from extproc.core.queue.queue import HoldQueue, QueueSettings
+from extproc.core.queue.queue import HoldQueue
+from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.tickets import Ticket
 
 __all__ = ["HoldQueue", "QueueSettings", "Ticket"]

@@ -1,32 +1,141 @@
-"""Orders (placeholder until the branch with the orders comes)."""
+"""Orders of the tickets of one tenant: who is asked about first when there is room.
+
+- `first_come`: by arrival.
+- `deadline`: the earliest deadline first, those without one last.
+- `newest`: S-LoRA's early abort. As many as can still have their first token in time go first.
+- `clusters`: S-LoRA's clusters of adapters. Requests for adapters that run anyway go first.
+
+Source of the last two: S-LoRA (Sheng et al., MLSys 2024), sections 5.2 and Appendix B. Each order
+takes O(n log n), and less for tickets that are nearly in order already.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from msgspec import Struct
 
 from extproc.core.queue.tickets import Ticket
+from extproc.core.types import EndpointView
 
 
 class Scene(Struct, frozen=True):
+    """What an order may know beside the tickets.
+
+    Attributes:
+        service_s: Mean time from one dispatch out of this queue to the next; 0 for unknown.
+        running: Adapters whose requests `clusters` prefers: `running_in_clusters`.
+    """
+
     now: float
     service_s: float = 0.0
     running: frozenset[str] = frozenset()
 
 
-def first_come(tickets: Sequence[Ticket], _scene: Scene) -> list[Ticket]:
-    return sorted(tickets, key=lambda each: each.request.arrived_at_s)
+Order = Callable[[Sequence[Ticket], Scene], list[Ticket]]
+"""Returns all of the tickets, the first to be dispatched first."""
+
+_by_arrival = attrgetter("request.arrived_at_s")
+_by_deadline = attrgetter("deadline_s")
 
 
-def timely(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
-    now = scene.now
-    good = [t for t in tickets if now <= t.late_s]
-    late = [t for t in tickets if now > t.late_s]
-    return good + late[::-1]
+def first_come(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
+    """Return the tickets in order of arrival."""
+    return sorted(tickets, key=_by_arrival)
 
 
-ORDERS: dict[str, Callable[[Sequence[Ticket], Scene], list[Ticket]]] = {
+def deadline(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
+    """Return the tickets with the earliest deadline first, of equal ones the earliest to arrive."""
+    return sorted(first_come(tickets, scene), key=_by_deadline)
+
+
+def newest(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
+    """Return first those that `newest_in_time` keeps, then those that it gives up."""
+    kept, given_up = newest_in_time(tickets, scene)
+    return kept + given_up
+
+
+def clusters(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
+    """Return requests for `scene.running` first, each part in order of arrival.
+
+    Those for a base model load no adapter and go with the first. While preferred ones keep coming,
+    the others wait: ageing and the limits of waiting bound that, this order does not.
+    """
+    if not scene.running:
+        return first_come(tickets, scene)
+    first: list[Ticket] = []
+    others: list[Ticket] = []
+    preferred = scene.running | {None}
+    for ticket in first_come(tickets, scene):
+        (first if ticket.request.adapter in preferred else others).append(ticket)
+    return first + others
+
+
+ORDERS: Mapping[str, Order] = {
     "first_come": first_come,
-    "timely": timely,
+    "deadline": deadline,
+    "newest": newest,
+    "clusters": clusters,
 }
+"""By their names in the configuration."""
+
+
+def running_in_clusters(endpoints: Iterable[EndpointView], cluster_size: int) -> frozenset[str]:
+    """Return the adapters that run where at least `cluster_size` adapters do.
+
+    The size is a preference, no cap: where fewer run, a further one costs nobody its slot. 0 is
+    for no clusters.
+    """
+    return frozenset(
+        adapter
+        for view in endpoints
+        if 0 < cluster_size <= view.num_active_adapters
+        for adapter in view.pending_by_adapter
+    )
+
+
+def newest_in_time(tickets: Sequence[Ticket], scene: Scene) -> tuple[list[Ticket], list[Ticket]]:
+    """Return the tickets to serve, in order, and those to give up, the newest first.
+
+    Those to serve are as many as can all have their first token in time, if one is dispatched now
+    and one each `service_s` after that; of several such sets, that of the newest. They are in order
+    of deadline. While all can be in time, nobody is given up.
+
+    With one objective for all this is what Theorem B.1 of S-LoRA says to do: deadlines are then in
+    order of arrival, and the set is that of the most recent l. The theorem's conditions are one
+    service time, one reward for all, r(t) by the time t from arrival to the first token, not
+    increasing and concave. Then, whatever l is, no l requests in any order earn more than the most
+    recent l in order of arrival. It does not say which l. A count of those in time (r is 1, then 0)
+    is not concave where it falls, nor is `1 - (t / objective)²` that is cut off at 0; for both the
+    theorem holds among those in time. The count is greatest with the greatest l, which is taken
+    here. Concave rewards may be greater with a smaller l.
+
+    With several objectives the most recent l in order of arrival may be too late where others are
+    not. The count is greatest here all the same: sets that can be in time are a matroid (of unit
+    jobs with deadlines; Lawler, 1976), so taking each that still fits, the newest first, ends with
+    as many as any set has.
+    """
+    service_s, most = scene.service_s, len(tickets)
+    below = list(range(most + 1))  # a taken place refers to one before it; 0 is none
+    kept, given_up = [], []
+    for ticket in reversed(first_come(tickets, scene)):
+        slack_s = ticket.late_s - scene.now
+        last = min(slack_s / service_s + 1, most) if service_s else most
+        place = _free(below, int(last)) if slack_s >= 0 else 0
+        if place:
+            below[place] = place - 1
+            kept.append(ticket)
+        else:
+            given_up.append(ticket)
+    kept.reverse()
+    kept.sort(key=_by_deadline)  # of equal ones the earliest to arrive is first
+    return kept, given_up
+
+
+def _free(below: list[int], place: int) -> int:
+    """Return the last place up to this one that is not taken; 0 for none. Shortens the way."""
+    while below[place] != place:
+        below[place] = below[below[place]]
+        place = below[place]
+    return place

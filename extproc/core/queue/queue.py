@@ -16,16 +16,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil, inf
+from typing import Any
 
-from msgspec import Struct
-
-from extproc.core.queue.orders import ORDERS, Scene
+from extproc.core.queue.orders import Scene, running_in_clusters
 from extproc.core.queue.pace import Pace
+from extproc.core.queue.plan import Plan
+from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.tickets import Ticket
 from extproc.core.rejections import late, saturated
-from extproc.core.types import Pick, Rejection, Wait
+from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Wait
 
 MAX_LOOKS = 16
 """Requests that one offer asks for in vain, half of them the first in order."""
@@ -40,22 +42,6 @@ MAX_RETRY_AFTER_S = 60
 Look = Callable[[Ticket, float], Pick | Rejection | Wait]
 
 
-class QueueSettings(Struct, frozen=True):
-    """Settings of the queue.
-
-    Attributes:
-        order: Of a tenant's requests, a name of `orders.ORDERS`.
-        max_requests: Held at a time.
-        max_bytes: Of their bodies, where those have to be kept.
-        ageing_s: So much waiting counts as one step of priority.
-    """
-
-    order: str = "timely"
-    max_requests: int = 20_000
-    max_bytes: int = 256 * 1024 * 1024
-    ageing_s: float = 10.0
-
-
 class HoldQueue:
     """The held requests of one router.
 
@@ -64,15 +50,19 @@ class HoldQueue:
     """
 
     def __init__(self, settings: QueueSettings | None = None) -> None:
-        self.settings = settings or QueueSettings()
+        self._settings = settings or QueueSettings()
+        self._plan = Plan(self._settings)
         self.later: Callable[[float], None] = _never
         self._tickets: dict[Ticket, None] = {}
+        self._num_by_priority: Counter[int] = Counter()
+        self._num_by_route: Counter[str] = Counter()
+        self._bytes_by_route: Counter[str] = Counter()
         self._pace = Pace()
         self._is_freed = False
         self._in_vain: set[object] = set()  # kinds that this sweep has asked for
         self._next_s = inf  # when the first is to be looked at again
         self._rests_until_s = -inf
-        self._planned_s = inf
+        self._arranged_s = inf
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -80,6 +70,11 @@ class HoldQueue:
 
     def __iter__(self) -> Iterator[Ticket]:
         return iter(self._tickets)
+
+    def configure(self, settings: QueueSettings) -> None:
+        """Apply other settings; who is held already stays."""
+        self._settings = settings
+        self._plan.configure(settings, self._tickets)
 
     # --- in and out --------------------------------------------------------------------------
 
@@ -90,15 +85,29 @@ class HoldQueue:
             return refusal
         self._pace.look(now, is_held=True)
         self._tickets[ticket] = None
+        claim = ticket.request.claim
+        self._num_by_priority[claim.priority] += 1
+        self._num_by_route[claim.route] += 1
+        self._bytes_by_route[claim.route] += ticket.num_bytes
+        self._plan.hold(ticket)
         self.num_bytes += ticket.num_bytes
         self._note(ticket)
-        self._plan(now)
+        self._arrange(now)
         return None
+
+    def charge(self, request: RequestInfo) -> None:
+        """Count the service that a request gets, held before or not, for its tenant."""
+        self._plan.charge(request)
 
     def remove(self, ticket: Ticket, *, now: float) -> None:
         """Forget a request, if it is held: it is decided, or its client has gone."""
         if ticket in self._tickets:
             del self._tickets[ticket]
+            claim = ticket.request.claim
+            _take(self._num_by_priority, claim.priority)
+            _take(self._num_by_route, claim.route)
+            _take(self._bytes_by_route, claim.route, ticket.num_bytes)
+            self._plan.release(ticket)
             self.num_bytes -= ticket.num_bytes
             self._pace.look(now, is_held=bool(self._tickets))
 
@@ -111,7 +120,7 @@ class HoldQueue:
         """Record that there may be room where there was none."""
         if self._tickets:
             self._is_freed = True
-            self._plan(now)
+            self._arrange(now)
 
     # --- offers ------------------------------------------------------------------------------
 
@@ -119,33 +128,37 @@ class HoldQueue:
         """Return whether those that wait are to be asked for now."""
         return bool(self._tickets) and now >= self._due_s()
 
-    def offer(self, look: Look, *, now: float) -> None:
+    def offer(self, look: Look, *, now: float, endpoints: Sequence[EndpointView] = ()) -> None:
         """Offer what room there is, in order; call it as `later` says, or whenever it is due.
 
         Args:
             look: Asks the policy for one request at a time, and counts the pick.
+            endpoints: As they are now.
         """
-        self._planned_s = inf
+        self._arranged_s = inf
         if self.is_due(now):
             num_held = len(self._tickets)
-            self._refuse_late(now)
-            num_looks = self._sweep(look, now)
+            scene = self._scene(now, endpoints)
+            num_looks = self._sweep(self._planned(scene), look, now)
             took_s = ORDER_S * num_held + LOOK_S * num_looks
             self._rests_until_s = now + REST_RATIO * took_s
-        self._plan(now)
+        self._arrange(now)
 
     def adapters(self, now: float) -> list[str]:
         """Return the adapters that held requests need, each once, the next in order first."""
-        names = (ticket.request.adapter for ticket in self._in_order(now))
+        levels, _ = self._plan.make(self._tickets, self._scene(now))
+        names = (ticket.request.adapter for ticket in self._plan.in_order(levels))
         return list(dict.fromkeys(name for name in names if name is not None))
 
-    def _sweep(self, look: Look, now: float) -> int:
+    def _sweep(self, tickets: Iterable[Ticket], look: Look, now: float) -> int:
         """Go through the order; return how many requests were asked for."""
         num_again = MAX_LOOKS // 2 if self._is_freed else 0
         self._is_freed, self._next_s = False, inf
         before, vain = self._in_vain, dict[object, float]()
         num_looks, is_over = 0, True
-        for ticket in self._in_order(now):
+        for ticket in tickets:
+            if ticket.result is not None:
+                continue
             kind = ticket.kind
             if kind in vain or (kind in before and len(vain) >= num_again):
                 self._wait(ticket, vain.get(kind, inf), now)
@@ -180,30 +193,58 @@ class HoldQueue:
         ticket.result = result
         if isinstance(result, Pick):
             self._pace.sent()
+            self.charge(ticket.request)
         ticket.wake()
 
-    def _in_order(self, now: float) -> Iterator[Ticket]:
-        order = ORDERS[self.settings.order]
-        yield from order(list(self._tickets), Scene(now, self._pace.service_s))
+    def _planned(self, scene: Scene) -> Iterator[Ticket]:
+        """Refuse those whose first token will be late; return the others in order."""
+        levels, given_up = self._plan.make(self._tickets, scene)
+        for ticket in given_up:
+            self._refuse_late(ticket, scene.now)
+        return self._plan.in_order(levels)
+
+    def _scene(self, now: float, endpoints: Sequence[EndpointView] = ()) -> Scene:
+        settings, running = self._settings, frozenset[str]()
+        if settings.order == "clusters":
+            running = running_in_clusters(endpoints, settings.cluster_size)
+        return Scene(now, self._pace.service_s, running)
 
     # --- refusals ----------------------------------------------------------------------------
 
-    def _refuse_late(self, now: float) -> None:
-        """Refuse those whose first token will be late, by the queue's own pace."""
-        for ticket in list(self._tickets):
-            if ticket.is_refusable and now > ticket.late_s:
-                self._settle(ticket, late(ticket.request.model, self.retry_after_s()), now)
+    def _refuse_late(self, ticket: Ticket, now: float) -> None:
+        if ticket.is_refusable:
+            self._settle(ticket, late(ticket.request.model, self.retry_after_s()), now)
 
     def _refusal(self, ticket: Ticket, now: float) -> Rejection | None:
         """Return why a newcomer is not held, if it is not; it may take the place of another."""
-        settings = self.settings
+        settings = self._settings
         if ticket.is_refusable and now > ticket.late_s:
             return late(ticket.request.model, self.retry_after_s())
-        is_full = len(self._tickets) >= settings.max_requests
-        is_full = is_full or self.num_bytes + ticket.num_bytes > settings.max_bytes
-        if is_full or not ticket.request.claim.waits or now >= ticket.give_up_s:
+        waits = ticket.request.claim.waits and now < ticket.give_up_s
+        if not waits or self._is_route_full(ticket):
             return self._saturated(ticket)
+        while len(self._tickets) >= settings.max_requests or (
+            self.num_bytes + ticket.num_bytes > settings.max_bytes
+        ):
+            last = self._last_below(ticket.request.claim.priority)
+            if last is None:
+                return self._saturated(ticket)
+            self._settle(last, self._saturated(last), now)
         return None
+
+    def _is_route_full(self, ticket: Ticket) -> bool:
+        claim = ticket.request.claim
+        num, num_bytes = self._num_by_route[claim.route], self._bytes_by_route[claim.route]
+        is_full = claim.max_held is not None and num >= claim.max_held
+        limit = claim.max_held_bytes
+        return is_full or (limit is not None and num_bytes + ticket.num_bytes > limit)
+
+    def _last_below(self, priority: int) -> Ticket | None:
+        """Return the newest of the lowest priority, if that is below this one."""
+        lowest = min(self._num_by_priority, default=priority)
+        if lowest >= priority:
+            return None
+        return next(t for t in reversed(self._tickets) if t.request.claim.priority == lowest)
 
     def _saturated(self, ticket: Ticket) -> Rejection:
         return saturated(ticket.request.model, self.retry_after_s())
@@ -218,12 +259,19 @@ class HoldQueue:
     def _due_s(self) -> float:
         return max(-inf if self._is_freed else self._next_s, self._rests_until_s)
 
-    def _plan(self, now: float) -> None:
+    def _arrange(self, now: float) -> None:
         """Have an offer made when it is due."""
         due_s = self._due_s() if self._tickets else inf
-        if due_s < self._planned_s:
-            self._planned_s = due_s
+        if due_s < self._arranged_s:
+            self._arranged_s = due_s
             self.later(max(0.0, due_s - now))
+
+
+def _take(counter: Counter[Any], key: object, num: int = 1) -> None:
+    """Count less; forget what comes to nothing, as clients may choose the keys."""
+    counter[key] -= num
+    if not counter[key]:
+        del counter[key]
 
 
 def _never(_wait_s: float) -> None:

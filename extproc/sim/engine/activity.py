@@ -16,6 +16,7 @@ _NO_STATS = EngineStats()
 class _Page(Struct, frozen=True, gc=False):
     shown_s: float = NEVER_S
     stats: EngineStats = _NO_STATS
+    num_generated: int = 0
     active: frozenset[str] = frozenset()
     names: tuple[str, ...] = ()  # the active ones, sorted
 
@@ -47,31 +48,35 @@ class Activity:
             self._ended.pop(adapter, None)
             self._ended[adapter] = self._page.shown_s
 
-    def show(self, stats: EngineStats, *, at_s: float) -> None:
-        """Record the end of a step at `at_s`."""
+    def show(self, stats: EngineStats, num_generated: int, *, at_s: float) -> None:
+        """Record the end of a step at `at_s`, and how many tokens were generated up to then."""
         before = self._previous = self._page
         if before.active == self._num_active.keys():
-            self._page = _Page(at_s, stats, before.active, before.names)
+            self._page = _Page(at_s, stats, num_generated, before.active, before.names)
         else:
             names = self._num_active
-            self._page = _Page(at_s, stats, frozenset(names), tuple(sorted(names)))
+            active = frozenset(names)
+            self._page = _Page(at_s, stats, num_generated, active, tuple(sorted(names)))
 
     def show_idle(self, *, now: float) -> None:
         """Record an idle engine: vLLM takes an empty step after its last request was aborted."""
         if self._page.stats != _NO_STATS:
-            self.show(_NO_STATS, at_s=max(now, self._page.shown_s))
+            page = self._page
+            self.show(_NO_STATS, page.num_generated, at_s=max(now, page.shown_s))
 
     def report(self, *, now: float, since_s: float) -> EngineReport:
         """Return the page at `now`; its log begins after `since_s`."""
         page = self._page if self._page.shown_s <= now else self._previous
-        return self._report(page, page.shown_s, page.stats, since_s)
+        return self._report(page, page.shown_s, page.stats, page.num_generated, since_s)
 
-    def report_of(self, shown_s: float, stats: EngineStats, *, since_s: float) -> EngineReport:
+    def report_of(
+        self, shown_s: float, stats: EngineStats, num_generated: int, *, since_s: float
+    ) -> EngineReport:
         """Return a later page, with the active adapters of the last."""
-        return self._report(self._page, shown_s, stats, since_s)
+        return self._report(self._page, shown_s, stats, num_generated, since_s)
 
     def _report(
-        self, page: _Page, shown_s: float, stats: EngineStats, since_s: float
+        self, page: _Page, shown_s: float, stats: EngineStats, num_generated: int, since_s: float
     ) -> EngineReport:
         active = page.active
         log = [(adapter, shown_s) for adapter in page.names] if shown_s > since_s else []
@@ -81,4 +86,4 @@ class Activity:
                 break
             if adapter not in active and ended_s <= shown_s:
                 log.append((adapter, ended_s))
-        return EngineReport(shown_s, stats, active, tuple(log))
+        return EngineReport(shown_s, stats, num_generated, active, tuple(log))

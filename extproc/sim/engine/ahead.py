@@ -57,12 +57,13 @@ class StepsAhead:
         """Return how many steps, taken ones included, begin before `until`."""
         return min(bisect_left(self.begins_s, until), len(self.begins_s) - 1)
 
-    def shown(self, now: float) -> tuple[float, int] | None:
-        """Return the end of the last step that has ended by `now`, and the free blocks then.
+    def shown(self, now: float) -> tuple[float, int, int] | None:
+        """Return the end of the last step that has ended by `now`, the free blocks then, and how
+        many steps it is after the last that was taken.
 
         None if that is one which the engine has taken, and so shows itself.
         """
         index = bisect_right(self.begins_s, now) - 1
         if index <= self.num_taken:
             return None
-        return self.begins_s[index], self.free_blocks[index]
+        return self.begins_s[index], self.free_blocks[index], index - self.num_taken

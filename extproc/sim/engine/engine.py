@@ -145,10 +145,12 @@ class Engine:
         shown = self._ahead.shown(now) if self._ahead else None
         if shown is None:
             return self._activity.report(now=now, since_s=since_s)
-        shown_s, free_blocks = shown
-        return self._activity.report_of(
-            shown_s, self._scheduler.stats(free_blocks), since_s=since_s
+        shown_s, free_blocks, num_steps = shown
+        stats = self._scheduler.stats(free_blocks)
+        num_generated = (
+            self.counters.num_generated_tokens + num_steps * self._scheduler.decoders.count
         )
+        return self._activity.report_of(shown_s, stats, num_generated, since_s=since_s)
 
     def submit(self, request: EngineRequest, *, now: float) -> None:
         """Queue a request.
@@ -281,10 +283,14 @@ class Engine:
         begins_s, free_blocks, ahead.num_taken = ahead.begins_s, ahead.free_blocks, num
         scheduler.decoders.advance(num_steps)
         scheduler.pool.allocate(scheduler.pool.free - free_blocks[num])
-        self.counters.num_steps += num_steps
+        counters, num_decoding = self.counters, scheduler.decoders.count
+        counters.num_steps += num_steps
+        counters.num_generated_tokens += num_steps * num_decoding
+        generated = counters.num_generated_tokens
         if num_steps > 1:
-            activity.show(scheduler.stats(free_blocks[num - 1]), at_s=begins_s[num - 1])
-        activity.show(scheduler.stats(free_blocks[num]), at_s=begins_s[num])
+            stats, at_s = scheduler.stats(free_blocks[num - 1]), begins_s[num - 1]
+            activity.show(stats, generated - num_decoding, at_s=at_s)
+        activity.show(scheduler.stats(free_blocks[num]), generated, at_s=begins_s[num])
         return begins_s[num]
 
     def _take_step(
@@ -309,7 +315,8 @@ class Engine:
         )
         scheduler.complete(batch, ended_s=now + duration_s, is_detailed=is_detailed)
         self._count(batch)
-        self._activity.show(self.stats, at_s=now + duration_s)
+        generated = self.counters.num_generated_tokens
+        self._activity.show(self.stats, generated, at_s=now + duration_s)
         return batch, loads, duration_s
 
     def _count(self, batch: Batch) -> None:
@@ -319,6 +326,7 @@ class Engine:
         counters.num_finished += len(batch.finished)
         counters.num_prompt_tokens += batch.num_prompt_tokens
         counters.num_cached_tokens += batch.num_cached_tokens
+        counters.num_generated_tokens += batch.num_generated_tokens
         for timeline in batch.first_tokens:
             self._activity.add(timeline.request)
         for timeline in batch.finished:

@@ -158,6 +158,7 @@ class EngineReport(Struct, frozen=True, gc=False):
     Attributes:
         shown_s: The end of that step; minus infinity before the first.
         stats: The gauges.
+        num_generated_tokens: Since the engine was made, as `EngineCounters` has them.
         active_adapters: Adapters with a request between its first and its last token.
         adapter_log: (adapter, seconds when it was last reported active), latest first; those of
             one moment in no order to rely on.
@@ -165,6 +166,7 @@ class EngineReport(Struct, frozen=True, gc=False):
 
     shown_s: float
     stats: EngineStats = EngineStats()
+    num_generated_tokens: int = 0
     active_adapters: frozenset[str] = frozenset()
     adapter_log: tuple[tuple[str, float], ...] = ()
 
@@ -181,4 +183,5 @@ class EngineCounters:
     num_disk_loads: int = 0
     num_gpu_loads: int = 0
     num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
     num_cached_tokens: int = 0

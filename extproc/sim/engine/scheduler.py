@@ -26,6 +26,7 @@ class Batch(Struct):
         kv_tokens: KV of the batch with this step's tokens.
         num_prompt_tokens: Prompt tokens of the sequences that run for the first time.
         num_cached_tokens: How many of them were found.
+        num_generated_tokens: After the step: tokens that it produced.
         chunks: (sequence, tokens) of those that do more than decode.
         tokens: After a detailed step: requests that got a token.
         first_tokens: After the step: requests with their first token or the end of their prefill.
@@ -37,6 +38,7 @@ class Batch(Struct):
     prefill_tokens: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
     chunks: list[tuple[Sequence, int]] = []
     admitted: list[EngineRequest] = []
     preempted: list[EngineRequest] = []
@@ -150,6 +152,7 @@ class Scheduler:
         if is_detailed:
             decoding = (s.request for s in self.running if s.joined is not None)
             batch.tokens.extend(decoding)
+        batch.num_generated_tokens = self.decoders.count
         for sequence in self.decoders.advance():
             self._finish(sequence, batch, ended_s)
         for sequence, tokens in batch.chunks:
@@ -165,6 +168,7 @@ class Scheduler:
         output_tokens = sequence.request.output_tokens
         if output_tokens:
             sequence.generated += 1
+            batch.num_generated_tokens += 1
             batch.tokens.append(sequence.request)
         if sequence.first_token_s is None:
             sequence.first_token_s = ended_s

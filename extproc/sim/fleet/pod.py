@@ -167,6 +167,7 @@ class FleetPod:
             adapter_log=log,
             process_start_wall_s=self._started_wall_s,
             kv_cache_tokens=self.engine.kv_blocks * self._profile.block_tokens,
+            generated_tokens=page.num_generated_tokens,
         )
         return report, page.shown_s
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from extproc.core.kubernetes.objects import (
     Pod,
-    beside_pool_queries,
+    objective_queries,
     pods_query,
     pool_query,
+    rewrite_queries,
     slices_query,
 )
 from extproc.core.kubernetes.store import ApiError, Store, error_of, refusal
@@ -176,20 +177,12 @@ def test_queries_name_what_they_ask_for() -> None:
     assert slices_query("vllm").selector == {"labelSelector": "kubernetes.io/service-name=vllm"}
     assert pool_query("p").path("n").endswith("networking.k8s.io/v1/namespaces/n/inferencepools")
     assert pool_query("p").selector == {"fieldSelector": "metadata.name=p"}
-    assert {query.path("n") for query in beside_pool_queries()} == {
-        f"/apis/{group}/v1alpha2/namespaces/n/{resource}"
-        for group in ("inference.networking.x-k8s.io", "llm-d.ai")
-        for resource in ("inferenceobjectives", "inferencemodelrewrites")
-    }
-
-
-def test_what_is_beside_a_pool_names_it() -> None:
-    store = Store(next(beside_pool_queries()))
-    told = {"metadata": {"name": "o"}, "spec": {"poolRef": {"name": "p"}, "priority": -1}}
-    other = {"metadata": {"name": "x"}, "spec": {}}
-    store.read_page(json.dumps({"metadata": {}, "items": [told, other]}).encode(), is_first=True)
-
-    assert [each.spec.pool_ref.name for each in store.objects] == ["p", ""]
+    groups = ("llm-d.ai", "inference.networking.x-k8s.io")
+    for queries, resource in (
+        ([query.path("n") for query in objective_queries()], "inferenceobjectives"),
+        ([query.path("n") for query in rewrite_queries()], "inferencemodelrewrites"),
+    ):
+        assert queries == [f"/apis/{each}/v1alpha2/namespaces/n/{resource}" for each in groups]
 
 
 # --- any history, any faults --------------------------------------------------------------------

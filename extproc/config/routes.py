@@ -1,0 +1,136 @@
+"""The section `routes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, field_validator
+
+from extproc.config.base import Section
+
+MAX_ROUTES = 1000
+MAX_PATTERNS = 100
+"""Of all routes together: each is tried for a model that no route lists by name."""
+
+_MAX_PRIORITY = 2**31 - 1
+_Model = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+_Tenant = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+_Share = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class ObjectiveConfig(Section):
+    """A time, and how many of a route's requests should keep it."""
+
+    seconds: float = Field(gt=0, le=3600, allow_inf_nan=False, description="The time. Live.")
+    percentile: float = Field(
+        95.0,
+        gt=0,
+        lt=100,
+        description="Percent of the requests that should keep it; for metrics and alerts. Live.",
+    )
+
+
+class ObjectivesConfig(Section):
+    """How fast a route's responses should be."""
+
+    ttft: ObjectiveConfig | None = Field(
+        None,
+        description="From a request's arrival to its first token; none leaves it to the request "
+        "and the policy. Live.",
+    )
+    tpot: ObjectiveConfig | None = Field(
+        None, description="Per output token after the first. Live."
+    )
+
+
+class RouteConfig(Section):
+    """Models whose requests belong together, in the order in which their patterns are tried."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+        description="Of the route, in metrics; letters, digits and `-_.`, at most 63. Live.",
+    )
+    models: tuple[_Model, ...] = Field(
+        min_length=1,
+        max_length=10_000,
+        description="What clients write in `model`: names, and patterns in which `*` stands for "
+        "anything. A name counts before all patterns, and the first pattern that matches counts; "
+        f"at most {MAX_PATTERNS} patterns in all routes. Live.",
+    )
+    priority: int | None = Field(
+        None,
+        ge=-_MAX_PRIORITY,
+        le=_MAX_PRIORITY,
+        description="The higher the sooner; below 0 is sheddable. None leaves it to the objective "
+        "that a request names, else 0. Live.",
+    )
+    objectives: ObjectivesConfig = Field(
+        default_factory=ObjectivesConfig,
+        description="How fast its responses should be. A trusted header of the request counts "
+        "more. Live.",
+    )
+    weight: float = Field(
+        1.0,
+        gt=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="Share of each of its tenants against those of other routes. Live.",
+    )
+    tenants: dict[_Tenant, _Share] = Field(
+        default_factory=dict,
+        description="Share of single tenants by their fairness id, from more than 0 to 1000000, "
+        "times `weight`; others have 1. Live.",
+    )
+    max_held_requests: int | None = Field(
+        None,
+        ge=0,
+        le=10_000_000,
+        description="Requests held at once; none means no limit of its own. Live.",
+    )
+    max_held_bytes: int | None = Field(
+        None,
+        ge=0,
+        le=2**40,
+        description="Bytes of their bodies; none means no limit of its own. Live.",
+    )
+    max_wait_s: float | None = Field(
+        None,
+        ge=0,
+        le=3600,
+        description="Seconds for which a request is held; none means no limit of its own. Live.",
+    )
+    on_unavailable: Literal["wait", "reject"] = Field(
+        "wait",
+        description="`reject`: requests get 429 at once where they would be held. Live.",
+    )
+
+    @field_validator("models")
+    @classmethod
+    def _can_match(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for model in value:
+            if model != model.strip() or "**" in model:
+                raise ValueError(f"{model!r}: must have no blanks at its ends and no ** in it")
+        return value
+
+
+def check_routes(routes: Iterable[RouteConfig]) -> None:
+    """Check the routes together.
+
+    Raises:
+        ValueError: Two have the same name, or one model; or there are too many patterns.
+    """
+    names: set[str] = set()
+    owners: dict[str, str] = {}
+    for route in routes:
+        if route.name in names:
+            raise ValueError(f"routes: two are named {route.name}")
+        names.add(route.name)
+        for model in route.models:
+            if model in owners:
+                raise ValueError(
+                    f"routes: {model} is in {owners[model]} and in {route.name}; allowed: once"
+                )
+            owners[model] = route.name
+    if sum("*" in model for model in owners) > MAX_PATTERNS:
+        raise ValueError(f"routes: must have at most {MAX_PATTERNS} models with * in all")

@@ -1,0 +1,27 @@
+"""From InferenceObjectives to the priorities of the objectives that requests name.
+
+Source: the definition v1alpha2 of both API groups: an unset priority is 0, and the pool that is
+referred to is in the same namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from extproc.core.kubernetes.objects import InferenceObjective, PoolRef
+
+_INT32 = 2**31
+
+
+def priorities(objectives: Iterable[InferenceObjective], pool: str) -> dict[str, int]:
+    """Return the priority of each objective of a pool, by name.
+
+    All are of the pool's namespace. The older definition allows any number; one beyond 32 bits
+    counts as the nearest within.
+    """
+    ours = PoolRef(pool)
+    return {
+        each.metadata.name: int(max(-_INT32, min(each.spec.priority or 0, _INT32 - 1)))
+        for each in objectives
+        if each.spec.pool_ref == ours and each.metadata.deletion_timestamp is None
+    }

@@ -1,0 +1,135 @@
+"""Fairness among tenants that wait: virtual token counters.
+
+Source: VTC (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), Algorithm 2 and
+its variants with weights and with predicted lengths. Who has got the least goes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+
+INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
+"""What a token of a prompt and one of a response count for: `w_p` and `w_q` of the paper."""
+
+MAX_TENANTS = 10_000
+"""Tenants that are remembered while they hold nothing. Those with least service are forgotten
+first: they would mostly start from the minimum again anyway."""
+
+_SPARE = 64  # entries of the heap that nobody needs, beside one for each tenant that holds
+
+
+class TokenCounters:
+    """A counter of the service that each tenant has got, in weighted tokens over its weight.
+
+    A tenant is active while requests of it are held. One that becomes active is lifted to the
+    minimum of those that are (to the last that was, if none is): being idle earns no credit.
+
+    The bound (the paper's, for backlogged clients): over any time in which two tenants are both
+    active, what one gets differs from what the other gets by at most 2 max(w_p L, w_q M) weighted
+    tokens. L is the longest prompt, M the most tokens in all running batches together, with room
+    for a request's output kept from its start. With weights, each tenant's service is divided by
+    its own, and the bound by the smallest. It holds while the tenant with the least is always the
+    next to be dispatched; one whose requests cannot use the room that there is gets less. Outputs
+    that are charged at dispatch bring the bound down to 2 (w_p L + w_q times the longest output) if
+    they are foreseen exactly; if not, the errors of those that run add to it.
+
+    Strict priorities need counters each: a tenant that waits for higher ones would hold the minimum
+    down, and whoever becomes active would go before all others of the higher ones.
+    """
+
+    def __init__(self) -> None:
+        self._counters: dict[str, float] = {}
+        self._num_held: dict[str, int] = {}  # of active tenants alone
+        self._last = ""  # tenant that was active, of those that are not
+        self._heap: list[tuple[float, str]] = []  # of the active, with entries that are out of date
+
+    def hold(self, tenant: str) -> None:
+        """Count a request that is held from now on."""
+        if tenant in self._num_held:
+            self._num_held[tenant] += 1
+            return
+        self._lift(tenant)
+        self._num_held[tenant] = 1
+        self._push(tenant)
+
+    def release(self, tenant: str) -> None:
+        """Count a request that is not held any more, dispatched or not. Call after `charge`."""
+        self._num_held[tenant] -= 1
+        if not self._num_held[tenant]:
+            del self._num_held[tenant]
+            self._last = tenant
+            self._forget()
+
+    def charge(
+        self, tenant: str, input_tokens: float, output_tokens: float = 0.0, weight: float = 1.0
+    ) -> None:
+        """Count a dispatch, with the output as it is expected to be. Weights are above 0."""
+        self._add(tenant, _cost(input_tokens, output_tokens) / weight)
+
+    def settle(
+        self, tenant: str, output_tokens: float, charged_tokens: float = 0.0, weight: float = 1.0
+    ) -> None:
+        """Count the output at the end, in place of what was charged for it."""
+        self._add(tenant, _cost(0.0, output_tokens - charged_tokens) / weight)
+
+    def add_foreign(self, tenant: str, tokens: float) -> None:
+        """Count what other routers served, in weighted tokens over the weight.
+
+        A tenant that holds nothing here is active there, so it is lifted here as well.
+        """
+        if tenant not in self._num_held:
+            self._lift(tenant)
+        self._add(tenant, tokens)
+
+    def counter(self, tenant: str) -> float:
+        """Return what it has got; the minimum for a tenant that nothing is known of."""
+        known = self._counters.get(tenant)
+        return self._minimum() if known is None else known
+
+    def least(self, tenants: Iterable[str]) -> str:
+        """Return the tenant to serve next, of these; the first of those that are equal."""
+        return min(tenants, key=self.counter)
+
+    def __len__(self) -> int:
+        return len(self._counters)
+
+    def _lift(self, tenant: str) -> None:
+        minimum = self._minimum()
+        self._counters[tenant] = max(self._counters.get(tenant, minimum), minimum)
+
+    def _add(self, tenant: str, cost: float) -> None:
+        self._counters[tenant] = self.counter(tenant) + cost
+        if tenant in self._num_held:
+            self._push(tenant)
+        else:
+            self._forget()
+
+    def _minimum(self) -> float:
+        heap = self._heap
+        while heap:
+            counter, tenant = heap[0]
+            if tenant in self._num_held and self._counters[tenant] == counter:
+                return counter
+            heappop(heap)
+        return self._counters.get(self._last, 0.0)
+
+    def _push(self, tenant: str) -> None:
+        heappush(self._heap, (self._counters[tenant], tenant))
+        if len(self._heap) > 2 * len(self._num_held) + _SPARE:
+            self._heap = [(self._counters[each], each) for each in self._num_held]
+            heapify(self._heap)
+
+    def _forget(self) -> None:
+        """Forget half of the idle if there are too many, so that this takes little time a call."""
+        if len(self._counters) - len(self._num_held) <= MAX_TENANTS:
+            return
+        kept = {*self._num_held, self._last}
+        idle = [each for each in self._counters if each not in kept]
+        idle.sort(key=self._counters.__getitem__)
+        for tenant in idle[: len(idle) - MAX_TENANTS // 2]:
+            del self._counters[tenant]
+
+
+def _cost(input_tokens: float, output_tokens: float) -> float:
+    return INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens

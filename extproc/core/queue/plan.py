@@ -1,0 +1,128 @@
+"""Who is asked for next, of all that are held.
+
+From the outside in: levels (`levels`), in a level the flow that was served least (`fairness`), in a
+flow the configured order (`orders`). A flow is what is one tenant's on one route.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heapreplace
+
+from extproc.core.costs import BYTES_PER_TOKEN
+from extproc.core.queue.fairness import TokenCounters
+from extproc.core.queue.levels import by_level
+from extproc.core.queue.orders import ORDERS, Scene, newest_in_time
+from extproc.core.queue.settings import QueueSettings
+from extproc.core.queue.tickets import Ticket
+from extproc.core.types import RequestInfo
+
+EXPECTED_OUTPUT_TOKENS = 128
+"""Of a response, as a tenant is charged for it: the data plane does not count tokens."""
+
+_Flows = dict[str, list[Ticket]]
+
+
+class Plan:
+    """The order of the tickets that it is given.
+
+    Attributes:
+        counters: The service of each flow, by priority.
+    """
+
+    def __init__(self, settings: QueueSettings) -> None:
+        self._settings = settings
+        self.counters: defaultdict[int, TokenCounters] = defaultdict(TokenCounters)
+
+    def configure(self, settings: QueueSettings, held: Iterable[Ticket]) -> None:
+        """Apply other settings; what each flow was served is forgotten if turns begin or end."""
+        if settings.fair != self._settings.fair:
+            self._settings = settings
+            self.counters.clear()
+            for ticket in held:
+                self.hold(ticket)
+        self._settings = settings
+
+    def hold(self, ticket: Ticket) -> None:
+        """Count a ticket that is held from now on."""
+        if self._settings.fair:
+            claim = ticket.request.claim
+            self.counters[claim.priority].hold(flow_of(ticket.request))
+
+    def release(self, ticket: Ticket) -> None:
+        """Count a ticket that is not held any more."""
+        if self._settings.fair:
+            priority = ticket.request.claim.priority
+            self.counters[priority].release(flow_of(ticket.request))
+
+    def charge(self, request: RequestInfo) -> None:
+        """Count the service that a request gets."""
+        claim = request.claim
+        if self._settings.fair and (claim.tenant or claim.route):
+            self.counters[claim.priority].charge(
+                flow_of(request), tokens_of(request), EXPECTED_OUTPUT_TOKENS, claim.weight
+            )
+
+    def make(self, tickets: Iterable[Ticket], scene: Scene) -> tuple[list[_Flows], list[Ticket]]:
+        """Return the flows of each level, in order, and those that should be given up."""
+        levels, given_up = [], []
+        for level in by_level(tickets, scene.now, self._settings.ageing_s):
+            flows = self._flows(level)
+            part = Scene(scene.now, scene.service_s * len(flows), scene.running)
+            for name, flow in flows.items():
+                flows[name], late = self._ordered(flow, part)
+                given_up += late
+            levels.append(flows)
+        return levels, given_up
+
+    def in_order(self, levels: Iterable[_Flows]) -> Iterator[Ticket]:
+        """Yield the tickets of all levels; what has been charged meanwhile counts at once."""
+        for flows in levels:
+            if len(flows) == 1:
+                yield from next(iter(flows.values()))
+            else:
+                yield from self._by_turns(flows)
+
+    def _by_turns(self, flows: _Flows) -> Iterator[Ticket]:
+        """Yield always the next ticket of the flow that was served least."""
+        rest = {name: iter(flow) for name, flow in flows.items()}
+        counter = {
+            name: self.counters[flow[0].request.claim.priority] for name, flow in flows.items()
+        }
+        heap = [(counter[name].counter(name), name) for name in flows]
+        heapify(heap)
+        while heap:
+            name = heap[0][1]
+            ticket = next(rest[name], None)
+            if ticket is None:
+                heappop(heap)
+                continue
+            yield ticket
+            heapreplace(heap, (counter[name].counter(name), name))
+
+    def _flows(self, level: list[Ticket]) -> _Flows:
+        if not self._settings.fair:
+            return {"": level}
+        flows: defaultdict[str, list[Ticket]] = defaultdict(list)
+        for ticket in level:
+            flows[flow_of(ticket.request)].append(ticket)
+        return flows
+
+    def _ordered(self, flow: list[Ticket], scene: Scene) -> tuple[list[Ticket], list[Ticket]]:
+        """Return a flow in order, and those of it that should be given up."""
+        if self._settings.order == "newest":
+            kept, late = newest_in_time(flow, scene)
+            return kept + late, late
+        return ORDERS[self._settings.order](flow, scene), []
+
+
+def flow_of(request: RequestInfo) -> str:
+    """Return the name of the flow that a request belongs to."""
+    claim = request.claim
+    return f"{claim.route} {claim.tenant}"
+
+
+def tokens_of(request: RequestInfo) -> float:
+    """Return the tokens of a request's prompt, by estimate."""
+    return request.body_bytes / BYTES_PER_TOKEN

@@ -1,0 +1,141 @@
+"""InferenceObjectives: which definition is followed, whatever an API server says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from random import Random
+
+import pytest
+
+from extproc.app.objectives import RETRY_S, Objectives
+from extproc.core.kubernetes.objects import InferenceObjective, Query
+from extproc.core.kubernetes.store import ApiError
+from extproc.shell.discovery.kubewatch import ListWatch, WatchStats
+from tests.virtualtime import in_virtual_time
+
+NEW, OLD = "llm-d.ai", "inference.networking.x-k8s.io"
+RELIST_S = 600.0
+LOST = ApiError("connection", "refused")
+NOT_SERVED, FORBIDDEN = ApiError("status_404", "404: no"), ApiError("status_403", "403: no")
+
+
+class Api:
+    """An API server; `refusals` says which groups it does not list, and why.
+
+    Each group has one objective, which is named like it and has the priority 1.
+    """
+
+    def __init__(self) -> None:
+        self.refusals = dict.fromkeys((NEW, OLD), NOT_SERVED)
+
+    async def namespace(self) -> str:
+        return "n"
+
+    async def get(self, path: str, parameters: Mapping[str, str]) -> bytes:
+        group = path.split("/")[2]
+        if group in self.refusals:
+            raise self.refusals[group]
+        spec = '{"poolRef": {"name": "pool"}, "priority": 1}'
+        item = f'{{"metadata": {{"name": "{group}"}}, "spec": {spec}}}'
+        return f'{{"metadata": {{}}, "items": [{item}]}}'.encode()
+
+    async def watch(
+        self, path: str, parameters: Mapping[str, str], *, within_s: float
+    ) -> AsyncGenerator[list[bytes], None]:
+        yield []
+        await asyncio.sleep(1e6)
+
+
+async def told(*changes: Callable[[Api], object], every_s: float) -> list[list[str]]:
+    """The objectives that are known after each change of an API server that serves none."""
+    api, known, seen = Api(), list[str](), []
+    clock = asyncio.get_running_loop().time
+
+    def new_watch(
+        query: Query[InferenceObjective],
+        on_change: Callable[[Collection[InferenceObjective]], None],
+    ) -> ListWatch[InferenceObjective]:
+        return ListWatch(
+            api, query, on_change=on_change, stats=WatchStats(), clock=clock, rng=Random(1)
+        )
+
+    def on_priorities(priorities: Mapping[str, int]) -> None:
+        known[:] = priorities
+
+    objectives = Objectives(
+        api, "pool", "", new_watch=new_watch, on_priorities=on_priorities, relist_s=RELIST_S
+    )
+    task = asyncio.ensure_future(objectives.run())
+    for change in changes:
+        change(api)
+        await asyncio.sleep(every_s)
+        seen.append(list(known))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return seen
+
+
+@in_virtual_time
+async def test_a_definition_is_found_and_lost_within_the_time_between_two_lists() -> None:
+    seen = await told(
+        lambda api: None,
+        lambda api: api.refusals.pop(OLD),
+        lambda api: api.refusals.pop(NEW),
+        lambda api: api.refusals.update({NEW: NOT_SERVED}),
+        lambda api: api.refusals.update({OLD: NOT_SERVED}),
+        every_s=RELIST_S + 1.0,
+    )
+
+    assert seen == [[], [OLD], [NEW], [OLD], []]
+
+
+@in_virtual_time
+async def test_a_group_that_may_be_listed_counts_where_the_other_may_not() -> None:
+    seen = await told(
+        lambda api: api.refusals.update({NEW: FORBIDDEN}),
+        lambda api: api.refusals.pop(OLD),
+        every_s=RELIST_S + 1.0,
+    )
+
+    assert seen == [[], [OLD]]
+
+
+@pytest.mark.parametrize("trouble", [LOST, FORBIDDEN], ids=["lost", "forbidden"])
+def test_what_was_known_stands_while_nothing_can_be_listed(trouble: ApiError) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        seen = await told(
+            lambda api: api.refusals.pop(NEW),
+            lambda api: api.refusals.update({NEW: trouble, OLD: trouble}),
+            every_s=RELIST_S + 1.0,
+        )
+        assert seen == [[NEW], [NEW]]
+
+    run()
+
+
+@in_virtual_time
+async def test_after_a_failure_it_is_tried_again_soon() -> None:
+    seen = await told(
+        lambda api: api.refusals.update({NEW: LOST}),
+        lambda api: api.refusals.pop(NEW),
+        every_s=RETRY_S,
+    )
+
+    assert seen == [[], [NEW]]
+
+
+def test_a_role_that_may_not_list_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        await told(
+            lambda api: api.refusals.update({NEW: FORBIDDEN, OLD: FORBIDDEN}),
+            every_s=10 * RELIST_S,
+        )
+
+    run()
+
+    lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert lines == ["InferencePool pool: InferenceObjectives: not read: 403: no"]

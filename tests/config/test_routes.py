@@ -1,0 +1,87 @@
+"""Routes of models in the configuration: what is allowed, and what reaches the core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from extproc.app.settings import model_routes, needs_restart
+from extproc.config import Config
+from extproc.config.file import ConfigError, check_sections
+from extproc.config.routes import MAX_PATTERNS
+from extproc.core.modelroutes import ModelRoute, Objective
+
+CHAT: dict[str, Any] = {
+    "name": "chat",
+    "models": ["base", "chat-*"],
+    "priority": 5,
+    "objectives": {"ttft": {"seconds": 0.5}, "tpot": {"seconds": 0.05, "percentile": 90}},
+    "weight": 2,
+    "tenants": {"team-a": 3},
+    "max_held_requests": 100,
+    "max_held_bytes": 1_000_000,
+    "max_wait_s": 4,
+    "on_unavailable": "reject",
+}
+
+
+def config(*routes: dict[str, Any], **sections: Any) -> Config:
+    discovery = {"static": ["10.0.0.7:8000"]}
+    return check_sections({"discovery": discovery, "routes": routes, **sections})
+
+
+def route(name: str, *models: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "models": models, **fields}
+
+
+def test_a_route_reaches_the_core_as_it_is_written() -> None:
+    assert model_routes(config(CHAT, route("rest", "*"))) == (
+        ModelRoute(
+            "chat",
+            ("base", "chat-*"),
+            5,
+            Objective(0.5, 95.0),
+            Objective(0.05, 90.0),
+            2.0,
+            {"team-a": 3.0},
+            100,
+            1_000_000,
+            4.0,
+            waits=False,
+        ),
+        ModelRoute("rest", ("*",)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("routes", "why"),
+    [
+        ([route("r", "a"), route("r", "b")], "routes: two are named r"),
+        ([route("r", "a"), route("s", "b", "a")], "routes: a is in r and in s; allowed: once"),
+        ([route("r", "a-*"), route("s", "a-*")], "routes: a-* is in r and in s; allowed: once"),
+        ([route("r", "a**")], "no ** in it"),
+        ([route("r", " a")], "no blanks at its ends"),
+        ([route("r", "")], "routes.0.models.0"),
+        ([route("r")], "routes.0.models"),
+        ([route("r", "a", tenants={"t": 0})], "routes.0.tenants.t"),
+        ([route("r", "a", on_unavailable="hold")], "routes.0.on_unavailable"),
+        ([route("r", "a", objectives={"ttft": {"seconds": 0}})], "ttft.seconds"),
+        ([route("r", *(f"{number}*" for number in range(MAX_PATTERNS + 1)))], "at most 100"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(routes: list[dict[str, Any]], why: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(*routes)
+
+    assert why in str(error.value)
+
+
+def test_only_headers_that_there_are_can_be_trusted() -> None:
+    assert config().request.trusted_headers == ()
+    with pytest.raises(ConfigError, match=r"request\.trusted_headers\.0"):
+        config(request={"trusted_headers": ["x-slo-ttft-ms"]})
+
+
+def test_routes_take_effect_without_a_restart() -> None:
+    assert list(needs_restart(config(CHAT), config(route("rest", "*")))) == []

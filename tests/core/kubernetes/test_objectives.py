@@ -1,0 +1,50 @@
+"""InferenceObjectives as an API server sends them, and the priorities that they give."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from extproc.core.kubernetes.objectives import priorities
+from extproc.core.kubernetes.objects import objective_queries
+from extproc.core.kubernetes.store import Store
+
+POOL = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "pool"}
+
+
+def found(pool_ref: dict[str, Any], more: dict[str, Any], **metadata: Any) -> dict[str, int]:
+    """The priorities of a list with one objective."""
+    store = Store(objective_queries()[0])
+    item = {"metadata": {"name": "o", **metadata}, "spec": {"poolRef": pool_ref, **more}}
+    store.read_page(json.dumps({"metadata": {}, "items": [item]}).encode(), is_first=True)
+    return priorities(store.objects, "pool")
+
+
+@pytest.mark.parametrize(
+    ("given", "priority"),
+    [
+        *(({"priority": 7}, 7), ({"priority": -1}, -1), ({}, 0), ({"priority": None}, 0)),
+        *(({"priority": 2**70}, 2**31 - 1), ({"priority": -1e300}, -(2**31))),
+    ],
+)
+def test_an_objective_of_the_pool_has_its_priority_and_unset_is_0(
+    given: dict[str, Any], priority: int
+) -> None:
+    assert found(POOL, given) == {"o": priority}
+
+
+def test_the_group_and_the_kind_of_a_pool_may_be_left_out() -> None:
+    assert found({"name": "pool"}, {"priority": 2}) == {"o": 2}
+
+
+@pytest.mark.parametrize(
+    "other", [{"name": "another"}, {"group": "inference.networking.x-k8s.io"}, {"kind": "Service"}]
+)
+def test_an_objective_of_anything_else_does_not_count(other: dict[str, str]) -> None:
+    assert found(POOL | other, {"priority": 2}) == {}
+
+
+def test_an_objective_that_is_being_deleted_does_not_count() -> None:
+    assert found(POOL, {"priority": 2}, deletionTimestamp="2026-01-01T00:00:00Z") == {}

@@ -1,0 +1,343 @@
+"""Virtual token counters, on a server whose batch has room for so many tokens."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from itertools import combinations
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.queue import fairness
+from extproc.core.queue.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, TokenCounters
+
+TENANTS = ("a", "b", "c")
+MAX_INPUT, MAX_OUTPUT = 12, 8  # tokens of a request
+
+
+class Job(NamedTuple):
+    step: int  # of its arrival
+    tenant: str
+    input_tokens: int
+    output_tokens: int
+
+
+JOBS = st.lists(
+    st.builds(
+        Job,
+        st.integers(0, 20),
+        st.sampled_from(TENANTS),
+        st.integers(1, MAX_INPUT),
+        st.integers(1, MAX_OUTPUT),
+    ),
+    min_size=20,
+    max_size=80,
+)
+ROOMS = st.integers(MAX_INPUT + MAX_OUTPUT, 60)  # tokens of the batch: M
+WEIGHTS = st.fixed_dictionaries({tenant: st.sampled_from((0.5, 1.0, 3.0)) for tenant in TENANTS})
+EQUAL = dict.fromkeys(TENANTS, 1.0)
+
+
+class Server:
+    """Serves the tenant with the least, while its first request fits; a token a step for each.
+
+    Args:
+        foresees: Outputs are known, and charged, at dispatch.
+    """
+
+    def __init__(self, room_tokens: int, weights: dict[str, float], *, foresees: bool) -> None:
+        self.counters = TokenCounters()
+        self.held: defaultdict[str, deque[Job]] = defaultdict(deque)
+        self.running: list[list[int]] = []  # index into `dispatched`, tokens so far
+        self.dispatched: list[Job] = []
+        self.got: dict[str, float] = dict.fromkeys(weights, 0.0)  # service over weight
+        self._room, self._weights, self._foresees = room_tokens, weights, foresees
+        self.look: Callable[[], None] = lambda: None  # called at each change
+
+    def run(self, jobs: list[Job]) -> None:
+        left, step = deque(sorted(jobs)), 0
+        while left or self.running or self.active():
+            while left and left[0].step <= step:
+                self._hold(left.popleft())
+            self._dispatch()
+            self._step()
+            step += 1
+
+    def active(self) -> list[str]:
+        return [tenant for tenant, jobs in self.held.items() if jobs]
+
+    def free_tokens(self) -> int:
+        jobs = (self.dispatched[index] for index, _ in self.running)
+        return self._room - sum(job.input_tokens + job.output_tokens for job in jobs)
+
+    def _hold(self, job: Job) -> None:
+        self.held[job.tenant].append(job)
+        self.counters.hold(job.tenant)
+        self.look()
+
+    def _dispatch(self) -> None:
+        while tenants := self.active():
+            job = self.held[self.counters.least(tenants)][0]
+            if job.input_tokens + job.output_tokens > self.free_tokens():
+                return
+            self.held[job.tenant].popleft()
+            charged = job.output_tokens if self._foresees else 0
+            weight = self._weights[job.tenant]
+            self.counters.charge(job.tenant, job.input_tokens, charged, weight)
+            self.counters.release(job.tenant)
+            self.running.append([len(self.dispatched), 0])
+            self.dispatched.append(job)
+            self._serve(job.tenant, INPUT_WEIGHT * job.input_tokens)
+
+    def _step(self) -> None:
+        for each in list(self.running):
+            job = self.dispatched[each[0]]
+            each[1] += 1
+            self._serve(job.tenant, OUTPUT_WEIGHT)
+            if each[1] == job.output_tokens:
+                self.running.remove(each)
+                charged = job.output_tokens if self._foresees else 0
+                weight = self._weights[job.tenant]
+                self.counters.settle(job.tenant, job.output_tokens, charged, weight)
+
+    def _serve(self, tenant: str, tokens: float) -> None:
+        self.got[tenant] += tokens / self._weights[tenant]
+        self.look()
+
+
+def largest_difference(server: Server, jobs: list[Job], got: Callable[[str], float]) -> float:
+    """Return that of any two tenants over any time in which both are active."""
+    ranges: dict[tuple[str, str], tuple[float, float]] = {}
+    found = 0.0
+
+    def look() -> None:
+        nonlocal found
+        for pair in combinations(TENANTS, 2):
+            if not all(server.held[tenant] for tenant in pair):
+                ranges.pop(pair, None)
+                continue
+            ahead = got(pair[0]) - got(pair[1])
+            low, high = ranges.get(pair, (ahead, ahead))
+            ranges[pair] = min(low, ahead), max(high, ahead)
+            found = max(found, max(high, ahead) - min(low, ahead))
+
+    server.look = look
+    server.run(jobs)
+    return found
+
+
+@given(JOBS, ROOMS, WEIGHTS)
+def test_two_that_both_wait_get_the_same_within_the_bound_of_the_paper(
+    jobs: list[Job], room: int, weights: dict[str, float]
+) -> None:
+    """Service counts as it is given: prompts at dispatch, outputs token by token."""
+    server = Server(room, weights, foresees=False)
+
+    difference = largest_difference(server, jobs, server.got.__getitem__)
+
+    bound = 2 * max(INPUT_WEIGHT * MAX_INPUT, OUTPUT_WEIGHT * room) / min(weights.values())
+    assert difference <= bound
+
+
+@given(JOBS, ROOMS, WEIGHTS)
+def test_outputs_that_are_foreseen_make_the_difference_that_of_two_requests(
+    jobs: list[Job], room: int, weights: dict[str, float]
+) -> None:
+    """However large the batch is. Service counts as it is charged."""
+    server = Server(room, weights, foresees=True)
+
+    difference = largest_difference(server, jobs, server.counters.counter)
+
+    largest = INPUT_WEIGHT * MAX_INPUT + OUTPUT_WEIGHT * MAX_OUTPUT
+    assert difference <= 2 * largest / min(weights.values()) + 1e-6
+
+
+def test_tenants_that_always_wait_share_by_their_weights() -> None:
+    weights = {"a": 1.0, "b": 1.0, "c": 2.0}
+    jobs = [Job(0, tenant, 4, 4) for tenant in TENANTS for _ in range(400)]
+    server = Server(40, weights, foresees=False)
+    shares: dict[str, float] = {}
+
+    def look() -> None:
+        if len(server.active()) == len(TENANTS):
+            shares.update({tenant: server.got[tenant] * weights[tenant] for tenant in TENANTS})
+
+    server.look = look
+    server.run(jobs)
+
+    assert shares["a"] / shares["c"] == pytest.approx(0.5, rel=0.05)
+    assert shares["b"] / shares["c"] == pytest.approx(0.5, rel=0.05)
+
+
+@given(JOBS, ROOMS, st.booleans())
+def test_all_that_is_held_is_served_and_a_tenant_alone_gets_all_of_it(
+    jobs: list[Job], room: int, foresees: bool
+) -> None:
+    """Alone or not, the server is never idle while someone waits: fairness costs no work."""
+    alone = [job._replace(tenant="a") for job in jobs]
+    server = Server(room, EQUAL, foresees=foresees)
+    server.run(alone)
+
+    in_order = Server(room, EQUAL, foresees=foresees)
+    in_order.run(jobs)
+
+    assert [job[2:] for job in server.dispatched] == [job[2:] for job in sorted(alone)]
+    assert sorted(in_order.dispatched) == sorted(jobs)
+
+
+# --- credit ---------------------------------------------------------------------------------
+
+
+def active(**counters: float) -> TokenCounters:
+    """Return counters of tenants of whom one request each is held."""
+    found = TokenCounters()
+    for tenant in counters:
+        found.hold(tenant)
+    for tenant, tokens in counters.items():
+        found.charge(tenant, tokens)
+    return found
+
+
+def test_the_first_of_those_that_got_the_least_is_next() -> None:
+    counters = active(a=3, b=1, c=1)
+
+    assert counters.least("abc") == "b"
+    assert counters.least("acb") == "c"
+    assert counters.least("a") == "a"
+
+
+def test_being_idle_earns_no_credit() -> None:
+    counters = active(a=100, b=70)
+
+    counters.hold("c")
+
+    assert counters.counter("c") == 70
+
+
+def test_being_idle_pays_no_debt() -> None:
+    counters = active(a=100, b=70)
+    counters.release("a")
+
+    counters.hold("a")
+
+    assert counters.counter("a") == 100
+
+
+def test_after_an_empty_queue_the_last_that_left_it_is_the_measure() -> None:
+    counters = active(a=100, b=70)
+    counters.release("a")
+    counters.release("b")
+    counters.settle("b", 10)
+
+    counters.hold("c")
+
+    assert counters.counter("c") == 90
+
+
+def test_a_second_request_of_a_tenant_lifts_nothing() -> None:
+    counters = active(a=100, b=70)
+
+    counters.charge("a", 1)
+    counters.hold("b")
+    counters.release("b")
+    counters.hold("b")
+
+    assert counters.counter("b") == 70
+
+
+def test_prompts_count_once_outputs_twice_and_weights_divide() -> None:
+    counters = TokenCounters()
+
+    counters.charge("a", 10, 5, weight=4.0)
+
+    assert counters.counter("a") == (10 + 2 * 5) / 4
+
+
+def test_the_end_of_a_request_replaces_what_was_charged_for_its_output() -> None:
+    counters = TokenCounters()
+    counters.charge("a", 10, 50, weight=2.0)
+
+    counters.settle("a", 20, 50, weight=2.0)
+
+    assert counters.counter("a") == (10 + 2 * 20) / 2
+
+
+def test_the_minimum_follows_a_tenant_that_was_charged_too_much() -> None:
+    counters = active(a=100, b=70)
+    counters.settle("a", 0, 25)
+
+    assert counters.counter("somebody else") == 50
+
+
+# --- other routers --------------------------------------------------------------------------
+
+
+def test_what_others_serve_counts_like_our_own() -> None:
+    counters = active(a=5, b=1)
+
+    counters.add_foreign("b", 8)
+
+    assert counters.counter("b") == 9
+    assert counters.least("ab") == "a"
+
+
+def test_a_tenant_that_only_others_serve_is_lifted_before_it_is_counted() -> None:
+    """It is active there; from 0 its service there would be lost in a later lift."""
+    counters = active(a=100)
+
+    counters.add_foreign("b", 8)
+    counters.hold("b")
+
+    assert counters.counter("b") == 108
+
+
+# --- bounds ---------------------------------------------------------------------------------
+
+
+def test_of_many_idle_tenants_those_with_the_least_service_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fairness, "MAX_TENANTS", 10)
+    counters = active(held=1)
+
+    for number in range(1000):
+        counters.add_foreign(f"{number}", number)
+        assert len(counters) <= 11
+
+    assert counters.counter("999") == 1000
+    assert counters.counter("0") == 1  # like one that was never there
+    assert counters.counter("held") == 1
+
+
+def test_the_last_that_left_the_queue_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fairness, "MAX_TENANTS", 10)
+    counters = active(a=70)
+    counters.release("a")
+
+    for number in range(1000):
+        counters.charge(f"{number}", 1 + number)
+
+    assert counters.counter("somebody new") == 70
+
+
+def test_tenants_that_hold_something_are_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fairness, "MAX_TENANTS", 2)
+    counters = active(**{f"t{number}": number for number in range(50)})
+
+    for number in range(50):
+        assert counters.counter(f"t{number}") == number
+
+
+@given(st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(0, 5)), max_size=400))
+def test_the_minimum_is_that_of_the_active_whatever_was_counted(
+    changes: list[tuple[str, int]],
+) -> None:
+    counters = active(a=1, b=2, c=3)
+
+    for tenant, tokens in changes:
+        counters.charge(tenant, tokens)
+
+        assert counters.counter("new") == min(counters.counter(each) for each in TENANTS)
