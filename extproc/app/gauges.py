@@ -10,6 +10,7 @@ from extproc.core.budget import Budget
 from extproc.core.losses import Losses
 from extproc.core.modelroutes import ModelRoutes
 from extproc.core.pool import Pool
+from extproc.core.tpot import Tpots
 from extproc.core.wire.limits import Counters
 from extproc.shell.httpserver import HttpLimit
 from extproc.shell.telemetry import Telemetry
@@ -63,6 +64,7 @@ def add_gauges(
         ("group", "source"),
         services.cache_watch.sizes,
     )
+    _add_tpot(telemetry, services.accounting.tpots)
     add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
     add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)
     add(
@@ -106,6 +108,33 @@ def add_gauges(
         "Connections of the HTTP ports that were dropped, by the limit they ran into",
         "limit",
         lambda: {str(limit): http_dropped[limit] for limit in HttpLimit},
+    )
+
+
+def _add_tpot(telemetry: Telemetry, tpots: Tpots) -> None:
+    telemetry.add_counters(
+        "tpot_responses",
+        "Streamed responses by whether their mean time per output token was within the objective",
+        ("route", "attained"),
+        lambda: tpots.num_responses,
+    )
+    telemetry.add_counters(
+        "tpot_seconds",
+        "Sum of these responses' mean times per output token",
+        "route",
+        lambda: tpots.seconds,
+    )
+    telemetry.add_gauges(
+        "token_bytes",
+        "Bytes of a streamed response per token, as learned",
+        "route",
+        lambda: {route: size.num_bytes for route, size in tpots.sizes.items()},
+    )
+    telemetry.add_gauges(
+        "token_bytes_error_ratio",
+        "Standard deviation of that from one response to the next, as a part of it",
+        "route",
+        lambda: {route: size.error_ratio for route, size in tpots.sizes.items()},
     )
 
 

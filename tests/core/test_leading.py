@@ -167,7 +167,7 @@ def test_a_question_is_held_no_longer_than_requests_of_our_own(member: Member) -
 
 def test_a_question_that_the_queue_does_not_take_is_left_to_the_asker(member: Member) -> None:
     member.policy.is_open = False
-    member.router.queue.settings = QueueSettings(max_requests=0)
+    member.router.queue.configure(QueueSettings(max_requests=0))
 
     assert member.leading.ask(question(path="/held"), now=1.0) == Answer("bb-0")
     assert member.leading.num_held == 0
