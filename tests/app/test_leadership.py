@@ -173,6 +173,24 @@ async def test_requests_that_the_leader_holds_are_sent_when_it_lets_them_go() ->
         assert far.outcomes() == {f.ANSWERED: 3}
 
 
+async def test_a_client_that_leaves_while_the_leader_holds_it_is_forgotten_there() -> None:
+    async with linked() as (near, far):
+        near.policy.is_shut = True
+        leading = near.peering._leadership
+        assert leading is not None
+        assert isinstance(far.following, Following)
+        info = request(None, model="a", arrived_at_s=time.monotonic())
+        asking = Asking(far.following, lambda: None)
+        far.router.route(info, now=time.monotonic(), asking=asking)
+        await eventually(lambda: leading.leading.num_held == len(near.router.queue) == 1)
+
+        asking.settle()
+
+        await eventually(lambda: not leading.leading.num_held and not near.router.queue)
+        assert near.pool.told.num_in_flight == 0
+        assert far.outcomes() == {f.WITHDRAWN: 1}
+
+
 async def test_a_leader_that_is_not_ready_leaves_decisions_to_the_others() -> None:
     async with linked() as (near, far):
         near.is_ready = False

@@ -18,15 +18,17 @@ from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, event
 MESSAGE_TIMEOUT_S = 0.5
 HOLD_S = 3 * MESSAGE_TIMEOUT_S
 NUM_AT_ONCE = 50
+RARELY = {"interval_s": 60.0, "expiry_s": 600.0}
+"""Not a report, but the end of a request is to tell that there is room."""
 
 
 def hold_config(pods: list[RunningPod], transport: str) -> dict[str, object]:
-    """A policy that names no time; reports are too rare to tell that there is room again."""
+    """A policy that names no time."""
     return router_config(
         pods,
         policy={"name": "tests.e2e.policies:Gate", "args": {"adapter": "only-0"}},
         server={"transport": transport, "drain_timeout_s": 1},
-        scrape={"interval_s": 60.0, "expiry_s": 600.0},
+        scrape=RARELY,
     )
 
 
@@ -97,6 +99,25 @@ async def test_every_held_request_is_served_once_what_it_waits_for_has_ended(
         assert [answer.status for answer in answers] == [200] * NUM_AT_ONCE
         assert await has_no_errors(envoy)
         await eventually(holder.has_none_in_flight)
+
+
+async def test_a_request_waits_for_the_only_slot_and_is_sent_when_that_is_free(
+    http: aiohttp.ClientSession,
+) -> None:
+    """With the default policy."""
+    async with own_pods(1, max_loras=1, profile=SLOW) as pods:
+        config = {**router_config(pods, scrape=RARELY), "pods": {"max_loras": 1}}
+        router = RouterProcess(config)
+        async with router, running_envoy(Mode.ORIGINAL_DST, router) as envoy:
+            client = Client(envoy.url, http)
+            async with client.streaming("only-0", max_tokens=4000):
+                held = asyncio.ensure_future(client.chat("shared"))
+                await eventually(lambda: num_held_so_far(router))
+                assert list((await router.in_flight()).values()) == [1]
+                assert not held.done()
+
+            assert (await held).status == 200
+            await eventually(router.has_none_in_flight)
 
 
 async def test_clients_that_leave_while_held_are_forgotten_and_nothing_is_sent_for_them(
