@@ -55,7 +55,7 @@ class Scene:
             request,
             lambda: self.woken.append(name),
             give_up_s,
-            deadline_s=inf if goal_s is None else self.now + goal_s,  # type: ignore[operator]
+            deadline_s=inf if goal_s is None else self.now + goal_s,
             rest_s=rest_s,
             num_bytes=num_bytes,
             look_s=self.until_s,
