@@ -23,8 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from math import exp, sqrt
-from operator import itemgetter
+from math import exp, inf, sqrt
 
 from extproc.core.costs import Decode
 from extproc.core.types import LoadReport
@@ -82,7 +81,7 @@ class Decoding:
             return
         is_busy = before.num_running > 0 and report.num_running > 0
         running = (before.num_running + report.num_running) / (2 if is_busy else 1)
-        self._add_progress(num_tokens / running if running else 0.0)
+        self._add_progress(num_tokens / running if running else 0.0, is_busy)
         if is_busy:
             self._busy_s += seconds
             self._request_s += seconds * running
@@ -99,19 +98,24 @@ class Decoding:
         progress = self._progress
         if not progress or not progress[0][0] <= at_s <= progress[-1][0] + WINDOW_S:
             return None
-        index = bisect_right(progress, at_s, key=itemgetter(0))
+        index = bisect_right(progress, (at_s, inf))
         begin_s, begin = progress[index - 1]
         if index == len(progress):
             return begin
         end_s, end = progress[index]
         return begin + (end - begin) * (at_s - begin_s) / (end_s - begin_s)
 
-    def _add_progress(self, num_tokens: float) -> None:
-        """Add the tokens of each request since the last report, to the last window or a new one."""
+    def _add_progress(self, num_tokens: float, is_busy: bool) -> None:
+        """Add the tokens of each request since the last report: to the last window, or a new one.
+
+        Tokens are taken to come evenly within a window, so time without work is one of its own.
+        """
         progress, tokens = self._progress, num_tokens
         if progress:
             tokens += progress[-1][1]
-            if len(progress) > 1 and self._at_s - progress[-2][0] < WINDOW_S:
+        if len(progress) > 1:
+            begin_s, begin = progress[-2]
+            if self._at_s - begin_s < WINDOW_S if is_busy else tokens == begin:
                 progress.pop()
         progress.append((self._at_s, tokens))
 

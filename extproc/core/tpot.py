@@ -31,7 +31,8 @@ MAX_ROUTES = 100
 """Further ones are `OTHER`."""
 OTHER = "other"
 
-_PER_LOOK = 8
+_PER_LOOK = 16
+"""Responses from one look to the next, which takes 25 us."""
 _SPREAD = 1.4826
 """A normal distribution's standard deviation over its median deviation."""
 
