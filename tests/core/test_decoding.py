@@ -168,6 +168,20 @@ def test_a_gap_without_reports_teaches_nothing() -> None:
     assert engine.decoding.learned == before.decode
 
 
+def test_a_stall_counts_little() -> None:
+    engine = Engine()
+    before = engine.serve([5, 60] * 10)
+    for _ in range(10):
+        engine.now += 1.0
+        engine.read(60)
+    engine.ended_s = engine.now
+    after = engine.serve([60], seconds=1.5)
+
+    assert before.decode is not None
+    assert after.decode is not None
+    assert after.decode.token_s < 1.3 * before.decode.token_s
+
+
 def test_a_hang_that_makes_a_token_impossibly_slow_is_left_out() -> None:
     engine = Engine()
     for _ in range(round(2 * MAX_TOKEN_S)):
