@@ -150,6 +150,20 @@ def test_what_a_token_is_learned_to_cost_is_what_requests_see() -> None:
     assert mean(learned) == pytest.approx(mean(s for s in seen if s is not None), rel=0.15)
 
 
+def test_each_router_knows_the_time_per_output_token_of_its_requests() -> None:
+    work = poisson(2000, rate_rps=40, output_tokens=200)
+    fleet = Fleet(FleetSettings(num_pods=2, num_routers=2), work, LeastPending, seed=1)
+    flights = fleet.run().flights
+
+    for number, router in enumerate(fleet.routers):
+        tpots = router.accounting.tpots
+        told_s = tpots.seconds[""] / tpots.num_responses.total()
+        long = [f for f in flights if f.router == number and f.arrival.output_tokens > 20]
+        seen_s = mean(flight.tpot_s for flight in long if flight.tpot_s is not None)
+
+        assert told_s == pytest.approx(seen_s, rel=0.05)
+
+
 def test_a_lone_request_takes_what_the_engine_says() -> None:
     work = workload(arrival(1.0, prompt_tokens=100, output_tokens=3))
     result = run(work, num_pods=1, max_loras=1)
