@@ -59,6 +59,11 @@ class Router:
         """
         if self.queue.is_due(now):
             self.offer(now=now)
+        elif self.queue.is_promised(now):
+            known = self._identified(request, self.pool.snapshot(now=now))
+            if isinstance(known, Rejection):
+                return known
+            return self.hold(known, Wait(now, "turn"), now=now, wake=wake, num_bytes=num_bytes)
         known, result = self.choose(request, now=now, asking=asking)
         if isinstance(result, Pick):
             self.pool.flights.start(result, now=now)
@@ -122,21 +127,25 @@ class Router:
     def choose(
         self, request: RequestInfo, *, now: float, asking: Asking | None = None
     ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
-        """Choose as `route` does, and count and hold nothing; return the request as it is known.
-
-        `request.adapter` and `request.claim` are filled in here: only the pool knows which names
-        are adapters. An empty model (a stored response) goes to the session's endpoint.
-        """
+        """Choose as `route` does, and count and hold nothing; return the request as it is known."""
         snapshot = self.pool.snapshot(now=now)
+        known = self._identified(request, snapshot)
+        if isinstance(known, Rejection):
+            return request, known
+        return known, self.picker.pick(snapshot, known, asking)
+
+    def _identified(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:
+        """Fill in adapter and claim: only the pool knows which names are adapters.
+
+        An empty model (a stored response) goes to the session's endpoint.
+        """
         if request.model:
             card = self.pool.model(request.model)
             if card is None:
-                return request, _unknown(request.model, snapshot, request.subset)
+                return _unknown(request.model, snapshot, request.subset)
             request = self._known(request, card)
         claim = self.routes.claim(request)
-        if claim is not NO_CLAIM:
-            request = replace(request, claim=claim)
-        return request, self.picker.pick(snapshot, request, asking)
+        return request if claim is NO_CLAIM else replace(request, claim=claim)
 
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""

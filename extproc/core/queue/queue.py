@@ -7,7 +7,7 @@
    requests the configured order.
 3. An offer asks for at most `MAX_LOOKS` requests in vain, and alike ones once; the next one goes on
    behind them, but looks at the first ones again if more room was freed. Between two offers is a
-   rest, so that they take a tenth of a core at most.
+   rest, so that they take a tenth of a core at most; newcomers stand in line meanwhile.
 4. Who can have no first token in time any more is refused, if somebody set it an objective: as soon
    as the queue's own pace says so. Others that are late are looked at once a second, so that what
    is freed is there for the next who can be in time.
@@ -132,6 +132,12 @@ class HoldQueue:
     def is_due(self, now: float) -> bool:
         """Return whether those that wait are to be asked for now."""
         return bool(self._tickets) and now >= self._due_s()
+
+    def is_promised(self, now: float) -> bool:
+        """Return whether those that wait are to be asked for once the queue has had its rest, and
+        newcomers stand in line."""
+        is_wanted = self._is_freed or now >= self._next_s
+        return bool(self._tickets) and is_wanted and now < self._rests_until_s
 
     def offer(self, look: Look, *, now: float, endpoints: Sequence[EndpointView] = ()) -> None:
         """Offer what room there is, in order; call it as `later` says, or whenever it is due.

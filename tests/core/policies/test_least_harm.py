@@ -124,7 +124,7 @@ def test_the_terms_add_up_to_the_lowest_price_and_nowhere_to_less(
         cached_bytes=cached_bytes,
     )
     views = found.endpoints
-    prices = policy._prices(views, asked, found.now)
+    prices = policy._prices(views, asked, found)
 
     terms = policy.terms(found, asked, views)
 

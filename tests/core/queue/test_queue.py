@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from extproc.core.claims import Claim
 from extproc.core.queue import HoldQueue, QueueSettings, Ticket
-from extproc.core.queue.queue import LOOK_S, MAX_LOOKS, MAX_RETRY_AFTER_S, ORDER_S, REST_RATIO
+from extproc.core.queue.queue import (
+    LATE_LOOK_S,
+    LOOK_S,
+    MAX_LOOKS,
+    MAX_RETRY_AFTER_S,
+    ORDER_S,
+    REST_RATIO,
+)
 from extproc.core.types import Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import endpoint_view, pick
 
@@ -338,7 +345,35 @@ def test_one_that_is_late_by_nobody_s_objective_goes_last_and_is_kept() -> None:
     scene.hold("new", goal_s=5.0)
 
     assert scene.free(1) == ["new"]
-    assert scene.free(1) == ["old"]
+    assert scene.free(1, after_s=2 * LATE_LOOK_S) == ["old"]
+
+
+def test_what_is_freed_is_left_to_those_in_time_for_a_while() -> None:
+    scene = Scene(stuck=frozenset({"stuck"}))
+    scene.hold("late", goal_s=0.1)
+    scene.hold("stuck", goal_s=100.0)
+    scene.now = 1.0
+
+    assert scene.free(1, after_s=0.0) == []
+    assert scene.calls[-1] <= 1.5 * LATE_LOOK_S
+    scene.stuck = frozenset()
+    assert scene.free(1, after_s=0.1) == ["stuck"]
+    assert scene.free(0, after_s=2 * LATE_LOOK_S) == []
+    assert scene.looked[-1] == "late"
+    assert scene.free(1, after_s=0.1) == []
+    assert scene.free(1, after_s=2 * LATE_LOOK_S) == ["late"]
+
+
+def test_newcomers_stand_in_line_while_what_is_freed_is_still_to_be_offered() -> None:
+    scene = Scene()
+    scene.hold("a")
+    assert not scene.queue.is_promised(0.0)
+    scene.free(0)
+
+    assert not scene.queue.is_promised(scene.now)
+    scene.queue.freed(scene.now)
+    assert scene.queue.is_promised(scene.now)
+    assert not scene.queue.is_promised(scene.now + REST_S)
 
 
 def test_by_the_queue_s_own_pace_who_will_be_late_is_refused_before_that() -> None:
