@@ -7,6 +7,7 @@ from math import inf
 
 from extproc.app.observers import Observers
 from extproc.core.pool import InFlight, Pool
+from extproc.core.queue.plan import share_of
 from extproc.core.told import ToldEnd, ToldPick
 from extproc.core.types import Pick
 from extproc.shell.peers import PeersService
@@ -96,7 +97,10 @@ class Telling:
             self._has_dropped = False
             self._peers.begin_again()
         now = self._told_at_s
-        picks = [_told(pick, address, now - at_s) for pick, address, at_s in started]
+        picks = [
+            _told(pick, address, now - at_s)._replace(share=share_of(pick.request))
+            for pick, address, at_s in started
+        ]
         self._observers.call("telling", self._peers.tell, picks, ended)
         if self._peers.is_owing:
             self._schedule()

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from extproc.core.bounds import whole
+from extproc.core.bounds import MAX_TOKENS, between, plain, whole
+from extproc.core.claims import Share
 from extproc.core.pickids import number_of, pick_id_of
 from extproc.core.told import ToldEnd, ToldPick
 from extproc.shell.gen import peers_pb2
@@ -15,7 +16,10 @@ MAX_TOLD = 256
 """Picks and ends in one message: some 3 ms of the receiver. What is beyond is not read."""
 MAX_ADAPTER_CHARS = 256
 """Longest name told; a pick of a longer one is told, and counted, without it."""
+MAX_FLOW_CHARS = 512
+"""Longest name of a flow; a pick of a longer one is told without its share."""
 _MAX_AGE_MS = 2**32 - 1
+_MAX_PRIORITY = 2**31 - 1
 
 
 class Tidings(NamedTuple):
@@ -45,13 +49,15 @@ def encode(tidings: Tidings) -> bytes:
     add_pick, add_end = told.started.add, told.ended.add
     for pick in tidings.picks:
         adapter = pick.adapter or ""
-        add_pick(
+        told_pick = add_pick(
             number=number_of(pick.id),
             address=pick.address,
             adapter=adapter if len(adapter) <= MAX_ADAPTER_CHARS else "",
             body_bytes=pick.body_bytes,
             age_ms=whole(pick.age_s * 1e3, _MAX_AGE_MS),
         )
+        if pick.share is not None:
+            _fill(told_pick.share, pick.share)
     for end in tidings.ends:
         add_end(number=number_of(end.id), has_run=end.has_run)
     return message.SerializeToString()
@@ -66,6 +72,7 @@ def decode(router_id: str, told: peers_pb2.Picks) -> Tidings:
             each.adapter if 0 < len(each.adapter) <= MAX_ADAPTER_CHARS else None,
             each.body_bytes,
             each.age_ms / 1e3,
+            _share(each.share) if each.HasField("share") else None,
         )
         for each in islice(told.started, MAX_TOLD)
     ]
@@ -74,3 +81,16 @@ def decode(router_id: str, told: peers_pb2.Picks) -> Tidings:
         for each in islice(told.ended, MAX_TOLD)
     ]
     return Tidings(picks, ends, told.is_first)
+
+
+def _fill(message: peers_pb2.Share, share: Share) -> None:
+    """Fill in a share that is within the bounds."""
+    is_plain = plain(share.flow, MAX_FLOW_CHARS) == share.flow
+    if is_plain and abs(share.priority) <= _MAX_PRIORITY:
+        message.flow, message.priority, message.tokens = share
+
+
+def _share(message: peers_pb2.Share) -> Share | None:
+    if not 0 < len(message.flow) <= MAX_FLOW_CHARS:
+        return None
+    return Share(message.flow, message.priority, between(message.tokens, MAX_TOKENS))
