@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import inf
 
 from extproc.app.observers import Observers
+from extproc.core.claims import Share
 from extproc.core.pool import InFlight, Pool
 from extproc.core.queue.plan import share_of
 from extproc.core.told import ToldEnd, ToldPick
@@ -98,7 +99,7 @@ class Telling:
             self._peers.begin_again()
         now = self._told_at_s
         picks = [
-            _told(pick, address, now - at_s)._replace(share=share_of(pick.request))
+            _told(pick, address, now - at_s, share_of(pick.request))
             for pick, address, at_s in started
         ]
         self._observers.call("telling", self._peers.tell, picks, ended)
@@ -150,9 +151,9 @@ class Telling:
         self._observers.call("telling", self._pool.told.forget, router_id, now=self._clock())
 
 
-def _told(pick: Pick, address: str, age_s: float) -> ToldPick:
+def _told(pick: Pick, address: str, age_s: float, share: Share | None = None) -> ToldPick:
     request = pick.request
-    return ToldPick(pick.id, address, request.adapter, request.rest_bytes(address), age_s)
+    return ToldPick(pick.id, address, request.adapter, request.rest_bytes(address), age_s, share)
 
 
 def _flying(flight: InFlight, now: float) -> ToldPick:

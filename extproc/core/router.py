@@ -65,6 +65,7 @@ class Router:
                 this call.
             num_bytes: Of its body, that are kept as long as it is held.
         """
+        self.queue.hasten(now)
         if self.queue.is_due(now):
             self.offer(now=now)
         known, result = self.choose(request, now=now, asking=asking)

@@ -20,6 +20,7 @@ MAX_FLOW_CHARS = 512
 """Longest name of a flow; a pick of a longer one is told without its share."""
 _MAX_AGE_MS = 2**32 - 1
 _MAX_PRIORITY = 2**31 - 1
+_NO_SHARE = Share("", 0, 0.0)
 
 
 class Tidings(NamedTuple):
@@ -49,15 +50,17 @@ def encode(tidings: Tidings) -> bytes:
     add_pick, add_end = told.started.add, told.ended.add
     for pick in tidings.picks:
         adapter = pick.adapter or ""
-        told_pick = add_pick(
+        flow, priority, tokens = _within_bounds(pick.share)
+        add_pick(
             number=number_of(pick.id),
             address=pick.address,
             adapter=adapter if len(adapter) <= MAX_ADAPTER_CHARS else "",
             body_bytes=pick.body_bytes,
             age_ms=whole(pick.age_s * 1e3, _MAX_AGE_MS),
+            flow=flow,
+            priority=priority,
+            tokens=tokens,
         )
-        if pick.share is not None:
-            _fill(told_pick.share, pick.share)
     for end in tidings.ends:
         add_end(number=number_of(end.id), has_run=end.has_run)
     return message.SerializeToString()
@@ -72,7 +75,7 @@ def decode(router_id: str, told: peers_pb2.Picks) -> Tidings:
             each.adapter if 0 < len(each.adapter) <= MAX_ADAPTER_CHARS else None,
             each.body_bytes,
             each.age_ms / 1e3,
-            _share(each.share) if each.HasField("share") else None,
+            _share(each) if each.flow else None,
         )
         for each in islice(told.started, MAX_TOLD)
     ]
@@ -83,14 +86,14 @@ def decode(router_id: str, told: peers_pb2.Picks) -> Tidings:
     return Tidings(picks, ends, told.is_first)
 
 
-def _fill(message: peers_pb2.Share, share: Share) -> None:
-    """Fill in a share that is within the bounds."""
-    is_plain = plain(share.flow, MAX_FLOW_CHARS) == share.flow
-    if is_plain and abs(share.priority) <= _MAX_PRIORITY:
-        message.flow, message.priority, message.tokens = share
+def _within_bounds(share: Share | None) -> Share:
+    """Return a share as it is told; without a flow where it is none, or beyond the bounds."""
+    if share is None or abs(share.priority) > _MAX_PRIORITY:
+        return _NO_SHARE
+    return share if plain(share.flow, MAX_FLOW_CHARS) == share.flow else _NO_SHARE
 
 
-def _share(message: peers_pb2.Share) -> Share | None:
-    if not 0 < len(message.flow) <= MAX_FLOW_CHARS:
+def _share(pick: peers_pb2.StartedPick) -> Share | None:
+    if len(pick.flow) > MAX_FLOW_CHARS:
         return None
-    return Share(message.flow, message.priority, between(message.tokens, MAX_TOKENS))
+    return Share(pick.flow, pick.priority, between(pick.tokens, MAX_TOKENS))

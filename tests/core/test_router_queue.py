@@ -169,6 +169,20 @@ def test_a_place_that_another_router_tells_of_and_takes_is_not_taken_here() -> N
     assert isinstance(held.resume(2 * LATER_S + TOLD_WAIT_S), Pick)
 
 
+def test_whoever_waits_comes_before_a_newcomer_where_another_router_tells_of_room_too() -> None:
+    made, first = full()
+    made.pool.flights.finish(first.id, now=0.0)
+    made.pool.told.begin("bb", now=0.0)
+    made.pool.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
+    held = ask(made)
+    made.offer(now=1.0)
+    made.pool.told.finish("bb-1", now=LATER_S)
+    newcomer = ask(made, LATER_S)
+
+    assert isinstance(held.ticket.result, Pick)
+    assert isinstance(newcomer.result, Ticket)
+
+
 def test_what_another_router_serves_counts_for_its_tenant_here() -> None:
     made, _ = full()
     made.pool.told.begin("bb", now=0.0)
@@ -460,7 +474,7 @@ def test_whatever_happens_each_request_has_one_end_and_every_pick_is_counted_onc
         assert len(made.queue) == sum(held.ticket.result is None for held in waiting)
         assert all(held.num_wakes == (held.ticket.result is not None) for held in waiting)
     now += 3.0
-    for held in list(waiting):
+    for held in [*waiting]:
         num_over += take(held)
 
     assert num_asked == num_over + len(served)

@@ -645,8 +645,7 @@ def test_what_cannot_be_a_count_of_tokens_is_heard_as_none(tokens: float) -> Non
     _, session = router.accept()
     session.receive(hello("a"))
     for num in (1, MAX_FLOW_CHARS + 1):
-        share = peers_pb2.Share(flow="f" * num, priority=1, tokens=tokens)
-        pick = peers_pb2.StartedPick(number=1, share=share)
+        pick = peers_pb2.StartedPick(number=1, flow="f" * num, priority=1, tokens=tokens)
         session.receive(message(picks=peers_pb2.Picks(started=[pick])))
 
     assert [heard.picks[0].share for _, heard in router.heard] == [Share("f", 1, 0.0), None]

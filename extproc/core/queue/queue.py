@@ -128,9 +128,9 @@ class HoldQueue:
             self._arrange(now)
 
     def hasten(self, now: float) -> None:
-        """Let room that is still to be offered be offered now: a newcomer is about to take it."""
-        if self._freed_s > now:
-            self._freed_s = now if self._freed_s < inf else inf
+        """Have room that is to be offered soon offered now: a newcomer would take it."""
+        if now < self._freed_s < inf:
+            self._freed_s = now
 
     # --- offers ------------------------------------------------------------------------------
 
