@@ -74,10 +74,13 @@ class Decider(Peered):
         picker = Picker(self.policy, "p", rng=random.Random(0), next_id=next_id)
         self.router = Router(self.pool, picker, max_hold_s=60.0)
         later = asyncio.get_running_loop().call_later
-        self.router.queue.later = lambda wait_s: later(wait_s, self._offer) and None
+        self.router.queue.later = self._offer_later
         self.following = self.peering.lead(
             self.router, next_id, is_ready=lambda: self.is_ready, call_later=later
         )
+
+    def _offer_later(self, wait_s: float) -> None:
+        asyncio.get_running_loop().call_later(wait_s, self._offer)
 
     def _offer(self) -> None:
         self.router.offer(now=time.monotonic())
@@ -193,6 +196,24 @@ async def test_requests_that_the_leader_holds_are_sent_when_it_lets_them_go() ->
 
         assert [each.leader for each in picks if isinstance(each, Pick)] == ["aa"] * 3
         assert far.outcomes() == {f.ANSWERED: 3}
+
+
+async def test_a_client_that_leaves_while_the_leader_holds_it_is_forgotten_there() -> None:
+    async with linked() as (near, far):
+        near.policy.is_shut = True
+        leading = near.peering._leadership
+        assert leading is not None
+        assert isinstance(far.following, Following)
+        info = request(None, model="a", arrived_at_s=time.monotonic())
+        asking = Asking(far.following, lambda: None)
+        far.router.route(info, now=time.monotonic(), asking=asking)
+        await eventually(lambda: leading.leading.num_held == len(near.router.queue) == 1)
+
+        asking.settle()
+
+        await eventually(lambda: not leading.leading.num_held and not near.router.queue)
+        assert near.pool.told.num_in_flight == 0
+        assert far.outcomes() == {f.WITHDRAWN: 1}
 
 
 async def test_a_leader_that_is_not_ready_leaves_decisions_to_the_others() -> None:

@@ -77,14 +77,14 @@ class Held:
         return self.router.resume(self.ticket, now=now)
 
 
-def router(num: int = 1, **policy: float) -> Router:
+def router(num: int = 1, **policy: Any) -> Router:
     """A router over endpoint 1, which has room for `num` requests."""
     made = router_of(1)
     made.picker.configure(Slots(num, **policy), "slots")
     return made
 
 
-def full(**policy: float) -> tuple[Router, Pick]:
+def full(**policy: Any) -> tuple[Router, Pick]:
     """A router whose only endpoint is full, and what it is full of."""
     made = router(**policy)
     return made, routed(made.route(request(None, model="a"), now=0.0))

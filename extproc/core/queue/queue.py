@@ -9,7 +9,8 @@
    behind them, but looks at the first ones again if more room was freed. Between two offers is a
    rest, so that they take a tenth of a core at most.
 4. Who can have no first token in time any more is refused, if somebody set it an objective: as soon
-   as the queue's own pace says so.
+   as the queue's own pace says so. Others that are late are looked at once a second, so that what
+   is freed is there for the next who can be in time.
 5. The queue is bounded by number, bytes and time. Where it is full the one that is furthest behind
    goes, which may be the newcomer.
 """
@@ -37,6 +38,8 @@ ORDER_S = 2e-6
 """What a look, and a place in the order, take of a slow core."""
 REST_RATIO = 10
 """The rest after an offer, over what it took."""
+LATE_LOOK_S = 1.0
+"""From one look at a request that is late to the next, give or take a half."""
 MAX_RETRY_AFTER_S = 60
 
 
@@ -64,6 +67,8 @@ class HoldQueue:
         self._next_s = inf  # when the first is to be looked at again
         self._rests_until_s = -inf
         self._arranged_s = inf
+        self._late: set[Ticket] = set()
+        self._spread = 0.0
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -170,9 +175,14 @@ class HoldQueue:
         for ticket in tickets:
             if ticket.result is not None:
                 continue
+            if ticket in self._late and now < ticket.look_s:
+                self._note(ticket)
+                continue
             kind = ticket.kind
             if kind in vain or (kind in before and len(vain) >= num_again):
-                self._wait(ticket, vain.get(kind, inf), now)
+                until_s = vain.get(kind, inf)
+                ticket.look_s = until_s if ticket.look_s <= now else min(ticket.look_s, until_s)
+                self._note(ticket)
                 continue
             if len(vain) >= MAX_LOOKS:
                 is_over = False
@@ -181,19 +191,15 @@ class HoldQueue:
             result = look(ticket, now)
             if isinstance(result, Wait):
                 ticket.reason, vain[kind] = result.reason, result.until_s
-                self._wait(ticket, result.until_s, now)
+                is_late = ticket in self._late
+                ticket.look_s = self._late_look_s(now) if is_late else result.until_s
+                self._note(ticket)
             else:
                 self._settle(ticket, result, now)
         self._in_vain = set() if is_over else before | vain.keys()
         if not is_over:
             self._next_s = now
         return num_looks
-
-    def _wait(self, ticket: Ticket, until_s: float, now: float) -> None:
-        """Have a request looked at again, at `until_s` if its own time has come."""
-        if ticket.look_s <= now:
-            ticket.look_s = until_s
-        self._note(ticket)
 
     def _note(self, ticket: Ticket) -> None:
         late_s = ticket.late_s if ticket.is_refusable else inf
@@ -210,9 +216,20 @@ class HoldQueue:
     def _planned(self, scene: Scene) -> Iterator[Ticket]:
         """Refuse those whose first token will be late; return the others in order."""
         levels, given_up = self._plan.make(self._tickets, scene)
+        before, self._late = self._late, set()
         for ticket in given_up:
-            self._refuse_late(ticket, scene.now)
+            if ticket.is_refusable:
+                self._refuse_late(ticket, scene.now)
+                continue
+            self._late.add(ticket)
+            if ticket not in before:
+                ticket.look_s = self._late_look_s(scene.now)
         return self._plan.in_order(levels)
+
+    def _late_look_s(self, now: float) -> float:
+        """Return when one that is late is looked at next: spread evenly, by the golden ratio."""
+        self._spread = (self._spread + 0.618034) % 1
+        return now + LATE_LOOK_S * (0.5 + self._spread)
 
     def _scene(self, now: float, endpoints: Sequence[EndpointView] = ()) -> Scene:
         settings, running = self._settings, frozenset[str]()
@@ -223,8 +240,7 @@ class HoldQueue:
     # --- refusals ----------------------------------------------------------------------------
 
     def _refuse_late(self, ticket: Ticket, now: float) -> None:
-        if ticket.is_refusable:
-            self._settle(ticket, late(ticket.request.model, self.retry_after_s()), now)
+        self._settle(ticket, late(ticket.request.model, self.retry_after_s()), now)
 
     def _refusal(self, ticket: Ticket, now: float) -> Rejection | None:
         """Return why a newcomer is not held, if it is not; it may take the place of another."""

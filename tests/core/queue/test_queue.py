@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -40,23 +41,23 @@ class Scene:
         self.queue.later = self.calls.append
         self.tickets: dict[str, Ticket] = {}
 
-    def hold(self, name: str, model: str = "", **fields: object) -> Rejection | None:
+    def hold(self, name: str, model: str = "", **fields: Any) -> Rejection | None:
         """Hold a request that arrives now, as told by fields of its ticket and its claim."""
         ttft_s = fields.pop("ttft_s", None)
         rest_s, num_bytes = fields.pop("rest_s", 0.0), fields.pop("num_bytes", 0)
         give_up_s, goal_s = fields.pop("give_up_s", inf), fields.pop("goal_s", ttft_s)
         adapter = fields.pop("adapter", None)
-        claim = Claim(ttft_s=ttft_s, **fields)  # type: ignore[arg-type]
+        claim = Claim(ttft_s=ttft_s, **fields)
         request = RequestInfo(
             model or name, adapter, request_id=name, arrived_at_s=self.now, claim=claim
         )
         ticket = Ticket(
             request,
             lambda: self.woken.append(name),
-            give_up_s,  # type: ignore[arg-type]
-            deadline_s=inf if goal_s is None else self.now + goal_s,  # type: ignore[operator]
-            rest_s=rest_s,  # type: ignore[arg-type]
-            num_bytes=num_bytes,  # type: ignore[arg-type]
+            give_up_s,
+            deadline_s=inf if goal_s is None else self.now + goal_s,
+            rest_s=rest_s,
+            num_bytes=num_bytes,
             look_s=self.until_s,
             reason="room",
         )
@@ -408,7 +409,7 @@ def test_in_a_full_queue_the_newest_of_the_lowest_priority_makes_way(
 
 
 @pytest.mark.parametrize("limit", [{"max_held": 2}, {"max_held_bytes": 20}])
-def test_a_route_s_own_bounds_leave_the_others_room(limit: dict[str, int]) -> None:
+def test_a_route_s_own_bounds_leave_the_others_room(limit: dict[str, Any]) -> None:
     scene = Scene()
     for name in "ab":
         assert scene.hold(name, route="r", num_bytes=10, **limit) is None
