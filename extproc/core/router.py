@@ -25,6 +25,12 @@ OBJECTIVE_RATIO = 0.8
 still needs leaves out the step that runs already, and that all share the engine."""
 
 
+TOLD_WAIT_S = 0.005
+"""After another router's word of a request's end, until the room is offered here: the other one
+offers it at once, and what it picks is known here by then. Two messages of a router are 2 ms apart
+(`app.telling`), and each has a way."""
+
+
 @dataclass(slots=True)
 class Router:
     """Routes requests and lists models, from a pool, a picker and a queue."""
@@ -34,10 +40,12 @@ class Router:
     max_hold_s: float = 60.0  # longest that a request may wait for an endpoint, from its headers on
     queue: HoldQueue = field(default_factory=HoldQueue)
     routes: ModelRoutes = field(default_factory=ModelRoutes)
+    told_wait_s: float = TOLD_WAIT_S  # 0 where others leave their room to this router
     _listing: ModelListing = field(default_factory=ModelListing, repr=False)
 
     def __post_init__(self) -> None:
-        self.pool.on_room = self.queue.freed
+        self.pool.on_room, self.pool.on_told_room = self.queue.freed, self._freed_elsewhere
+        self.pool.told.on_share = self.queue.charge_told
 
     def route(
         self,
@@ -57,6 +65,7 @@ class Router:
                 this call.
             num_bytes: Of its body, that are kept as long as it is held.
         """
+        self.queue.hasten(now)
         if self.queue.is_due(now):
             self.offer(now=now)
         elif self.queue.is_promised(now):
@@ -146,6 +155,9 @@ class Router:
             request = self._known(request, card)
         claim = self.routes.claim(request)
         return request if claim is NO_CLAIM else replace(request, claim=claim)
+
+    def _freed_elsewhere(self, now: float) -> None:
+        self.queue.freed(now, after_s=self.told_wait_s)
 
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""

@@ -15,13 +15,24 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CollectorRegistry
 
 from extproc.core import following as f
+from extproc.core.claims import Claim
 from extproc.core.following import Asking, Elsewhere, Following
+from extproc.core.modelroutes import ModelRoute, Objective
 from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
 from extproc.core.policies.controls import LeastPending
 from extproc.core.queue import Ticket
 from extproc.core.router import Router
-from extproc.core.types import Choice, Pick, Rejection, RequestInfo, Snapshot, Wait
+from extproc.core.types import (
+    NO_HINTS,
+    Choice,
+    Hints,
+    Pick,
+    Rejection,
+    RequestInfo,
+    Snapshot,
+    Wait,
+)
 from extproc.shell import wire
 from extproc.shell.gen import peers_pb2
 from extproc.shell.telemetry import Telemetry
@@ -74,10 +85,10 @@ class Decider(Peered):
     def _offer(self) -> None:
         self.router.offer(now=time.monotonic())
 
-    async def ask(self) -> Pick | Rejection:
+    async def ask(self, hints: Hints = NO_HINTS) -> Pick | Rejection:
         """Route a request as a stream does."""
         woken = asyncio.Event()
-        info = request(None, model="a", arrived_at_s=time.monotonic())
+        info = request(None, model="a", arrived_at_s=time.monotonic(), hints=hints)
         asking = None if self.following is None else Asking(self.following, woken.set)
         while True:
             now = time.monotonic()
@@ -123,6 +134,20 @@ async def test_the_router_with_the_smallest_id_decides_for_both() -> None:
         # By what the leader counts, each next request goes to the emptier pod.
         views = near.pool.snapshot(now=time.monotonic()).endpoints
         assert [view.num_pending for view in views] == [2, 2]
+
+
+async def test_what_a_request_claims_is_known_in_the_queue_of_the_leader() -> None:
+    async with linked() as (near, far):
+        near.policy.is_shut = True
+        route = ModelRoute("r", ("a",), weight=2.0, tpot=Objective(0.05, 95))
+        near.router.routes.configure([route], {"soon": 7})
+        asked = asyncio.ensure_future(far.ask(Hints("soon", "t", slo_ttft_ms=30_000.0)))
+        await eventually(lambda: len(near.router.queue) == 1)
+        [ticket] = near.router.queue
+        near.policy.is_shut = False
+
+        assert ticket.request.claim == Claim("r", "t", 7, ttft_s=30.0, tpot_s=0.05, weight=2.0)
+        assert isinstance(await asked, Pick)
 
 
 async def test_a_router_that_loses_the_leader_leads_itself() -> None:

@@ -205,7 +205,7 @@ class LeastHarm:
             places = homes(adapter, addresses)
         late_from_s = LATE_RATIO * self._objective_s(request)
         found = []
-        for view, opening in zip(views, openings, strict=True):
+        for view in views:
             busy, costs = view.num_pending, view.costs
             prompt_s = request.rest_bytes(view.address) * costs.prompt_s_per_byte
             terms = {

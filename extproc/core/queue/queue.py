@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil, inf
 from typing import Any
 
+from extproc.core.claims import Share
 from extproc.core.queue.orders import Scene, running_in_clusters
 from extproc.core.queue.pace import Pace
 from extproc.core.queue.plan import Plan
@@ -61,7 +62,7 @@ class HoldQueue:
         self._num_by_route: Counter[str] = Counter()
         self._bytes_by_route: Counter[str] = Counter()
         self._pace = Pace()
-        self._is_freed = False
+        self._freed_s = inf  # when room that was freed may be offered
         self._in_vain: set[object] = set()  # kinds that this sweep has asked for
         self._next_s = inf  # when the first is to be looked at again
         self._rests_until_s = -inf
@@ -104,6 +105,10 @@ class HoldQueue:
         """Count the service that a request gets, held before or not, for its tenant."""
         self._plan.charge(request)
 
+    def charge_told(self, share: Share) -> None:
+        """Count the service that a request gets of another router."""
+        self._plan.charge_told(share)
+
     def remove(self, ticket: Ticket, *, now: float) -> None:
         """Forget a request, if it is held: it is decided, or its client has gone."""
         if ticket in self._tickets:
@@ -121,11 +126,16 @@ class HoldQueue:
         if ticket in self._tickets and now >= ticket.give_up_s:
             self._settle(ticket, self._saturated(ticket), now)
 
-    def freed(self, now: float) -> None:
-        """Record that there may be room where there was none."""
+    def freed(self, now: float, *, after_s: float = 0.0) -> None:
+        """Record that there may be room where there was none, to be offered after so long."""
         if self._tickets:
-            self._is_freed = True
+            self._freed_s = min(self._freed_s, now + after_s)
             self._arrange(now)
+
+    def hasten(self, now: float) -> None:
+        """Have room that is to be offered soon offered now: a newcomer would take it."""
+        if now < self._freed_s < inf:
+            self._freed_s = now
 
     # --- offers ------------------------------------------------------------------------------
 
@@ -136,7 +146,7 @@ class HoldQueue:
     def is_promised(self, now: float) -> bool:
         """Return whether those that wait are to be asked for once the queue has had its rest, and
         newcomers stand in line."""
-        is_wanted = self._is_freed or now >= self._next_s
+        is_wanted = now >= min(self._freed_s, self._next_s)
         return bool(self._tickets) and is_wanted and now < self._rests_until_s
 
     def offer(self, look: Look, *, now: float, endpoints: Sequence[EndpointView] = ()) -> None:
@@ -163,8 +173,9 @@ class HoldQueue:
 
     def _sweep(self, tickets: Iterable[Ticket], look: Look, now: float) -> int:
         """Go through the order; return how many requests were asked for."""
-        num_again = MAX_LOOKS // 2 if self._is_freed else 0
-        self._is_freed, self._next_s = False, inf
+        is_freed = now >= self._freed_s
+        num_again = MAX_LOOKS // 2 if is_freed else 0
+        self._freed_s, self._next_s = inf if is_freed else self._freed_s, inf
         before, vain = self._in_vain, dict[object, float]()
         num_looks, is_over = 0, True
         for ticket in tickets:
@@ -279,7 +290,7 @@ class HoldQueue:
     # --- time --------------------------------------------------------------------------------
 
     def _due_s(self) -> float:
-        return max(-inf if self._is_freed else self._next_s, self._rests_until_s)
+        return max(min(self._freed_s, self._next_s), self._rests_until_s)
 
     def _arrange(self, now: float) -> None:
         """Have an offer made when it is due."""
