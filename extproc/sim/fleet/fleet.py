@@ -21,6 +21,7 @@ from extproc.core.queue import Ticket
 from extproc.core.router import Router
 from extproc.core.types import Pick, Rejection, RequestInfo, Wait
 from extproc.sim.fleet.agenda import Agenda
+from extproc.sim.fleet.claims import PLAIN, claim_of
 from extproc.sim.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
 from extproc.sim.fleet.knowledge import Knowledge
 from extproc.sim.fleet.pod import FleetPod, started_engine
@@ -69,6 +70,11 @@ class Fleet:
         self.flights: dict[str, Flight] = {}
         self._tickets: dict[Flight, Ticket] = {}
         self._gone: list[FleetPod] = []
+        self._claims = {
+            name: claim_of(tenant, settings.declared, name)
+            for name, tenant in workload.tenants.items()
+        }
+        self._plain_claim = claim_of(PLAIN, settings.declared)
         self._agenda = Agenda()
         self._decision_s: list[float] = []
         self._clock = clock
@@ -115,7 +121,8 @@ class Fleet:
             self._agenda.now = arrival.at_s
             router = choose_router(num_routers) if num_routers > 1 else 0
             asker, router = router, router if self.settings.lead_delay_s is None else 0
-            flight = Flight(str(number), arrival, router)
+            tenant = self.workload.tenants.get(arrival.tenant, PLAIN)
+            flight = Flight(str(number), arrival, router, tenant.has_objectives)
             self.flights[flight.id] = flight
             if self.settings.patience_s is not None:
                 self._agenda.after(self.settings.patience_s, partial(self._lose_patience, flight))
@@ -153,6 +160,7 @@ class Fleet:
             body_bytes=arrival.prompt_tokens * BODY_BYTES_PER_TOKEN,
             request_id=flight.id,
             arrived_at_s=arrival.at_s,
+            claim=self._claims.get(arrival.tenant, self._plain_claim),
             prefix_hashes=prefix_hashes(arrival, flight.id) if has_hashes else (),
         )
 
@@ -189,7 +197,7 @@ class Fleet:
         if isinstance(decision, Pick):
             self._dispatch(flight, decision)
         elif isinstance(decision, Rejection):
-            flight.status = decision.status
+            flight.status, flight.reason = decision.status, decision.reason.value
             flight.end(FlightState.SHED, self.now)
 
     def _dispatch(self, flight: Flight, pick: Pick) -> None:
@@ -282,4 +290,5 @@ class Fleet:
             self.now,
             self._decision_s,
             is_cut,
+            tuple(self.workload.tenants),
         )

@@ -10,6 +10,7 @@ from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
 from extproc.core.policies import Policy
 from extproc.core.pool import Pool, PoolSettings
+from extproc.core.queue import HoldQueue
 from extproc.core.router import Router
 from extproc.core.types import LoadReport, Outcome
 from extproc.core.verdicts import Verdict
@@ -51,7 +52,8 @@ class FleetRouter:
             next_id=pick_ids(router_id),
             admission=AdmissionSettings(settings.max_pending),
         )
-        self.router = Router(self.pool, picker, settings.max_hold_s)
+        queue = HoldQueue(settings.queue)
+        self.router = Router(self.pool, picker, settings.max_hold_s, queue)
         self.accounting = Accounting(self.pool, router_id)
         self.accounting.record_access_logs(1)
         self.known: set[str] = set()
