@@ -17,7 +17,7 @@ from rich.table import Table
 from extproc.commands.calibrate import calibrate_command
 from extproc.commands.failure import FAILED, failure
 from extproc.commands.hints import own_command
-from extproc.commands.labmisses import misses
+from extproc.commands.labmisses import misses, overload
 from extproc.commands.labrun import (
     DEFAULT_OUT,
     OnTrial,
@@ -181,6 +181,34 @@ def misses_command(
     except (SuiteError, OSError, ValueError) as error:
         raise failure(error, FAILED) from error
     typer.echo(table)
+
+
+@lab_app.command("overload")
+def overload_command(
+    suite: Annotated[str, typer.Argument(help="Suite to run: overload, tenants, or a file.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="Policy or variant's label; all of the suite's by default."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many of the suite's seeds.")] = 100,
+    fleet: Annotated[
+        list[str] | None, typer.Option(help="Setting of every fleet: num_routers=1.")
+    ] = None,
+    jobs: JobsOption = 0,
+) -> None:
+    """Print what is served well beyond capacity, and what tenants get beside each other."""
+    try:
+        tables = overload(
+            suite,
+            policy or (),
+            num_seeds=seeds,
+            fleet=_values(fleet or ()),
+            jobs=jobs,
+            watching=_progress(Console(stderr=True)),
+        )
+    except (SuiteError, OSError, ValueError) as error:
+        raise failure(error, FAILED) from error
+    typer.echo(tables)
 
 
 def _values(pairs: Iterable[str]) -> dict[str, Any]:
