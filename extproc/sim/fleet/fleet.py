@@ -13,12 +13,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING
 
 from extproc.core.policies import Policy
 from extproc.core.queue import Ticket
-from extproc.core.router import Router
 from extproc.core.types import Pick, Rejection, RequestInfo, Wait
 from extproc.sim.fleet.agenda import Agenda
 from extproc.sim.fleet.claims import PLAIN, claim_of
@@ -96,7 +94,7 @@ class Fleet:
         ]
         self._knowledge = Knowledge(settings, self._agenda, self.pods, self.routers, rng=self._rng)
         for router in self.routers:
-            router.router.queue.later = partial(self._offer_later, router.router)
+            router.router.queue.later = partial(self._offer_later, router)
         self._knowledge.start(seed)
         self._agenda.at(settings.warm_up_s, self._start_measuring)
         for event in events:
@@ -226,9 +224,14 @@ class Fleet:
                 self.routers[flight.router].ended.append(flight)
             flight.end(FlightState.ABANDONED, self.now)
 
-    def _offer_later(self, router: Router, wait_s: float) -> None:
-        if wait_s < inf:
-            self._agenda.after(wait_s, lambda: router.offer(now=self.now))
+    def _offer_later(self, router: FleetRouter, wait_s: float) -> None:
+        """Have an offer made then, and not when it was asked for before."""
+        router.offers_at_s = at_s = self.now + wait_s
+        self._agenda.at(at_s, partial(self._offer, router, at_s))
+
+    def _offer(self, router: FleetRouter, at_s: float) -> None:
+        if router.offers_at_s == at_s:
+            router.router.offer(now=at_s)
 
     # --- the world --------------------------------------------------------------------------
 

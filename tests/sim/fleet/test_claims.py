@@ -20,7 +20,7 @@ TENANTS = {"people": Tenant(weight=2.0), "batch": Tenant(priority=-1, has_object
 
 def claims(**settings: Any) -> dict[str, Claim]:
     """The claims of a request each of two tenants and of somebody else."""
-    seen = {}
+    seen: dict[str, Claim] = {}
 
     class Spy:
         def choose(
