@@ -36,7 +36,7 @@ from extproc.sim.trials.aim import aim_tables
 from extproc.sim.trials.report import render
 from extproc.sim.trials.suites import SuiteError
 from extproc.sim.trials.summary import speed
-from extproc.sim.trials.table import markdown
+from extproc.sim.trials.table import markdown, sweeps
 from extproc.sim.trials.trials import Trial
 
 lab_app = typer.Typer(
@@ -115,11 +115,15 @@ def table_command(
     aim: Annotated[
         str, typer.Option(help="A policy: how near it is to B3, and to every opponent.")
     ] = "",
+    swept: Annotated[
+        bool, typer.Option("--sweeps", help="What the suite's sweeps found instead.")
+    ] = False,
 ) -> None:
     """Print a run's capacities as Markdown."""
     try:
         content = read_result(result or newest(out))
-        text = aim_tables(content, aim) if aim else markdown(content)
+        table = sweeps if swept else markdown
+        text = aim_tables(content, aim) if aim else table(content)
     except (OSError, ValueError) as error:
         raise failure(error, FAILED) from error
     typer.echo(text)

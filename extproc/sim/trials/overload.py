@@ -8,16 +8,14 @@ requests, so the difference is what the others cost them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from msgspec.structs import replace
 
 from extproc.sim.trials.misses import plan_misses
 from extproc.sim.trials.specs import ScenarioSpec, Suite
-from extproc.sim.trials.table import line, rule
+from extproc.sim.trials.table import line, mean_cell, rule
 from extproc.sim.trials.trials import Trial, TrialResult
-from extproc.workload.intervals import standard_error
 
 ALONE = ", alone"
 """Follows the name of a scenario without the tenants beside."""
@@ -94,8 +92,10 @@ def _with_head(lines: Sequence[str], head: Sequence[str]) -> list[str]:
 
 def _goodput(own: Runs, whole: Runs) -> Sequence[str]:
     """Format what is served well, in parts of the whole as well, and what is refused."""
-    parts = [100 * own[seed]["goodput_rps"] / whole[seed]["goodput_rps"] for seed in own]
-    return _mean([run["goodput_rps"] for run in own.values()]), _mean(parts), _refused(own)
+    parts = [
+        100 * own[seed]["goodput_rps"] / max(1e-9, whole[seed]["goodput_rps"]) for seed in own
+    ]
+    return mean_cell([run["goodput_rps"] for run in own.values()]), mean_cell(parts), _refused(own)
 
 
 def _tenant_lines(names: Sequence[str], own: Runs, alone: Runs) -> list[str]:
@@ -105,9 +105,9 @@ def _tenant_lines(names: Sequence[str], own: Runs, alone: Runs) -> list[str]:
         of = {seed: run["tenants"][tenant] for seed, run in own.items()}
         cells = [
             tenant,
-            _mean([100 * each["attainment"] for each in of.values()]),
-            _mean(_less(of, alone, tenant)),
-            _mean([each["longest_wait_s"] for each in of.values()]),
+            mean_cell([100 * each["attainment"] for each in of.values()]),
+            mean_cell(_less(of, alone, tenant)),
+            mean_cell([each["longest_wait_s"] for each in of.values()]),
         ]
         lines.append(line(*names, *cells, "" if lines else _refused(own)))
     return lines
@@ -129,12 +129,6 @@ def _refused(runs: Runs) -> str:
         [100 * run["refusals"].get(reason, 0) / run["num_offered"] for run in runs.values()]
         for reason in reasons
     ]
-    return ", ".join(f"{reason} {_mean(part)}" for reason, part in zip(reasons, parts, strict=True))
-
-
-def _mean(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
-    return f"{fmean(values):.1f} ± {standard_error(values):.1f}"
+    return ", ".join(
+        f"{reason} {mean_cell(part)}" for reason, part in zip(reasons, parts, strict=True)
+    )
