@@ -130,11 +130,13 @@ def make_workload(spec: WorkloadSpec, *, num_requests: int, rate_rps: float, see
     """
     num = spec.num_requests or num_requests
     made = _made(spec, spec.tenant, num, seed)
-    factor = rate_rps * made.duration_s / max(1, len(made.arrivals))
+    own_rps, factor = made.rate_rps, rate_rps * made.duration_s / max(1, len(made.arrivals))
     for number, (name, tenant) in enumerate(spec.beside.items(), 1):
         own_seed = seed + _SEEDS_APART * number
         more = _made(tenant.of(spec), name, max(1, round(num * tenant.times)), own_seed)
-        made = _beside(made, more.scaled(tenant.times), name, tenant.tenant)
+        if more.rate_rps:
+            more = more.scaled(tenant.times * own_rps / more.rate_rps)
+        made = _beside(made, more, name, tenant.tenant)
     return _shuffled(made, seed).scaled(factor)
 
 
