@@ -92,9 +92,7 @@ def _with_head(lines: Sequence[str], head: Sequence[str]) -> list[str]:
 
 def _goodput(own: Runs, whole: Runs) -> Sequence[str]:
     """Format what is served well, in parts of the whole as well, and what is refused."""
-    parts = [
-        100 * own[seed]["goodput_rps"] / max(1e-9, whole[seed]["goodput_rps"]) for seed in own
-    ]
+    parts = [100 * own[seed]["goodput_rps"] / max(1e-9, whole[seed]["goodput_rps"]) for seed in own]
     return mean_cell([run["goodput_rps"] for run in own.values()]), mean_cell(parts), _refused(own)
 
 
