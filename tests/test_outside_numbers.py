@@ -196,7 +196,9 @@ def test_any_page_gives_bounded_numbers_and_every_request_a_decision(
         service.check()
         for model in ("a", BASE, "nobody"):
             asked = request(None, model=model, hints=Hints(objective))
-            result = service.dispatcher.route(asked, now=service.now)
+            result = service.dispatcher.route(
+                asked, now=service.now, wake=lambda: None, num_bytes=0
+            )
             if isinstance(result, Pick) and model == "a":
                 service.dispatcher.finish(result, Outcome.COMPLETED, now=service.now)
             elif isinstance(result, Rejection):

@@ -76,8 +76,8 @@ class Dispatcher:
             self.asking.settle()
         if ticket is not None:
             self.router.leave(ticket, now=now)
-            if self.trace is not None:
-                self.recorder.observers.call("tracing", self.trace.left)
+        if self.trace is not None:
+            self.recorder.observers.call("tracing", self.trace.left)
 
     def _decided(self, result: _Result, model: str, now: float, seconds: float | None) -> _Result:
         self.recorder.routed(result, seconds)

@@ -11,6 +11,7 @@ from extproc.core.losses import Losses
 from extproc.core.modelroutes import ModelRoutes
 from extproc.core.pool import Pool
 from extproc.core.queue import HoldQueue
+from extproc.core.tpot import Tpots
 from extproc.core.wire.limits import Counters
 from extproc.shell.counters import CappedLabel
 from extproc.shell.httpserver import HttpLimit
@@ -70,6 +71,7 @@ def add_gauges(
         ("group", "source"),
         services.cache_watch.sizes,
     )
+    _add_tpot(telemetry, services.accounting.tpots)
     add("access_log_streams", "Open access log streams", lambda: completions.num_streams)
     add("eds_streams", "Open endpoint discovery streams", lambda: eds.num_streams)
     add(
@@ -153,6 +155,33 @@ def _held(queue: HoldQueue, priorities: CappedLabel) -> Mapping[tuple[str, str],
     for (route, priority), count in queue.num_by_claim.items():
         counts[route, priorities.cap(str(priority))] += count
     return counts
+
+
+def _add_tpot(telemetry: Telemetry, tpots: Tpots) -> None:
+    telemetry.add_counters(
+        "tpot_responses",
+        "Streamed responses by whether their mean time per output token was within the objective",
+        ("route", "attained"),
+        lambda: tpots.num_responses,
+    )
+    telemetry.add_counters(
+        "tpot_seconds",
+        "Sum of these responses' mean times per output token",
+        "route",
+        lambda: tpots.seconds,
+    )
+    telemetry.add_gauges(
+        "token_bytes",
+        "Bytes of a streamed response per token, as learned",
+        "route",
+        lambda: {route: size.num_bytes for route, size in tpots.sizes.items()},
+    )
+    telemetry.add_gauges(
+        "token_bytes_error_ratio",
+        "Standard deviation of that from one response to the next, as a part of it",
+        "route",
+        lambda: {route: size.error_ratio for route, size in tpots.sizes.items()},
+    )
 
 
 def _ends(wire: Counters) -> Mapping[str, float]:

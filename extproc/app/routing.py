@@ -79,12 +79,14 @@ class Routing:
         self.attainment.ttft_s = config.admin.slo_ttft_s
         self._config = config
         self._warn_of_unknown_groups()
+        self.router.queue.freed(self._clock())
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Replace the endpoints; warn of groups that are not configured."""
         self._named_groups = {each.group for each in endpoints if each.group}
         self._warn_of_unknown_groups()
         self.pool.set_endpoints(endpoints)
+        self.router.queue.freed(self._clock())
 
     @property
     def policy_name(self) -> str:

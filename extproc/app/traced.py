@@ -66,10 +66,10 @@ class DecisionTrace:
             span.event("held", {"extproc.reason": result.reason})
 
     def left(self) -> None:
-        """End the span of a held request whose client has gone."""
+        """End the span of a request that ended undecided: its client has left, say."""
         if self._span is not None and not self._has_ended:
             self._has_ended = True
-            self._span.end({"extproc.reason": "client_left"})
+            self._span.end({"extproc.reason": "gone"})
 
     def rejected(self, rejection: Rejection) -> None:
         """End the span with the error that the client gets."""

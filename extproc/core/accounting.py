@@ -24,6 +24,7 @@ from extproc.core.pickids import router_of
 from extproc.core.pool import InFlight, Pool
 from extproc.core.relay import Relay
 from extproc.core.routes import FIRST_TOKEN_PATHS
+from extproc.core.tpot import Tpots
 from extproc.core.types import Outcome, Pick, Rejection
 from extproc.core.verdicts import Verdict
 
@@ -72,6 +73,7 @@ class Completion(NamedTuple):
     first_body_byte_s: float | None
     shows_first_token: bool = True
     verdict: Verdict = Verdict.NONE  # the evidence about the endpoint of the last attempt
+    body_bytes: int = 0  # of the response's body, as far as it was sent
 
 
 class Ending(NamedTuple):
@@ -117,6 +119,9 @@ class Accounting:
         router_id: The prefix of this router's pick ids.
         settings: See the class.
         relay: Receives other routers' access logs; None for a single router.
+
+    Attributes:
+        tpots: Time per output token.
     """
 
     def __init__(
@@ -131,6 +136,7 @@ class Accounting:
         self._settings = settings or AccountingSettings()
         self._relay = relay
         self._num_access_logs = 0
+        self.tpots = Tpots()
 
     # --- sources ----------------------------------------------------------------------------
 
@@ -193,7 +199,16 @@ class Accounting:
             pool.record_orca(address, load)
         is_not_found = completion.status == _NOT_FOUND and completion.is_from_endpoint
         is_doubtful = is_not_found and flight.pick.request.model
+        self._judge_tpot(completion, flight, now - completion.lag_s)
         return Ending(flight, True, address if is_doubtful else "")
+
+    def _judge_tpot(self, completion: Completion, flight: InFlight, ended_s: float) -> None:
+        streamed_s = _streamed_s(completion, flight)
+        if streamed_s is not None:
+            further = flight.tracked.decoding.tokens_between(ended_s - streamed_s, ended_s)
+            num_tokens = None if further is None else 1 + further
+            claim, num_bytes = flight.pick.request.claim, completion.body_bytes
+            self.tpots.record(claim, num_bytes, streamed_s, num_tokens)
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
         """End a pick whose stream saw the end. Return False if it had ended before."""
@@ -219,14 +234,22 @@ def _has_run(completion: Completion) -> bool:
 def _engine_ttft_s(completion: Completion, flight: InFlight) -> float | None:
     """Return the time from the dispatch to the first token; None where the response hides it, or
     its request may be longer than what was seen."""
-    first_s, end_s = completion.first_body_byte_s, completion.duration_s
-    request = flight.pick.request
-    if not (completion.shows_first_token and request.is_whole):
-        return None
-    is_plain = completion.status == _OK and completion.attempts <= 1
-    if not is_plain or first_s is None or end_s is None or end_s - first_s < MIN_STREAM_S:
-        return None
-    is_elsewhere = completion.address != flight.tracked.endpoint.address
-    if is_elsewhere or request.path not in FIRST_TOKEN_PATHS:
+    first_s, request = completion.first_body_byte_s, flight.pick.request
+    if first_s is None or not request.is_whole or _streamed_s(completion, flight) is None:
         return None
     return first_s - (flight.started_at_s - request.arrived_at_s)
+
+
+def _streamed_s(completion: Completion, flight: InFlight) -> float | None:
+    """Return the time from the first token to the last; None for a response that was not streamed
+    by the endpoint that was picked, or does not show its first token."""
+    first_s, end_s = completion.first_body_byte_s, completion.duration_s
+    is_plain = completion.status == _OK and completion.attempts <= 1
+    if not (is_plain and completion.shows_first_token):
+        return None
+    if first_s is None or end_s is None or end_s - first_s < MIN_STREAM_S:
+        return None
+    is_elsewhere = completion.address != flight.tracked.endpoint.address
+    if is_elsewhere or flight.pick.request.path not in FIRST_TOKEN_PATHS:
+        return None
+    return end_s - first_s

@@ -19,6 +19,7 @@ MAX_WALL_S = 3.0e9
 
 MAX_TOKENS = 1_000_000_000  # of a model's context
 MAX_TOTAL_TOKENS = 10**15  # of all requests; floats count exactly up to nine times as many
+MAX_RESPONSE_BYTES = 10**12
 MAX_DURATION_S = 7 * 86_400.0  # of a request, from its arrival to its end
 MAX_LAG_S = 600.0  # from a request's end to the report of it
 MAX_ATTEMPTS = 1_000  # upstream attempts of one request

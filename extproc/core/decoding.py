@@ -15,11 +15,16 @@ Rules:
    The last one that was sure is kept: it is the hardware's, and an endpoint that is held at one
    number of requests would forget why.
 4. A counter that falls is a process that restarted; a gap without reports says nothing of what ran.
+5. All that run get their tokens in the same steps. So how many one of them has got between two
+   times of the last minutes is known too, without knowing the request.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from math import exp, sqrt
+from operator import itemgetter
 
 from extproc.core.costs import Decode
 from extproc.core.types import LoadReport
@@ -28,13 +33,15 @@ WINDOW_S = 0.3
 MEMORY_S = 1.0
 MAX_INTERVAL_S = 5.0
 """Between two reports; a longer time is a gap."""
+NUM_PROGRESS = 128
+"""Windows whose tokens are remembered: the longest response whose tokens can be told."""
 MIN_TOKEN_S, MAX_TOKEN_S = 1e-5, 10.0
 """A time per token beyond these bounds cannot be true, and is left out."""
 MIN_WINDOWS = 8
 """Windows before there is a slope."""
 MIN_SPREAD_RATIO = 0.1
 """Standard deviation of the running requests over their mean, below which there is no slope."""
-MIN_SURENESS = 3.0
+MIN_SURENESS = 2.0
 """A slope over its standard error, below which it is not sure."""
 
 
@@ -47,13 +54,14 @@ class Decoding:
 
     __slots__ = (
         *("_at_s", "_busy_s", "_covariance", "_last", "_request_s", "_running", "_slope"),
-        *("_token_s", "_tokens", "_variance", "_variance_s", "_weight_s", "learned"),
+        *("_progress", "_token_s", "_tokens", "_variance", "_variance_s", "_weight_s", "learned"),
     )
 
     def __init__(self) -> None:
         self.learned: Decode | None = None
         self._last: LoadReport | None = None
         self._at_s = 0.0  # of the last report
+        self._progress: deque[tuple[float, float]] = deque(maxlen=NUM_PROGRESS)
         self._slope: float | None = None
         self._busy_s = self._request_s = 0.0  # of the window, as are the tokens
         self._tokens = 0
@@ -70,12 +78,42 @@ class Decoding:
         num_tokens = report.generated_tokens - before.generated_tokens
         if num_tokens < 0 or not 0 < seconds <= MAX_INTERVAL_S:
             self._begin_window()
-        elif before.num_running and report.num_running:
+            self._progress.clear()
+            return
+        is_busy = before.num_running > 0 and report.num_running > 0
+        running = (before.num_running + report.num_running) / (2 if is_busy else 1)
+        self._add_progress(num_tokens / running if running else 0.0)
+        if is_busy:
             self._busy_s += seconds
-            self._request_s += seconds * (before.num_running + report.num_running) / 2
+            self._request_s += seconds * running
             self._tokens += num_tokens
             if self._busy_s >= WINDOW_S and self._tokens:
                 self._end_window()
+
+    def tokens_between(self, since_s: float, until_s: float) -> float | None:
+        """Return how many tokens a request that ran all this time has got; None where unknown."""
+        since, until = self._tokens_at(since_s), self._tokens_at(until_s)
+        return None if since is None or until is None else until - since
+
+    def _tokens_at(self, at_s: float) -> float | None:
+        progress = self._progress
+        if not progress or not progress[0][0] <= at_s <= progress[-1][0] + WINDOW_S:
+            return None
+        index = bisect_right(progress, at_s, key=itemgetter(0))
+        begin_s, begin = progress[index - 1]
+        if index == len(progress):
+            return begin
+        end_s, end = progress[index]
+        return begin + (end - begin) * (at_s - begin_s) / (end_s - begin_s)
+
+    def _add_progress(self, num_tokens: float) -> None:
+        """Add the tokens of each request since the last report, to the last window or a new one."""
+        progress, tokens = self._progress, num_tokens
+        if progress:
+            tokens += progress[-1][1]
+            if len(progress) > 1 and self._at_s - progress[-2][0] < WINDOW_S:
+                progress.pop()
+        progress.append((self._at_s, tokens))
 
     def _begin_window(self) -> None:
         self._busy_s, self._request_s, self._tokens = 0.0, 0.0, 0

@@ -97,11 +97,14 @@ class Leading:
         held = self._held.get(pick_id)
         if held is None or now < held.sign_s:
             return None
-        result = self._router.resume(held.ticket, now=now)
-        if result is held.ticket:
-            return self._sign(held, now)
-        self._release(pick_id, now)
-        return self._answer(held.question, result)
+        try:
+            result = self._router.resume(held.ticket, now=now)
+        finally:  # a policy may raise
+            if held.ticket.result is not None:
+                self._release(pick_id, now)
+        return (
+            self._sign(held, now) if result is held.ticket else self._answer(held.question, result)
+        )
 
     def due_s(self, pick_id: str) -> float | None:
         """Return when to `look` at a question; None if it is not held."""

@@ -104,8 +104,10 @@ class Router:
         return self.queue.add(ticket, now=now) or ticket
 
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
-        """Return a held request's result, if there is one."""
+        """Return a held request's result, if there is one; raise what its policy raised."""
         self.queue.expire(ticket, now=now)
+        if ticket.error is not None:
+            raise ticket.error
         return ticket.result or ticket
 
     def leave(self, ticket: Ticket, *, now: float) -> None:
@@ -139,7 +141,11 @@ class Router:
 
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""
-        _, result = self.choose(ticket.request, now=now)
+        try:
+            _, result = self.choose(ticket.request, now=now)
+        except Exception as error:  # the policy's: it ends this request, and no other one
+            ticket.error = error
+            return no_endpoints(ticket.request.model)
         if not isinstance(result, Pick):
             return result
         result = replace(result, held_s=now - ticket.held_at_s, held_for=ticket.reason)

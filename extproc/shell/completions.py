@@ -30,6 +30,7 @@ from extproc.core.bounds import (
     MAX_DURATION_S,
     MAX_LAG_S,
     MAX_REQUEST_ID_CHARS,
+    MAX_RESPONSE_BYTES,
     MAX_STATUS,
     between,
     whole,
@@ -199,6 +200,7 @@ def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
             status if is_from_endpoint else None,
             has_answered=first_byte_s is not None,
         ),
+        body_bytes=whole(response.response_body_bytes, MAX_RESPONSE_BYTES),
     )
 
 

@@ -269,6 +269,9 @@ REQUIRED: Mapping[str, Probe] = {
 
 OPTIONAL: Mapping[str, Probe] = {
     "`GET /metrics/?name[]=...` answers with the named metrics only.": _filters,
+    "The metrics say how many tokens were generated.": _has(
+        lambda profile: profile.generated_tokens
+    ),
     "The metrics say when the server's process started.": _has(
         lambda profile: (profile.process_start,)
     ),

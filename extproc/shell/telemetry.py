@@ -169,9 +169,13 @@ class Telemetry:
         )
 
     def add_counters(
-        self, name: str, documentation: str, label: str, read: Callable[[], Mapping[str, float]]
+        self,
+        name: str,
+        documentation: str,
+        label: _Labels,
+        read: Callable[[], Mapping[Any, float]],
     ) -> None:
-        """Add `extproc_<name>_total` with one label, read at each scrape."""
+        """Add `extproc_<name>_total`, read at each scrape; labels as `add_gauges` has them."""
         self._readings.append(
             lambda: _labelled(CounterMetricFamily, name, documentation, label, read())
         )

@@ -15,11 +15,12 @@ from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
 from extproc.core.policies import Founding
 from extproc.core.pool import Pool
+from extproc.core.queue import Ticket
 from extproc.core.router import Router
-from extproc.core.types import Choice, Outcome, RequestInfo, Snapshot, Wait
+from extproc.core.types import Choice, Outcome, Pick, Rejection, RequestInfo, Snapshot, Wait
 from extproc.shell.decisions import DecisionsService
 from extproc.shell.telemetry import Telemetry
-from tests.builders import address, cards, endpoint, report
+from tests.builders import address, cards, endpoint, report, request
 
 
 class Waiting:
@@ -79,6 +80,11 @@ class Scene:
             clock=lambda: self.now,
             on_doubt=self.doubtful.append,
         )
+
+    def route(self, now: float = 0.0) -> Pick | Rejection | Wait | Ticket:
+        """Route a request for the adapter `a` as a stream does."""
+        asked = request(None, model="a", arrived_at_s=now)
+        return self.dispatcher.route(asked, now=now, wake=lambda: None, num_bytes=0)
 
 
 def completion(pick_id: str, **changes: Any) -> Completion:

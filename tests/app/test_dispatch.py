@@ -9,11 +9,11 @@ import pytest
 from extproc.core.types import Outcome, Pick
 from extproc.core.verdicts import Verdict
 from tests.app.scene import Scene, completion
-from tests.builders import address, endpoint, report, request
+from tests.builders import address, endpoint, report
 
 
 def picked(scene: Scene) -> Pick:
-    result = scene.dispatcher.route(request(None, model="a"), now=0.0)
+    result = scene.route()
     assert isinstance(result, Pick)
     return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 from extproc.app.gauges import _MAX_PRIORITIES, add_queue_gauges
 from extproc.core.claims import Claim
@@ -17,13 +18,13 @@ NOW_S = 100.0
 class Scene:
     """The metrics of a queue."""
 
-    def __init__(self, **settings: int) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.queue = HoldQueue(QueueSettings(**settings))
         self.telemetry = Telemetry(snapshot=lambda: Snapshot(()), version="1")
         add_queue_gauges(self.telemetry, self.queue, lambda: NOW_S)
 
-    def hold(self, held_at_s: float = NOW_S, num_bytes: int = 0, **claim: object) -> None:
-        info = request(claim=Claim(**claim))  # type: ignore[arg-type]
+    def hold(self, held_at_s: float = NOW_S, num_bytes: int = 0, **claim: Any) -> None:
+        info = request(claim=Claim(**claim))
         self.queue.add(
             Ticket(info, lambda: None, inf, held_at_s=held_at_s, num_bytes=num_bytes), now=held_at_s
         )

@@ -15,10 +15,11 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CollectorRegistry
 
 from extproc.core import following as f
-from extproc.core.following import Asking, Following
+from extproc.core.following import Asking, Elsewhere, Following
 from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
 from extproc.core.policies.controls import LeastPending
+from extproc.core.queue import Ticket
 from extproc.core.router import Router
 from extproc.core.types import Choice, Pick, Rejection, RequestInfo, Snapshot, Wait
 from extproc.shell import wire
@@ -62,9 +63,13 @@ class Decider(Peered):
         picker = Picker(self.policy, "p", rng=random.Random(0), next_id=next_id)
         self.router = Router(self.pool, picker, max_hold_s=60.0)
         later = asyncio.get_running_loop().call_later
+        self.router.queue.later = lambda wait_s: later(wait_s, self._offer) and None
         self.following = self.peering.lead(
             self.router, next_id, is_ready=lambda: self.is_ready, call_later=later
         )
+
+    def _offer(self) -> None:
+        self.router.offer(now=time.monotonic())
 
     async def ask(self) -> Pick | Rejection:
         """Route a request as a stream does."""
@@ -73,14 +78,15 @@ class Decider(Peered):
         asking = None if self.following is None else Asking(self.following, woken.set)
         while True:
             now = time.monotonic()
-            result = self.router.route(info, now=now, asking=asking)
-            if not isinstance(result, Wait):
+            result = self.router.route(info, now=now, wake=woken.set, asking=asking)
+            if not isinstance(result, Elsewhere):
                 break
             woken.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(woken.wait(), max(0.0, result.until_s - now))
         if asking is not None:
             asking.settle(result.id if isinstance(result, Pick) else "")
+        assert not isinstance(result, Ticket)  # no test of these has the asker hold it itself
         return result
 
     async def leader_of(self) -> str:

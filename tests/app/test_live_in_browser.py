@@ -45,7 +45,9 @@ class Scene:
 
 
 @asynccontextmanager
-async def showing(num_pods: int = 2, adapters: Sequence[str] = ADAPTERS) -> AsyncIterator[Scene]:
+async def showing(
+    num_pods: int = 2, adapters: Sequence[str] = ADAPTERS, policy: str = "least_harm"
+) -> AsyncIterator[Scene]:
     pods = [
         await start_pod(PodConfig(name=f"pod-{n}", adapters=list(adapters), max_loras=2))
         for n in range(1, num_pods + 1)
@@ -53,6 +55,7 @@ async def showing(num_pods: int = 2, adapters: Sequence[str] = ADAPTERS) -> Asyn
     static = [{"address": pod.address, "name": pod.name} for pod in pods]
     config = {
         "discovery": {"static": static},
+        "policy": {"name": policy},
         "scrape": {"expiry_s": 1.0},
         "completions": {"source": "access_log", "lost_after_s": 600},
     }
@@ -160,7 +163,7 @@ def contrast(selector: str) -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_text_stands_out_in_either_scheme(scheme: str) -> None:
-    async with showing() as scene:
+    async with showing(policy="least_pending") as scene:
         await scene.route(*ADAPTERS[:6], *ADAPTERS[:1] * 9, "nobody")
         page = await scene.open(scheme=scheme)
         await page.wait_for("document.querySelectorAll('#decisions li.rejected').length === 1")
@@ -179,7 +182,7 @@ async def test_text_stands_out_in_either_scheme(scheme: str) -> None:
 
 
 async def test_states_differ_without_their_colours() -> None:
-    async with showing(num_pods=1) as scene:
+    async with showing(num_pods=1, policy="least_pending") as scene:
         page = await scene.open()
         await scene.route(*ADAPTERS[:5])  # more than the pod has slots
         await page.wait_for("document.querySelectorAll('#heat td.active').length === 5")

@@ -21,9 +21,7 @@ from extproc.core.types import Outcome, Pick
 from extproc.shell.logs import MAX_REPEATS
 from extproc.shell.tracing import Tracing
 from tests.app.scene import Scene, completion
-from tests.builders import body, request, request_headers
-
-ASKED = request(None, model="a")
+from tests.builders import body, request_headers
 
 
 class Broken:
@@ -39,14 +37,14 @@ class Broken:
 def serve(scene: Scene) -> None:
     """One request from its question to its end, one more that is refused, one that is lost."""
     dispatcher, endings = scene.dispatcher, scene.endings
-    pick = dispatcher.route(ASKED, now=0.0)
+    pick = scene.route()
     assert isinstance(pick, Pick)
     assert endings.complete(completion(pick.id))
     dispatcher.rejected(no_endpoints("a"), {":path": "/v1/completions"})
-    lost = dispatcher.route(ASKED, now=0.0)
+    lost = scene.route()
     assert isinstance(lost, Pick)
     dispatcher.finish(lost, Outcome.COMPLETED, now=0.0)
-    dispatcher.route(ASKED, now=0.0)
+    scene.route()
     endings.tick(now=9999.0)
     assert endings.complete(completion("r-unknown"))
     assert len(scene.pool.flights) == 0
@@ -87,8 +85,9 @@ def decide(tracing: Any, *, num_waits: int = 0) -> Scene:
     stream = new_stream_of(scene.dispatcher, StreamSettings(), tracing)({}, lambda: None)
     stream.handle(request_headers(body_mode=m.BodyMode.BUFFERED), now=1.0)
     commands = stream.handle(m.RequestBody(body(), True), now=1.0)
-    for _ in range(num_waits):
-        commands = stream.handle(m.Wakeup(), now=2.0)
+    for number in range(num_waits):
+        scene.dispatcher.router.offer(now=2.0 + number)
+        commands = stream.handle(m.Wakeup(), now=2.0 + number)
     assert isinstance(commands[-1], m.End)
     assert stream.pick is not None
     return scene

@@ -1,13 +1,11 @@
-"""What the file leaves open: the budget for bodies, how long the default policy holds."""
+"""What the file leaves open: the budget for bodies."""
 
 from __future__ import annotations
 
 import pytest
 
 from extproc.app import settings
-from extproc.app.routing import make_policy
 from extproc.config.file import parse_config
-from extproc.core.policies import LeastHarm
 
 MIB = 1024 * 1024
 
@@ -35,14 +33,3 @@ def test_a_budget_that_no_body_fits_in_is_refused() -> None:
     text = "{discovery: {static: []}, request: {max_bytes_in_memory: 1000000}}"
     with pytest.raises(Exception, match="max_bytes_in_memory"):
         parse_config(text, source="test")
-
-
-@pytest.mark.parametrize(("max_hold_s", "hold_s"), [(60, 4.0), (8, 4.0), (3, 1.5), (0, 0.0)])
-def test_unless_told_the_default_policy_holds_for_half_of_the_limit_at_most(
-    max_hold_s: float, hold_s: float
-) -> None:
-    text = f"{{discovery: {{static: []}}, request: {{max_hold_s: {max_hold_s}}}}}"
-    policy = make_policy(parse_config(text, source="test"))
-
-    assert isinstance(policy, LeastHarm)
-    assert policy.hold_s == hold_s

@@ -262,10 +262,6 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
         lambda f: {"policy": {"name": "founding", "args": {"treshold": 3}}},
         "policy founding: args: treshold: unknown; allowed: threshold",
     ),
-    "policy that holds for longer than it may": (
-        lambda f: {"policy": {"args": {"hold_s": 4}}, "request": {"max_hold_s": 3}},
-        "policy least_harm holds requests for hold_s, 4 s, but request.max_hold_s, 3 s, ends that",
-    ),
     "policy with the name of an emoji": (
         lambda f: {"policy": {"name": ":x:"}},
         "policy :x:: cannot be imported",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from extproc.core import messages as m
+from extproc.core.following import Elsewhere
 from extproc.core.openai import models_body
 from extproc.core.ports import StreamSettings
 from extproc.core.queue import Ticket
@@ -33,22 +34,20 @@ class FakeDispatcher:
     moved: list[tuple[Pick, str, float]] = field(default_factory=list)
     subsets: list[frozenset[str] | None] = field(default_factory=list)
     num_gone: int = 0
-    hold_s: float | None = None  # held with a ticket for so long, instead of a wait
+    hold_s: float | None = None  # held with a ticket for so long, from its arrival on
     tickets: list[Ticket] = field(default_factory=list)
+    held_bytes: list[int] = field(default_factory=list)
     left: list[Ticket] = field(default_factory=list)
 
     def route(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
     ) -> Pick | Rejection | Wait | Ticket:
         self.routed.append(request)
-        if len(self.routed) > self.num_waits:
-            return self.result
-        return Wait(until_s=now) if self.hold_s is None else self._held(request, now, wake)
-
-    def _held(self, request: RequestInfo, now: float, wake: Callable[[], None]) -> Ticket:
-        assert self.hold_s is not None
-        self.tickets.append(Ticket(request, wake, now + self.hold_s))
-        return self.tickets[-1]
+        if self.hold_s is not None:
+            self.tickets.append(Ticket(request, wake, request.arrived_at_s + self.hold_s))
+            self.held_bytes.append(num_bytes)
+            return self.tickets[-1]
+        return Elsewhere(until_s=now) if len(self.routed) <= self.num_waits else self.result
 
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
         return ticket.result or ticket

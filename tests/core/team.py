@@ -10,8 +10,8 @@ from functools import partial
 
 from extproc.core.following import (
     Answer,
-    Asked,
     Asking,
+    Elsewhere,
     Following,
     FollowingSettings,
     Question,
@@ -19,9 +19,10 @@ from extproc.core.following import (
 )
 from extproc.core.leading import Leading, LeadingSettings
 from extproc.core.picker import Picker
-from extproc.core.pickids import pick_ids
+from extproc.core.pickids import pick_ids, router_of
 from extproc.core.policies.controls import LeastPending
 from extproc.core.pool import Pool, PoolSettings
+from extproc.core.queue import Ticket
 from extproc.core.router import Router
 from extproc.core.told import ToldPick
 from extproc.core.types import Choice, Pick, Rejection, RequestInfo, Snapshot, Wait
@@ -37,7 +38,6 @@ class Policy:
 
     def __init__(self) -> None:
         self.is_open = True
-        self.hold_s: float | None = None
 
     def choose(
         self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
@@ -54,6 +54,7 @@ class Client:
     asking: Asking
     request: RequestInfo
     result: Pick | Rejection | None = None
+    ticket: Ticket | None = None
     is_gone: bool = False
     is_woken: bool = False
     until_s: float = 0.0
@@ -82,6 +83,8 @@ class Member:
         settings = FollowingSettings(TIMEOUT_S, max_asked=self.team.max_asked)
         self.following = Following(self, next_id, self.router.max_hold_s, settings)
         self.leading = Leading(self.router, settings=LeadingSettings())
+        self.settled: list[str] = []
+        self.leading.on_settled = self.settled.append
 
     # --- the way to the others -----------------------------------------------------------------
 
@@ -119,8 +122,16 @@ class Member:
 
     def look(self) -> None:
         """Look at everything that is held and due."""
-        for pick_id in list(self.leading._held):
-            self._answer(pick_id.rpartition("-")[0], self.leading.look(pick_id, now=self.team.now))
+        self.router.offer(now=self.team.now)
+        self.look_at(list(self.leading._held))
+
+    def look_at(self, pick_ids: list[str]) -> None:
+        for pick_id in pick_ids:
+            self._answer(router_of(pick_id), self.leading.look(pick_id, now=self.team.now))
+
+    def look_at_settled(self) -> None:
+        settled, self.settled[:] = self.settled[:], []
+        self.look_at(settled)
 
     def _answer(self, sender: str, answer: Answer | None) -> None:
         if answer is not None:
@@ -133,7 +144,7 @@ class Member:
 
     def miss(self, other: str) -> None:
         self.pool.told.forget(other, now=self.team.now)
-        self.leading.forget(other)
+        self.leading.forget(other, now=self.team.now)
         self.following.forget(other)
 
     # --- requests ------------------------------------------------------------------------------
@@ -155,17 +166,26 @@ class Member:
         client.is_woken = False
         if client.result is not None or client.is_gone:
             return
-        result = self.router.route(client.request, now=self.team.now, asking=client.asking)
-        if isinstance(result, Wait):
-            assert isinstance(result, Asked) or result.reason
+        result = self._result(client)
+        if isinstance(result, Elsewhere | Ticket):
             client.until_s = result.until_s
+        if isinstance(result, Elsewhere):
             return
         client.asking.settle(result.id if isinstance(result, Pick) else "")
-        client.result = result
+        client.ticket = result if isinstance(result, Ticket) else None
+        client.result = None if isinstance(result, Ticket) else result
+
+    def _result(self, client: Client) -> Pick | Rejection | Elsewhere | Ticket:
+        now, wake = self.team.now, partial(self._wake, client)
+        if client.ticket is not None:
+            return self.router.resume(client.ticket, now=now)
+        return self.router.route(client.request, now=now, wake=wake, asking=client.asking)
 
     def leave(self, client: Client) -> None:
         client.is_gone = True
         client.asking.settle()
+        if client.ticket is not None:
+            self.router.leave(client.ticket, now=self.team.now)
 
     def end(self, client: Client) -> None:
         if isinstance(client.result, Pick):
@@ -243,7 +263,8 @@ class Team:
             if client.is_woken
         ]
         under_way = [partial(self.deliver, *way) for way, waiting in self.ways.items() if waiting]
-        steps: list[Callable[[], None]] = [*woken, *under_way]
+        settled = [each.look_at_settled for each in self.members.values() if each.settled]
+        steps: list[Callable[[], None]] = [*woken, *settled, *under_way]
         for step in steps:
             step()
         return bool(steps)

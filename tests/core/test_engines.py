@@ -25,6 +25,7 @@ def test_vllm_is_asked_for_both_names_of_the_cache_gauge_and_for_both_lora_famil
         "vllm:kv_cache_usage_perc",
         "vllm:gpu_cache_usage_perc",
         "vllm:num_requests_waiting_by_reason",
+        "vllm:generation_tokens_total",
         "vllm:lora_requests_info",
         "vllm:lora_adapter_loaded",
     } < set(families)

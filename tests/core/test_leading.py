@@ -9,6 +9,7 @@ import pytest
 from extproc.core.following import Answer, Question
 from extproc.core.leading import Leading, LeadingSettings
 from extproc.core.pickids import pick_id_of
+from extproc.core.queue import QueueSettings
 from extproc.core.told import Told, ToldBounds
 from extproc.core.types import RequestInfo, Snapshot, Wait
 from tests.builders import address, request
@@ -131,8 +132,8 @@ def test_held_questions_are_bounded_for_each_asker_and_in_all(member: Member) ->
         *[False] * 2,
     ]
     assert leading.num_held == 3
-    leading.forget("bb")
-    assert leading.num_held == 1
+    leading.forget("bb", now=1.0)
+    assert leading.num_held == len(member.router.queue) == 1
     assert leading.ask(question(9, "bb", "/held"), now=1.0) != Answer("bb-9")
 
 
@@ -146,13 +147,14 @@ def test_a_question_asked_twice_is_held_once(member: Member) -> None:
 
 def test_a_question_is_held_no_longer_than_its_asker_holds_the_request(member: Member) -> None:
     member.policy.is_open = False
-    member.leading.ask(question(path="/held", hold_s=0.02), now=1.0)
+    leading = Leading(member.router, settings=LeadingSettings(sign_s=0.01))
+    leading.ask(question(path="/held", hold_s=0.02), now=1.0)
 
-    assert member.leading.due_s("bb-0") == 1.02
-    assert member.leading.look("bb-0", now=1.01) is None
-    assert member.leading.look("bb-0", now=1.02) == Answer("bb-0")
-    assert member.leading.due_s("bb-0") is None
-    assert member.leading.look("bb-0", now=1.03) is None
+    assert leading.look("bb-0", now=1.01) == Answer("bb-0", held_s=0.02)
+    assert leading.look("bb-0", now=1.02) == Answer("bb-0")
+    assert leading.due_s("bb-0") is None
+    assert leading.look("bb-0", now=1.03) is None
+    assert len(member.router.queue) == 0
 
 
 def test_a_question_is_held_no_longer_than_requests_of_our_own(member: Member) -> None:
@@ -160,16 +162,78 @@ def test_a_question_is_held_no_longer_than_requests_of_our_own(member: Member) -
     member.router.max_hold_s = 0.01
     member.leading.ask(question(path="/held"), now=1.0)
 
-    assert member.leading.look("bb-0", now=1.01) == Answer("bb-0")
+    assert member.leading.look("bb-0", now=1.2) == Answer("bb-0")
 
 
-def test_between_two_looks_of_a_patient_policy_the_asker_gets_signs(member: Member) -> None:
+def test_a_question_that_the_queue_does_not_take_is_left_to_the_asker(member: Member) -> None:
+    member.policy.is_open = False
+    member.router.queue.configure(QueueSettings(max_requests=0))
+
+    assert member.leading.ask(question(path="/held"), now=1.0) == Answer("bb-0")
+    assert member.leading.num_held == 0
+
+
+def test_while_a_question_is_held_the_asker_gets_signs(member: Member) -> None:
     member.policy.is_open = False
     leading = Leading(member.router, settings=LeadingSettings(sign_s=0.01))
     first = leading.ask(question(path="/held"), now=1.0)
 
+    assert leading.look("bb-0", now=1.009) is None
     assert first == leading.look("bb-0", now=1.01) == Answer("bb-0", held_s=0.02)
     assert leading.due_s("bb-0") == 1.02
+
+
+def held_and_settled(member: Member) -> None:
+    """A question is held until there is room; its answer has not been looked at."""
+    member.policy.is_open = False
+    member.leading.ask(question(path="/held"), now=1.0)
+    member.policy.is_open = True
+    member.router.queue.freed(1.01)
+    member.router.offer(now=1.01)
+    assert member.settled == ["bb-0"]
+    assert member.told() == 1
+
+
+def test_a_held_question_is_answered_as_soon_as_there_is_room(member: Member) -> None:
+    held_and_settled(member)
+
+    answer = member.leading.look("bb-0", now=1.01)
+
+    assert answer is not None
+    assert answer.address in map(address, member.pods)
+    assert member.leading.num_held == len(member.router.queue) == 0
+    assert member.leading.num_answered == {"picked": 1, "declined": 0, "withdrawn": 0}
+
+
+def test_a_held_question_whose_pick_cannot_be_counted_is_left_to_the_asker(member: Member) -> None:
+    member.policy.is_open = False
+    member.leading.ask(question(path="/held"), now=1.0)
+    member.pool.told.forget("bb", now=1.0)  # nobody tells its picks any more
+    member.policy.is_open = True
+    member.router.queue.freed(1.01)
+    member.router.offer(now=1.01)
+
+    assert member.leading.look("bb-0", now=1.01) == Answer("bb-0")
+    assert member.told() == 0
+
+
+def test_a_held_question_withdrawn_after_it_was_settled_leaves_no_pick(member: Member) -> None:
+    held_and_settled(member)
+
+    member.leading.withdraw("bb-0", now=1.01)
+
+    assert member.told() == member.leading.num_held == 0
+    assert member.leading.look("bb-0", now=1.01) is None
+    assert member.leading.num_answered == {"picked": 0, "declined": 0, "withdrawn": 1}
+
+
+def test_a_router_that_goes_while_its_question_is_settled_leaves_nothing(member: Member) -> None:
+    held_and_settled(member)
+
+    member.miss("bb")
+
+    assert member.told() == member.leading.num_held == 0
+    assert member.leading.look("bb-0", now=1.01) is None
 
 
 def test_however_many_questions_are_held_signs_are_bounded(member: Member) -> None:
@@ -186,10 +250,11 @@ def test_a_policy_that_raises_holds_nothing_for_ever(member: Member) -> None:
     member.policy.is_open = False
     member.leading.ask(question(path="/held"), now=1.0)
     del member.policy.is_open
+    member.router.offer(now=1.03)
 
     with pytest.raises(AttributeError):
         member.leading.look("bb-0", now=1.03)
-    assert member.leading.num_held == 0
+    assert member.leading.num_held == len(member.router.queue) == 0
 
 
 def test_a_withdrawn_question_leaves_nothing_behind(member: Member) -> None:
@@ -200,5 +265,5 @@ def test_a_withdrawn_question_leaves_nothing_behind(member: Member) -> None:
     for number in (0, 1, 2):
         member.leading.withdraw(pick_id_of("bb", number), now=1.0)
 
-    assert member.leading.num_held == member.told() == 0
+    assert member.leading.num_held == len(member.router.queue) == member.told() == 0
     assert member.leading.num_answered == {"picked": 1, "declined": 0, "withdrawn": 1}

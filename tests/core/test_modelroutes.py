@@ -22,13 +22,15 @@ CHAT = ModelRoute(
     tpot=Objective(0.04, 90.0),
     weight=2.0,
     tenants={"team-a": 3.0},
+    max_held_requests=100,
+    max_held_bytes=5_000,
     max_wait_s=4.0,
     waits=False,
 )
 OTHERS = ModelRoute("others", ("*",))
 BATCH = ModelRoute("batch", ("chat-batch", "*-batch"))
 ROUTES = ModelRoutes([CHAT, BATCH, OTHERS], {"gold": 9, "cheap": -1})
-OF_CHAT = Claim("chat", "", 5, 0.5, 0.04, 2.0, 4.0, False)
+OF_CHAT = Claim("chat", "", 5, 0.5, 0.04, 2.0, 100, 5_000, 4.0, False)
 
 
 def claim(model: str, hints: Hints | None = None, routes: ModelRoutes = ROUTES) -> Claim:

@@ -17,17 +17,15 @@ from extproc.core.modelroutes import ModelRoute
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
-from extproc.core.router import MIN_WAIT_S, Router
+from extproc.core.queue import Ticket
+from extproc.core.router import Router
 from extproc.core.tracked import MAX_SILENCES
 from extproc.core.types import (
-    Choice,
     Hints,
     ModelCard,
     Pick,
     Reason,
     Rejection,
-    RequestInfo,
-    Snapshot,
     Wait,
 )
 from extproc.core.verdicts import Verdict
@@ -56,12 +54,12 @@ def router(
     return Router(pool, picker)
 
 
-def routed(result: Pick | Rejection | Wait) -> Pick:
+def routed(result: Pick | Rejection | Wait | Ticket) -> Pick:
     assert isinstance(result, Pick)
     return result
 
 
-def refused(result: Pick | Rejection | Wait) -> tuple[int, Reason]:
+def refused(result: Pick | Rejection | Wait | Ticket) -> tuple[int, Reason]:
     assert isinstance(result, Rejection)
     return result.status, result.reason
 
@@ -358,51 +356,6 @@ def test_a_route_of_the_model_makes_the_request_s_claim() -> None:
     assert claims == [Claim("batch", priority=-1), NO_CLAIM]
 
 
-# --- holding ----------------------------------------------------------------------------------
-
-
-class Until:
-    """A policy that never chooses and asks to be asked again at `until_s`."""
-
-    def __init__(self, until_s: float) -> None:
-        self.until_s = until_s
-
-    def choose(
-        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
-    ) -> Choice | Wait:
-        return Wait(self.until_s, "never")
-
-
-@pytest.mark.parametrize(
-    ("until_s", "again_s"),
-    [
-        (7.0, 7.0),
-        (-5.0, 4.0 + MIN_WAIT_S),  # at once: in the next pass
-        (1e9, 33.0),  # never: when it has been held for as long as it may
-    ],
-)
-def test_a_held_request_is_asked_for_again_when_the_policy_says_within_bounds(
-    until_s: float, again_s: float
-) -> None:
-    made = router(1)
-    made.max_hold_s = 30.0
-    made.picker.configure(Until(until_s), "until")
-    info = request(None, model="a", arrived_at_s=3.0)
-
-    assert made.route(info, now=4.0) == Wait(again_s, "never")
-    assert len(made.pool.flights) == 0
-
-
-def test_nobody_is_held_longer_than_the_limit() -> None:
-    made = router(1)
-    made.max_hold_s = 30.0
-    made.picker.configure(Until(1e9), "until")
-    info = request(None, model="a", arrived_at_s=3.0)
-
-    assert isinstance(made.route(info, now=32.999), Wait)
-    assert refused(made.route(info, now=33.0)) == (429, Reason.SATURATED)
-
-
 # --- beginnings of prompts -------------------------------------------------------------------
 
 
@@ -444,7 +397,7 @@ def test_a_conversation_returns_until_its_endpoint_is_too_busy() -> None:
     talk = request(None, model="a", body_bytes=25_000, prefix_hashes=tuple(range(14)))
     home = routed(made.route(talk, now=0.0)).address
 
-    later = [routed(made.route(talk, now=1.0)).address for _ in range(200)]
+    later = [routed(made.route(talk, now=1.0 + each)).address for each in range(200)]
 
     assert set(later[:10]) == {home}
     assert set(later) == {address(1), address(2)}
@@ -470,7 +423,7 @@ def test_a_body_longer_than_the_context_costs_no_more_than_the_context(model: st
 
     image = request(None, model=model, path=CHAT, body_bytes=1_000_000, prefix_hashes=(9,))
     first = routed(made.route(image, now=0.0)).request
-    again = routed(made.route(image, now=0.0)).request
+    again = routed(made.route(image, now=1.0)).request
 
     assert (first.body_bytes, first.rest_bytes(address(1))) == (1_000_000, 32_000)
     assert again.rest_bytes(address(1)) == 31_967  # of 998,976 bytes

@@ -1,29 +1,40 @@
-"""A policy may hold a request: the stream answers late, once, and forgets a client that leaves."""
+"""A request may be held: the stream answers late, once, and a client that leaves is forgotten."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core import messages as m
-from extproc.core.following import Asked
+from extproc.core.following import Asked, Elsewhere
 from extproc.core.messages import BodyMode
+from extproc.core.ports import StreamSettings
 from extproc.core.rejections import saturated
-from extproc.core.stream import HOLD_MARGIN_S
+from extproc.core.stream import HOLD_MARGIN_S, Stream
 from extproc.core.transitions import State
-from extproc.core.types import Reason, Wait
+from extproc.core.types import Pick, Reason, Rejection
 from tests.builders import body, request_headers
-from tests.core.dispatcher import PICK, Exchange, begin
+from tests.core.dispatcher import PICK, Exchange, FakeDispatcher, begin
 
 MAX_HOLD_S = 30.0
 
 
-def held(mode: BodyMode, *events: m.Event) -> tuple[Exchange, list[m.Command]]:
-    """A stream in this mode that the policy has just held, and what it last said."""
-    exchange = begin(Wait(until_s=10.0), max_hold_s=MAX_HOLD_S, early_decision_bytes=1)
+def held(mode: BodyMode, *events: m.Event, **settings: Any) -> tuple[Exchange, list[m.Command]]:
+    """A stream in this mode whose request has just been held, and what it last said."""
+    exchange = begin(max_hold_s=MAX_HOLD_S, early_decision_bytes=1, **settings)
+    exchange.dispatcher.hold_s = MAX_HOLD_S
     exchange.tell(request_headers(body_mode=mode, sends_body_early=True))
     return exchange, exchange.tell(*(events or (m.RequestBody(body(), True),)))
+
+
+def settle(exchange: Exchange, result: Pick | Rejection = PICK) -> list[m.Command]:
+    """Give the held request its result, and wake it up."""
+    [ticket] = exchange.dispatcher.tickets
+    ticket.result = result
+    return exchange.tell(m.Wakeup())
 
 
 @pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL])
@@ -35,20 +46,36 @@ def test_a_held_request_extends_the_timeout_once_and_is_answered_by_a_later_pass
 
     assert commands == [
         m.ExtendTimeout(arrived_s + MAX_HOLD_S - exchange.now + HOLD_MARGIN_S),
-        m.WakeAt(10.0),
+        m.WakeAt(arrived_s + MAX_HOLD_S),
     ]
     assert not exchange.stream.is_answered
-    exchange.dispatcher.result = PICK
-    assert exchange.tell(m.Wakeup()) == [m.ContinueBody(PICK), m.End()]
+    assert settle(exchange) == [m.ContinueBody(PICK), m.End()]
 
 
-def test_a_policy_that_goes_on_waiting_is_asked_again_without_another_extension() -> None:
+def test_a_request_that_is_woken_too_early_goes_on_waiting_without_another_extension() -> None:
     exchange, _commands = held(BodyMode.BUFFERED)
-    exchange.dispatcher.result = Wait(until_s=20.0)
+
+    assert exchange.tell(m.Wakeup()) == [m.WakeAt(1.0 + MAX_HOLD_S)]
+    assert len(exchange.dispatcher.routed) == 1
+
+
+def test_a_leader_that_goes_on_holding_a_request_is_asked_about_it_again() -> None:
+    exchange = begin(Elsewhere(until_s=10.0), max_hold_s=MAX_HOLD_S)
+    exchange.tell(request_headers(body_mode=BodyMode.BUFFERED), m.RequestBody(body(), True))
+    exchange.dispatcher.result = Elsewhere(until_s=20.0)
 
     assert exchange.tell(m.Wakeup()) == [m.WakeAt(20.0)]
     assert len(exchange.dispatcher.routed) == 2
     assert exchange.dispatcher.routed[0] == exchange.dispatcher.routed[1]
+
+
+def test_a_request_that_the_leader_gives_back_may_be_held_here() -> None:
+    exchange = begin(Elsewhere(until_s=10.0), max_hold_s=MAX_HOLD_S)
+    exchange.tell(request_headers(body_mode=BodyMode.BUFFERED), m.RequestBody(body(), True))
+    exchange.dispatcher.hold_s = MAX_HOLD_S
+
+    assert exchange.tell(m.Wakeup()) == [m.WakeAt(1.0 + MAX_HOLD_S)]
+    assert settle(exchange) == [m.ContinueBody(PICK), m.End()]
 
 
 def test_a_question_to_the_leader_extends_no_timeout_until_the_leader_holds_the_request() -> None:
@@ -56,7 +83,7 @@ def test_a_question_to_the_leader_extends_no_timeout_until_the_leader_holds_the_
     exchange.tell(request_headers(body_mode=BodyMode.BUFFERED))
 
     assert exchange.tell(m.RequestBody(body(), True)) == [m.WakeAt(2.0)]
-    exchange.dispatcher.result = Wait(until_s=3.0)
+    exchange.dispatcher.result = Elsewhere(until_s=3.0)
     commands = exchange.tell(m.Wakeup())
     assert [type(each) for each in commands] == [m.ExtendTimeout, m.WakeAt]
     exchange.dispatcher.result = PICK
@@ -74,6 +101,9 @@ def test_a_waiting_request_that_goes_says_so(end: m.Event | None) -> None:
         exchange.tell(end)
 
     assert (before, exchange.dispatcher.num_gone) == (0, 1)
+    assert exchange.dispatcher.left == exchange.dispatcher.tickets
+    assert exchange.tell(m.Ended()) == []
+    assert exchange.dispatcher.left == exchange.dispatcher.tickets  # once
 
 
 def test_a_policy_learns_when_the_request_arrived() -> None:
@@ -84,8 +114,7 @@ def test_a_policy_learns_when_the_request_arrived() -> None:
 
 def test_a_request_that_is_held_and_then_refused_gets_the_error() -> None:
     exchange, _commands = held(BodyMode.BUFFERED)
-    exchange.dispatcher.result = saturated("a", 1)
-    reply, end = exchange.tell(m.Wakeup())
+    reply, end = settle(exchange, saturated("a", 1))
 
     assert isinstance(reply, m.Reply)
     assert (reply.status, reply.headers["retry-after"]) == (429, "1")
@@ -97,19 +126,17 @@ def test_a_request_that_is_held_and_then_refused_gets_the_error() -> None:
 def test_a_client_that_leaves_while_held_is_forgotten() -> None:
     exchange, _commands = held(BodyMode.BUFFERED)
     exchange.tell(m.Ended())
-    exchange.dispatcher.result = PICK
 
-    assert exchange.tell(m.Wakeup()) == []
+    assert settle(exchange) == []
     assert exchange.stream.pick is None
     assert len(exchange.dispatcher.routed) == 1
 
 
 def test_a_held_duplex_request_has_no_timer_and_keeps_its_body() -> None:
     exchange, commands = held(BodyMode.FULL_DUPLEX_STREAMED)
-    exchange.dispatcher.result = PICK
 
-    assert commands == [m.WakeAt(10.0)]
-    assert exchange.tell(m.Wakeup()) == [
+    assert commands == [m.WakeAt(1.0 + MAX_HOLD_S)]
+    assert settle(exchange) == [
         m.ContinueHeaders(PICK),
         m.EchoBody(body(), True),
         m.End(),
@@ -120,9 +147,8 @@ def test_a_held_duplex_request_keeps_its_trailers() -> None:
     exchange, _commands = held(
         BodyMode.FULL_DUPLEX_STREAMED, m.RequestBody(body()), m.RequestTrailers()
     )
-    exchange.dispatcher.result = PICK
 
-    assert exchange.tell(m.Wakeup()) == [
+    assert settle(exchange) == [
         m.ContinueHeaders(PICK),
         m.EchoBody(body(), False),
         m.ContinueTrailers(),
@@ -139,10 +165,9 @@ def test_what_comes_of_a_streamed_body_while_held_is_answered_with_it(
         assert exchange.tell(m.RequestBody(b" ")) == []
     last = m.RequestTrailers() if has_trailers else m.RequestBody(b" ", True)
     assert exchange.tell(last) == []
-    exchange.dispatcher.result = PICK
     num_bodies = 1 + num_chunks + (not has_trailers)
 
-    assert exchange.tell(m.Wakeup()) == [
+    assert settle(exchange) == [
         m.ContinueHeaders(PICK),
         *[m.ContinueBody()] * num_bodies,
         *([m.ContinueTrailers()] if has_trailers else []),
@@ -152,36 +177,92 @@ def test_what_comes_of_a_streamed_body_while_held_is_answered_with_it(
 
 def test_a_streamed_body_that_goes_on_after_the_hold_is_answered_chunk_by_chunk() -> None:
     exchange, _commands = held(BodyMode.STREAMED, m.RequestBody(body()))
-    exchange.dispatcher.result = PICK
 
-    assert exchange.tell(m.Wakeup()) == [m.ContinueHeaders(PICK), m.ContinueBody()]
+    assert settle(exchange) == [m.ContinueHeaders(PICK), m.ContinueBody()]
     assert exchange.stream.state is State.REST
     assert exchange.tell(m.RequestBody(b"", True)) == [m.ContinueBody(), m.End()]
 
 
-def test_a_request_routed_by_its_headers_alone_can_be_held() -> None:
-    exchange = begin(Wait(until_s=10.0))
-    commands = exchange.tell(request_headers(body_mode=BodyMode.NONE, model="a"))
-    assert [type(command) for command in commands] == [m.ExtendTimeout, m.WakeAt]
-    exchange.dispatcher.result = PICK
+@pytest.mark.parametrize(
+    ("rest", "code"), [(b"oops", Reason.INVALID_JSON), (999 * b" ", Reason.BODY_TOO_LARGE)]
+)
+def test_a_streamed_body_that_goes_wrong_while_held_is_refused_and_waits_no_longer(
+    rest: bytes, code: Reason
+) -> None:
+    exchange, _commands = held(BodyMode.STREAMED, m.RequestBody(body()), max_body_bytes=500)
+    reply, end = exchange.tell(m.RequestBody(rest))
 
-    assert exchange.tell(m.Wakeup()) == [m.ContinueHeaders(PICK), m.End()]
+    assert isinstance(reply, m.Reply)
+    assert (reply.details, end) == (code, m.End())
+    assert exchange.dispatcher.left == exchange.dispatcher.tickets
+    assert settle(exchange) == []
 
 
-def test_a_held_buffered_body_is_not_kept() -> None:
-    """The data plane holds it: ten thousand held prompts must not fill the router's memory."""
+def test_a_request_that_is_given_up_for_want_of_memory_while_held_waits_no_longer() -> None:
+    exchange, _commands = held(BodyMode.FULL_DUPLEX_STREAMED)
+    reply, end = exchange.tell(m.Overloaded())
+
+    assert isinstance(reply, m.Reply)
+    assert (reply.status, reply.details, end) == (429, Reason.MEMORY, m.End())
+    assert exchange.dispatcher.left == exchange.dispatcher.tickets
+    assert exchange.stream.held_bytes == 0
+
+
+@pytest.mark.parametrize("state", [State.DONE, State.LOCAL_REPLY])
+def test_a_wake_up_after_the_end_does_nothing(state: State) -> None:
     exchange, _commands = held(BodyMode.BUFFERED)
+    exchange.tell(m.Ended() if state is State.DONE else m.ResponseHeaders(504))
+    exchange.dispatcher.tickets[0].result = PICK
 
-    assert exchange.stream._incoming.reader.held_bytes == 0
+    assert exchange.tell(m.Wakeup(), m.Wakeup()) == []
+    assert exchange.stream.state is state
+    assert exchange.stream.pick is None
+    assert exchange.dispatcher.finished == []  # it is the router that ends a pick not taken
+
+
+def test_the_stream_s_own_wake_is_what_the_queue_calls() -> None:
+    woken: list[str] = []
+    dispatcher = FakeDispatcher(hold_s=MAX_HOLD_S)
+    stream = Stream(dispatcher, StreamSettings(), lambda: woken.append("now"))
+    stream.handle(request_headers(body_mode=BodyMode.NONE, model="a"), now=1.0)
+
+    dispatcher.tickets[0].wake()
+
+    assert woken == ["now"]
+
+
+def test_a_request_routed_by_its_headers_alone_can_be_held() -> None:
+    exchange = begin()
+    exchange.dispatcher.hold_s = MAX_HOLD_S
+    commands = exchange.tell(request_headers(body_mode=BodyMode.NONE, model="a"))
+
+    assert [type(command) for command in commands] == [m.ExtendTimeout, m.WakeAt]
+    assert settle(exchange) == [m.ContinueHeaders(PICK), m.End()]
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_kept"),
+    [
+        (BodyMode.BUFFERED, False),
+        (BodyMode.BUFFERED_PARTIAL, False),
+        (BodyMode.STREAMED, False),
+        (BodyMode.FULL_DUPLEX_STREAMED, True),
+    ],
+)
+def test_the_queue_is_told_how_much_of_a_body_is_kept(mode: BodyMode, is_kept: bool) -> None:
+    """The data plane holds the others: ten thousand prompts must not fill the router's memory."""
+    exchange, _commands = held(mode)
+
+    assert exchange.dispatcher.held_bytes == [exchange.stream.held_bytes]
+    assert exchange.stream.held_bytes >= is_kept * len(body())
+    assert (exchange.stream.held_bytes > 0) is is_kept
 
 
 def test_of_a_held_requests_headers_only_what_an_answer_needs_is_kept() -> None:
-    exchange = begin(Wait(until_s=10.0), session_header="x-session")
+    exchange = begin(session_header="x-session")
+    exchange.dispatcher.hold_s = MAX_HOLD_S
     headers = {"x-session": "s", "x-request-id": "r", "authorization": "secret"}
     exchange.tell(request_headers(headers=headers), m.RequestBody(body(), True))
 
     assert set(exchange.stream._headers) == {":path", "x-request-id"}
-    exchange.dispatcher.result = PICK
-    exchange.tell(m.Wakeup())
-    first, last = exchange.dispatcher.routed
-    assert last.session == first.session is not None
+    assert exchange.dispatcher.tickets[0].request.session is not None

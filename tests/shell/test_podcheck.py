@@ -17,12 +17,13 @@ from extproc.shell.podprobes import OPTIONAL, REQUIRED
 
 ROOT = Path(__file__).parents[2]
 HEALTH, BASE, ADAPTERS, UNKNOWN, STREAM, BY_NAME, METRICS, RUN, WAIT, KV, ACTIVE = REQUIRED
-FILTER, START, DEFERRED, LOADED, RUNTIME = OPTIONAL
+FILTER, TOKENS, START, DEFERRED, LOADED, RUNTIME = OPTIONAL
 
 GAUGES = {
     "vllm:num_requests_running": 0.0,
     "vllm:num_requests_waiting": 0.0,
     "vllm:kv_cache_usage_perc": 0.0,
+    "vllm:generation_tokens_total": 0.0,
     'vllm:num_requests_waiting_by_reason{reason="deferred"}': 0.0,
     'vllm:lora_adapter_loaded{adapter_name="a0",level="gpu"}': 1.0,
     "process_start_time_seconds": 1.7952585e9,
@@ -198,6 +199,7 @@ async def test_sglang_is_not_probed_for_metrics_that_it_lacks() -> None:
         (RUN, "vllm:num_requests_running"),
         (WAIT, "vllm:num_requests_waiting"),
         (KV, "vllm:kv_cache_usage_perc"),
+        (TOKENS, "vllm:generation_tokens_total"),
         (START, "process_start_time_seconds"),
         (DEFERRED, 'vllm:num_requests_waiting_by_reason{reason="deferred"}'),
         (LOADED, 'vllm:lora_adapter_loaded{adapter_name="a0",level="gpu"}'),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.core.costs import Costs
+from extproc.core.costs import Costs, Decode
 from extproc.core.types import (
     EndpointView,
     Outcome,
@@ -216,7 +216,12 @@ def test_endpoint_gauges_have_the_values_of_the_snapshot() -> None:
         num_deferred=3,
         kv_usage_ratio=0.5,
         max_loras=2,
-        costs=Costs(prompt_s_per_byte=1 / 80_000, cold_load_s=0.4, cached_load_s=0.02),
+        costs=Costs(
+            prompt_s_per_byte=1 / 80_000,
+            cold_load_s=0.4,
+            cached_load_s=0.02,
+            decode=Decode(40, 0.025),
+        ),
     )
     metrics = telemetry(view, now=100.25)
     expected = {
@@ -231,6 +236,7 @@ def test_endpoint_gauges_have_the_values_of_the_snapshot() -> None:
         "endpoint_prefill_tokens_per_second": pytest.approx(20_000),
         "endpoint_cold_load_seconds": 0.4,
         "endpoint_cached_load_seconds": 0.02,
+        "endpoint_decode_seconds_per_token": 0.025,
     }
 
     assert {name: sample(metrics, name, endpoint=view.address) for name in expected} == expected

@@ -230,16 +230,18 @@ def test_the_page_says_what_held_at_the_end_of_the_last_step(
     active: set[str] = set()
     shown: dict[str, float] = {}
     read, read_s, num_steps = dict[str, float](), float("-inf"), count()  # a reader now and then
-    stats = EngineStats()
+    stats, num_generated = EngineStats(), 0
     open_requests: dict[str, str] = {}
     while step := driver.engine.step(now=driver.free_s):
         before = driver.engine.report(now=step.ended_s - 1e-9)
 
         assert before.stats == stats
+        assert before.num_generated_tokens == num_generated
         assert before.active_adapters == active
         assert dict(before.adapter_log) == shown
         driver.free_s = step.ended_s
         stats = step.stats
+        num_generated += len(step.tokens)
         open_requests |= {t.request.id: t.request.adapter or "" for t in step.first_tokens}
         for timeline in step.finished:
             del open_requests[timeline.request.id]
@@ -248,6 +250,7 @@ def test_the_page_says_what_held_at_the_end_of_the_last_step(
         after = driver.engine.report(now=step.ended_s)
 
         assert after.stats == stats
+        assert after.num_generated_tokens == num_generated
         assert after.active_adapters == active
         times = [seen_s for _, seen_s in after.adapter_log]
 

@@ -25,6 +25,7 @@ class Ticket(Struct, eq=False):
         reason: Why the policy held it, a slug.
         count: Counts its pick in its own way, and returns it or why that cannot be.
         result: None as long as it is held.
+        error: What its policy raised.
     """
 
     request: RequestInfo
@@ -38,6 +39,7 @@ class Ticket(Struct, eq=False):
     reason: str = ""
     count: Callable[[Pick, float], Pick | Rejection] | None = None
     result: Pick | Rejection | None = None
+    error: Exception | None = None
 
     @property
     def late_s(self) -> float:

@@ -21,6 +21,8 @@ _OUTCOMES = {
     FlightState.FAILED: Outcome.FAILED,
     FlightState.ABANDONED: Outcome.CANCELLED,
 }
+EVENT_BYTES, NUM_OTHER_EVENTS = 220, 1
+"""Of a streamed response: the event of a token, and those without one."""
 _STATUSES = {Outcome.COMPLETED: 200, Outcome.FAILED: 503, Outcome.CANCELLED: 0}
 
 
@@ -88,6 +90,7 @@ def _completion(flight: Flight, now: float) -> Completion:
         orca="",
         first_body_byte_s=first_byte_s,
         verdict=_verdict(flight),
+        body_bytes=EVENT_BYTES * (NUM_OTHER_EVENTS + flight.arrival.output_tokens),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -119,6 +120,21 @@ def test_looking_at_pods_changes_nothing() -> None:
 
     assert [f.ended_s for f in often.flights] == [f.ended_s for f in rarely.flights]
     assert often.pods == rarely.pods
+
+
+def test_what_a_token_is_learned_to_cost_is_what_requests_see() -> None:
+    learned: list[float] = []
+
+    class Watching(LeastPending):
+        def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+            views = snapshot.endpoints
+            learned.extend(view.costs.decode.token_s for view in views if view.costs.decode)
+            return super().choose(snapshot, request, rng=rng)
+
+    flights = run(poisson(2000, rate_rps=40), Watching, num_pods=2).flights
+    seen = [flight.tpot_s for flight in flights if flight.arrival.output_tokens > 10]
+
+    assert mean(learned) == pytest.approx(mean(s for s in seen if s is not None), rel=0.15)
 
 
 def test_a_lone_request_takes_what_the_engine_says() -> None:

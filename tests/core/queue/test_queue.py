@@ -1,0 +1,515 @@
+"""The queue: who is asked for, in which order and how often, and who is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.claims import Claim
+from extproc.core.queue import HoldQueue, QueueSettings, Ticket
+from extproc.core.queue.queue import LOOK_S, MAX_LOOKS, MAX_RETRY_AFTER_S, ORDER_S, REST_RATIO
+from extproc.core.types import Pick, Reason, Rejection, RequestInfo, Wait
+from tests.builders import endpoint_view, pick
+
+REST_S = 1.0
+"""Longer than the rest after any offer of these tests."""
+
+
+@dataclass
+class Scene:
+    """A queue, a policy that has room for so many, and what came of it."""
+
+    settings: QueueSettings = field(default_factory=QueueSettings)
+    room: int = 0
+    stuck: frozenset[str] = frozenset()  # models that get no endpoint
+    until_s: float = inf
+    looked: list[str] = field(default_factory=list)
+    woken: list[str] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
+    now: float = 0.0
+    calls: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.queue = HoldQueue(self.settings)
+        self.queue.later = self.calls.append
+        self.tickets: dict[str, Ticket] = {}
+
+    def hold(self, name: str, model: str = "", **fields: object) -> Rejection | None:
+        """Hold a request that arrives now, as told by fields of its ticket and its claim."""
+        ttft_s = fields.pop("ttft_s", None)
+        rest_s, num_bytes = fields.pop("rest_s", 0.0), fields.pop("num_bytes", 0)
+        give_up_s, goal_s = fields.pop("give_up_s", inf), fields.pop("goal_s", ttft_s)
+        adapter = fields.pop("adapter", None)
+        claim = Claim(ttft_s=ttft_s, **fields)  # type: ignore[arg-type]
+        request = RequestInfo(
+            model or name, adapter, request_id=name, arrived_at_s=self.now, claim=claim
+        )
+        ticket = Ticket(
+            request,
+            lambda: self.woken.append(name),
+            give_up_s,  # type: ignore[arg-type]
+            deadline_s=inf if goal_s is None else self.now + goal_s,  # type: ignore[operator]
+            rest_s=rest_s,  # type: ignore[arg-type]
+            num_bytes=num_bytes,  # type: ignore[arg-type]
+            look_s=self.until_s,
+            reason="room",
+        )
+        self.tickets[name] = ticket
+        return self.queue.add(ticket, now=self.now)
+
+    def look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
+        self.looked.append(ticket.request.request_id)
+        if not self.room or ticket.request.model in self.stuck:
+            return Wait(self.until_s, "room")
+        self.room -= 1
+        self.sent.append(ticket.request.request_id)
+        return pick(id=ticket.request.request_id)
+
+    def free(self, room: int = 1, *, after_s: float = REST_S) -> list[str]:
+        """Let so much room become free a while later; return who was sent."""
+        self.now += after_s
+        self.room, before = room, len(self.sent)
+        self.queue.freed(self.now)
+        self.queue.offer(self.look, now=self.now)
+        return self.sent[before:]
+
+    @property
+    def held(self) -> list[str]:
+        return [ticket.request.request_id for ticket in self.queue]
+
+    def result(self, name: str) -> Pick | Rejection | None:
+        return self.tickets[name].result
+
+
+def reasons(*results: Pick | Rejection | None) -> list[tuple[int, Reason]]:
+    return [(each.status, each.reason) for each in results if isinstance(each, Rejection)]
+
+
+# --- offers ----------------------------------------------------------------------------------
+
+
+def test_room_goes_to_the_first_that_waits_who_is_woken_once() -> None:
+    scene = Scene()
+    for name in "abc":
+        scene.hold(name)
+
+    assert scene.free(1) == ["a"]
+    assert (scene.held, scene.woken) == (["b", "c"], ["a"])
+    assert isinstance(scene.result("a"), Pick)
+    assert scene.free(5) == ["b", "c"]
+    assert (len(scene.queue), scene.woken) == (0, ["a", "b", "c"])
+
+
+def test_nobody_is_asked_for_before_something_has_changed() -> None:
+    scene = Scene(room=1)
+    scene.hold("a")
+
+    assert not scene.queue.is_due(5.0)
+    scene.queue.offer(scene.look, now=5.0)
+
+    assert (scene.looked, scene.calls) == ([], [])
+
+
+def test_what_frees_room_has_an_offer_made_at_once_and_further_ones_after_a_rest() -> None:
+    scene = Scene()
+    scene.hold("a")
+    scene.hold("b")
+    scene.queue.freed(1.0)
+    scene.queue.offer(scene.look, now=1.0)
+    scene.queue.freed(1.0)
+
+    rest_s = REST_RATIO * (2 * ORDER_S + 2 * LOOK_S)
+    assert scene.calls == [0.0, pytest.approx(rest_s)]
+    assert not scene.queue.is_due(1.0 + rest_s / 2)
+    assert scene.queue.is_due(1.0 + rest_s * 1.01)
+
+
+def test_an_empty_queue_wants_no_offer() -> None:
+    scene = Scene()
+    scene.queue.freed(1.0)
+    scene.queue.offer(scene.look, now=1.0)
+
+    assert (scene.calls, scene.looked, scene.queue.is_due(1.0)) == ([], [], False)
+
+
+def test_a_policy_is_asked_again_when_it_said_that_it_wants_to_be() -> None:
+    scene = Scene(until_s=3.0)
+    scene.hold("a")
+    assert scene.calls == [3.0]
+    assert not scene.queue.is_due(2.9)
+
+    scene.until_s = 7.0
+    scene.queue.offer(scene.look, now=3.0)
+
+    assert scene.looked == ["a"]
+    assert scene.calls == [3.0, 4.0]
+
+
+def test_requests_that_are_alike_are_asked_for_once_an_offer() -> None:
+    scene = Scene(stuck=frozenset({"m"}))
+    for name in "abc":
+        scene.hold(name, "m")
+    scene.hold("d", "other")
+
+    assert scene.free(9) == ["d"]
+    assert scene.looked == ["a", "d"]
+
+
+def test_who_gets_nothing_holds_up_nobody_behind() -> None:
+    """More requests that no endpoint takes stand first than one offer asks for."""
+    names = [f"stuck {number}" for number in range(3 * MAX_LOOKS)]
+    scene = Scene(stuck=frozenset(names))
+    for name in names:
+        scene.hold(name)
+    scene.hold("free")
+
+    scene.free(1)
+    num_offers = 1
+    while not scene.sent:
+        scene.now += REST_S
+        assert scene.queue.is_due(scene.now)
+        scene.queue.offer(scene.look, now=scene.now)
+        num_offers += 1
+
+    assert scene.sent == ["free"]
+    assert num_offers <= 4
+    assert len(scene.looked) <= num_offers * MAX_LOOKS + 1
+
+
+def test_room_that_is_freed_meanwhile_is_offered_to_the_first_again() -> None:
+    names = [f"stuck {number}" for number in range(3 * MAX_LOOKS)]
+    scene = Scene(stuck=frozenset(names))
+    for name in names:
+        scene.hold(name)
+    scene.free(1)
+    scene.stuck = frozenset(names[1:])
+
+    assert scene.free(1) == [names[0]]
+
+
+def test_one_that_left_is_not_asked_for_and_is_removed_once() -> None:
+    scene = Scene()
+    scene.hold("a", num_bytes=5)
+    scene.hold("b", num_bytes=7)
+    for _ in range(2):
+        scene.queue.remove(scene.tickets["a"], now=1.0)
+
+    assert (scene.free(2), scene.woken, scene.queue.num_bytes) == (["b"], ["b"], 0)
+
+
+def test_without_anybody_who_calls_back_offers_are_made_by_who_asks() -> None:
+    queue = HoldQueue()
+    ticket = Ticket(RequestInfo("m"), lambda: None, inf)
+    queue.add(ticket, now=0.0)
+    queue.freed(0.0)
+
+    queue.offer(lambda _ticket, _now: pick(), now=0.0)
+
+    assert isinstance(ticket.result, Pick)
+
+
+# --- order -----------------------------------------------------------------------------------
+
+
+def test_a_higher_priority_goes_first() -> None:
+    scene = Scene()
+    for name, priority in (("low", -1), ("normal", 0), ("high", 2)):
+        scene.hold(name, priority=priority)
+
+    assert scene.free(3) == ["high", "normal", "low"]
+
+
+def test_who_has_waited_long_enough_goes_before_higher_ones() -> None:
+    scene = Scene(QueueSettings(ageing_s=2.0))
+    scene.hold("low", priority=-1)
+    scene.now = 5.0
+    scene.hold("normal")
+
+    assert scene.free(1) == ["low"]
+
+
+def test_tenants_have_turns_by_what_each_got() -> None:
+    scene = Scene()
+    for number in range(6):
+        scene.hold(f"greedy {number}", tenant="greedy")
+    for number in range(2):
+        scene.hold(f"modest {number}", tenant="modest")
+
+    assert scene.free(4) == ["greedy 0", "modest 0", "greedy 1", "modest 1"]
+    assert scene.free(9) == [f"greedy {number}" for number in range(2, 6)]
+
+
+def test_what_a_tenant_gets_without_waiting_counts_as_well() -> None:
+    scene = Scene()
+    scene.hold("a", tenant="a")
+    scene.hold("b", tenant="b")
+    scene.queue.charge(scene.tickets["a"].request)
+
+    assert scene.free(1) == ["b"]
+
+
+def test_a_tenant_of_twice_the_weight_gets_twice_as_much() -> None:
+    scene = Scene()
+    for number in range(20):
+        scene.hold(f"heavy {number}", tenant="heavy", weight=2.0)
+        scene.hold(f"light {number}", tenant="light")
+
+    sent = scene.free(15)
+
+    assert sum(name.startswith("heavy") for name in sent) == 10
+
+
+def test_without_fairness_all_tenants_are_one_in_order_of_arrival() -> None:
+    scene = Scene(QueueSettings(fair=False))
+    for name in ("a0", "a1", "b0"):
+        scene.hold(name, tenant=name[0])
+
+    assert scene.free(3) == ["a0", "a1", "b0"]
+
+
+def test_turns_can_begin_and_end_while_requests_are_held() -> None:
+    scene = Scene(QueueSettings(fair=False))
+    for name in ("a0", "a1", "a2", "b0", "b1"):
+        scene.hold(name, tenant=name[0])
+
+    scene.queue.configure(QueueSettings(fair=True))
+    assert scene.free(2) == ["a0", "b0"]
+    scene.queue.configure(QueueSettings(fair=False))
+    assert scene.free(2) == ["a1", "a2"]
+    scene.queue.configure(QueueSettings(fair=False, max_requests=0))
+    assert reasons(scene.hold("c")) == [(429, Reason.SATURATED)]
+    assert scene.free(1) == ["b1"]
+
+
+def test_clusters_go_first_where_they_run() -> None:
+    scene = Scene(QueueSettings(order="clusters", cluster_size=2))
+    scene.hold("cold", adapter="x")
+    scene.hold("hot", adapter="y")
+    scene.now, scene.room = 1.0, 1
+    scene.queue.freed(1.0)
+    views = [endpoint_view(1, pending_by_adapter={"y": 1, "z": 1})]
+    scene.queue.offer(scene.look, now=1.0, endpoints=views)
+
+    assert scene.sent == ["hot"]
+
+
+def test_the_adapters_that_are_waited_for_are_known_in_order() -> None:
+    scene = Scene()
+    for name, adapter, priority in (("1", "x", 0), ("2", None, 0), ("3", "y", 1), ("4", "x", 0)):
+        scene.hold(name, adapter=adapter, priority=priority)
+
+    assert scene.queue.adapters(0.0) == ["y", "x"]
+
+
+# --- refusals --------------------------------------------------------------------------------
+
+
+def test_one_that_cannot_be_in_time_is_refused_at_once() -> None:
+    scene = Scene()
+
+    assert reasons(scene.hold("a", ttft_s=0.5, rest_s=0.6)) == [(429, Reason.LATE)]
+    assert scene.hold("b", ttft_s=0.5, rest_s=0.4) is None
+    assert scene.held == ["b"]
+
+
+def test_one_that_is_late_meanwhile_is_refused_when_it_is() -> None:
+    scene = Scene()
+    scene.hold("a", ttft_s=0.5, rest_s=0.2)
+    assert scene.calls == [pytest.approx(0.3)]
+
+    scene.now = 0.31
+    scene.queue.offer(scene.look, now=0.31)
+
+    assert reasons(scene.result("a")) == [(429, Reason.LATE)]
+    assert (scene.woken, scene.looked) == (["a"], [])
+
+
+def test_one_that_is_late_by_nobody_s_objective_goes_last_and_is_kept() -> None:
+    scene = Scene()
+    scene.hold("old", goal_s=0.5)
+    scene.now = 1.0
+    scene.hold("new", goal_s=5.0)
+
+    assert scene.free(1) == ["new"]
+    assert scene.free(1) == ["old"]
+
+
+def test_by_the_queue_s_own_pace_who_will_be_late_is_refused_before_that() -> None:
+    """One a second has left; of ten that want to within four seconds, the newest can."""
+    scene = Scene()
+    for number in range(20):
+        scene.hold(f"before {number}", goal_s=100.0)
+    for _ in range(20):
+        scene.free(1, after_s=1.0)
+    for number in range(10):
+        scene.now += 0.01
+        scene.hold(f"{number}", ttft_s=4.0)
+
+    assert scene.free(1, after_s=0.01) == ["6"]
+    assert scene.held == ["7", "8", "9"]
+    assert reasons(*map(scene.result, "012345")) == [(429, Reason.LATE)] * 6
+
+
+def test_one_that_was_held_as_long_as_it_may_is_refused() -> None:
+    scene = Scene()
+    scene.hold("a", give_up_s=2.0)
+    scene.queue.expire(scene.tickets["a"], now=1.9)
+    assert scene.held == ["a"]
+
+    for _ in range(2):
+        scene.queue.expire(scene.tickets["a"], now=2.0)
+
+    assert (reasons(scene.result("a")), scene.woken) == ([(429, Reason.SATURATED)], ["a"])
+    scene.now = 3.0
+    assert reasons(scene.hold("b", give_up_s=3.0)) == [(429, Reason.SATURATED)]
+
+
+def test_one_that_does_not_wait_is_refused_instead_of_held() -> None:
+    scene = Scene()
+
+    assert reasons(scene.hold("a", waits=False)) == [(429, Reason.SATURATED)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [QueueSettings(max_requests=2), QueueSettings(max_bytes=20)],
+    ids=["number", "bytes"],
+)
+def test_a_full_queue_refuses_newcomers_of_no_higher_priority(settings: QueueSettings) -> None:
+    scene = Scene(settings)
+    for name in "ab":
+        scene.hold(name, num_bytes=10)
+
+    assert reasons(scene.hold("c", num_bytes=10)) == [(429, Reason.SATURATED)]
+    assert scene.held == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [QueueSettings(max_requests=3), QueueSettings(max_bytes=30)],
+    ids=["number", "bytes"],
+)
+def test_in_a_full_queue_the_newest_of_the_lowest_priority_makes_way(
+    settings: QueueSettings,
+) -> None:
+    scene = Scene(settings)
+    for name, priority in (("old", -1), ("new", -1), ("normal", 0)):
+        scene.hold(name, priority=priority, num_bytes=10)
+
+    assert scene.hold("high", priority=1, num_bytes=10) is None
+    assert scene.held == ["old", "normal", "high"]
+    assert reasons(scene.result("new")) == [(429, Reason.SATURATED)]
+
+
+@pytest.mark.parametrize("limit", [{"max_held": 2}, {"max_held_bytes": 20}])
+def test_a_route_s_own_bounds_leave_the_others_room(limit: dict[str, int]) -> None:
+    scene = Scene()
+    for name in "ab":
+        assert scene.hold(name, route="r", num_bytes=10, **limit) is None
+
+    assert reasons(scene.hold("c", route="r", num_bytes=10, **limit)) == [(429, Reason.SATURATED)]
+    assert scene.hold("d", route="s", num_bytes=10, **limit) is None
+    scene.free(1)
+    assert scene.hold("e", route="r", num_bytes=10, **limit) is None
+
+
+def test_clients_are_told_to_come_back_when_those_held_will_have_gone() -> None:
+    scene = Scene()
+    assert scene.queue.retry_after_s() == 1
+    for number in range(30):
+        scene.hold(f"{number}")
+    for _ in range(20):
+        scene.free(1, after_s=1.0)
+
+    assert 9 <= scene.queue.retry_after_s() <= 12
+    for number in range(200):
+        scene.hold(f"more {number}")
+    assert scene.queue.retry_after_s() == MAX_RETRY_AFTER_S
+
+
+# --- the best that can be done ---------------------------------------------------------------
+
+
+def best(objectives_s: Sequence[float], service_s: float) -> int:
+    """The most first tokens in time, by trying all orders: one is dispatched each `service_s`."""
+    return max(
+        sum(
+            (place + 1) * service_s <= objective_s
+            for place, objective_s in enumerate(_without_late(order, service_s))
+        )
+        for order in permutations(objectives_s)
+    )
+
+
+def _without_late(order: Sequence[float], service_s: float) -> list[float]:
+    """An order, without those that would be late in it: they are refused and cost nothing."""
+    kept: list[float] = []
+    for objective_s in order:
+        if (len(kept) + 1) * service_s <= objective_s:
+            kept.append(objective_s)
+    return kept
+
+
+@given(st.lists(st.integers(1, 6).map(lambda n: n + 0.5), min_size=1, max_size=6))
+def test_at_a_steady_pace_as_many_are_in_time_as_in_the_best_order(
+    objectives_s: list[float],
+) -> None:
+    """Once the pace is known, the queue serves as many in time as a search of all orders finds."""
+    scene = Scene()
+    for number in range(60):
+        scene.hold(f"before {number}", goal_s=1e6)
+    for _ in range(50):
+        scene.free(1, after_s=1.0)
+    for number in range(50, 60):
+        scene.queue.remove(scene.tickets[f"before {number}"], now=scene.now)
+    for number, objective_s in enumerate(objectives_s):
+        scene.hold(f"{number}", ttft_s=objective_s)
+
+    sent = [name for _ in objectives_s for name in scene.free(1, after_s=1.0)]
+
+    assert len(sent) == best(objectives_s, 1.0)
+    assert not scene.held
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("hold"), st.integers(-1, 1), st.sampled_from(["", "a", "b"])),
+            st.tuples(st.just("free"), st.integers(0, 3), st.floats(0.0, 2.0)),
+            st.tuples(st.just("leave"), st.integers(0, 9), st.none()),
+        ),
+        max_size=40,
+    ),
+    st.sampled_from(["newest", "first_come", "deadline", "clusters"]),
+    st.booleans(),
+)
+def test_every_request_is_held_or_has_one_end(
+    steps: list[tuple[str, int, object]], order: str, fair: bool
+) -> None:
+    """Whatever happens, each is held, sent, refused or gone, and woken if it has a result."""
+    scene, gone = Scene(QueueSettings(order, fair=fair, max_requests=8)), set[str]()
+    refused = set[str]()
+    for number, (step, size, extra) in enumerate(steps):
+        name = str(number)
+        if step == "hold":
+            if scene.hold(name, priority=size, tenant=extra, ttft_s=1.5 if size else None):
+                refused.add(name)
+        elif step == "free":
+            scene.free(size, after_s=float(str(extra)))
+        elif scene.held:
+            leaver = scene.held[size % len(scene.held)]
+            scene.queue.remove(scene.tickets[leaver], now=scene.now)
+            gone.add(leaver)
+
+    held = set(scene.held)
+    woken = {name for name in scene.tickets if scene.result(name) is not None}
+    assert sorted(scene.woken) == sorted(woken)
+    assert held | gone | refused | woken == set(scene.tickets)
+    assert len(held) + len(gone) + len(refused) + len(woken) == len(scene.tickets)
+    assert set(scene.sent) <= woken

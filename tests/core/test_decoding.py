@@ -1,0 +1,214 @@
+"""What a token costs each running request, learned from an endpoint's reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.costs import Costs, Decode
+from extproc.core.decoding import MAX_INTERVAL_S, MAX_TOKEN_S, Decoding
+from extproc.core.pool import Pool
+from tests.builders import address, endpoint, report
+
+STEP_S, PER_REQUEST_S = 0.01, 0.0005
+SCRAPE_S = 0.1
+
+
+class Engine:
+    """An engine whose step takes `step_s` and `per_request_s` for each request that runs."""
+
+    def __init__(self, step_s: float = STEP_S, per_request_s: float = PER_REQUEST_S) -> None:
+        self.step_s, self.per_request_s = step_s, per_request_s
+        self.now, self.ended_s, self.tokens = 0.0, 0.0, 0
+        self.decoding = Decoding()
+
+    def run(self, running: int, seconds: float = SCRAPE_S) -> None:
+        """Run steps of so many requests, and let the last page be read."""
+        self.now += seconds
+        while running and self.ended_s + self.token_s(running) <= self.now:
+            self.ended_s += self.token_s(running)
+            self.tokens += running
+        self.ended_s = self.ended_s if running else self.now
+        self.read(running)
+
+    def token_s(self, running: float) -> float:
+        return self.step_s + self.per_request_s * running
+
+    def read(self, running: int) -> None:
+        made = report(num_running=running, generated_tokens=self.tokens)
+        self.decoding.record(made, taken_at_s=self.now)
+
+    def serve(self, batches: Iterable[int], seconds: float = 2.0) -> Costs:
+        """Run each of `batches` for some seconds; return the costs that are learned."""
+        for running in batches:
+            for _ in range(round(seconds / SCRAPE_S)):
+                self.run(running)
+        return Costs(decode=self.decoding.learned)
+
+
+@given(
+    st.floats(0.002, 0.05),
+    st.floats(0.00005, 0.0005),
+    st.lists(st.integers(1, 100), min_size=4, max_size=8),
+    st.integers(10, 60),
+)
+def test_the_line_is_that_of_the_engine(
+    step_s: float, per_request_s: float, batches: list[int], running: int
+) -> None:
+    engine = Engine(step_s, per_request_s)
+    learned = engine.serve([2, 60, *batches, 2, 60], seconds=5.0).decode
+    assert learned is not None
+    slope = learned.per_request_s or 0.0  # unknown where a request adds next to nothing
+    token_s = learned.token_s + slope * (running - learned.num_running)
+
+    assert token_s == pytest.approx(engine.token_s(running), rel=0.15)
+
+
+def test_nothing_is_known_before_the_reports_show_it() -> None:
+    assert Costs().most_running(0.01) == inf
+    assert Engine().serve([0]).decode is None
+    assert Engine().serve([8], seconds=0.5).decode is None
+
+
+def test_an_engine_that_does_not_count_tokens_teaches_nothing() -> None:
+    decoding = Decoding()
+    for tick in range(100):
+        decoding.record(report(num_running=8), taken_at_s=tick * SCRAPE_S)
+
+    assert decoding.learned is None
+
+
+def test_where_the_batch_hardly_varies_only_what_is_too_slow_has_a_bound() -> None:
+    costs = Engine().serve([40, 41] * 10)
+    assert costs.decode is not None
+    token_s = costs.decode.token_s
+
+    assert token_s == pytest.approx(STEP_S + 40.5 * PER_REQUEST_S, rel=0.05)
+    assert costs.decode.per_request_s is None
+    assert costs.most_running(token_s * 1.01) == inf
+    assert costs.most_running(token_s / 2) == pytest.approx(40.5 / 2, rel=0.05)
+
+
+def test_a_slope_that_was_sure_outlives_a_batch_that_does_not_vary() -> None:
+    engine = Engine()
+    engine.serve([5, 60] * 4)
+    costs = engine.serve([40] * 100)
+
+    assert costs.most_running(0.05) == pytest.approx(80, rel=0.1)
+
+
+def test_noise_is_not_taken_for_a_slope() -> None:
+    rng = Random(3)
+    engine = Engine()
+    slopes = []
+    for _ in range(300):
+        engine.step_s = rng.uniform(0.01, 0.05)
+        engine.per_request_s = 0.0
+        costs = engine.serve([rng.randrange(20, 40)], seconds=1.0)
+        if costs.decode is not None:
+            slopes.append(costs.decode.per_request_s)
+
+    assert slopes[20] is None
+    assert all(slope is None or slope < 0.03 / 30 for slope in slopes)
+
+
+def test_a_slope_leaves_a_step_some_time() -> None:
+    engine = Engine()
+    engine.serve([5, 60] * 4)
+    engine.step_s = engine.per_request_s = 0.0001  # another machine, and one batch to learn it from
+    decode = engine.serve([40] * 100).decode
+
+    assert decode is not None
+    assert decode.per_request_s == pytest.approx(decode.token_s / decode.num_running)
+
+
+def test_one_request_may_always_run() -> None:
+    assert Costs(decode=Decode(40, 0.1, 0.001)).most_running(0.001) == 1.0
+    assert Costs(decode=Decode(40, 0.1)).most_running(0.001) == 1.0
+
+
+def test_recent_seconds_count() -> None:
+    engine = Engine()
+    engine.serve([5, 60] * 10)
+    engine.step_s, engine.per_request_s = 2 * STEP_S, 2 * PER_REQUEST_S
+    costs = engine.serve([5, 60] * 30)
+
+    assert costs.most_running(engine.token_s(40)) == pytest.approx(40, rel=0.2)
+
+
+def test_time_without_work_makes_nothing_forgotten() -> None:
+    engine = Engine()
+    before = engine.serve([5, 60] * 4)
+
+    assert engine.serve([0] * 1000) == before
+
+
+def test_a_restart_of_the_counter_teaches_nothing() -> None:
+    engine = Engine()
+    before = engine.serve([5, 60] * 4)
+    engine.tokens = 3
+    engine.read(60)
+
+    assert engine.decoding.learned == before.decode
+    after = engine.serve([5, 60] * 4)
+    assert after.most_running(0.03) == pytest.approx(before.most_running(0.03), rel=0.1)
+
+
+def test_a_gap_without_reports_teaches_nothing() -> None:
+    engine = Engine()
+    before = engine.serve([5, 60] * 4)
+    engine.now += MAX_INTERVAL_S + 1
+    engine.read(60)
+
+    assert engine.decoding.learned == before.decode
+
+
+def test_a_hang_that_makes_a_token_impossibly_slow_is_left_out() -> None:
+    engine = Engine()
+    for _ in range(round(2 * MAX_TOKEN_S)):
+        engine.now += 1.0
+        engine.read(60)
+    engine.tokens += 60
+    engine.now += 1.0
+    engine.read(60)
+
+    assert engine.decoding.learned is None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(-1, 10), st.integers(0, 10**6), st.one_of(st.none(), st.integers(0, 10**15))
+        ),
+        max_size=60,
+    ),
+    st.floats(1e-6, 10.0),
+)
+def test_whatever_endpoints_report_the_bound_is_at_least_one(
+    reports: list[tuple[float, int, int | None]], tpot_s: float
+) -> None:
+    decoding, now = Decoding(), 0.0
+    for seconds, running, tokens in reports:
+        now += seconds
+        decoding.record(report(num_running=running, generated_tokens=tokens), taken_at_s=now)
+
+    assert Costs(decode=decoding.learned).most_running(tpot_s) >= 1
+
+
+def test_the_view_of_an_endpoint_has_what_was_learned_of_it_beside_its_other_costs() -> None:
+    pool, engine = Pool(), Engine()
+    pool.set_endpoints([endpoint(1), endpoint(2)])
+    for tick in range(1, 100):
+        engine.run(30)
+        made = report(num_running=30, generated_tokens=engine.tokens)
+        pool.record_report(address(1), made, taken_at_s=tick * SCRAPE_S)
+    busy, new = pool.snapshot(now=9.9).endpoints
+
+    assert busy.costs.most_running(engine.token_s(30) / 2) == pytest.approx(15, rel=0.1)
+    assert new.costs.most_running(engine.token_s(30) / 2) == inf
+    assert busy.costs.cold_load_s == new.costs.cold_load_s

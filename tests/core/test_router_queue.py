@@ -1,0 +1,426 @@
+"""Requests that a policy holds: who is asked about next, and what is left of one that goes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.claims import Claim
+from extproc.core.costs import Costs
+from extproc.core.following import Asked, Asking, Elsewhere
+from extproc.core.pool import Pool
+from extproc.core.queue import Ticket
+from extproc.core.router import OBJECTIVE_RATIO, Router
+from extproc.core.told import ToldPick
+from extproc.core.types import (
+    Choice,
+    Pick,
+    Reason,
+    Rejection,
+    RequestInfo,
+    Snapshot,
+    Wait,
+)
+from tests.builders import address, cards, endpoint, report, request
+from tests.core.test_router import refused, routed
+from tests.core.test_router import router as router_of
+
+LATER_S = 9.0
+"""A time by which every rest of the queue is over."""
+
+
+class Slots:
+    """A policy for which an endpoint has room for `num` requests; it may name a time."""
+
+    def __init__(self, num: int = 1, until_s: float = inf, ttft_s: float | None = None) -> None:
+        self.num, self.until_s, self.ttft_s = num, until_s, ttft_s
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        if request.path == "/bug":
+            raise ArithmeticError("a bug")
+        free = [view for view in snapshot.endpoints if view.num_pending < self.num]
+        return Choice(free[:1], "free") if free else Wait(self.until_s, "slot")
+
+
+@dataclass
+class Held:
+    """One request, as its stream sees it."""
+
+    router: Router
+    now: float = 0.0
+    fields: dict[str, object] = field(default_factory=dict)
+    num_wakes: int = 0
+
+    def __post_init__(self) -> None:
+        info = request(None, **{"model": "a", "arrived_at_s": self.now, **self.fields})
+        self.result = self.router.route(info, now=self.now, wake=self._wake)
+
+    def _wake(self) -> None:
+        self.num_wakes += 1
+
+    @property
+    def ticket(self) -> Ticket:
+        assert isinstance(self.result, Ticket)
+        return self.result
+
+    def resume(self, now: float) -> Pick | Rejection | Ticket:
+        return self.router.resume(self.ticket, now=now)
+
+
+def router(num: int = 1, **policy: float) -> Router:
+    """A router over endpoint 1, which has room for `num` requests."""
+    made = router_of(1)
+    made.picker.configure(Slots(num, **policy), "slots")
+    return made
+
+
+def full(**policy: float) -> tuple[Router, Pick]:
+    """A router whose only endpoint is full, and what it is full of."""
+    made = router(**policy)
+    return made, routed(made.route(request(None, model="a"), now=0.0))
+
+
+def ask(made: Router, now: float = 0.0, **fields: Any) -> Held:
+    return Held(made, now, fields)
+
+
+# --- held, and offered room -------------------------------------------------------------------
+
+
+def test_a_request_without_room_is_held_and_gets_what_is_freed() -> None:
+    made, first = full()
+    held = ask(made)
+    before = held.resume(1.0)
+    made.pool.flights.finish(first.id, now=1.0)
+    made.offer(now=1.0)
+
+    assert before is held.ticket
+    assert held.ticket.reason == "slot"
+    assert held.num_wakes == 1
+    assert routed(held.resume(1.0)).address == address(1)
+    assert len(made.pool.flights) == 1
+    assert len(made.queue) == 0
+
+
+def end_ours(pool: Pool, first: Pick) -> None:
+    pool.flights.finish(first.id, now=LATER_S)
+
+
+def end_told(pool: Pool, first: Pick) -> None:
+    pool.told.finish("bb-1", now=LATER_S)
+
+
+def report_again(pool: Pool, first: Pick) -> None:
+    pool.record_report(address(1), report(), taken_at_s=LATER_S)
+
+
+def list_models(pool: Pool, first: Pick) -> None:
+    pool.record_models(address(1), cards("a"), now=LATER_S)
+
+
+@pytest.mark.parametrize("event", [end_ours, end_told, report_again, list_models])
+def test_whatever_may_free_room_has_it_offered_at_once(event: Callable[[Pool, Pick], None]) -> None:
+    made, first = full()
+    made.pool.told.begin("bb", now=0.0)
+    made.pool.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
+    waits: list[float] = []
+    made.queue.later = waits.append
+    ask(made)
+    made.offer(now=1.0)  # in vain, if it is due
+    waits.clear()
+
+    event(made.pool, first)
+
+    assert waits == [0.0]
+
+
+def test_nobody_asks_for_a_request_again_while_nothing_is_freed() -> None:
+    made, _first = full()
+    waits: list[float] = []
+    made.queue.later = waits.append
+
+    ask(made)
+
+    assert waits == []
+    assert not made.queue.is_due(LATER_S)
+
+
+def test_a_policy_is_asked_again_when_it_said_without_a_word_from_outside() -> None:
+    made, _first = full(until_s=5.0)
+    waits: list[float] = []
+    made.queue.later = waits.append
+    held = ask(made)
+    made.picker.configure(Slots(2), "slots")
+    made.offer(now=4.9)
+    too_early = held.num_wakes
+    made.offer(now=5.0)
+
+    assert waits[0] == 5.0
+    assert (too_early, held.num_wakes) == (0, 1)
+
+
+def test_whoever_waits_comes_before_a_newcomer() -> None:
+    made, first = full()
+    held = ask(made)
+    made.pool.flights.finish(first.id, now=1.0)
+
+    newcomer = ask(made, now=1.0)  # before the offer that the queue has planned
+
+    assert isinstance(newcomer.result, Ticket)
+    assert held.num_wakes == 1
+    assert routed(held.resume(1.0))
+
+
+def test_a_newcomer_of_another_kind_takes_room_that_nobody_who_waits_can_use() -> None:
+    made, _first = full()
+    held = ask(made)
+    made.pool.set_endpoints([endpoint(1), endpoint(2)])
+    made.pool.record_report(address(2), report(), taken_at_s=1.0)
+    made.pool.record_models(address(2), cards("b"), now=1.0)
+
+    newcomer = ask(made, now=1.0, model="b")
+
+    assert routed(newcomer.result).address == address(2)
+    assert held.num_wakes == 0
+
+
+def test_a_held_request_whose_endpoints_all_went_is_unavailable() -> None:
+    made, _first = full()
+    held = ask(made)
+    made.pool.set_endpoints([])
+    made.queue.freed(1.0)
+    made.offer(now=1.0)
+
+    assert held.num_wakes == 1
+    assert refused(held.resume(1.0)) == (503, Reason.NO_ENDPOINTS)
+
+
+@pytest.mark.parametrize("wait", [Asked(2.0, "leader"), Elsewhere(2.0, "leader")])
+def test_what_the_leader_decides_is_not_queued_here(wait: Elsewhere) -> None:
+    class Leader(Asking):
+        def __init__(self) -> None:
+            pass
+
+        def choose(self, snapshot: Snapshot, request: RequestInfo) -> Elsewhere:
+            return wait
+
+    made = router()
+
+    result = made.route(request(None, model="a"), now=0.0, asking=Leader())
+
+    assert result is wait
+    assert len(made.queue) == len(made.pool.flights) == 0
+
+
+# --- who goes, and who may not wait ------------------------------------------------------------
+
+
+def test_a_client_that_leaves_takes_its_ticket_with_it() -> None:
+    made, first = full()
+    held = ask(made)
+    made.leave(held.ticket, now=1.0)
+    made.pool.flights.finish(first.id, now=1.0)
+    made.offer(now=1.0)
+
+    assert len(made.queue) == len(made.pool.flights) == 0
+    assert held.num_wakes == 0
+
+
+class Observer:
+    """What other routers would be told."""
+
+    def __init__(self) -> None:
+        self.started_ids: list[str] = []
+        self.ends: list[tuple[str, bool]] = []
+
+    def started(self, pick: Pick, address: str, *, at_s: float) -> None:
+        self.started_ids.append(pick.id)
+
+    def ended(self, pick_id: str, *, now: float, has_run: bool) -> None:
+        self.ends.append((pick_id, has_run))
+
+
+def test_a_pick_that_nobody_takes_any_more_is_ended_once_and_goes_to_the_next() -> None:
+    made, first = full()
+    gone, after = ask(made), ask(made)
+    made.pool.flights.finish(first.id, now=1.0)
+    made.pool.flights.observer = observer = Observer()
+    made.offer(now=1.0)
+    assert (gone.num_wakes, after.num_wakes) == (1, 0)
+
+    made.leave(gone.ticket, now=1.1)
+    made.leave(gone.ticket, now=1.1)
+    made.offer(now=LATER_S)
+
+    assert len(observer.started_ids) == 2
+    assert observer.ends == [(observer.started_ids[0], False)]
+    assert after.num_wakes == 1
+    assert len(made.pool.flights) == 1
+
+
+@pytest.mark.parametrize(
+    ("max_hold_s", "claim", "give_up_s"),
+    [
+        (30.0, Claim(), 33.0),
+        (30.0, Claim(max_wait_s=5.0), 8.0),
+        (4.0, Claim(max_wait_s=5.0), 7.0),
+    ],
+)
+def test_nobody_is_held_for_longer_than_it_may_be(
+    max_hold_s: float, claim: Claim, give_up_s: float
+) -> None:
+    made, _first = full()
+    made.max_hold_s = max_hold_s
+    held = ask(made, now=4.0, arrived_at_s=3.0, claim=claim)
+
+    assert held.ticket.until_s == give_up_s
+    assert held.resume(give_up_s - 0.001) is held.ticket
+    result = held.resume(give_up_s)
+    assert refused(result) == (429, Reason.SATURATED)
+    assert isinstance(result, Rejection)
+    assert result.retry_after_s is not None
+    assert result.retry_after_s >= 1
+    assert len(made.queue) == 0
+
+
+@pytest.mark.parametrize(
+    "fields", [{"claim": Claim(waits=False)}, {"arrived_at_s": -60.0}], ids=["may not", "too old"]
+)
+def test_who_may_not_wait_is_refused_where_it_would_be_held(fields: dict[str, Any]) -> None:
+    made, _first = full()
+
+    assert refused(ask(made, **fields).result) == (429, Reason.SATURATED)
+    assert len(made.queue) == 0
+
+
+def test_a_policy_that_raises_ends_the_request_that_it_raised_for_and_no_other() -> None:
+    made, first = full()
+    wrong, right = ask(made, path="/free"), ask(made, now=1.0)
+    wrong.ticket.request = request("a", path="/bug")
+    made.pool.flights.finish(first.id, now=2.0)
+
+    newcomer = ask(made, now=2.0)
+
+    assert isinstance(newcomer.result, Ticket)
+    assert routed(right.resume(2.0))
+    assert wrong.num_wakes == 1
+    with pytest.raises(ArithmeticError):
+        wrong.resume(2.0)
+    made.leave(wrong.ticket, now=2.0)
+    assert len(made.pool.flights) == len(made.queue) == 1
+
+
+# --- objectives --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("claim", "policy_s", "objective_s"),
+    [
+        (Claim(), None, None),
+        (Claim(), 2.0, 2.0),
+        (Claim(ttft_s=1.0), 2.0, 1.0),
+        (Claim(ttft_s=1.0, priority=-1), 2.0, 1.0),
+        (Claim(priority=-1), 2.0, None),
+    ],
+)
+def test_a_first_token_is_wanted_by_the_request_s_objective_or_else_the_policy_s(
+    claim: Claim, policy_s: float | None, objective_s: float | None
+) -> None:
+    made, _first = full()
+    made.picker.configure(Slots(ttft_s=policy_s), "slots")
+
+    ticket = ask(made, now=2.5, arrived_at_s=2.0, claim=claim).ticket
+
+    assert ticket.deadline_s == (
+        inf if objective_s is None else pytest.approx(2.0 + OBJECTIVE_RATIO * objective_s)
+    )
+
+
+def test_a_request_that_would_be_late_anyway_is_refused_instead_of_held() -> None:
+    made, _first = full()
+
+    result = ask(made, now=3.0, arrived_at_s=2.0, claim=Claim(ttft_s=1.0)).result
+
+    assert refused(result) == (429, Reason.LATE)
+
+
+def test_what_a_request_still_needs_is_its_prompt_and_its_load_where_they_take_least() -> None:
+    costs = Costs()
+    prompt_s = 1000 * costs.prompt_s_per_byte
+    made, _first = full()
+    made.pool.record_models(address(1), cards("a", "b"), now=0.0)
+
+    runs, is_loaded_first, base = (
+        ask(made, body_bytes=1000, model=model).ticket.rest_s for model in ("a", "b", "base")
+    )
+
+    assert runs == base == pytest.approx(prompt_s)
+    assert is_loaded_first == pytest.approx(prompt_s + costs.cold_load_s)
+
+
+# --- whatever happens --------------------------------------------------------------------------
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(("ask", "end", "leave", "take", "offer", "time")), st.integers(0, 5)),
+    max_size=60,
+)
+
+
+@given(ACTIONS)
+def test_whatever_happens_each_request_has_one_end_and_every_pick_is_counted_once(
+    actions: list[tuple[str, int]],
+) -> None:
+    made, now = router(2), 0.0
+    waiting: list[Held] = []
+    served: list[Pick] = []
+    num_asked = num_over = 0
+
+    def take(held: Held) -> int:
+        result = held.resume(now)
+        if isinstance(result, Ticket):
+            return 0
+        waiting.remove(held)
+        if isinstance(result, Pick):
+            served.append(result)
+        return isinstance(result, Rejection)
+
+    for action, number in actions:
+        match action:
+            case "ask":
+                held = ask(made, now=now, claim=Claim(max_wait_s=3.0))
+                num_asked += 1
+                if isinstance(held.result, Ticket):
+                    waiting.append(held)
+                else:
+                    served.append(routed(held.result))
+            case "end" if served:
+                made.pool.flights.finish(served.pop(number % len(served)).id, now=now)
+                num_over += 1
+            case "leave" if waiting:
+                made.leave(waiting.pop(number % len(waiting)).ticket, now=now)
+                num_over += 1
+            case "take" if waiting:
+                num_over += take(waiting[number % len(waiting)])
+            case "offer":
+                made.offer(now=now)
+            case "time":
+                now += number / 5
+        not_taken = [held for held in waiting if isinstance(held.ticket.result, Pick)]
+        assert len(made.pool.flights) == len(served) + len(not_taken) <= 2
+        assert len(made.queue) == sum(held.ticket.result is None for held in waiting)
+        assert all(held.num_wakes == (held.ticket.result is not None) for held in waiting)
+    now += 3.0
+    for held in waiting:
+        num_over += take(held)
+
+    assert num_asked == num_over + len(served)
+    assert len(made.queue) == len(waiting) == 0
