@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from math import ceil
 
 from extproc.core.queue.tickets import Ticket
 from extproc.core.rejections import late, saturated
 from extproc.core.types import Pick, Reason, Rejection
 from extproc.core.words import held
-
-MAX_RETRY_AFTER_S = 60
 
 
 class End(StrEnum):
@@ -45,7 +42,9 @@ def end_of(result: Pick | Rejection) -> End:
     return End.SATURATED if result.reason is Reason.SATURATED else End.NO_ENDPOINTS
 
 
-def refusal(end: End, ticket: Ticket, *, num_held: int, service_s: float, now: float) -> Rejection:
+def refusal(
+    end: End, ticket: Ticket, *, num_held: int, service_s: float, retry_after_s: int, now: float
+) -> Rejection:
     """Return the answer to a request that is not held, or no longer.
 
     Args:
@@ -56,7 +55,6 @@ def refusal(end: End, ticket: Ticket, *, num_held: int, service_s: float, now: f
     own = (
         f"; it was {held(now - ticket.held_at_s, ticket.reason)}" if now > ticket.held_at_s else ""
     )
-    retry_after_s = max(1, min(MAX_RETRY_AFTER_S, ceil(num_held * service_s)))
     why = f"{_WHY[end]}: {num_held} held{pace}{own}."
     return make(ticket.request.model, retry_after_s, why)
 

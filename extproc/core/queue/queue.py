@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from extproc.core.queue.endings import End, end_of, refusal
@@ -36,6 +36,7 @@ ORDER_S = 2e-6
 """What a look, and a place in the order, take of a slow core."""
 REST_RATIO = 10
 """The rest after an offer, over what it took."""
+MAX_RETRY_AFTER_S = 60
 
 
 Look = Callable[[Ticket, float], Pick | Rejection | Wait]
@@ -237,8 +238,18 @@ class HoldQueue:
     def _refused(self, ticket: Ticket, end: End, now: float) -> Rejection:
         """Count a refusal, and return the answer to it."""
         self.num_ended[end] += 1
-        num_held, service_s = len(self._tickets), self._pace.service_s
-        return refusal(end, ticket, num_held=num_held, service_s=service_s, now=now)
+        return refusal(
+            end,
+            ticket,
+            num_held=len(self._tickets),
+            service_s=self.service_s,
+            retry_after_s=self.retry_after_s(),
+            now=now,
+        )
+
+    def retry_after_s(self) -> int:
+        """Return in how many seconds all that are held now will have gone, by the queue's pace."""
+        return max(1, min(MAX_RETRY_AFTER_S, ceil(len(self._tickets) * self.service_s)))
 
     def _refusal(self, ticket: Ticket, now: float) -> End | None:
         """Return why a newcomer is not held, if it is not; it may take the place of another."""
