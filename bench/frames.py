@@ -7,6 +7,8 @@ import time
 from extproc.app.livefeed import LiveFeed
 from extproc.core.accounting import DecisionRecord
 from extproc.core.attainment import Attainment
+from extproc.core.queue import HoldQueue
+from extproc.core.queue.status import describe_queue
 from extproc.core.types import EndpointView, ModelCard, Outcome, Pick, RequestInfo, Snapshot
 from extproc.shell.decisions import DecisionsService
 from extproc.shell.telemetry import Telemetry
@@ -26,9 +28,11 @@ def measure_frame(num_pods: int, num_adapters: int) -> tuple[float, int]:
         attainment.completed(path, Outcome.COMPLETED, 200, 0.1, 1.0, now=0.0)
     cards = {"base": ModelCard("base")}
     cards |= {name: ModelCard(name, parent="base") for name in names}
+    queue = HoldQueue()
     feed = LiveFeed(
         about={"version": "0", "router": "r", "started_wall_ms": 0},
         snapshot=lambda: Snapshot(views, 1.0),
+        queue=lambda: describe_queue(queue, now=1.0),
         registry=lambda: cards,
         decisions=decisions,
         telemetry=Telemetry(snapshot=lambda: Snapshot(views, 1.0), version="0"),

@@ -4,6 +4,9 @@ A policy (`bench.holdpolicy`) makes every request wait, behind an Envoy whose me
 second: each answer must come before Envoy gives up, each hold be announced in time. What counts is
 how many of the requests, all sent at once, end with 200, and what the router holds meanwhile.
 
+The same burst under the default policy, with prompts for far more than the pods can compute in the
+time that a request may be held: each answer must be a 200 or a 429 of the router's.
+
 A thousand connections, as many Envoy workers would open them, each asking once a second.
 """
 
@@ -29,6 +32,8 @@ _SAMPLE_S = 0.25
 _SETTLE_S = 2.0
 _MAX_OVERTIME_S = 60.0
 _HEALTH_PATH = "/grpc.health.v1.Health/Check"
+_OVERLOADED_PODS, _LONG_BODY_BYTES = 4, 4096
+"""Some 90 requests a second, by the router's first estimate of how fast pods compute prompts."""
 _EMPTY_MESSAGE = bytes(5)  # not compressed, no bytes
 _FAULTS = (
     "http.openai.downstream_rq_5xx",
@@ -45,6 +50,7 @@ class HoldResult:
     """One burst.
 
     Attributes:
+        kind: `hold` or `overload`.
         transport: That carried it.
         num_requests: Sent, all at once.
         statuses: How many ended how; those without an answer do not appear.
@@ -52,12 +58,14 @@ class HoldResult:
         p50_s: Median time to the end of the answer.
         max_s: Longest.
         rss_before_mb: The router's memory before.
-        peak_mb: Its most (VmHWM).
+        held_mb: Its most while all are held; 0 where that was never seen.
+        peak_mb: Its most (VmHWM), answers included.
         envoy_peak_mb: The gateway's most.
         envoy_faults: Envoy's counters of what must not happen.
         abuse: The router's limits that Envoy ran into.
     """
 
+    kind: str
     transport: str
     num_requests: int
     statuses: dict[int, int]
@@ -65,6 +73,7 @@ class HoldResult:
     p50_s: float
     max_s: float
     rss_before_mb: float
+    held_mb: float
     peak_mb: float
     envoy_peak_mb: float
     envoy_faults: dict[str, int]
@@ -72,9 +81,11 @@ class HoldResult:
 
     @property
     def is_good(self) -> bool:
-        """Whether every request was answered with 200 and nobody saw a fault."""
+        """Whether every request was answered as it should be and nobody saw a fault."""
         faults = (*self.envoy_faults.values(), *self.abuse.values())
-        return self.statuses == {200: self.num_requests} and not any(faults)
+        allowed = {200, 429} if self.kind == "overload" else {200}
+        is_answered = sum(self.statuses.values()) == self.num_requests
+        return is_answered and self.statuses.keys() <= allowed and not any(faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +123,7 @@ def hold(
     body_bytes: int,
     message_timeout_s: float = _MESSAGE_TIMEOUT_S,
 ) -> HoldResult:
-    """Send a burst and watch it wait.
+    """Send a burst that a policy holds for `hold_s`.
 
     Raises:
         StackError: Something did not start.
@@ -122,6 +133,30 @@ def hold(
         message_timeout_s=message_timeout_s,
         router={"policy": {"name": "bench.holdpolicy:Hold", "args": {"hold_s": hold_s}}},
     )
+    return _burst("hold", options, num_requests, hold_s, body_bytes)
+
+
+def overload(
+    transport: Variant, num_requests: int, max_hold_s: float, message_timeout_s: float
+) -> HoldResult:
+    """Send a burst of which most must wait, for `max_hold_s` at most.
+
+    Raises:
+        StackError: Something did not start.
+    """
+    options = StackOptions(
+        transport,
+        num_pods=_OVERLOADED_PODS,
+        message_timeout_s=message_timeout_s,
+        router={"request": {"max_hold_s": max_hold_s}},
+    )
+    return _burst("overload", options, num_requests, max_hold_s, _LONG_BODY_BYTES)
+
+
+def _burst(
+    kind: str, options: StackOptions, num_requests: int, hold_s: float, body_bytes: int
+) -> HoldResult:
+    """Send a burst and watch it wait."""
     with running(options) as stack:
         time.sleep(_SETTLE_S)
         pid = _router_pid(stack)
@@ -133,21 +168,26 @@ def hold(
             body=chat_body("adapter-00", body_bytes),
             headers={"content-type": "application/json"},
         )
-        num_held = 0
+        num_held, held_bytes = 0, 0
         deadline = time.monotonic() + hold_s + _MAX_OVERTIME_S
         while burst.is_running and time.monotonic() < deadline:
-            num_held = max(num_held, _num_streams(stack))
+            num_streams = _num_streams(stack)
+            num_held = max(num_held, num_streams)
+            if num_streams == num_requests:
+                held_bytes = max(held_bytes, memory(pid).now_bytes)
             time.sleep(_SAMPLE_S)
         requests = burst.finish()
         durations = [request.duration_us / 1e6 for request in requests] or [0.0]
         return HoldResult(
-            transport=transport,
+            kind=kind,
+            transport=options.variant,
             num_requests=num_requests,
             statuses=count_statuses(requests),
             num_held=num_held,
             p50_s=percentile(durations, 50),
             max_s=max(durations),
             rss_before_mb=rss_before / 1e6,
+            held_mb=held_bytes / 1e6,
             peak_mb=memory(pid).peak_bytes / 1e6,
             envoy_peak_mb=memory(stack.gateway.pid).peak_bytes / 1e6,
             envoy_faults=envoy_faults(stack),
@@ -220,16 +260,25 @@ def envoy_stats(stack: Stack) -> dict[str, int]:
 
 
 def _render(holds: Sequence[HoldResult], many: Sequence[ConnectionsResult]) -> str:
-    header = ["transport", "requests", "held at once", "statuses", "p50 / max s", "router MB"]
+    header = [
+        "burst",
+        "transport",
+        "requests",
+        "held at once",
+        "statuses",
+        "p50 / max s",
+        "router MB",
+    ]
     header += ["Envoy MB", "Envoy's faults", "abuse"]
     rows = [
         [
+            each.kind,
             each.transport,
             str(each.num_requests),
             str(each.num_held),
             _counts(each.statuses),
             f"{each.p50_s:.1f} / {each.max_s:.1f}",
-            f"{each.rss_before_mb:.0f} -> {each.peak_mb:.0f}",
+            f"{each.rss_before_mb:.0f} -> {each.held_mb:.0f}, most {each.peak_mb:.0f}",
             f"{each.envoy_peak_mb:.0f}",
             _counts({name: n for name, n in each.envoy_faults.items() if n}) or "none",
             _counts({name: n for name, n in each.abuse.items() if n}) or "none",
@@ -265,6 +314,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         holds = [
             hold(t, args.requests, args.hold, args.body_bytes, args.message_timeout)
             for t in args.transports
+        ]
+        holds += [
+            overload(t, args.requests, args.hold, args.message_timeout)
+            for t in args.transports
+            if t is not Variant.CONSTANT
         ]
         routers = [t for t in args.transports if t is not Variant.CONSTANT]
         many = [connections(t, args.connections, args.seconds) for t in routers]

@@ -129,7 +129,7 @@ class Service:
             lambda: self.now,
         )
         self.feed = LiveFeed(
-            about={}, snapshot=self.snapshot, registry=lambda: self.pool.registry,
+            about={}, snapshot=self.snapshot, queue=dict, registry=lambda: self.pool.registry,
             decisions=self.decisions, telemetry=self.telemetry, attainment=self.attainment,
             knows_times=lambda: True, health=list, policy=lambda: policy, clock=lambda: self.now,
             wall_clock=lambda: 1_700_000_000.0,

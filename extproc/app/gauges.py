@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 
 from extproc.app.services import Services
@@ -10,10 +10,15 @@ from extproc.core.budget import Budget
 from extproc.core.losses import Losses
 from extproc.core.modelroutes import ModelRoutes
 from extproc.core.pool import Pool
+from extproc.core.queue import HoldQueue
 from extproc.core.tpot import Tpots
 from extproc.core.wire.limits import Counters
+from extproc.shell.counters import CappedLabel
 from extproc.shell.httpserver import HttpLimit
 from extproc.shell.telemetry import Telemetry
+
+_MAX_PRIORITIES = 50
+"""With a label of their own; anyone may write an InferenceObjective."""
 
 
 def add_gauges(
@@ -22,6 +27,7 @@ def add_gauges(
     services: Services,
     pool: Pool,
     routes: ModelRoutes,
+    queue: HoldQueue,
     wire: Counters,
     http_dropped: Counter[HttpLimit],
     budget: Budget,
@@ -56,6 +62,7 @@ def add_gauges(
         "route",
         lambda: routes.targets,
     )
+    add_queue_gauges(telemetry, queue, clock)
     add("endpoints", "Endpoints that should send load reports", lambda: losses.num_due)
     add("endpoints_lost", "Those that do not, or cannot be reached", lambda: losses.num_lost)
     telemetry.add_gauges(
@@ -109,6 +116,45 @@ def add_gauges(
         "limit",
         lambda: {str(limit): http_dropped[limit] for limit in HttpLimit},
     )
+
+
+def add_queue_gauges(telemetry: Telemetry, queue: HoldQueue, clock: Callable[[], float]) -> None:
+    """Register what is held, and how holds ended."""
+    add = telemetry.add_gauge
+    priorities = CappedLabel(_MAX_PRIORITIES)
+    telemetry.add_gauges(
+        "held_requests",
+        "Requests that are held, by their route of models and priority",
+        ("route", "priority"),
+        lambda: _held(queue, priorities),
+    )
+    add("held_requests_limit", "Most of them", lambda: queue.settings.max_requests)
+    add("held_bytes", "Bytes of bodies kept of requests that are held", lambda: queue.num_bytes)
+    add("held_bytes_limit", "Most bytes of them", lambda: queue.settings.max_bytes)
+    add(
+        "held_oldest_seconds",
+        "For how long the oldest request has been held",
+        lambda: queue.oldest_s(clock()),
+    )
+    add(
+        "held_dispatched_per_second",
+        "Requests that leave the queue for a pod while others wait, by its own estimate",
+        lambda: 1 / queue.service_s if queue.service_s else 0.0,
+    )
+    telemetry.add_counters(
+        "holds",
+        "Requests that were to be held, by how that ended",
+        "end",
+        lambda: {str(end): count for end, count in queue.num_ended.items()},
+    )
+
+
+def _held(queue: HoldQueue, priorities: CappedLabel) -> Mapping[tuple[str, str], float]:
+    """Return the requests held by route and priority; one figure at least, so that sums exist."""
+    counts: defaultdict[tuple[str, str], float] = defaultdict(float, {("", "0"): 0.0})
+    for (route, priority), count in queue.num_by_claim.items():
+        counts[route, priorities.cap(str(priority))] += count
+    return counts
 
 
 def _add_tpot(telemetry: Telemetry, tpots: Tpots) -> None:

@@ -38,6 +38,7 @@ class LiveFeed:
 
     Attributes:
         about: Constants such as the version, shown as they are.
+        queue: What is held, as `core.queue.status` says.
         registry: The models registered on any endpoint, by name; a new object after each change.
         knows_times: Whether completions carry response times.
         health: Reasons why the router is not ready, for people; empty when it is.
@@ -48,6 +49,7 @@ class LiveFeed:
 
     about: Mapping[str, str | int]
     snapshot: Callable[[], Snapshot]
+    queue: Callable[[], Mapping[str, Any]]
     registry: Callable[[], Mapping[str, ModelCard]]
     decisions: DecisionsService
     telemetry: Telemetry
@@ -66,10 +68,11 @@ class LiveFeed:
         """Return one frame: JSON on one line.
 
         `{"about", "wall_ms", "policy", "health": [...], "rates": {...} or null, "num_pending",
-        "num_in_flight", "slo": {...}, "pods": [...], "num_pods", "adapters": [[name, cells,
-        [[pod's place, requests], ...]], ...], "num_adapters", "decisions": [...],
-        "num_decisions_left_out"}`. A cell is one character per pod of `pods`: `.` not registered
-        there, `?` unknown, `r` registered, `c` in the CPU cache, `g` in a GPU slot.
+        "num_in_flight", "slo": {...}, "queue": {...}, "pods": [...], "num_pods",
+        "adapters": [[name, cells, [[pod's place, requests], ...]], ...], "num_adapters",
+        "decisions": [...], "num_decisions_left_out"}`. A cell is one character per
+        pod of `pods`: `.` not registered there, `?` unknown, `r` registered, `c` in the CPU cache,
+        `g` in a GPU slot.
         """
         now = self.clock()
         snapshot = self.snapshot()
@@ -87,6 +90,7 @@ class LiveFeed:
                 "num_pending": sum(view.num_pending + view.num_foreign for view in views),
                 "num_in_flight": sum(view.num_in_flight for view in views),
                 "slo": self._slo(now),
+                "queue": self.queue(),
                 "pods": [_pod(view, snapshot.now) for view in shown],
                 "num_pods": len(views),
                 "adapters": adapters,

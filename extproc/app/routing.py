@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from extproc.app import settings
 from extproc.app.world import World
@@ -16,6 +17,7 @@ from extproc.core.pickids import pick_ids
 from extproc.core.policies import Policy
 from extproc.core.pool import Pool
 from extproc.core.queue import HoldQueue
+from extproc.core.queue.status import describe_queue
 from extproc.core.router import Router
 from extproc.core.types import Endpoint, Snapshot
 from extproc.plugins import PolicyError, load_policy
@@ -94,6 +96,10 @@ class Routing:
     def snapshot(self) -> Snapshot:
         """Return the current snapshot of the pool."""
         return self.pool.snapshot(now=self._clock())
+
+    def queue(self) -> dict[str, Any]:
+        """Return what is held, as plain values."""
+        return describe_queue(self.router.queue, now=self._clock())
 
     def _warn_of_unknown_groups(self) -> None:
         """Warn of those that have become unknown since the last call."""

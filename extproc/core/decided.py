@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from extproc.core.accounting import DecisionRecord
-from extproc.core.bounds import between, plain, whole
+from extproc.core.bounds import MAX_DURATION_S, between, plain, whole
 from extproc.core.types import EndpointView, Pick, Rejection
 
 MAX_TEXT_CHARS = 1024
@@ -37,6 +37,8 @@ def _describe_pick(pick: Pick) -> dict[str, Any]:
         "endpoints": [_text(each) for each in pick.endpoints],
         "policy": _text(pick.policy),
         "reason": _text(pick.reason),
+        "held_seconds": None if pick.held_s is None else between(pick.held_s, MAX_DURATION_S),
+        "held_for": _text(pick.held_for),
         "candidates": [_describe_candidate(each, request.adapter) for each in pick.candidates],
     }
 
@@ -69,6 +71,7 @@ def _describe_rejection(record: DecisionRecord, rejection: Rejection) -> dict[st
         ),
         "request_id": _text(record.request_id),
         "path": _text(record.path),
+        "why": _text(rejection.why),
     }
 
 

@@ -14,7 +14,7 @@ from extproc.core.bounds import plain
 from extproc.core.policies import BUILT_IN
 from extproc.core.prices import priced
 from extproc.core.types import EndpointView, Pick, Rejection
-from extproc.core.words import pending, pod_name, short, shortened, whereabouts
+from extproc.core.words import held, pending, pod_name, short, shortened, whereabouts
 
 MAX_MESSAGE_CHARS = 300
 """Of a rejection's message in a sentence."""
@@ -33,19 +33,21 @@ def explain(decision: Pick | Rejection) -> str:
 
 def _pick(pick: Pick) -> str:
     chosen = next((view for view in pick.candidates if view.address == pick.address), None)
+    before = "" if pick.held_s is None else f" It was {held(pick.held_s, pick.held_for)}."
     if chosen is None:
-        return f"{pick.address}: chosen by {pick.policy} ({pick.reason})."
+        return f"{pick.address}: chosen by {pick.policy} ({pick.reason}).{before}"
     others = [view for view in pick.candidates if view is not chosen]
     why = f"{pod_name(chosen)}: {_why(pick, chosen, others)}{_state(chosen)}{_fallbacks(pick)}."
     prices = _prices(pick, chosen, others)
-    return f"{why} {prices}." if prices else why
+    return f"{why}{before} {prices}." if prices else f"{why}{before}"
 
 
 def _rejection(rejection: Rejection) -> str:
     about = f" for {short(rejection.model)}" if rejection.model else ""
     later = "" if rejection.retry_after_s is None else f", retry after {rejection.retry_after_s} s"
     message = shortened(rejection.message, MAX_MESSAGE_CHARS)
-    return f"Rejected with {rejection.status} {rejection.reason}{about}{later}: {message}"
+    why = f" {rejection.why}" if rejection.why else ""
+    return f"Rejected with {rejection.status} {rejection.reason}{about}{later}: {message}{why}"
 
 
 def _why(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> str:

@@ -90,16 +90,18 @@ def rank_too_high(model: str, rank: int, limit: int) -> Rejection:
     return Rejection(503, reason, message, "model", retry_after_s=RETRY_AFTER_S, model=model)
 
 
-def saturated(model: str, retry_after_s: int) -> Rejection:
+def saturated(model: str, retry_after_s: int, why: str = "") -> Rejection:
     """429: every endpoint that could serve the model is at its cap."""
     message = "Every endpoint that serves this model is saturated. Retry later."
-    return Rejection(429, Reason.SATURATED, message, retry_after_s=retry_after_s, model=model)
+    reason = Reason.SATURATED
+    return Rejection(429, reason, message, retry_after_s=retry_after_s, model=model, why=why)
 
 
-def late(model: str, retry_after_s: int) -> Rejection:
+def late(model: str, retry_after_s: int, why: str = "") -> Rejection:
     """429: the first token would come later than the request's objective."""
     message = "The first token of the response would come too late. Retry later."
-    return Rejection(429, Reason.LATE, message, retry_after_s=retry_after_s, model=model)
+    reason = Reason.LATE
+    return Rejection(429, reason, message, retry_after_s=retry_after_s, model=model, why=why)
 
 
 def invalid_header(name: str, allowed: str) -> Rejection:

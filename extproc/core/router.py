@@ -108,6 +108,7 @@ class Router:
             wake,
             min(arrived_s + min(limit_s, self.max_hold_s), give_up_s),
             deadline_s=inf if ttft_s is None else arrived_s + OBJECTIVE_RATIO * ttft_s,
+            held_at_s=now,
             rest_s=self._least_ttft_s(request, now),
             num_bytes=num_bytes,
             look_s=wait.until_s,
@@ -168,6 +169,7 @@ class Router:
             return no_endpoints(ticket.request.model)
         if not isinstance(result, Pick):
             return result
+        result = replace(result, held_s=now - ticket.held_at_s, held_for=ticket.reason)
         if ticket.count is not None:
             return ticket.count(result, now)
         self.pool.flights.start(result, now=now)

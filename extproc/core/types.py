@@ -277,6 +277,8 @@ class Pick(Struct, frozen=True, gc=False):
             alongside the destination, not in it. Empty where `endpoints` has fallbacks.
         terms: The policy's, as in `Choice`.
         leader: The router that was asked and chose; "" where this one did.
+        held_s: For how long this router's queue held the request; None for not at all.
+        held_for: The last reason of that, the policy's slug.
     """
 
     id: str
@@ -289,6 +291,8 @@ class Pick(Struct, frozen=True, gc=False):
     alternates: tuple[str, ...] = ()
     terms: Terms | None = None
     leader: str = ""
+    held_s: float | None = None
+    held_for: str = ""
 
     @property
     def address(self) -> str:
@@ -302,6 +306,7 @@ class Rejection(Struct, frozen=True):
     Attributes:
         message: For the client. Never quotes the prompt or a header.
         param: The offending field in OpenAI's sense, e.g. `model`; None if there is none.
+        why: More of it, in a sentence for operators: no client is told.
     """
 
     status: int
@@ -311,3 +316,4 @@ class Rejection(Struct, frozen=True):
     retry_after_s: int | None = None  # sent as `Retry-After`; None for no such header
     model: str = ""  # the model asked for, where known; for metrics and logs
     allowed_methods: tuple[str, ...] = ()  # sent as `Allow`, which belongs to a 405
+    why: str = ""

@@ -62,6 +62,14 @@ def duration(seconds: float) -> str:
     return f"{seconds:.2f} s"
 
 
+def held(seconds: float, reason: str) -> str:
+    """Say for how long and for what a request was held, by the policy's slug."""
+    return f"held {duration(seconds)}{_HELD_FOR.get(reason) or f' ({short(reason)})'}"
+
+
+_HELD_FOR = {"slot": " for a slot", "room": " for room"}
+
+
 def listed(names: Sequence[str], at_most: int = MAX_NAMED) -> str:
     """Return the first names, and how many others there are."""
     num_others = len(names) - at_most

@@ -9,7 +9,7 @@ machine could read it through a name of its own that resolves to 127.0.0.1 (DNS 
 | `/` | the live page, added by `add_page` |
 | `/metrics` | Prometheus text, or OpenMetrics where the scraper asks for it |
 | `/healthz` | 200 or 503: `{"status": "ok" or "unavailable", "reasons": [], "warnings": []}` |
-| `/debug/snapshot` | `describe_snapshot` |
+| `/debug/snapshot` | `describe_snapshot`, and `queue` as in `core.queue.status` |
 | `/debug/decisions?n=20` | `{"decisions": [...]}`, newest first |
 """
 
@@ -126,6 +126,7 @@ class AdminServer(MetricsServer):
     """The admin port.
 
     Args:
+        queue: Returns what is held, as plain values.
         decisions: Returns the last n decisions, newest first, one by one.
         health: Returns the reasons, for people, why requests should not be sent here.
         warnings: Returns what is wrong elsewhere, for people: another router would not do better.
@@ -139,6 +140,7 @@ class AdminServer(MetricsServer):
         *,
         registry: CollectorRegistry,
         snapshot: Callable[[], Snapshot],
+        queue: Callable[[], Mapping[str, Any]],
         decisions: Callable[[int], Iterable[Mapping[str, Any]]],
         health: Callable[[], Sequence[str]],
         warnings: Callable[[], Sequence[str]] = tuple,
@@ -148,6 +150,7 @@ class AdminServer(MetricsServer):
     ) -> None:
         super().__init__(host, port, registry, limits=limits, dropped=dropped)
         self._snapshot = snapshot
+        self._queue = queue
         self._decisions = decisions
         self._health = health
         self._warnings = warnings
@@ -175,7 +178,7 @@ class AdminServer(MetricsServer):
 
     async def _make_snapshot(self) -> bytes:
         # Megabytes for many pods and adapters. A snapshot is immutable, so a thread may encode it.
-        return await asyncio.to_thread(_snapshot_as_json, self._snapshot())
+        return await asyncio.to_thread(_snapshot_as_json, self._snapshot(), self._queue())
 
     async def _get_decisions(self, request: web.Request) -> web.Response:
         asked = request.query.get("n", str(_DEFAULT_DECISIONS))
@@ -209,8 +212,8 @@ def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
     return {"endpoints": [_describe_view(view, snapshot.now) for view in snapshot.endpoints]}
 
 
-def _snapshot_as_json(snapshot: Snapshot) -> bytes:
-    return msgspec.json.encode(describe_snapshot(snapshot))
+def _snapshot_as_json(snapshot: Snapshot, queue: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode({**describe_snapshot(snapshot), "queue": queue})
 
 
 def _describe_view(view: EndpointView, now: float) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _MAX_SLUGS = 100  # a user's policy may invent reasons; any further ones count a
 
 _DECISION_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
 _SCRAPE_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_HELD_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 _LAG_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -84,6 +85,9 @@ class Telemetry:
         self._lag_s = Histogram(
             "access_log_lag_seconds", "From the end of a request to its access log entry", _LAG_S
         )
+        self._held_s = Histogram(
+            "held_seconds", "From the hold of a request to its pick, of those that got one", _HELD_S
+        )
         self.registry = CollectorRegistry() if registry is None else registry
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -103,6 +107,8 @@ class Telemetry:
     def picked(self, pick: Pick) -> None:
         """Record a pick."""
         self._picks.add((pick.policy, self._slugs.cap(pick.reason)))
+        if pick.held_s is not None:
+            self._held_s.observe(pick.held_s)
         adapter = pick.request.adapter
         if adapter is not None:
             self._picks_by_adapter.add((self._adapters.cap(adapter),))
@@ -191,7 +197,8 @@ class Telemetry:
         snapshot = self._snapshot()
         self._scrape_failures.keep({each.address for each in snapshot.endpoints})
         yield from (each.family() for each in self._counters)
-        yield from (each.family() for each in (self._decision_s, self._scrape_s, self._lag_s))
+        histograms = self._decision_s, self._scrape_s, self._lag_s, self._held_s
+        yield from (each.family() for each in histograms)
         yield from (read() for read in self._readings)
         yield InfoMetricFamily("extproc_build", "This program", {"version": self._version})
         yield from _endpoint_families(snapshot)

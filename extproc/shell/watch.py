@@ -15,6 +15,7 @@ from rich.text import Text
 
 from extproc.core.address import Address
 from extproc.core.errors import ExtprocError
+from extproc.core.words import held
 from extproc.shell.gen.client.extproc.v1 import (
     Candidate,
     Decision,
@@ -150,6 +151,8 @@ def _render_pick(line: Text, pick: Pick) -> None:
     if pick.adapter is not None:
         num_loaded = sum(each.loaded for each in pick.candidates)
         line.append(f"  loaded on {num_loaded}/{len(pick.candidates)}", style="dim")
+    if pick.held_seconds is not None:
+        line.append(f"  {held(pick.held_seconds, pick.held_for)}", style="yellow")
 
 
 def _render_rejection(line: Text, rejection: Rejection) -> None:
@@ -158,6 +161,8 @@ def _render_rejection(line: Text, rejection: Rejection) -> None:
     line.append(f"  {rejection.message}")
     if rejection.retry_after_seconds is not None:
         line.append(f"  retry after {rejection.retry_after_seconds} s", style="dim")
+    if rejection.why:
+        line.append(f"  {rejection.why}", style="dim")
 
 
 def _name(pick: Pick, address: str) -> str:

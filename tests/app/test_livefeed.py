@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from math import inf
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from extproc.app.livefeed import MAX_ADAPTERS, MAX_DECISIONS, MAX_PODS, LiveFeed
 from extproc.core.accounting import DecisionRecord
 from extproc.core.attainment import Attainment
+from extproc.core.queue import HoldQueue, Ticket
+from extproc.core.queue.status import describe_queue
 from extproc.core.rejections import saturated
 from extproc.core.types import EndpointView, ModelCard, Outcome, Pick, Rejection, Snapshot
 from extproc.shell.decisions import DecisionsService
@@ -28,6 +31,7 @@ class Scene:
         self.views = views
         self.reasons: list[str] = []
         self.knows_times = True
+        self.queue = HoldQueue()
         self.decisions = DecisionsService(1000)
         self.telemetry = Telemetry(snapshot=self.snapshot, version="1")
         self.attainment = Attainment(0.5)
@@ -36,6 +40,7 @@ class Scene:
         self.feed = LiveFeed(
             about={"version": "1.2.3", "router": "r1", "started_wall_ms": 5},
             snapshot=self.snapshot,
+            queue=lambda: describe_queue(self.queue, now=self.now),
             registry=lambda: registry,
             decisions=self.decisions,
             telemetry=self.telemetry,
@@ -98,6 +103,18 @@ def test_a_pod_is_shown_with_its_load_and_the_age_of_its_report() -> None:
             "in_cpu": 2,
         }
     ]
+
+
+def test_the_queue_is_shown_with_what_it_needs_next() -> None:
+    scene = Scene()
+    for adapter in ("b", "a"):
+        ticket = Ticket(request(adapter), lambda: None, give_up_s=inf, held_at_s=scene.now)
+        scene.queue.add(ticket, now=scene.now)
+    queue = scene.frame(after_s=1.5)["queue"]
+
+    assert (queue["num_held"], queue["oldest_s"]) == (2, 1.5)
+    assert queue["routes"] == [["", 0, 2]]
+    assert queue["adapters"] == ["b", "a"]
 
 
 def test_a_row_says_for_each_pod_where_the_adapter_is() -> None:

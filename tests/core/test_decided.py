@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from extproc.core.accounting import DecisionRecord
+from extproc.core.bounds import MAX_DURATION_S
 from extproc.core.decided import MAX_TEXT_CHARS, describe_result
-from extproc.core.rejections import no_endpoints, saturated
+from extproc.core.rejections import late, no_endpoints, saturated
 from extproc.core.types import Reason, Rejection
 from tests.builders import endpoint_view, pick, request
 
@@ -36,3 +37,20 @@ def test_a_rejection_says_when_to_come_again_if_it_is_known() -> None:
     described = [describe_result(DecisionRecord(each, 0.0, 0.0)) for each in rejections]
 
     assert [each["rejection"]["retry_after_seconds"] for each in described] == [2**32 - 1, 1, None]
+
+
+def test_what_was_held_says_how_long_and_a_refusal_why() -> None:
+    decisions = (
+        pick(),
+        pick(held_s=0.5, held_for="slot"),
+        pick(held_s=1e99),
+        late("a", 1, why="w" * 9_999),
+    )
+    plain, held, endless, refused = (
+        describe_result(DecisionRecord(each, 0.0, 0.0)) for each in decisions
+    )
+
+    assert (plain["pick"]["held_seconds"], plain["pick"]["held_for"]) == (None, "")
+    assert (held["pick"]["held_seconds"], held["pick"]["held_for"]) == (0.5, "slot")
+    assert endless["pick"]["held_seconds"] == MAX_DURATION_S
+    assert len(refused["rejection"]["why"]) == MAX_TEXT_CHARS

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from extproc.core.explanation import MAX_MESSAGE_CHARS, explain
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN, LeastHarm
-from extproc.core.rejections import model_not_found, no_endpoints, saturated
+from extproc.core.rejections import late, model_not_found, no_endpoints, saturated
 from extproc.core.types import (
     Choice,
     EndpointView,
@@ -60,6 +60,17 @@ def test_a_pick_of_the_router_that_leads_names_it() -> None:
 
     assert said("founding", "asked", *views, leader="0a1b") == (
         "pod-1: asked 0a1b, the router that leads, which chose it."
+    )
+
+
+def test_a_pick_that_was_held_says_for_how_long_and_for_what() -> None:
+    held = {"held_s": 0.31, "held_for": "slot", "leader": "0a1b"}
+
+    assert said("founding", "asked", view(1), view(2), **held) == (
+        "pod-1: asked 0a1b, the router that leads, which chose it. It was held 310 ms for a slot."
+    )
+    assert said("founding", "asked", view(2), **held) == (
+        "10.0.0.1:8000: chosen by founding (asked). It was held 310 ms for a slot."
     )
 
 
@@ -360,6 +371,11 @@ def test_a_pick_without_its_candidates_still_names_the_pod_and_the_rule() -> Non
             "model is saturated. Retry later.",
         ),
         (
+            late("a", 2, "Its first token would come late: 7 held."),
+            "Rejected with 429 late for a, retry after 2 s: The first token of the response would "
+            "come too late. Retry later. Its first token would come late: 7 held.",
+        ),
+        (
             model_not_found("a"),
             "Rejected with 404 model_not_found for a: The model `a` does not exist.",
         ),
@@ -370,7 +386,9 @@ def test_a_pick_without_its_candidates_still_names_the_pod_and_the_rule() -> Non
         ),
     ],
 )
-def test_a_rejection_says_what_the_client_was_told(rejection: Rejection, sentence: str) -> None:
+def test_a_rejection_says_what_a_client_is_told_and_why(
+    rejection: Rejection, sentence: str
+) -> None:
     assert explain(rejection) == sentence
 
 

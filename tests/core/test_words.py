@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from extproc.core.words import shortened
+import pytest
+
+from extproc.core.words import held, shortened
 
 
 def test_only_what_is_too_long_is_shortened() -> None:
     assert (shortened("12345", 5), shortened("123456", 5)) == ("12345", "1234…")
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("slot", "held 310 ms for a slot"),
+        ("room", "held 310 ms for room"),
+        ("x", "held 310 ms (x)"),
+    ],
+)
+def test_a_hold_has_its_time_and_what_it_was_for(reason: str, words: str) -> None:
+    assert held(0.31, reason) == words

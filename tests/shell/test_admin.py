@@ -64,6 +64,7 @@ class Admin:
             0,
             registry=registry,
             snapshot=lambda: Snapshot((VIEW,), now=100.0),
+            queue=lambda: {"num_held": 7},
             decisions=self._decisions,
             health=lambda: self.reasons,
             warnings=lambda: self.warnings,
@@ -183,7 +184,8 @@ async def test_the_snapshot_is_json() -> None:
                 "max_loras": 4,
                 "max_lora_rank": None,
             }
-        ]
+        ],
+        "queue": {"num_held": 7},
     }
 
 

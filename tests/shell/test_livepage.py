@@ -40,6 +40,7 @@ class Served:
             0,
             registry=CollectorRegistry(),
             snapshot=lambda: Snapshot(()),
+            queue=dict,
             decisions=lambda limit: [],
             health=lambda: [],
             add_page=self.page.add_to,

@@ -350,3 +350,13 @@ def test_totals_are_the_counts_so_far() -> None:
     metrics.rejected(FULL)
 
     assert metrics.totals() == (2, 0.75, 1)
+
+
+def test_only_picks_that_were_held_have_a_time_of_that() -> None:
+    metrics = telemetry()
+    for each in (pick(), replace(pick(), held_s=0.0), replace(pick(), held_s=0.3)):
+        metrics.picked(each)
+
+    assert sample(metrics, "held_seconds_count") == 2
+    assert sample(metrics, "held_seconds_sum") == 0.3
+    assert sample(metrics, "held_seconds_bucket", le="0.2") == 1

@@ -20,6 +20,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server, Stream
+from msgspec.structs import replace
 
 from extproc.core.accounting import DecisionRecord
 from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo
@@ -334,6 +335,15 @@ async def test_a_pick_is_one_line() -> None:
     )
 
 
+async def test_a_pick_that_was_held_says_so_on_its_line() -> None:
+    record = picked(None)
+    held = replace(record.decision, held_s=0.31, held_for="slot")
+
+    assert await line_of(record._replace(decision=held)) == (
+        "base  ->  pod-1, pod-2  founding/affinity  5 pending  held 310 ms for a slot  40 us"
+    )
+
+
 async def test_a_cold_pick_is_rendered_as_such() -> None:
     assert "cold, 5 pending, 0 of this adapter  loaded on 0/2" in await line_of(picked("a9"))
 
@@ -350,6 +360,15 @@ async def test_an_endpoint_without_a_report_is_shown_as_unknown() -> None:
 
 async def test_a_rejection_is_one_line() -> None:
     assert await line_of(rejected()) == "a1  429 saturated  full  retry after 2 s"
+
+
+async def test_a_rejection_says_more_than_the_client_was_told() -> None:
+    record = rejected()
+    refused = replace(record.decision, why="The queue is full: 7 held.")
+
+    assert await line_of(record._replace(decision=refused)) == (
+        "a1  429 saturated  full  retry after 2 s  The queue is full: 7 held."
+    )
 
 
 def test_a_decision_of_a_newer_server_is_still_rendered() -> None:

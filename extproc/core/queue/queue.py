@@ -23,12 +23,12 @@ from math import ceil, inf
 from typing import Any
 
 from extproc.core.claims import Share
+from extproc.core.queue.endings import End, end_of, refusal
 from extproc.core.queue.orders import Scene, running_in_clusters
 from extproc.core.queue.pace import Pace
 from extproc.core.queue.plan import Plan
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.tickets import Ticket
-from extproc.core.rejections import late, saturated
 from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Wait
 
 MAX_LOOKS = 16
@@ -50,15 +50,19 @@ class HoldQueue:
     """The held requests of one router.
 
     Attributes:
+        settings: In force.
         later: Has `offer` called after so many seconds; too early or too often does no harm.
+        num_by_claim: Requests held by route and priority.
+        num_bytes: Of their bodies, that are kept.
+        num_ended: Requests by how their hold ended, or why it did not begin.
     """
 
     def __init__(self, settings: QueueSettings | None = None) -> None:
-        self._settings = settings or QueueSettings()
-        self._plan = Plan(self._settings)
+        self.settings = settings or QueueSettings()
+        self._plan = Plan(self.settings)
         self.later: Callable[[float], None] = _never
         self._tickets: dict[Ticket, None] = {}
-        self._num_by_priority: Counter[int] = Counter()
+        self.num_by_claim: Counter[tuple[str, int]] = Counter()
         self._num_by_route: Counter[str] = Counter()
         self._bytes_by_route: Counter[str] = Counter()
         self._pace = Pace()
@@ -70,6 +74,7 @@ class HoldQueue:
         self._late: set[Ticket] = set()
         self._spread = 0.0
         self.num_bytes = 0
+        self.num_ended: Counter[End] = Counter(dict.fromkeys(End, 0))
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -77,22 +82,32 @@ class HoldQueue:
     def __iter__(self) -> Iterator[Ticket]:
         return iter(self._tickets)
 
+    @property
+    def service_s(self) -> float:
+        """Mean time from one dispatch out of the queue to the next; 0 while none is known."""
+        return self._pace.service_s
+
+    def oldest_s(self, now: float) -> float:
+        """Return for how long the oldest has been held; 0 where nothing is."""
+        oldest = next(iter(self._tickets), None)
+        return 0.0 if oldest is None else now - oldest.held_at_s
+
     def configure(self, settings: QueueSettings) -> None:
         """Apply other settings; who is held already stays."""
-        self._settings = settings
+        self.settings = settings
         self._plan.configure(settings, self._tickets)
 
     # --- in and out --------------------------------------------------------------------------
 
     def add(self, ticket: Ticket, *, now: float) -> Rejection | None:
         """Hold a request, or return why not."""
-        refusal = self._refusal(ticket, now)
-        if refusal is not None:
-            return refusal
+        end = self._refusal(ticket, now)
+        if end is not None:
+            return self._refused(ticket, end, now)
         self._pace.look(now, is_held=True)
         self._tickets[ticket] = None
         claim = ticket.request.claim
-        self._num_by_priority[claim.priority] += 1
+        self.num_by_claim[claim.route, claim.priority] += 1
         self._num_by_route[claim.route] += 1
         self._bytes_by_route[claim.route] += ticket.num_bytes
         self._plan.hold(ticket)
@@ -110,21 +125,15 @@ class HoldQueue:
         self._plan.charge_told(share)
 
     def remove(self, ticket: Ticket, *, now: float) -> None:
-        """Forget a request, if it is held: it is decided, or its client has gone."""
+        """Forget a request whose client has gone, if it is held."""
         if ticket in self._tickets:
-            del self._tickets[ticket]
-            claim = ticket.request.claim
-            _take(self._num_by_priority, claim.priority)
-            _take(self._num_by_route, claim.route)
-            _take(self._bytes_by_route, claim.route, ticket.num_bytes)
-            self._plan.release(ticket)
-            self.num_bytes -= ticket.num_bytes
-            self._pace.look(now, is_held=bool(self._tickets))
+            self.num_ended[End.LEFT] += 1
+            self._drop(ticket, now)
 
     def expire(self, ticket: Ticket, *, now: float) -> None:
         """Refuse a request if it has been held for as long as it may be."""
         if ticket in self._tickets and now >= ticket.give_up_s:
-            self._settle(ticket, self._saturated(ticket), now)
+            self._refuse(ticket, End.EXPIRED, now)
 
     def freed(self, now: float, *, after_s: float = 0.0) -> None:
         """Record that there may be room where there was none, to be offered after so long."""
@@ -201,6 +210,7 @@ class HoldQueue:
                 ticket.look_s = self._late_look_s(now) if is_late else result.until_s
                 self._note(ticket)
             else:
+                self.num_ended[end_of(result)] += 1
                 self._settle(ticket, result, now)
         self._in_vain = set() if is_over else before | vain.keys()
         if not is_over:
@@ -212,12 +222,22 @@ class HoldQueue:
         self._next_s = min(self._next_s, ticket.look_s, late_s)
 
     def _settle(self, ticket: Ticket, result: Pick | Rejection, now: float) -> None:
-        self.remove(ticket, now=now)
+        self._drop(ticket, now)
         ticket.result = result
         if isinstance(result, Pick):
             self._pace.sent()
             self.charge(ticket.request)
         ticket.wake()
+
+    def _drop(self, ticket: Ticket, now: float) -> None:
+        del self._tickets[ticket]
+        claim = ticket.request.claim
+        _take(self.num_by_claim, (claim.route, claim.priority))
+        _take(self._num_by_route, claim.route)
+        _take(self._bytes_by_route, claim.route, ticket.num_bytes)
+        self._plan.release(ticket)
+        self.num_bytes -= ticket.num_bytes
+        self._pace.look(now, is_held=bool(self._tickets))
 
     def _planned(self, scene: Scene) -> Iterator[Ticket]:
         """Refuse those whose first token will be late; return the others in order."""
@@ -225,7 +245,7 @@ class HoldQueue:
         before, self._late = self._late, set()
         for ticket in given_up:
             if ticket.is_refusable:
-                self._refuse_late(ticket, scene.now)
+                self._refuse(ticket, End.LATE, scene.now)
                 continue
             self._late.add(ticket)
             if ticket not in before:
@@ -238,31 +258,50 @@ class HoldQueue:
         return now + LATE_LOOK_S * (0.5 + self._spread)
 
     def _scene(self, now: float, endpoints: Sequence[EndpointView] = ()) -> Scene:
-        settings, running = self._settings, frozenset[str]()
+        settings, running = self.settings, frozenset[str]()
         if settings.order == "clusters":
             running = running_in_clusters(endpoints, settings.cluster_size)
         return Scene(now, self._pace.service_s, running)
 
     # --- refusals ----------------------------------------------------------------------------
 
-    def _refuse_late(self, ticket: Ticket, now: float) -> None:
-        self._settle(ticket, late(ticket.request.model, self.retry_after_s()), now)
+    def _refuse(self, ticket: Ticket, end: End, now: float) -> None:
+        self._settle(ticket, self._refused(ticket, end, now), now)
 
-    def _refusal(self, ticket: Ticket, now: float) -> Rejection | None:
+    def _refused(self, ticket: Ticket, end: End, now: float) -> Rejection:
+        """Count a refusal, and return the answer to it."""
+        self.num_ended[end] += 1
+        return refusal(
+            end,
+            ticket,
+            num_held=len(self._tickets),
+            service_s=self.service_s,
+            retry_after_s=self.retry_after_s(),
+            now=now,
+        )
+
+    def retry_after_s(self) -> int:
+        """Return in how many seconds all that are held now will have gone, by the queue's pace."""
+        return max(1, min(MAX_RETRY_AFTER_S, ceil(len(self._tickets) * self.service_s)))
+
+    def _refusal(self, ticket: Ticket, now: float) -> End | None:
         """Return why a newcomer is not held, if it is not; it may take the place of another."""
-        settings = self._settings
+        settings = self.settings
         if ticket.is_refusable and now > ticket.late_s:
-            return late(ticket.request.model, self.retry_after_s())
-        waits = ticket.request.claim.waits and now < ticket.give_up_s
-        if not waits or self._is_route_full(ticket):
-            return self._saturated(ticket)
+            return End.LATE
+        if not ticket.request.claim.waits:
+            return End.NO_WAIT
+        if now >= ticket.give_up_s:
+            return End.EXPIRED
+        if self._is_route_full(ticket):
+            return End.ROUTE_FULL
         while len(self._tickets) >= settings.max_requests or (
             self.num_bytes + ticket.num_bytes > settings.max_bytes
         ):
             last = self._last_below(ticket.request.claim.priority)
             if last is None:
-                return self._saturated(ticket)
-            self._settle(last, self._saturated(last), now)
+                return End.FULL
+            self._refuse(last, End.DISPLACED, now)
         return None
 
     def _is_route_full(self, ticket: Ticket) -> bool:
@@ -274,18 +313,10 @@ class HoldQueue:
 
     def _last_below(self, priority: int) -> Ticket | None:
         """Return the newest of the lowest priority, if that is below this one."""
-        lowest = min(self._num_by_priority, default=priority)
+        lowest = min((each for _, each in self.num_by_claim), default=priority)
         if lowest >= priority:
             return None
         return next(t for t in reversed(self._tickets) if t.request.claim.priority == lowest)
-
-    def _saturated(self, ticket: Ticket) -> Rejection:
-        return saturated(ticket.request.model, self.retry_after_s())
-
-    def retry_after_s(self) -> int:
-        """Return in how many seconds all that are held now will have gone, by the queue's pace."""
-        wait_s = len(self._tickets) * self._pace.service_s
-        return max(1, min(MAX_RETRY_AFTER_S, ceil(wait_s)))
 
     # --- time --------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ class Ticket(Struct, eq=False):
         wake: Called once there is a result; must not ask for it from within the call.
         give_up_s: When it is refused, if it is still held by then.
         deadline_s: By when its first token is wanted; infinite for whenever.
+        held_at_s: When its hold began.
         rest_s: From its dispatch to its first token on an idle endpoint, by estimate.
         num_bytes: Of its body, kept as long as it is held.
         look_s: When its policy is asked again at the latest.
@@ -31,6 +32,7 @@ class Ticket(Struct, eq=False):
     wake: Callable[[], None]
     give_up_s: float
     deadline_s: float = inf
+    held_at_s: float = 0.0
     rest_s: float = 0.0
     num_bytes: int = 0
     look_s: float = inf

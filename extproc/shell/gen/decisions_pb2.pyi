@@ -42,7 +42,7 @@ class Decision(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decision_seconds: _Optional[float] = ..., pick: _Optional[_Union[Pick, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., explanation: _Optional[str] = ...) -> None: ...
 
 class Pick(_message.Message):
-    __slots__ = ("id", "request_id", "model", "adapter", "path", "body_bytes", "endpoints", "policy", "reason", "candidates")
+    __slots__ = ("id", "request_id", "model", "adapter", "path", "body_bytes", "endpoints", "policy", "reason", "candidates", "held_seconds", "held_for")
     ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,8 @@ class Pick(_message.Message):
     POLICY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    HELD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FOR_FIELD_NUMBER: _ClassVar[int]
     id: str
     request_id: str
     model: str
@@ -63,7 +65,9 @@ class Pick(_message.Message):
     policy: str
     reason: str
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
-    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., path: _Optional[str] = ..., body_bytes: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+    held_seconds: float
+    held_for: str
+    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., path: _Optional[str] = ..., body_bytes: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., held_seconds: _Optional[float] = ..., held_for: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("address", "name", "num_pending", "num_adapter_pending", "num_active_adapters", "loaded", "on_gpu", "known", "kv_usage_ratio")
@@ -88,7 +92,7 @@ class Candidate(_message.Message):
     def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., num_pending: _Optional[int] = ..., num_adapter_pending: _Optional[int] = ..., num_active_adapters: _Optional[int] = ..., loaded: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., known: _Optional[bool] = ..., kv_usage_ratio: _Optional[float] = ...) -> None: ...
 
 class Rejection(_message.Message):
-    __slots__ = ("status", "reason", "message", "model", "retry_after_seconds", "request_id", "path")
+    __slots__ = ("status", "reason", "message", "model", "retry_after_seconds", "request_id", "path", "why")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +100,7 @@ class Rejection(_message.Message):
     RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     status: int
     reason: str
     message: str
@@ -103,4 +108,5 @@ class Rejection(_message.Message):
     retry_after_seconds: int
     request_id: str
     path: str
-    def __init__(self, status: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., model: _Optional[str] = ..., retry_after_seconds: _Optional[int] = ..., request_id: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+    why: str
+    def __init__(self, status: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., model: _Optional[str] = ..., retry_after_seconds: _Optional[int] = ..., request_id: _Optional[str] = ..., path: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...

@@ -60,6 +60,7 @@ function show() {
   setText($("about"), `version ${about.version}, policy ${frame.policy}, router ${about.router}, up ${up}`);
   showTiles();
   showSlo();
+  showQueue();
   showPods();
   showHeat();
   showDecisions();
@@ -81,6 +82,7 @@ function showTiles() {
   const us = rates.decision_us === null ? undefined : rates.decision_us;
   tile("Time to decide, mean", us, us === undefined ? undefined : us.toFixed(0), "µs", isPoint);
   tile("In flight, sent by us", frame.num_in_flight, String(frame.num_in_flight), "", isPoint);
+  tile("Held by us", frame.queue.num_held, String(frame.queue.num_held), "", isPoint);
   tile("Running on pods", sum("running"), String(sum("running")), "", isPoint);
   const deferred = sum("deferred");
   tile("Waiting on pods", sum("waiting"), String(sum("waiting")), deferred ? `${deferred} for a slot` : "", isPoint);
@@ -147,6 +149,29 @@ function percent(part, total) {
   const value = (100 * part) / total;
   // Never rounded up to 100: one miss in a thousand is a miss.
   return part === total ? "100 %" : `${Math.min(value, 99.9).toFixed(1)} %`;
+}
+
+// --- held ---------------------------------------------------------------------------------------
+
+function showQueue() {
+  const { queue } = frame;
+  setText($("num-held"), `${queue.num_held} of at most ${queue.max_held}`);
+  setText($("queue-note"), queueNote(queue));
+  $("queue").parentNode.hidden = !queue.num_held;
+  const rows = queue.routes.map(([route, priority, count]) => {
+    const row = make("tr");
+    const numbers = [priority, count].map((number) => make("td", String(number), "number"));
+    row.append(make("th", route || "no route", "", { scope: "row" }), ...numbers);
+    return row;
+  });
+  $("queue").tBodies[0].replaceChildren(...rows);
+}
+
+function queueNote(queue) {
+  if (!queue.num_held) return "No request is held: there is room for all.";
+  const pace = queue.per_s === null ? "" : `, about ${Number(queue.per_s.toPrecision(2))} leave a second`;
+  const next = queue.adapters.length ? ` Adapters needed next: ${queue.adapters.join(", ")}.` : "";
+  return `The oldest for ${duration(queue.oldest_s)}${pace}.${next}`;
 }
 
 // --- pods --------------------------------------------------------------------------------------

@@ -181,6 +181,18 @@ class Pick(betterproto2.Message):
     What the policy chose from.
     """
 
+    held_seconds: "float | None" = betterproto2.field(
+        11, betterproto2.TYPE_DOUBLE, optional=True
+    )
+    """
+    For how long the request was held before that; absent where it was not.
+    """
+
+    held_for: "str" = betterproto2.field(12, betterproto2.TYPE_STRING)
+    """
+    What it was held for, the policy's slug, such as `slot`.
+    """
+
 
 default_message_pool.register_message("extproc.v1", "Pick", Pick)
 
@@ -218,6 +230,11 @@ class Rejection(betterproto2.Message):
     """
 
     path: "str" = betterproto2.field(7, betterproto2.TYPE_STRING)
+
+    why: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
+    """
+    More of it, in a sentence that the client is not told; may be empty.
+    """
 
 
 default_message_pool.register_message("extproc.v1", "Rejection", Rejection)

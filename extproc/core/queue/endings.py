@@ -1,0 +1,63 @@
+"""How holds end, and what is said of those that end with a refusal."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from extproc.core.queue.tickets import Ticket
+from extproc.core.rejections import late, saturated
+from extproc.core.types import Pick, Reason, Rejection
+from extproc.core.words import held
+
+
+class End(StrEnum):
+    """How the hold of a request ended, or why it did not begin: a closed set, a metric's label."""
+
+    PICKED = "picked"
+    LATE = "late"
+    EXPIRED = "expired"
+    FULL = "full"
+    ROUTE_FULL = "route_full"
+    DISPLACED = "displaced"
+    NO_WAIT = "no_wait"
+    SATURATED = "saturated"  # when it was asked for again, every endpoint was at its cap
+    NO_ENDPOINTS = "no_endpoints"  # likewise, none was ready
+    LEFT = "left"  # its client did
+
+
+_WHY = {
+    End.LATE: "Its first token would come late",
+    End.EXPIRED: "It was held for as long as it may be",
+    End.FULL: "The queue is full",
+    End.ROUTE_FULL: "Its route has as many held as it may",
+    End.DISPLACED: "The queue is full, and one of a higher priority took its place",
+    End.NO_WAIT: "Its route does not wait",
+}
+
+
+def end_of(result: Pick | Rejection) -> End:
+    """Return how a request ended that was asked for again."""
+    if isinstance(result, Pick):
+        return End.PICKED
+    return End.SATURATED if result.reason is Reason.SATURATED else End.NO_ENDPOINTS
+
+
+def refusal(
+    end: End, ticket: Ticket, *, num_held: int, service_s: float, retry_after_s: int, now: float
+) -> Rejection:
+    """Return the answer to a request that is not held, or no longer.
+
+    Args:
+        service_s: Mean time from one dispatch to the next; 0 for unknown.
+    """
+    make = late if end is End.LATE else saturated
+    pace = f", about {_number(1 / service_s)} leave a second" if service_s else ""
+    own = (
+        f"; it was {held(now - ticket.held_at_s, ticket.reason)}" if now > ticket.held_at_s else ""
+    )
+    why = f"{_WHY[end]}: {num_held} held{pace}{own}."
+    return make(ticket.request.model, retry_after_s, why)
+
+
+def _number(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
