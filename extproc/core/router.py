@@ -65,15 +65,7 @@ class Router:
                 this call.
             num_bytes: Of its body, that are kept as long as it is held.
         """
-        self.queue.hasten(now)
-        if self.queue.is_due(now):
-            self.offer(now=now)
-        elif self.queue.is_promised(now):
-            known = self._identified(request, self.pool.snapshot(now=now))
-            if isinstance(known, Rejection):
-                return known
-            return self.hold(known, Wait(now, "turn"), now=now, wake=wake, num_bytes=num_bytes)
-        known, result = self.choose(request, now=now, asking=asking)
+        known, result = self.choose_in_turn(request, now=now, asking=asking)
         if isinstance(result, Pick):
             self.pool.flights.start(result, now=now)
             self.queue.charge(known)
@@ -133,6 +125,19 @@ class Router:
     def offer(self, *, now: float) -> None:
         """Offer the room there is to those that are held, if it is time."""
         self.queue.offer(self._look, now=now, endpoints=self.pool.snapshot(now=now).endpoints)
+
+    def choose_in_turn(
+        self, request: RequestInfo, *, now: float, asking: Asking | None = None
+    ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
+        """Choose as `choose` does, after those that are held: a wait if they are still to be asked
+        for."""
+        self.queue.hasten(now)
+        if self.queue.is_due(now):
+            self.offer(now=now)
+        elif self.queue.is_promised(now):
+            known = self._identified(request, self.pool.snapshot(now=now))
+            return (request, known) if isinstance(known, Rejection) else (known, Wait(now, "turn"))
+        return self.choose(request, now=now, asking=asking)
 
     def choose(
         self, request: RequestInfo, *, now: float, asking: Asking | None = None
