@@ -73,6 +73,18 @@ class Router:
             return self.hold(known, result, now=now, wake=wake, num_bytes=num_bytes)
         return result
 
+    def _turn(self, request: RequestInfo, now: float) -> Wait | None:
+        """Offer what is due to those that are held; return a wait for a newcomer whose turn it is
+        not yet."""
+        queue = self.queue
+        queue.hasten(now)
+        if queue.is_due(now):
+            self.offer(now=now)
+        if queue.is_promised(now):
+            return Wait(now, "turn")
+        until_s = queue.behind_until_s(request, now=now)
+        return Wait(until_s, "turn") if until_s > now else None
+
     def hold(
         self,
         request: RequestInfo,
@@ -129,14 +141,14 @@ class Router:
     def choose_in_turn(
         self, request: RequestInfo, *, now: float, asking: Asking | None = None
     ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
-        """Choose as `choose` does, after those that are held: a wait if they are still to be asked
-        for."""
-        self.queue.hasten(now)
-        if self.queue.is_due(now):
-            self.offer(now=now)
-        elif self.queue.is_promised(now):
+        """Choose as `choose` does, after those that are held; a wait for who stands in line."""
+        if self.queue:
             known = self._identified(request, self.pool.snapshot(now=now))
-            return (request, known) if isinstance(known, Rejection) else (known, Wait(now, "turn"))
+            if isinstance(known, Rejection):
+                return request, known
+            turn = self._turn(known, now)
+            if turn is not None:
+                return known, turn
         return self.choose(request, now=now, asking=asking)
 
     def choose(
