@@ -474,7 +474,7 @@ def test_whatever_happens_each_request_has_one_end_and_every_pick_is_counted_onc
         assert len(made.queue) == sum(held.ticket.result is None for held in waiting)
         assert all(held.num_wakes == (held.ticket.result is not None) for held in waiting)
     now += 3.0
-    for held in waiting:
+    for held in waiting.copy():
         num_over += take(held)
 
     assert num_asked == num_over + len(served)
