@@ -6,7 +6,9 @@ from collections.abc import Callable
 from math import inf
 
 from extproc.app.observers import Observers
+from extproc.core.claims import Share
 from extproc.core.pool import InFlight, Pool
+from extproc.core.queue.plan import share_of
 from extproc.core.told import ToldEnd, ToldPick
 from extproc.core.types import Pick
 from extproc.shell.peers import PeersService
@@ -96,7 +98,10 @@ class Telling:
             self._has_dropped = False
             self._peers.begin_again()
         now = self._told_at_s
-        picks = [_told(pick, address, now - at_s) for pick, address, at_s in started]
+        picks = [
+            _told(pick, address, now - at_s, share_of(pick.request))
+            for pick, address, at_s in started
+        ]
         self._observers.call("telling", self._peers.tell, picks, ended)
         if self._peers.is_owing:
             self._schedule()
@@ -146,9 +151,9 @@ class Telling:
         self._observers.call("telling", self._pool.told.forget, router_id, now=self._clock())
 
 
-def _told(pick: Pick, address: str, age_s: float) -> ToldPick:
+def _told(pick: Pick, address: str, age_s: float, share: Share | None = None) -> ToldPick:
     request = pick.request
-    return ToldPick(pick.id, address, request.adapter, request.rest_bytes(address), age_s)
+    return ToldPick(pick.id, address, request.adapter, request.rest_bytes(address), age_s, share)
 
 
 def _flying(flight: InFlight, now: float) -> ToldPick:

@@ -6,6 +6,8 @@ as those are trusted. Nothing here chooses an endpoint.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec import Struct
 
 
@@ -40,3 +42,16 @@ class Claim(Struct, frozen=True, gc=False):
 
 
 NO_CLAIM = Claim()
+
+
+class Share(NamedTuple):
+    """What a request that is served counts for, against others that wait.
+
+    Attributes:
+        flow: Of its route and tenant, as the queue names it.
+        tokens: Weighted, over the tenant's weight.
+    """
+
+    flow: str
+    priority: int
+    tokens: float

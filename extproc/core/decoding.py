@@ -9,8 +9,9 @@ Rules:
 1. An engine counts whole steps, and a scrape falls somewhere into one: intervals are put together
    until they are `WINDOW_S` long. Only those count at both ends of which something ran, as nobody
    knows when an engine that was idle began.
-2. The level (seconds at a number of requests) is a mean that forgets: `MEMORY_S` of work ago counts
-   a third. Time without work teaches nothing, and makes nothing forgotten.
+2. The level (seconds at a number of requests) is a mean that forgets: a window `NUM_WINDOWS` ago
+   counts a third of the last. Time without work teaches nothing, and makes nothing forgotten. An
+   engine that stalls, for a load or a prompt, counts once, and not much more than before.
 3. The slope counts only while the number of requests has varied enough to see it beyond the noise.
    The last one that was sure is kept: it is the hardware's, and an endpoint that is held at one
    number of requests would forget why.
@@ -23,26 +24,28 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from math import exp, sqrt
-from operator import itemgetter
+from math import exp, inf, sqrt
 
 from extproc.core.costs import Decode
 from extproc.core.types import LoadReport
 
-WINDOW_S = 0.3
-MEMORY_S = 1.0
+WINDOW_S = 1.0
+NUM_WINDOWS = 30
 MAX_INTERVAL_S = 5.0
 """Between two reports; a longer time is a gap."""
 NUM_PROGRESS = 128
 """Windows whose tokens are remembered: the longest response whose tokens can be told."""
 MIN_TOKEN_S, MAX_TOKEN_S = 1e-5, 10.0
 """A time per token beyond these bounds cannot be true, and is left out."""
+MAX_RISE = 4.0
+"""Of a window's time per token over the mean; what is beyond counts as that."""
 MIN_WINDOWS = 8
 """Windows before there is a slope."""
 MIN_SPREAD_RATIO = 0.1
 """Standard deviation of the running requests over their mean, below which there is no slope."""
 MIN_SURENESS = 2.0
 """A slope over its standard error, below which it is not sure."""
+_KEPT = exp(-1 / NUM_WINDOWS)
 
 
 class Decoding:
@@ -53,8 +56,8 @@ class Decoding:
     """
 
     __slots__ = (
-        *("_at_s", "_busy_s", "_covariance", "_last", "_request_s", "_running", "_slope"),
-        *("_progress", "_token_s", "_tokens", "_variance", "_variance_s", "_weight_s", "learned"),
+        *("_at_s", "_busy_s", "_covariance", "_last", "_num_windows", "_progress", "_request_s"),
+        *("_running", "_slope", "_token_s", "_tokens", "_variance", "_variance_s", "learned"),
     )
 
     def __init__(self) -> None:
@@ -65,7 +68,7 @@ class Decoding:
         self._slope: float | None = None
         self._busy_s = self._request_s = 0.0  # of the window, as are the tokens
         self._tokens = 0
-        self._weight_s = 0.0
+        self._num_windows = 0.0
         self._running = self._token_s = 0.0  # means
         self._variance = self._covariance = self._variance_s = 0.0
 
@@ -82,7 +85,7 @@ class Decoding:
             return
         is_busy = before.num_running > 0 and report.num_running > 0
         running = (before.num_running + report.num_running) / (2 if is_busy else 1)
-        self._add_progress(num_tokens / running if running else 0.0)
+        self._add_progress(num_tokens / running if running else 0.0, is_busy)
         if is_busy:
             self._busy_s += seconds
             self._request_s += seconds * running
@@ -99,19 +102,24 @@ class Decoding:
         progress = self._progress
         if not progress or not progress[0][0] <= at_s <= progress[-1][0] + WINDOW_S:
             return None
-        index = bisect_right(progress, at_s, key=itemgetter(0))
+        index = bisect_right(progress, (at_s, inf))
         begin_s, begin = progress[index - 1]
         if index == len(progress):
             return begin
         end_s, end = progress[index]
         return begin + (end - begin) * (at_s - begin_s) / (end_s - begin_s)
 
-    def _add_progress(self, num_tokens: float) -> None:
-        """Add the tokens of each request since the last report, to the last window or a new one."""
+    def _add_progress(self, num_tokens: float, is_busy: bool) -> None:
+        """Add the tokens of each request since the last report: to the last window, or a new one.
+
+        Tokens are taken to come evenly within a window, so time without work is one of its own.
+        """
         progress, tokens = self._progress, num_tokens
         if progress:
             tokens += progress[-1][1]
-            if len(progress) > 1 and self._at_s - progress[-2][0] < WINDOW_S:
+        if len(progress) > 1:
+            begin_s, begin = progress[-2]
+            if self._at_s - begin_s < WINDOW_S if is_busy else tokens == begin:
                 progress.pop()
         progress.append((self._at_s, tokens))
 
@@ -121,13 +129,14 @@ class Decoding:
     def _end_window(self) -> None:
         running, token_s = self._request_s / self._busy_s, self._request_s / self._tokens
         if MIN_TOKEN_S <= token_s <= MAX_TOKEN_S:
-            self._learn(running, token_s, self._busy_s)
+            most_s = MAX_RISE * self._token_s if self._num_windows else MAX_TOKEN_S
+            self._learn(running, min(token_s, most_s))
         self._begin_window()
 
-    def _learn(self, running: float, token_s: float, seconds: float) -> None:
+    def _learn(self, running: float, token_s: float) -> None:
         """Add a window to the means and their variances, which forget at the same pace."""
-        self._weight_s = self._weight_s * exp(-seconds / MEMORY_S) + seconds
-        share = seconds / self._weight_s
+        self._num_windows = self._num_windows * _KEPT + 1
+        share = 1 / self._num_windows
         beyond, beyond_s = running - self._running, token_s - self._token_s
         self._running += share * beyond
         self._token_s += share * beyond_s
@@ -145,9 +154,8 @@ class Decoding:
         """Return the slope of the windows that are remembered; None if that is not sure."""
         if sqrt(self._variance) < MIN_SPREAD_RATIO * self._running:
             return None
-        num_windows = self._weight_s / WINDOW_S
         slope = self._covariance / self._variance
         rest = max(0.0, self._variance_s - slope * self._covariance)
-        error = sqrt(rest / (self._variance * num_windows))
-        is_sure = num_windows >= MIN_WINDOWS and slope > MIN_SURENESS * error
+        error = sqrt(rest / (self._variance * self._num_windows))
+        is_sure = self._num_windows >= MIN_WINDOWS and slope > MIN_SURENESS * error
         return slope if is_sure else None

@@ -73,6 +73,7 @@ class Leading:
         settings: LeadingSettings | None = None,
     ) -> None:
         self._router = router
+        router.told_wait_s = 0.0
         self._is_ready = is_ready
         self._settings = settings or LeadingSettings()
         self.on_settled: Callable[[str], None] = lambda _pick_id: None
@@ -126,9 +127,13 @@ class Leading:
     def _decide(self, question: Question, now: float) -> Answer:
         router, result = self._router, None
         if self._is_ready():
+            if router.queue.is_due(now):
+                router.offer(now=now)
             known, result = router.choose(question.request, now=now)
             if isinstance(result, Pick):
                 result = self._count(question.pick_id, result, now)
+                if isinstance(result, Pick):
+                    router.queue.charge(known)
             elif isinstance(result, Wait) and self._may_hold(question, now):
                 return self._hold(question._replace(request=known), result, now)
         return self._answer(question, result)

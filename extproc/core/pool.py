@@ -40,6 +40,7 @@ class Pool:
         beginnings: Of prompts, in their KV caches.
         flights: Our picks there; `told` has other routers'.
         on_room: Called with the time when there may be more room than before.
+        on_told_room: The same for room that another router has told of, and may take itself.
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class Pool:
             self._find, told=self.told, beginnings=self.beginnings, outliers=self.outliers
         )
         self.on_room: Callable[[float], None] = lambda _now: None
-        self.flights.on_end = self.told.on_end = self._freed
+        self.on_told_room: Callable[[float], None] = lambda _now: None
+        self.flights.on_end, self.told.on_end = self._freed, self._freed_told
 
     # --- reports ----------------------------------------------------------------------------
 
@@ -208,6 +210,9 @@ class Pool:
 
     def _freed(self, now: float) -> None:
         self.on_room(now)
+
+    def _freed_told(self, now: float) -> None:
+        self.on_told_room(now)
 
     def _find(self, address: str) -> Tracked | None:
         return self._tracked.get(address)

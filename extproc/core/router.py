@@ -25,6 +25,12 @@ OBJECTIVE_RATIO = 0.8
 still needs leaves out the step that runs already, and that all share the engine."""
 
 
+TOLD_WAIT_S = 0.005
+"""After another router's word of a request's end, until the room is offered here: the other one
+offers it at once, and what it picks is known here by then. Two messages of a router are 2 ms apart
+(`app.telling`), and each has a way."""
+
+
 @dataclass(slots=True)
 class Router:
     """Routes requests and lists models, from a pool, a picker and a queue."""
@@ -34,10 +40,12 @@ class Router:
     max_hold_s: float = 60.0  # longest that a request may wait for an endpoint, from its headers on
     queue: HoldQueue = field(default_factory=HoldQueue)
     routes: ModelRoutes = field(default_factory=ModelRoutes)
+    told_wait_s: float = TOLD_WAIT_S  # 0 where others leave their room to this router
     _listing: ModelListing = field(default_factory=ModelListing, repr=False)
 
     def __post_init__(self) -> None:
-        self.pool.on_room = self.queue.freed
+        self.pool.on_room, self.pool.on_told_room = self.queue.freed, self._freed_elsewhere
+        self.pool.told.on_share = self.queue.charge_told
 
     def route(
         self,
@@ -57,8 +65,14 @@ class Router:
                 this call.
             num_bytes: Of its body, that are kept as long as it is held.
         """
+        self.queue.hasten(now)
         if self.queue.is_due(now):
             self.offer(now=now)
+        elif self.queue.is_promised(now):
+            known = self._identified(request, self.pool.snapshot(now=now))
+            if isinstance(known, Rejection):
+                return known
+            return self.hold(known, Wait(now, "turn"), now=now, wake=wake, num_bytes=num_bytes)
         known, result = self.choose(request, now=now, asking=asking)
         if isinstance(result, Pick):
             self.pool.flights.start(result, now=now)
@@ -123,21 +137,28 @@ class Router:
     def choose(
         self, request: RequestInfo, *, now: float, asking: Asking | None = None
     ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
-        """Choose as `route` does, and count and hold nothing; return the request as it is known.
-
-        `request.adapter` and `request.claim` are filled in here: only the pool knows which names
-        are adapters. An empty model (a stored response) goes to the session's endpoint.
-        """
+        """Choose as `route` does, and count and hold nothing; return the request as it is known."""
         snapshot = self.pool.snapshot(now=now)
+        known = self._identified(request, snapshot)
+        if isinstance(known, Rejection):
+            return request, known
+        return known, self.picker.pick(snapshot, known, asking)
+
+    def _identified(self, request: RequestInfo, snapshot: Snapshot) -> RequestInfo | Rejection:
+        """Fill in adapter and claim: only the pool knows which names are adapters.
+
+        An empty model (a stored response) goes to the session's endpoint.
+        """
         if request.model:
             card = self.pool.model(request.model)
             if card is None:
-                return request, _unknown(request.model, snapshot, request.subset)
+                return _unknown(request.model, snapshot, request.subset)
             request = self._known(request, card)
         claim = self.routes.claim(request)
-        if claim is not NO_CLAIM:
-            request = replace(request, claim=claim)
-        return request, self.picker.pick(snapshot, request, asking)
+        return request if claim is NO_CLAIM else replace(request, claim=claim)
+
+    def _freed_elsewhere(self, now: float) -> None:
+        self.queue.freed(now, after_s=self.told_wait_s)
 
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""

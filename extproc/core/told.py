@@ -27,6 +27,7 @@ from typing import NamedTuple, Protocol
 from msgspec import Struct
 
 from extproc.core.bounds import between
+from extproc.core.claims import Share
 from extproc.core.others import ToldFlight
 from extproc.core.pickids import router_of
 from extproc.core.tracked import Tracked
@@ -52,6 +53,7 @@ class ToldPick(NamedTuple):
     Attributes:
         body_bytes: Without the beginning that the endpoint is believed to have in its KV cache.
         age_s: Of the pick when it was told.
+        share: What it counts for; None for nothing, or where it may have been told before.
     """
 
     id: str
@@ -59,6 +61,7 @@ class ToldPick(NamedTuple):
     adapter: str | None
     body_bytes: int
     age_s: float
+    share: Share | None = None
 
 
 class ToldEnd(NamedTuple):
@@ -95,6 +98,7 @@ class Told:
         num_received: Picks told, ignored ones included.
         num_ignored: Picks that were not counted, by reason.
         on_end: Called with the time at which an end is told.
+        on_share: Called with the share of each pick that is counted, once.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class Told:
         self.num_received = 0
         self.num_ignored: Counter[str] = Counter({FULL: 0, UNKNOWN_POD: 0})
         self.on_end: Callable[[float], None] = lambda _now: None
+        self.on_share: Callable[[Share], None] = lambda _share: None
 
     @property
     def num_routers(self) -> int:
@@ -149,6 +154,8 @@ class Told:
             self.num_ignored[FULL] += 1
         else:
             self._count(router, pick, tracked, now)
+            if flight is None and pick.share is not None:
+                self.on_share(pick.share)
 
     def is_counted(self, pick_id: str) -> bool:
         """Return whether a pick is in flight here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import islice
+from math import inf
 
 from extproc.core.beginnings import MARKS_BYTES
 from extproc.core.bounds import (
@@ -102,8 +103,8 @@ def _question(router_id: str, message: peers_pb2.Question, now: float) -> Questi
     hints = Hints(
         message.objective[:MAX_TEXT_CHARS],
         message.fairness_id[:MAX_TEXT_CHARS],
-        message.slo_ttft_ms if message.HasField("slo_ttft_ms") else None,
-        message.slo_tpot_ms if message.HasField("slo_tpot_ms") else None,
+        _positive(message.slo_ttft_ms),
+        _positive(message.slo_tpot_ms),
     )
     addresses = islice(message.subset.addresses, MAX_SUBSET)
     num_hashes = bisect_right(MARKS_BYTES, message.body_bytes)
@@ -121,3 +122,8 @@ def _question(router_id: str, message: peers_pb2.Question, now: float) -> Questi
         prefix_hashes=tuple(islice(message.prefix_hashes, num_hashes)),
     )
     return Question(pick_id_of(router_id, message.number), request, now + message.hold_ms / 1e3)
+
+
+def _positive(milliseconds: float) -> float | None:
+    """Return a time that may be wanted; None for 0, which stands for none, and for nonsense."""
+    return milliseconds if 0 < milliseconds < inf else None

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from extproc.core.bounds import whole
+from extproc.core.bounds import MAX_TOKENS, between, plain, whole
+from extproc.core.claims import Share
 from extproc.core.pickids import number_of, pick_id_of
 from extproc.core.told import ToldEnd, ToldPick
 from extproc.shell.gen import peers_pb2
@@ -15,7 +16,11 @@ MAX_TOLD = 256
 """Picks and ends in one message: some 3 ms of the receiver. What is beyond is not read."""
 MAX_ADAPTER_CHARS = 256
 """Longest name told; a pick of a longer one is told, and counted, without it."""
+MAX_FLOW_CHARS = 512
+"""Longest name of a flow; a pick of a longer one is told without its share."""
 _MAX_AGE_MS = 2**32 - 1
+_MAX_PRIORITY = 2**31 - 1
+_NO_SHARE = Share("", 0, 0.0)
 
 
 class Tidings(NamedTuple):
@@ -45,12 +50,16 @@ def encode(tidings: Tidings) -> bytes:
     add_pick, add_end = told.started.add, told.ended.add
     for pick in tidings.picks:
         adapter = pick.adapter or ""
+        flow, priority, tokens = _within_bounds(pick.share)
         add_pick(
             number=number_of(pick.id),
             address=pick.address,
             adapter=adapter if len(adapter) <= MAX_ADAPTER_CHARS else "",
             body_bytes=pick.body_bytes,
             age_ms=whole(pick.age_s * 1e3, _MAX_AGE_MS),
+            flow=flow,
+            priority=priority,
+            tokens=tokens,
         )
     for end in tidings.ends:
         add_end(number=number_of(end.id), has_run=end.has_run)
@@ -66,6 +75,7 @@ def decode(router_id: str, told: peers_pb2.Picks) -> Tidings:
             each.adapter if 0 < len(each.adapter) <= MAX_ADAPTER_CHARS else None,
             each.body_bytes,
             each.age_ms / 1e3,
+            _share(each) if each.flow else None,
         )
         for each in islice(told.started, MAX_TOLD)
     ]
@@ -74,3 +84,16 @@ def decode(router_id: str, told: peers_pb2.Picks) -> Tidings:
         for each in islice(told.ended, MAX_TOLD)
     ]
     return Tidings(picks, ends, told.is_first)
+
+
+def _within_bounds(share: Share | None) -> Share:
+    """Return a share as it is told; without a flow where it is none, or beyond the bounds."""
+    if share is None or abs(share.priority) > _MAX_PRIORITY:
+        return _NO_SHARE
+    return share if plain(share.flow, MAX_FLOW_CHARS) == share.flow else _NO_SHARE
+
+
+def _share(pick: peers_pb2.StartedPick) -> Share | None:
+    if len(pick.flow) > MAX_FLOW_CHARS:
+        return None
+    return Share(pick.flow, pick.priority, between(pick.tokens, MAX_TOKENS))

@@ -15,13 +15,24 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CollectorRegistry
 
 from extproc.core import following as f
+from extproc.core.claims import Claim
 from extproc.core.following import Asking, Elsewhere, Following
+from extproc.core.modelroutes import ModelRoute, Objective
 from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
 from extproc.core.policies.controls import LeastPending
 from extproc.core.queue import Ticket
 from extproc.core.router import Router
-from extproc.core.types import Choice, Pick, Rejection, RequestInfo, Snapshot, Wait
+from extproc.core.types import (
+    NO_HINTS,
+    Choice,
+    Hints,
+    Pick,
+    Rejection,
+    RequestInfo,
+    Snapshot,
+    Wait,
+)
 from extproc.shell import wire
 from extproc.shell.gen import peers_pb2
 from extproc.shell.telemetry import Telemetry
@@ -63,18 +74,21 @@ class Decider(Peered):
         picker = Picker(self.policy, "p", rng=random.Random(0), next_id=next_id)
         self.router = Router(self.pool, picker, max_hold_s=60.0)
         later = asyncio.get_running_loop().call_later
-        self.router.queue.later = lambda wait_s: later(wait_s, self._offer) and None
+        self.router.queue.later = self._offer_later
         self.following = self.peering.lead(
             self.router, next_id, is_ready=lambda: self.is_ready, call_later=later
         )
 
+    def _offer_later(self, wait_s: float) -> None:
+        asyncio.get_running_loop().call_later(wait_s, self._offer)
+
     def _offer(self) -> None:
         self.router.offer(now=time.monotonic())
 
-    async def ask(self) -> Pick | Rejection:
+    async def ask(self, hints: Hints = NO_HINTS) -> Pick | Rejection:
         """Route a request as a stream does."""
         woken = asyncio.Event()
-        info = request(None, model="a", arrived_at_s=time.monotonic())
+        info = request(None, model="a", arrived_at_s=time.monotonic(), hints=hints)
         asking = None if self.following is None else Asking(self.following, woken.set)
         while True:
             now = time.monotonic()
@@ -120,6 +134,20 @@ async def test_the_router_with_the_smallest_id_decides_for_both() -> None:
         # By what the leader counts, each next request goes to the emptier pod.
         views = near.pool.snapshot(now=time.monotonic()).endpoints
         assert [view.num_pending for view in views] == [2, 2]
+
+
+async def test_what_a_request_claims_is_known_in_the_queue_of_the_leader() -> None:
+    async with linked() as (near, far):
+        near.policy.is_shut = True
+        route = ModelRoute("r", ("a",), weight=2.0, tpot=Objective(0.05, 95))
+        near.router.routes.configure([route], {"soon": 7})
+        asked = asyncio.ensure_future(far.ask(Hints("soon", "t", slo_ttft_ms=30_000.0)))
+        await eventually(lambda: len(near.router.queue) == 1)
+        [ticket] = near.router.queue
+        near.policy.is_shut = False
+
+        assert ticket.request.claim == Claim("r", "t", 7, ttft_s=30.0, tpot_s=0.05, weight=2.0)
+        assert isinstance(await asked, Pick)
 
 
 async def test_a_router_that_loses_the_leader_leads_itself() -> None:
@@ -168,6 +196,24 @@ async def test_requests_that_the_leader_holds_are_sent_when_it_lets_them_go() ->
 
         assert [each.leader for each in picks if isinstance(each, Pick)] == ["aa"] * 3
         assert far.outcomes() == {f.ANSWERED: 3}
+
+
+async def test_a_client_that_leaves_while_the_leader_holds_it_is_forgotten_there() -> None:
+    async with linked() as (near, far):
+        near.policy.is_shut = True
+        leading = near.peering._leadership
+        assert leading is not None
+        assert isinstance(far.following, Following)
+        info = request(None, model="a", arrived_at_s=time.monotonic())
+        asking = Asking(far.following, lambda: None)
+        far.router.route(info, now=time.monotonic(), asking=asking)
+        await eventually(lambda: leading.leading.num_held == len(near.router.queue) == 1)
+
+        asking.settle()
+
+        await eventually(lambda: not leading.leading.num_held and not near.router.queue)
+        assert near.pool.told.num_in_flight == 0
+        assert far.outcomes() == {f.WITHDRAWN: 1}
 
 
 async def test_a_leader_that_is_not_ready_leaves_decisions_to_the_others() -> None:

@@ -11,7 +11,9 @@ import pytest
 
 from extproc.app.observers import Observers
 from extproc.app.telling import FLUSH_S, MAX_WAITING, Telling
+from extproc.core.claims import Claim, Share
 from extproc.core.pool import Pool
+from extproc.core.queue.plan import share_of
 from extproc.core.relay import Relay
 from extproc.core.told import UNKNOWN_POD
 from extproc.shell.gen import peers_pb2
@@ -67,6 +69,19 @@ async def test_each_router_counts_the_others_picks_until_they_end() -> None:
         await eventually(lambda: near.counts() == [(0, 0, 0), (1, 0, 1)])
         near.end(second)
         await eventually(lambda: far.counts() == [(0, 0, 0)] * 2)
+
+
+async def test_what_a_tenant_gets_of_one_router_the_other_hears() -> None:
+    async with linked() as (near, far):
+        shares: list[Share] = []
+        far.pool.told.on_share = shares.append
+        info = request("a", claim=Claim(tenant="t", priority=-1, weight=0.5))
+        made = pick("aa-1", info=info)
+        near.pool.flights.start(made, now=time.monotonic())
+        near.pool.flights.move(made.id, address(2), now=time.monotonic())
+        await eventually(lambda: far.counts()[1] == (0, 1, 1))
+
+        assert shares == [share_of(info)]
 
 
 async def test_a_router_that_comes_later_is_told_what_is_in_flight() -> None:
@@ -202,6 +217,21 @@ def test_a_pick_is_told_with_its_age_whether_it_is_new_or_under_way() -> None:
     later.run()
 
     assert [(each.number, each.age_ms) for each in told_by(call)] == [(1, 2000), (2, 500)]
+
+
+def test_what_a_pick_counts_for_is_told_with_a_new_one_alone() -> None:
+    """One under way may have been told before the link: it would count twice."""
+    later, call = Later(), FakeCall()
+    pool, _, service, _ = teller(later)
+    info = request(claim=Claim(route="r", tenant="t", priority=2))
+    pool.flights.start(pick("aa-1", info=info), now=0.0)
+    link(service, call)
+    later.run()
+    for number, each in ((2, info), (3, request())):
+        pool.flights.start(pick(f"aa-{number}", info=each), now=0.0)
+    later.run()
+
+    assert [(each.flow, each.priority) for each in told_by(call)] == [("", 0), ("r t", 2), ("", 0)]
 
 
 def test_a_router_that_links_soon_after_another_is_told_as_soon_as_it_may() -> None:

@@ -394,3 +394,46 @@ def test_what_prompts_cost_is_not_learned_where_bytes_or_the_first_token_are_unk
     changes: dict[str, Any],
 ) -> None:
     assert learned_ratio(**changes) == 1.0
+
+
+def known_tpot_s(*, info: Mapping[str, Any] = MappingProxyType({}), **changes: Any) -> float | None:
+    """The mean time per output token of streamed responses, None where it is not known.
+
+    The endpoint makes 4 requests' tokens in steps of 25 ms.
+    """
+    pool = Pool()
+    pool.set_endpoints([endpoint(1)])
+    accounting = Accounting(pool, "r")
+    for tick in range(400):
+        now = 0.25 * tick
+        loaded = report(num_running=4, generated_tokens=40 * tick)
+        pool.record_report(address(1), loaded, taken_at_s=now)
+        pool.flights.start(pick(f"r-{tick}", 1, info=request(**info)), now=now - 5.0)
+        times = {"first_body_byte_s": 1.0, "duration_s": 5.0, "lag_s": 0.0}
+        answer = {"pick_id": f"r-{tick}", "body_bytes": 161 * 220} | times
+        accounting.complete(completion(**(answer | changes)), now=now)
+    tpots = accounting.tpots
+    num = tpots.num_responses.total()
+    return tpots.seconds[""] / num if num else None
+
+
+def test_streamed_bytes_tell_the_time_per_output_token() -> None:
+    assert known_tpot_s() == pytest.approx(0.025, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"body_bytes": 0},
+        {"duration_s": None},
+        {"duration_s": 1.0},  # not streamed
+        {"shows_first_token": False},
+        {"status": 400},
+        {"attempts": 2},
+        {"address": address(2)},
+        {"info": {"path": "/v1/responses"}},
+        {"info": {"path": "/v1/embeddings"}},
+    ],
+)
+def test_time_per_output_token_is_not_told_by_other_responses(changes: dict[str, Any]) -> None:
+    assert known_tpot_s(**changes) is None

@@ -64,7 +64,7 @@ def test_a_pick_of_the_router_that_leads_names_it() -> None:
 
 
 def test_a_pick_that_was_held_says_for_how_long_and_for_what() -> None:
-    held = {"held_s": 0.31, "held_for": "slot", "leader": "0a1b"}
+    held: dict[str, Any] = {"held_s": 0.31, "held_for": "slot", "leader": "0a1b"}
 
     assert said("founding", "asked", view(1), view(2), **held) == (
         "pod-1: asked 0a1b, the router that leads, which chose it. It was held 310 ms for a slot."

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from extproc.core.claims import Claim
 from extproc.core.following import Answer, Question
 from extproc.core.leading import Leading, LeadingSettings
+from extproc.core.modelroutes import ModelRoute, Objective
 from extproc.core.pickids import pick_id_of
 from extproc.core.queue import QueueSettings
 from extproc.core.told import Told, ToldBounds
-from extproc.core.types import RequestInfo, Snapshot, Wait
+from extproc.core.types import Hints, RequestInfo, Snapshot, Wait
 from tests.builders import address, request
 from tests.core.team import EXPIRY_S, Member, Team
+from tests.core.test_router_queue import Slots
 
 
 @pytest.fixture
@@ -267,3 +272,70 @@ def test_a_withdrawn_question_leaves_nothing_behind(member: Member) -> None:
 
     assert member.leading.num_held == len(member.router.queue) == member.told() == 0
     assert member.leading.num_answered == {"picked": 1, "declined": 0, "withdrawn": 1}
+
+
+# --- fair to all that ask ----------------------------------------------------------------------
+
+
+def full(member: Member) -> None:
+    """Every pod has room for one more request and gets it."""
+    member.router.picker.configure(Slots(1), "slots")
+    for number in member.pods:
+        member.leading.ask(claiming(90 + number, "bb", fairness_id="first"), now=1.0)
+    assert member.told() == len(member.pods)
+
+
+def claiming(number: int, asker: str, path: str = "/now", **hints: Any) -> Question:
+    """A question about a request that claims so much, in a session of its own."""
+    asked = question(number, asker, path)
+    info = replace(asked.request, hints=Hints(**hints), session=f"{asker}-{number}")
+    return asked._replace(request=info)
+
+
+def test_what_a_question_claims_is_judged_by_the_routes_of_the_leader(member: Member) -> None:
+    full(member)
+    route = ModelRoute("r", ("a",), weight=3.0, tenants={"t": 2.0}, ttft=Objective(9.0, 95))
+    member.router.routes.configure([route], {"soon": 5})
+    asked = claiming(1, "cc", objective="soon", fairness_id="t", slo_tpot_ms=40.0)
+    member.leading.ask(asked, now=1.0)
+
+    [ticket] = member.router.queue
+    claim = Claim("r", "t", priority=5, ttft_s=9.0, tpot_s=0.04, weight=6.0)
+    assert ticket.request.claim == claim
+
+
+def test_of_held_questions_that_of_the_highest_priority_goes_first(member: Member) -> None:
+    full(member)
+    member.router.routes.configure([], {"soon": 5})
+    member.leading.ask(claiming(1, "bb"), now=1.0)
+    member.leading.ask(claiming(2, "cc", objective="soon"), now=1.1)
+
+    member.pool.told.finish("bb-91", now=2.0)
+    member.router.offer(now=2.0)
+
+    assert member.settled == ["cc-2"]
+
+
+def test_a_tenant_whose_questions_are_answered_at_once_is_behind_in_the_queue(
+    member: Member,
+) -> None:
+    member.policy.is_open = False
+    member.leading.ask(claiming(1, "bb", "/held", fairness_id="a"), now=1.0)
+    member.leading.ask(claiming(2, "cc", "/held", fairness_id="b"), now=1.1)
+    member.leading.ask(claiming(3, "bb", "/now", fairness_id="a"), now=1.2)
+    member.policy.is_open = True
+    member.router.queue.freed(2.0)
+    member.router.offer(now=2.0)
+
+    assert member.settled == ["cc-2", "bb-1"]
+
+
+def test_a_question_does_not_take_the_room_of_those_that_are_held(member: Member) -> None:
+    full(member)
+    member.leading.ask(claiming(1, "bb"), now=1.0)
+    member.router.offer(now=1.5)
+    member.pool.told.finish("bb-91", now=1.8)
+    member.leading.ask(claiming(2, "cc"), now=1.8)
+
+    assert member.settled == ["bb-1"]
+    assert member.leading.num_held == 2

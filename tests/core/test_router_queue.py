@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.claims import Claim
+from extproc.core.claims import Claim, Share
 from extproc.core.costs import Costs
 from extproc.core.following import Asked, Asking, Elsewhere
 from extproc.core.pool import Pool
 from extproc.core.queue import Ticket
-from extproc.core.router import OBJECTIVE_RATIO, Router
+from extproc.core.router import OBJECTIVE_RATIO, TOLD_WAIT_S, Router
 from extproc.core.told import ToldPick
 from extproc.core.types import (
     Choice,
+    Hints,
     Pick,
     Reason,
     Rejection,
@@ -76,14 +77,14 @@ class Held:
         return self.router.resume(self.ticket, now=now)
 
 
-def router(num: int = 1, **policy: float) -> Router:
+def router(num: int = 1, **policy: Any) -> Router:
     """A router over endpoint 1, which has room for `num` requests."""
     made = router_of(1)
     made.picker.configure(Slots(num, **policy), "slots")
     return made
 
 
-def full(**policy: float) -> tuple[Router, Pick]:
+def full(**policy: Any) -> tuple[Router, Pick]:
     """A router whose only endpoint is full, and what it is full of."""
     made = router(**policy)
     return made, routed(made.route(request(None, model="a"), now=0.0))
@@ -127,8 +128,13 @@ def list_models(pool: Pool, first: Pick) -> None:
     pool.record_models(address(1), cards("a"), now=LATER_S)
 
 
-@pytest.mark.parametrize("event", [end_ours, end_told, report_again, list_models])
-def test_whatever_may_free_room_has_it_offered_at_once(event: Callable[[Pool, Pick], None]) -> None:
+@pytest.mark.parametrize(
+    ("event", "wait_s"),
+    [(end_ours, 0.0), (report_again, 0.0), (list_models, 0.0), (end_told, TOLD_WAIT_S)],
+)
+def test_whatever_may_free_room_has_it_offered_and_the_router_that_tells_of_it_comes_first(
+    event: Callable[[Pool, Pick], None], wait_s: float
+) -> None:
     made, first = full()
     made.pool.told.begin("bb", now=0.0)
     made.pool.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
@@ -140,7 +146,56 @@ def test_whatever_may_free_room_has_it_offered_at_once(event: Callable[[Pool, Pi
 
     event(made.pool, first)
 
-    assert waits == [0.0]
+    assert waits == [pytest.approx(wait_s)]
+
+
+def test_a_place_that_another_router_tells_of_and_takes_is_not_taken_here() -> None:
+    made, first = full()
+    made.pool.flights.finish(first.id, now=0.0)
+    told = made.pool.told
+    told.begin("bb", now=0.0)
+    told.start(ToldPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
+    held = ask(made)
+    made.offer(now=1.0)
+    told.finish("bb-1", now=LATER_S)
+    made.offer(now=LATER_S)
+    told.start(ToldPick("bb-2", address(1), "a", 0, 0.0), now=LATER_S)
+    made.offer(now=LATER_S + TOLD_WAIT_S)
+    taken = held.resume(LATER_S + TOLD_WAIT_S)
+    told.finish("bb-2", now=2 * LATER_S)  # this one it does not take
+    made.offer(now=2 * LATER_S + TOLD_WAIT_S)
+
+    assert taken is held.ticket
+    assert isinstance(held.resume(2 * LATER_S + TOLD_WAIT_S), Pick)
+
+
+def test_whoever_waits_comes_before_a_newcomer_where_another_router_tells_of_room_too() -> None:
+    made, first = full()
+    made.pool.flights.finish(first.id, now=0.0)
+    made.pool.told.begin("bb", now=0.0)
+    made.pool.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
+    held = ask(made)
+    made.offer(now=1.0)
+    made.pool.told.finish("bb-1", now=LATER_S)
+    newcomer = ask(made, LATER_S)
+
+    assert isinstance(held.ticket.result, Pick)
+    assert isinstance(newcomer.result, Ticket)
+
+
+def test_what_another_router_serves_counts_for_its_tenant_here() -> None:
+    made, _ = full()
+    made.pool.told.begin("bb", now=0.0)
+    tickets = [
+        ask(made, hints=Hints(fairness_id=tenant), session=tenant) for tenant in ("much", "little")
+    ]
+    share = Share(" much", 0, 1000.0)
+    made.pool.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0, share), now=0.0)
+    made.picker.configure(Slots(3), "slots")
+    made.queue.freed(LATER_S)
+    made.offer(now=LATER_S)
+
+    assert [isinstance(each.resume(LATER_S), Pick) for each in tickets] == [False, True]
 
 
 def test_nobody_asks_for_a_request_again_while_nothing_is_freed() -> None:

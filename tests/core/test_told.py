@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from extproc.core.admission import AdmissionSettings, admit
+from extproc.core.claims import Share
 from extproc.core.costs import Costs
 from extproc.core.pool import Pool, PoolSettings
 from extproc.core.prompts import MAX_QUEUE_S
@@ -54,6 +55,20 @@ def own(pool: Pool, id: str = "me-1", *, now: float = 0.0) -> None:
 
 
 # --- start and end --------------------------------------------------------------------------
+
+
+def test_the_share_of_a_pick_counts_once_however_often_it_is_told() -> None:
+    made, shares = pool(1, 2), list[Share]()
+    made.told.on_share = shares.append
+    share = Share("r t", 0, 9.0)
+    for number in (1, 1, 2):  # again, and moved
+        made.told.start(told("x-1", number)._replace(share=share), now=0.0)
+    made.told.finish("x-1", now=1.0)
+    made.told.start(told("x-1")._replace(share=share), now=1.0)
+    made.told.start(told("x-2", 9)._replace(share=share), now=1.0)  # of no pod here
+    made.told.start(told("x-3"), now=1.0)
+
+    assert shares == [share]
 
 
 def test_a_told_pick_counts_beside_ours_until_its_end_is_told() -> None:

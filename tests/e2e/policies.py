@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
+from math import inf
 
 from extproc import Choice, RequestInfo, Snapshot, Wait
 
 
-class Hold:
-    """Hold every request for a while, then take the first endpoint."""
+class Gate:
+    """Hold every request as long as one for `adapter` runs, then take the first endpoint."""
 
-    def __init__(self, hold_s: float) -> None:
-        self._hold_s = hold_s
+    def __init__(self, adapter: str) -> None:
+        self._adapter = adapter
 
     def choose(
         self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
     ) -> Choice | Wait:
-        release_s = request.arrived_at_s + self._hold_s
-        if snapshot.now < release_s:
-            return Wait(release_s, "hold")
+        if any(self._adapter in view.pending_by_adapter for view in snapshot.endpoints):
+            return Wait(inf, "gate")
         return Choice(snapshot.endpoints[:1], "released")

@@ -1,4 +1,5 @@
-"""The objective on the first token, by Envoy's access log: the headers before do not count."""
+"""Objectives, by Envoy's access log: on the first token, where the headers before do not count, and
+on the time per output token, of which the log knows bytes alone."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from tests.e2e.harness import RouterProcess, chat, eventually
 
 SLO_S = 1.0
 LONG_S = 3.0
+STEP_S = 0.03
+NUM_TOKENS = 50
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -53,3 +56,45 @@ async def test_a_streamed_response_is_judged_by_its_first_token(mode: Mode) -> N
             await eventually(lambda: are(1, 1))
             await ask("only-1", leaves_after_s=2 * SLO_S)
             await eventually(lambda: are(1, 2))
+
+
+async def test_the_time_per_output_token_is_that_of_the_pods() -> None:
+    slow = replace(INSTANT, step_s=STEP_S)
+    async with (
+        running_pods(pod_config(0, profile=slow), pod_config(1, profile=slow)) as pods,
+        RouterProcess(router_config(pods)) as router,
+        running_envoy(Mode.ORIGINAL_DST, router, num_pods=2) as envoy,
+        aiohttp.ClientSession() as http,
+    ):
+
+        async def ask() -> None:
+            body = chat("shared", stream=True, max_tokens=NUM_TOKENS)
+            headers = {"content-type": "application/json"}
+            url = f"{envoy.url}/v1/chat/completions"
+            async with http.post(url, data=body, headers=headers) as answer:
+                assert answer.status == 200
+                await answer.read()
+
+        async def metric(name: str) -> float:
+            found = re.search(name + r"\{.*\} (\S+)", await router.admin("/metrics"))
+            return float(found[1]) if found else 0.0
+
+        async def has_judged() -> bool:
+            if await metric("extproc_tpot_responses_total") >= 8:
+                return True
+            await asyncio.gather(*(ask() for _ in range(8)))
+            return False
+
+        await eventually(has_judged)
+        told_s = await metric("extproc_tpot_seconds_total")
+        told_s /= await metric("extproc_tpot_responses_total")
+        error = await metric("extproc_token_bytes_error_ratio")
+        pages = [await (await http.get(f"{pod.url}/metrics")).text() for pod in pods]
+    between = r"vllm:inter_token_latency_seconds_%s\{.*\} (\S+)"
+    sum_s, num = (
+        sum(float(found) for page in pages for found in re.findall(between % part, page))
+        for part in ("sum", "count")
+    )
+
+    assert 0 < error < 0.1
+    assert told_s == pytest.approx(sum_s / num, rel=max(3 * error, 0.15))

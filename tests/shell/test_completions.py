@@ -77,6 +77,7 @@ def completion(**changes: Any) -> Completion:
 def test_an_entry_is_read_whole() -> None:
     logged = entry()
     logged.response.response_headers["endpoint-load-metrics"] = "TEXT x=1"
+    logged.response.response_body_bytes = 2_500
 
     assert completions(logged) == [
         Completion(
@@ -94,6 +95,7 @@ def test_an_entry_is_read_whole() -> None:
             first_body_byte_s=0.25,
             shows_first_token=False,
             verdict=Verdict.SERVED,
+            body_bytes=2_500,
         )
     ]
 

@@ -24,7 +24,7 @@ from grpclib.exceptions import GRPCError
 from extproc.core.budget import Budget
 from extproc.core.ports import StreamSettings
 from extproc.core.stream import Stream
-from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.core.types import Outcome, RequestInfo, Wait
 from extproc.shell.codec import Codec
 from extproc.shell.grpcio import GrpcioServer
 from extproc.shell.rpc import Call, Code, Metadata, Method
@@ -165,7 +165,7 @@ async def test_a_hundred_requests_at_once_are_routed_and_counted() -> None:
     made = router(1, 2, 3)
 
     class Counting(FakeDispatcher):
-        def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
+        def route(self, request: RequestInfo, *, now: float, **_: Any) -> Any:
             return made.route(request, now=now)
 
     service = processor(Counting())
@@ -217,7 +217,7 @@ async def test_garbage_ends_its_own_stream_and_no_other() -> None:
 
 
 class BrokenDispatcher(FakeDispatcher):
-    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
+    def route(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("a bug")
 
 

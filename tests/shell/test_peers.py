@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf, nan
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.bounds import MAX_TOKENS
+from extproc.core.claims import Share
 from extproc.core.relay import Relay, RelaySettings
 from extproc.core.told import ToldEnd, ToldPick
 from extproc.shell.gen import peers_pb2
@@ -21,7 +24,7 @@ from extproc.shell.peers import (
     PeersService,
 )
 from extproc.shell.rpc import Code, Session
-from extproc.shell.tidings import MAX_ADAPTER_CHARS, MAX_TOLD, Tidings, encode
+from extproc.shell.tidings import MAX_ADAPTER_CHARS, MAX_FLOW_CHARS, MAX_TOLD, Tidings, encode
 from tests.shell.fake_call import FakeCall, begin
 
 
@@ -614,6 +617,38 @@ def test_a_long_name_is_not_told_and_an_age_beyond_the_bounds_is_cut() -> None:
 
     first, second = far.heard[-1][1].picks
     assert (first.adapter, first.age_s, second.age_s) == (None, (2**32 - 1) / 1e3, 0.0)
+
+
+def test_what_a_pick_counts_for_arrives_within_the_bounds() -> None:
+    near, far, wire = telling()
+    shares = [
+        Share("r t", 0, 300.5),
+        Share("r t", -(2**31 - 1), 1e300),
+        Share("f" * MAX_FLOW_CHARS, 2**31 - 1, 1.0),
+        Share("f" * (MAX_FLOW_CHARS + 1), 0, 1.0),
+        Share("a lone \ud800", 0, 1.0),
+        Share("r t", 2**31, 1.0),
+    ]
+    near.service.tell([told(number, share=share) for number, share in enumerate(shares)], [])
+    wire.pump()
+
+    cut = shares[1]._replace(tokens=float(MAX_TOKENS))
+    assert [pick.share for pick in far.heard[-1][1].picks] == [
+        *(shares[0], cut, shares[2]),
+        *(None, None, None),
+    ]
+
+
+@pytest.mark.parametrize("tokens", [nan, -inf, -1.0])
+def test_what_cannot_be_a_count_of_tokens_is_heard_as_none(tokens: float) -> None:
+    router = Router("b")
+    _, session = router.accept()
+    session.receive(hello("a"))
+    for num in (1, MAX_FLOW_CHARS + 1):
+        pick = peers_pb2.StartedPick(number=1, flow="f" * num, priority=1, tokens=tokens)
+        session.receive(message(picks=peers_pb2.Picks(started=[pick])))
+
+    assert [heard.picks[0].share for _, heard in router.heard] == [Share("f", 1, 0.0), None]
 
 
 def test_a_name_is_heard_up_to_a_length() -> None:

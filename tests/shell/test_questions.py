@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from extproc.core.beginnings import MARKS_BYTES
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.following import Answer, Question, Withdrawal
 from extproc.core.pickids import pick_id_of
-from extproc.core.types import Hints, RequestInfo
+from extproc.core.types import NO_HINTS, Hints, RequestInfo
 from extproc.shell.gen import peers_pb2
 from extproc.shell.questions import MAX_SUBSET, MAX_TEXT_CHARS, Mail, decode, encode
 
@@ -21,7 +22,7 @@ NOW = 100.0
 IDS = st.integers(0, 2**64 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ADDRESSES = st.frozensets(st.sampled_from(("10.0.0.1:1", "10.0.0.2")))
-MARKS = st.floats(0, 1e6, allow_nan=False)
+MARKS = st.floats(0, 1e6, exclude_min=True)
 HINTS = st.builds(Hints, TEXTS, TEXTS, slo_ttft_ms=st.none() | MARKS, slo_tpot_ms=st.none() | MARKS)
 REQUESTS = st.builds(
     RequestInfo,
@@ -48,6 +49,14 @@ def test_a_question_arrives_with_all_that_a_policy_may_use(request: RequestInfo,
     question = Question(pick_id_of("far", id), request, NOW + 2.5)
 
     assert sent(question) == question
+
+
+@pytest.mark.parametrize("milliseconds", [nan, inf, -1.0])
+def test_a_time_that_nobody_can_want_is_heard_as_none(milliseconds: float) -> None:
+    hints = Hints(slo_ttft_ms=milliseconds, slo_tpot_ms=milliseconds)
+    question = sent(Question("far-1", RequestInfo("a", arrived_at_s=NOW, hints=hints), NOW + 3))
+
+    assert question.request.hints == NO_HINTS
 
 
 def test_the_times_of_a_question_are_those_of_the_receiver() -> None:

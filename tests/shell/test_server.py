@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from extproc.core.messages import BodyMode
 from extproc.core.ports import StreamSettings
 from extproc.core.stream import Stream
-from extproc.core.types import Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.core.types import Outcome, Pick, Wait
 from extproc.shell.codec import Codec
 from extproc.shell.logs import MAX_REPEATS
 from extproc.shell.rpc import Code, Metadata, Session
@@ -53,7 +54,6 @@ class Service:
     codec: Codec = field(default_factory=Codec)
     now: float = 100.0
     timers: list[Timer] = field(default_factory=list)
-    wakers: list[Callable[[], None]] = field(default_factory=list)
     is_open: bool = True
 
     def __post_init__(self) -> None:
@@ -66,7 +66,6 @@ class Service:
         )
 
     def new_stream(self, _metadata: Metadata, wake: Callable[[], None]) -> Stream:
-        self.wakers.append(wake)
         return Stream(self.dispatcher, self.settings, wake)
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
@@ -78,7 +77,7 @@ class Service:
 
 
 class BrokenDispatcher(FakeDispatcher):
-    def route(self, request: RequestInfo, *, now: float) -> Pick | Rejection | Wait:
+    def route(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("a bug with a prompt in it")
 
 
@@ -329,15 +328,15 @@ def test_a_bug_at_the_end_of_an_rpc_is_logged_and_affects_no_other(
 
 
 def held(service: Service) -> tuple[FakeCall, Session]:
-    """A request that the policy holds for two seconds."""
-    service.dispatcher.result = Wait(service.now + 2.0)
+    """A request that is held for two seconds at most."""
+    service.dispatcher.hold_s = 2.0
     call, session = service.open()
     session.receive(request_headers())
     session.receive(request_body(BODY))
     return call, session
 
 
-def test_a_held_request_gets_more_time_and_is_decided_again() -> None:
+def test_a_held_request_gets_more_time_and_is_looked_after_at_its_end() -> None:
     service = Service()
     call, _ = held(service)
     [timer] = service.timers
@@ -345,18 +344,18 @@ def test_a_held_request_gets_more_time_and_is_decided_again() -> None:
     assert read(call.sent[-1]).override_message_timeout is not None
 
     service.now += 2.0
-    service.dispatcher.result = PICK
+    service.dispatcher.tickets[0].result = PICK
     timer.callback()
 
     assert destination(call.sent[-1]) == (address(1), address(1), "pick-1")
     assert call.code is Code.OK
 
 
-def test_a_request_that_is_woken_is_decided_in_the_next_pass_and_its_timer_is_cancelled() -> None:
+def test_a_held_request_that_is_woken_is_answered_next_and_its_timer_is_cancelled() -> None:
     service = Service()
     call, _ = held(service)
-    service.dispatcher.result = PICK
-    service.wakers[0]()
+    service.dispatcher.tickets[0].result = PICK
+    service.dispatcher.tickets[0].wake()
     timer, soon = service.timers
     assert (timer.is_cancelled, soon.delay_s, call.code) == (True, 0.0, None)
     soon.callback()
@@ -368,11 +367,11 @@ def test_a_request_that_is_woken_is_decided_in_the_next_pass_and_its_timer_is_ca
 def test_a_request_that_ends_after_it_was_woken_is_not_decided_again() -> None:
     service = Service()
     _, session = held(service)
-    service.wakers[0]()
+    service.dispatcher.tickets[0].wake()
     session.closed()
 
     assert service.timers[-1].is_cancelled
-    assert len(service.dispatcher.routed) == 1
+    assert service.dispatcher.left == service.dispatcher.tickets
 
 
 def test_a_request_that_ends_while_it_is_held_is_not_decided_again() -> None:
@@ -381,6 +380,7 @@ def test_a_request_that_ends_while_it_is_held_is_not_decided_again() -> None:
     session.closed()
 
     assert [timer.is_cancelled for timer in service.timers] == [True]
+    assert service.dispatcher.left == service.dispatcher.tickets
 
 
 def test_a_half_close_while_a_request_is_held_is_no_ok() -> None:
@@ -391,9 +391,9 @@ def test_a_half_close_while_a_request_is_held_is_no_ok() -> None:
 
 
 def test_a_bug_in_a_wake_up_is_an_internal_error() -> None:
-    service = Service(dispatcher=FakeDispatcher())
+    service = Service()
     call, session = held(service)
-    service.dispatcher.result = None  # type: ignore[assignment] # what no dispatcher may answer
+    service.dispatcher.tickets[0].result = "?"  # type: ignore[assignment] # no result at all
     service.timers[0].callback()
     session.closed()
 

@@ -92,10 +92,9 @@ class LeastHarm:
         views = self._with_room(snapshot.endpoints, request, now)
         if isinstance(views, Wait):
             return views
+        prices = self._prices(views, request, snapshot)
         if adapter is None:
-            chosen = one_of(lowest(views, self._prices(views, request, now)), rng)
-            return Choice((chosen,), "base", self.terms)
-        prices = self._prices(views, request, now)
+            return Choice((one_of(lowest(views, prices), rng),), "base", self.terms)
         chosen = one_of(lowest(views, prices), rng)
         if adapter in chosen.pending_by_adapter:
             return Choice((chosen,), "running", self.terms)
@@ -118,7 +117,7 @@ class LeastHarm:
         else:
             reason = "room"
         if roomy:
-            return roomy
+            return views if len(roomy) == len(views) else roomy
         behind_s = [view.prompts_done_s for view in views if view.prompts_done_s > latest_s]
         return Wait(min(behind_s, default=inf) - most_ahead_s, reason)
 
@@ -128,9 +127,9 @@ class LeastHarm:
         return self.ttft_s if wanted_s is None else wanted_s
 
     def _prices(
-        self, views: Sequence[EndpointView], request: RequestInfo, now: float
+        self, views: Sequence[EndpointView], request: RequestInfo, snapshot: Snapshot
     ) -> list[float]:
-        """Return each endpoint's price, or a part of it that is above the lowest already.
+        """Return the price of each of some endpoints, or a part of it that is above the lowest already.
 
         `terms` has the same as separate numbers; here most endpoints need no more than the first
         three.
@@ -138,18 +137,20 @@ class LeastHarm:
         adapter, num_bytes, pending_s = request.adapter, request.rest_bytes(""), self.pending_s
         has_cached = bool(request.cached_bytes)
         late_from_s = LATE_RATIO * self._objective_s(request)
-        openings = [] if adapter is None else self._openings(adapter, views)
+        openings = [0.0] * len(views)
+        if adapter is not None:
+            openings = self._openings(adapter, snapshot.endpoints, views)
         prices, best = [], inf
-        for index, view in enumerate(views):
+        for view, opening in zip(views, openings, strict=True):
             busy, costs = view.num_pending, view.costs
             if has_cached:
                 num_bytes = request.rest_bytes(view.address)
             prompt_s = num_bytes * costs.prompt_s_per_byte
-            ahead_s = view.prompts_done_s - now
+            ahead_s = view.prompts_done_s - snapshot.now
             first_s = ahead_s + prompt_s if ahead_s > 0 else prompt_s
             price = first_s + (PROMPT_STALL_RATIO * prompt_s + pending_s) * busy
             if adapter is not None and adapter not in view.pending_by_adapter:
-                price += openings[index]
+                price += opening
                 if price <= best:
                     load_s = costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)
                     first_s += load_s
@@ -160,11 +161,17 @@ class LeastHarm:
             best = min(best, price)
         return prices
 
-    def _openings(self, adapter: str, views: Sequence[EndpointView]) -> list[float]:
-        """Return the price of a slot and of the distance from home, where the adapter does not
-        run."""
-        slot_s, home_s = self._slot_price_s(adapter, views), self.home_s
-        places = homes(adapter, tuple([view.address for view in views]))
+    def _openings(
+        self, adapter: str, endpoints: Sequence[EndpointView], views: Sequence[EndpointView]
+    ) -> list[float]:
+        """Return the price of a slot and of the distance from home at some of all endpoints, where
+        the adapter does not run."""
+        slot_s, home_s = self._slot_price_s(adapter, endpoints), self.home_s
+        addresses = tuple([view.address for view in endpoints])
+        places = homes(adapter, addresses)
+        if views is not endpoints:
+            place_at = dict(zip(addresses, places, strict=True))
+            places = tuple([place_at[view.address] for view in views])
         return [slot_s + home_s * place for place in places]
 
     def _slot_price_s(self, adapter: str, views: Sequence[EndpointView]) -> float:

@@ -65,13 +65,21 @@ class TokenCounters:
         self, tenant: str, input_tokens: float, output_tokens: float = 0.0, weight: float = 1.0
     ) -> None:
         """Count a dispatch, with the output as it is expected to be. Weights are above 0."""
-        self._add(tenant, _cost(input_tokens, output_tokens) / weight)
+        self.add(tenant, cost(input_tokens, output_tokens) / weight)
 
     def settle(
         self, tenant: str, output_tokens: float, charged_tokens: float = 0.0, weight: float = 1.0
     ) -> None:
         """Count the output at the end, in place of what was charged for it."""
-        self._add(tenant, _cost(0.0, output_tokens - charged_tokens) / weight)
+        self.add(tenant, cost(0.0, output_tokens - charged_tokens) / weight)
+
+    def add(self, tenant: str, tokens: float) -> None:
+        """Count weighted tokens over the weight."""
+        self._counters[tenant] = self.counter(tenant) + tokens
+        if tenant in self._num_held:
+            self._push(tenant)
+        else:
+            self._forget()
 
     def add_foreign(self, tenant: str, tokens: float) -> None:
         """Count what other routers served, in weighted tokens over the weight.
@@ -80,7 +88,7 @@ class TokenCounters:
         """
         if tenant not in self._num_held:
             self._lift(tenant)
-        self._add(tenant, tokens)
+        self.add(tenant, tokens)
 
     def counter(self, tenant: str) -> float:
         """Return what it has got; the minimum for a tenant that nothing is known of."""
@@ -97,13 +105,6 @@ class TokenCounters:
     def _lift(self, tenant: str) -> None:
         minimum = self._minimum()
         self._counters[tenant] = max(self._counters.get(tenant, minimum), minimum)
-
-    def _add(self, tenant: str, cost: float) -> None:
-        self._counters[tenant] = self.counter(tenant) + cost
-        if tenant in self._num_held:
-            self._push(tenant)
-        else:
-            self._forget()
 
     def _minimum(self) -> float:
         heap = self._heap
@@ -131,5 +132,6 @@ class TokenCounters:
             del self._counters[tenant]
 
 
-def _cost(input_tokens: float, output_tokens: float) -> float:
+def cost(input_tokens: float, output_tokens: float) -> float:
+    """Return the weighted tokens of a request."""
     return INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens

@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 
+from extproc.core.claims import Share
 from extproc.core.costs import BYTES_PER_TOKEN
-from extproc.core.queue.fairness import TokenCounters
+from extproc.core.queue.fairness import TokenCounters, cost
 from extproc.core.queue.levels import by_level
 from extproc.core.queue.orders import ORDERS, Scene, newest_in_time
 from extproc.core.queue.settings import QueueSettings
@@ -58,11 +59,19 @@ class Plan:
 
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets."""
-        claim = request.claim
-        if self._settings.fair and (claim.tenant or claim.route):
-            self.counters[claim.priority].charge(
-                flow_of(request), tokens_of(request), EXPECTED_OUTPUT_TOKENS, claim.weight
-            )
+        share = share_of(request) if self._settings.fair else None
+        if share is not None:
+            self.counters[share.priority].add(share.flow, share.tokens)
+
+    def charge_told(self, share: Share) -> None:
+        """Count what another router served, at a priority that has been seen here.
+
+        Routers order by what all of them served. What is told late makes the difference between
+        two flows larger by as much as is under way; where nothing is told, each router is fair by
+        itself, and a flow that waits at more routers than another gets more.
+        """
+        if self._settings.fair and share.priority in self.counters:
+            self.counters[share.priority].add_foreign(share.flow, share.tokens)
 
     def make(self, tickets: Iterable[Ticket], scene: Scene) -> tuple[list[_Flows], list[Ticket]]:
         """Return the flows of each level, in order, and those that should be given up."""
@@ -121,6 +130,15 @@ def flow_of(request: RequestInfo) -> str:
     """Return the name of the flow that a request belongs to."""
     claim = request.claim
     return f"{claim.route} {claim.tenant}"
+
+
+def share_of(request: RequestInfo) -> Share | None:
+    """Return what a request counts for once it is served; None if it has no route or tenant."""
+    claim = request.claim
+    if not (claim.tenant or claim.route):
+        return None
+    tokens = cost(tokens_of(request), EXPECTED_OUTPUT_TOKENS) / claim.weight
+    return Share(flow_of(request), claim.priority, tokens)
 
 
 def tokens_of(request: RequestInfo) -> float:

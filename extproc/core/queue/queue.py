@@ -7,9 +7,10 @@
    requests the configured order.
 3. An offer asks for at most `MAX_LOOKS` requests in vain, and alike ones once; the next one goes on
    behind them, but looks at the first ones again if more room was freed. Between two offers is a
-   rest, so that they take a tenth of a core at most.
+   rest, so that they take a tenth of a core at most; newcomers stand in line meanwhile.
 4. Who can have no first token in time any more is refused, if somebody set it an objective: as soon
-   as the queue's own pace says so.
+   as the queue's own pace says so. Others that are late are looked at once a second, so that what
+   is freed is there for the next who can be in time.
 5. The queue is bounded by number, bytes and time. Where it is full the one that is furthest behind
    goes, which may be the newcomer.
 """
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil, inf
 from typing import Any
 
+from extproc.core.claims import Share
 from extproc.core.queue.endings import End, end_of, refusal
 from extproc.core.queue.orders import Scene, running_in_clusters
 from extproc.core.queue.pace import Pace
@@ -36,6 +38,8 @@ ORDER_S = 2e-6
 """What a look, and a place in the order, take of a slow core."""
 REST_RATIO = 10
 """The rest after an offer, over what it took."""
+LATE_LOOK_S = 1.0
+"""From one look at a request that is late to the next, give or take a half."""
 MAX_RETRY_AFTER_S = 60
 
 
@@ -62,11 +66,13 @@ class HoldQueue:
         self._num_by_route: Counter[str] = Counter()
         self._bytes_by_route: Counter[str] = Counter()
         self._pace = Pace()
-        self._is_freed = False
+        self._freed_s = inf  # when room that was freed may be offered
         self._in_vain: set[object] = set()  # kinds that this sweep has asked for
         self._next_s = inf  # when the first is to be looked at again
         self._rests_until_s = -inf
         self._arranged_s = inf
+        self._late: set[Ticket] = set()
+        self._spread = 0.0
         self.num_bytes = 0
         self.num_ended: Counter[End] = Counter(dict.fromkeys(End, 0))
 
@@ -114,6 +120,10 @@ class HoldQueue:
         """Count the service that a request gets, held before or not, for its tenant."""
         self._plan.charge(request)
 
+    def charge_told(self, share: Share) -> None:
+        """Count the service that a request gets of another router."""
+        self._plan.charge_told(share)
+
     def remove(self, ticket: Ticket, *, now: float) -> None:
         """Forget a request whose client has gone, if it is held."""
         if ticket in self._tickets:
@@ -125,17 +135,28 @@ class HoldQueue:
         if ticket in self._tickets and now >= ticket.give_up_s:
             self._refuse(ticket, End.EXPIRED, now)
 
-    def freed(self, now: float) -> None:
-        """Record that there may be room where there was none."""
+    def freed(self, now: float, *, after_s: float = 0.0) -> None:
+        """Record that there may be room where there was none, to be offered after so long."""
         if self._tickets:
-            self._is_freed = True
+            self._freed_s = min(self._freed_s, now + after_s)
             self._arrange(now)
+
+    def hasten(self, now: float) -> None:
+        """Have room that is to be offered soon offered now: a newcomer would take it."""
+        if now < self._freed_s < inf:
+            self._freed_s = now
 
     # --- offers ------------------------------------------------------------------------------
 
     def is_due(self, now: float) -> bool:
         """Return whether those that wait are to be asked for now."""
         return bool(self._tickets) and now >= self._due_s()
+
+    def is_promised(self, now: float) -> bool:
+        """Return whether those that wait are to be asked for once the queue has had its rest, and
+        newcomers stand in line."""
+        is_wanted = now >= min(self._freed_s, self._next_s)
+        return bool(self._tickets) and is_wanted and now < self._rests_until_s
 
     def offer(self, look: Look, *, now: float, endpoints: Sequence[EndpointView] = ()) -> None:
         """Offer what room there is, in order; call it as `later` says, or whenever it is due.
@@ -161,16 +182,22 @@ class HoldQueue:
 
     def _sweep(self, tickets: Iterable[Ticket], look: Look, now: float) -> int:
         """Go through the order; return how many requests were asked for."""
-        num_again = MAX_LOOKS // 2 if self._is_freed else 0
-        self._is_freed, self._next_s = False, inf
+        is_freed = now >= self._freed_s
+        num_again = MAX_LOOKS // 2 if is_freed else 0
+        self._freed_s, self._next_s = inf if is_freed else self._freed_s, inf
         before, vain = self._in_vain, dict[object, float]()
         num_looks, is_over = 0, True
         for ticket in tickets:
             if ticket.result is not None:
                 continue
+            if ticket in self._late and now < ticket.look_s:
+                self._note(ticket)
+                continue
             kind = ticket.kind
             if kind in vain or (kind in before and len(vain) >= num_again):
-                self._wait(ticket, vain.get(kind, inf), now)
+                until_s = vain.get(kind, inf)
+                ticket.look_s = until_s if ticket.look_s <= now else min(ticket.look_s, until_s)
+                self._note(ticket)
                 continue
             if len(vain) >= MAX_LOOKS:
                 is_over = False
@@ -179,7 +206,9 @@ class HoldQueue:
             result = look(ticket, now)
             if isinstance(result, Wait):
                 ticket.reason, vain[kind] = result.reason, result.until_s
-                self._wait(ticket, result.until_s, now)
+                is_late = ticket in self._late
+                ticket.look_s = self._late_look_s(now) if is_late else result.until_s
+                self._note(ticket)
             else:
                 self.num_ended[end_of(result)] += 1
                 self._settle(ticket, result, now)
@@ -187,12 +216,6 @@ class HoldQueue:
         if not is_over:
             self._next_s = now
         return num_looks
-
-    def _wait(self, ticket: Ticket, until_s: float, now: float) -> None:
-        """Have a request looked at again, at `until_s` if its own time has come."""
-        if ticket.look_s <= now:
-            ticket.look_s = until_s
-        self._note(ticket)
 
     def _note(self, ticket: Ticket) -> None:
         late_s = ticket.late_s if ticket.is_refusable else inf
@@ -219,10 +242,20 @@ class HoldQueue:
     def _planned(self, scene: Scene) -> Iterator[Ticket]:
         """Refuse those whose first token will be late; return the others in order."""
         levels, given_up = self._plan.make(self._tickets, scene)
+        before, self._late = self._late, set()
         for ticket in given_up:
             if ticket.is_refusable:
                 self._refuse(ticket, End.LATE, scene.now)
+                continue
+            self._late.add(ticket)
+            if ticket not in before:
+                ticket.look_s = self._late_look_s(scene.now)
         return self._plan.in_order(levels)
+
+    def _late_look_s(self, now: float) -> float:
+        """Return when one that is late is looked at next: spread evenly, by the golden ratio."""
+        self._spread = (self._spread + 0.618034) % 1
+        return now + LATE_LOOK_S * (0.5 + self._spread)
 
     def _scene(self, now: float, endpoints: Sequence[EndpointView] = ()) -> Scene:
         settings, running = self.settings, frozenset[str]()
@@ -288,7 +321,7 @@ class HoldQueue:
     # --- time --------------------------------------------------------------------------------
 
     def _due_s(self) -> float:
-        return max(-inf if self._is_freed else self._next_s, self._rests_until_s)
+        return max(min(self._freed_s, self._next_s), self._rests_until_s)
 
     def _arrange(self, now: float) -> None:
         """Have an offer made when it is due."""

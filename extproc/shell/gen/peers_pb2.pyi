@@ -53,18 +53,24 @@ class Picks(_message.Message):
     def __init__(self, is_first: _Optional[bool] = ..., started: _Optional[_Iterable[_Union[StartedPick, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedPick, _Mapping]]] = ...) -> None: ...
 
 class StartedPick(_message.Message):
-    __slots__ = ("number", "address", "adapter", "body_bytes", "age_ms")
+    __slots__ = ("number", "address", "adapter", "body_bytes", "age_ms", "flow", "priority", "tokens")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    FLOW_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     number: int
     address: str
     adapter: str
     body_bytes: int
     age_ms: int
-    def __init__(self, number: _Optional[int] = ..., address: _Optional[str] = ..., adapter: _Optional[str] = ..., body_bytes: _Optional[int] = ..., age_ms: _Optional[int] = ...) -> None: ...
+    flow: str
+    priority: int
+    tokens: float
+    def __init__(self, number: _Optional[int] = ..., address: _Optional[str] = ..., adapter: _Optional[str] = ..., body_bytes: _Optional[int] = ..., age_ms: _Optional[int] = ..., flow: _Optional[str] = ..., priority: _Optional[int] = ..., tokens: _Optional[float] = ...) -> None: ...
 
 class EndedPick(_message.Message):
     __slots__ = ("number", "has_run")

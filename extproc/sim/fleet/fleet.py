@@ -279,6 +279,7 @@ class Fleet:
         router.pool.set_endpoints(
             Endpoint(p.address, f"http://{p.address}", group=p.group) for p in pods
         )
+        router.router.queue.freed(self.now)
         for pod in self.pods.values():
             if pod.address not in router.known:
                 router.known.add(pod.address)

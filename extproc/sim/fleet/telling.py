@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from extproc.core.queue.plan import share_of
 from extproc.core.told import ToldPick
 from extproc.core.types import Pick
 from extproc.sim.fleet.router import FleetRouter
@@ -39,7 +40,8 @@ class FleetTelling:
     def started(self, pick: Pick, address: str, *, at_s: float) -> None:
         """Tell of a pick, or that it has moved."""
         request = pick.request
-        message = ToldPick(pick.id, address, request.adapter, request.rest_bytes(address), 0.0)
+        rest_bytes, share = request.rest_bytes(address), share_of(request)
+        message = ToldPick(pick.id, address, request.adapter, rest_bytes, 0.0, share)
         self._tell([partial(told.start, message) for told in self._others])
 
     def ended(self, pick_id: str, *, now: float, has_run: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,14 @@ from hypothesis import strategies as st
 
 from extproc.core.claims import Claim
 from extproc.core.queue import HoldQueue, QueueSettings, Ticket
-from extproc.core.queue.queue import LOOK_S, MAX_LOOKS, MAX_RETRY_AFTER_S, ORDER_S, REST_RATIO
+from extproc.core.queue.queue import (
+    LATE_LOOK_S,
+    LOOK_S,
+    MAX_LOOKS,
+    MAX_RETRY_AFTER_S,
+    ORDER_S,
+    REST_RATIO,
+)
 from extproc.core.types import Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import endpoint_view, pick
 
@@ -40,23 +48,23 @@ class Scene:
         self.queue.later = self.calls.append
         self.tickets: dict[str, Ticket] = {}
 
-    def hold(self, name: str, model: str = "", **fields: object) -> Rejection | None:
+    def hold(self, name: str, model: str = "", **fields: Any) -> Rejection | None:
         """Hold a request that arrives now, as told by fields of its ticket and its claim."""
         ttft_s = fields.pop("ttft_s", None)
         rest_s, num_bytes = fields.pop("rest_s", 0.0), fields.pop("num_bytes", 0)
         give_up_s, goal_s = fields.pop("give_up_s", inf), fields.pop("goal_s", ttft_s)
         adapter = fields.pop("adapter", None)
-        claim = Claim(ttft_s=ttft_s, **fields)  # type: ignore[arg-type]
+        claim = Claim(ttft_s=ttft_s, **fields)
         request = RequestInfo(
             model or name, adapter, request_id=name, arrived_at_s=self.now, claim=claim
         )
         ticket = Ticket(
             request,
             lambda: self.woken.append(name),
-            give_up_s,  # type: ignore[arg-type]
-            deadline_s=inf if goal_s is None else self.now + goal_s,  # type: ignore[operator]
-            rest_s=rest_s,  # type: ignore[arg-type]
-            num_bytes=num_bytes,  # type: ignore[arg-type]
+            give_up_s,
+            deadline_s=inf if goal_s is None else self.now + goal_s,
+            rest_s=rest_s,
+            num_bytes=num_bytes,
             look_s=self.until_s,
             reason="room",
         )
@@ -337,7 +345,35 @@ def test_one_that_is_late_by_nobody_s_objective_goes_last_and_is_kept() -> None:
     scene.hold("new", goal_s=5.0)
 
     assert scene.free(1) == ["new"]
-    assert scene.free(1) == ["old"]
+    assert scene.free(1, after_s=2 * LATE_LOOK_S) == ["old"]
+
+
+def test_what_is_freed_is_left_to_those_in_time_for_a_while() -> None:
+    scene = Scene(stuck=frozenset({"stuck"}))
+    scene.hold("late", goal_s=0.1)
+    scene.hold("stuck", goal_s=100.0)
+    scene.now = 1.0
+
+    assert scene.free(1, after_s=0.0) == []
+    assert scene.calls[-1] <= 1.5 * LATE_LOOK_S
+    scene.stuck = frozenset()
+    assert scene.free(1, after_s=0.1) == ["stuck"]
+    assert scene.free(0, after_s=2 * LATE_LOOK_S) == []
+    assert scene.looked[-1] == "late"
+    assert scene.free(1, after_s=0.1) == []
+    assert scene.free(1, after_s=2 * LATE_LOOK_S) == ["late"]
+
+
+def test_newcomers_stand_in_line_while_what_is_freed_is_still_to_be_offered() -> None:
+    scene = Scene()
+    scene.hold("a")
+    assert not scene.queue.is_promised(0.0)
+    scene.free(0)
+
+    assert not scene.queue.is_promised(scene.now)
+    scene.queue.freed(scene.now)
+    assert scene.queue.is_promised(scene.now)
+    assert not scene.queue.is_promised(scene.now + REST_S)
 
 
 def test_by_the_queue_s_own_pace_who_will_be_late_is_refused_before_that() -> None:
@@ -408,7 +444,7 @@ def test_in_a_full_queue_the_newest_of_the_lowest_priority_makes_way(
 
 
 @pytest.mark.parametrize("limit", [{"max_held": 2}, {"max_held_bytes": 20}])
-def test_a_route_s_own_bounds_leave_the_others_room(limit: dict[str, int]) -> None:
+def test_a_route_s_own_bounds_leave_the_others_room(limit: dict[str, Any]) -> None:
     scene = Scene()
     for name in "ab":
         assert scene.hold(name, route="r", num_bytes=10, **limit) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from math import inf
 from statistics import mean
 from typing import Any
 
@@ -46,6 +47,16 @@ def events() -> st.SearchStrategy[list[FleetEvent]]:
     )
 
 
+class OneAtATime:
+    """Holds requests until a pod has none."""
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        free = [view for view in snapshot.endpoints if not view.num_pending]
+        return Choice(free[:1]) if free else Wait(inf, "one")
+
+
 @settings(max_examples=40)
 @given(
     num=st.integers(0, 60),
@@ -56,7 +67,7 @@ def events() -> st.SearchStrategy[list[FleetEvent]]:
     max_pending=st.none() | st.integers(1, 5),
     patience_s=st.none() | st.floats(0.01, 0.5),
     drain_s=st.sampled_from([0.0, 1.0, 60.0]),
-    policy=st.sampled_from([LeastPending, Founding, RandomChoice]),
+    policy=st.sampled_from([LeastPending, Founding, RandomChoice, OneAtATime]),
 )
 def test_every_request_has_exactly_one_final_state(
     num: int,
@@ -91,7 +102,8 @@ def test_every_request_has_exactly_one_final_state(
     states = Counter(flight.state for flight in result.flights)
     assert states.total() == num
     in_pods = sum(len(pod.flights) for pod in fleet.pods.values())
-    assert states[FlightState.RUNNING] == in_pods
+    num_held = len(fleet._tickets)
+    assert states[FlightState.RUNNING] == in_pods + num_held
     for flight in result.flights:
         assert (flight.state is FlightState.RUNNING) == (flight.ended_s is None)
         assert (flight.state is FlightState.SHED) == (flight.status != 0)
@@ -100,6 +112,7 @@ def test_every_request_has_exactly_one_final_state(
         assert pod.engine.counters.num_submitted == len(sent)
     unheard = sum(len(router.pool.flights) for router in fleet.routers)
     assert in_pods <= unheard <= sum(bool(flight.pod) for flight in result.flights)
+    assert sum(len(router.router.queue) for router in fleet.routers) == num_held
 
 
 def test_the_same_seed_gives_the_same_bytes() -> None:
@@ -135,6 +148,20 @@ def test_what_a_token_is_learned_to_cost_is_what_requests_see() -> None:
     seen = [flight.tpot_s for flight in flights if flight.arrival.output_tokens > 10]
 
     assert mean(learned) == pytest.approx(mean(s for s in seen if s is not None), rel=0.15)
+
+
+def test_each_router_knows_the_time_per_output_token_of_its_requests() -> None:
+    work = poisson(2000, rate_rps=40, output_tokens=200)
+    fleet = Fleet(FleetSettings(num_pods=2, num_routers=2), work, LeastPending, seed=1)
+    flights = fleet.run().flights
+
+    for number, router in enumerate(fleet.routers):
+        tpots = router.accounting.tpots
+        told_s = tpots.seconds[""] / tpots.num_responses.total()
+        long = [f for f in flights if f.router == number and f.arrival.output_tokens > 20]
+        seen_s = mean(flight.tpot_s for flight in long if flight.tpot_s is not None)
+
+        assert told_s == pytest.approx(seen_s, rel=0.05)
 
 
 def test_a_lone_request_takes_what_the_engine_says() -> None:
@@ -364,6 +391,27 @@ def test_a_request_held_too_long_is_shed_with_429() -> None:
 
     assert (flight.state, flight.status) == (FlightState.SHED, 429)
     assert flight.ended_s == pytest.approx(0.5)
+
+
+def test_a_held_request_is_sent_when_its_router_hears_of_an_end() -> None:
+    work = workload(arrival(0.0, "a"), arrival(0.001, "a"))
+    first, second = run(work, OneAtATime, num_pods=1, scrape_interval_s=100.0).flights
+
+    assert first.ended_s is not None
+    assert second.dispatched_s is not None
+    heard_s = first.ended_s + FleetSettings().completion_flush_s
+    assert first.ended_s <= second.dispatched_s <= heard_s + 0.01
+
+
+def test_a_client_that_leaves_while_held_is_never_sent() -> None:
+    work = workload(arrival(0.0, "a", output_tokens=500), arrival(0.001, "a"))
+    fleet = Fleet(FleetSettings(num_pods=1, patience_s=0.2), work, OneAtATime, seed=1)
+    first, second = fleet.run().flights
+
+    assert (first.state, second.state) == (FlightState.FINISHED, FlightState.ABANDONED)
+    assert second.ended_s == pytest.approx(0.201)
+    assert (second.pod, second.dispatched_s) == ("", None)
+    assert not any(router.router.queue for router in fleet.routers)
 
 
 def test_a_client_without_a_first_token_leaves() -> None:

@@ -1,0 +1,105 @@
+"""What held requests are to the rest of the service: metrics, decisions, changes that free room."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from extproc.app.routing import Routing
+from extproc.app.world import World
+from extproc.config.file import parse_config
+from extproc.core.queue import Ticket
+from extproc.core.types import Choice, Pick, Reason, Rejection, RequestInfo, Snapshot, Wait
+from tests.app.scene import Scene
+from tests.builders import address, cards, endpoint, report, request
+
+
+def held(scene: Scene) -> Ticket:
+    ticket = scene.route()
+    assert isinstance(ticket, Ticket)
+    return ticket
+
+
+def sample(scene: Scene, name: str, **labels: str) -> float | None:
+    return scene.telemetry.registry.get_sample_value(f"extproc_{name}", labels)
+
+
+def test_a_held_request_is_one_wait_and_in_the_end_one_decision() -> None:
+    scene = Scene(num_waits=1)
+    ticket = held(scene)
+    dispatcher = scene.dispatcher
+    too_early = dispatcher.resume(ticket, now=0.5)
+    dispatcher.router.offer(now=1.0)
+    pick = dispatcher.resume(ticket, now=1.0)
+
+    assert too_early is ticket
+    assert isinstance(pick, Pick)
+    assert sample(scene, "waits_total", reason="not-yet") == 1
+    assert sample(scene, "decision_seconds_count") == 1  # of the time that it took, not the hold
+    assert [each.decision for _, each in scene.decisions.last(9)] == [pick]
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_client_that_leaves_while_held_is_no_decision_and_leaves_nothing(
+    is_settled: bool,
+) -> None:
+    scene = Scene(num_waits=1)
+    ticket = held(scene)
+    if is_settled:
+        scene.dispatcher.router.offer(now=1.0)
+    scene.dispatcher.gone(ticket, now=1.0)
+    scene.dispatcher.router.offer(now=2.0)
+
+    assert len(scene.dispatcher.router.queue) == len(scene.pool.flights) == 0
+    assert list(scene.decisions.last(9)) == []
+
+
+class Shut:
+    """A policy that holds every request."""
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        return Wait(99.0, "shut")
+
+
+def shut() -> tuple[Routing, Ticket]:
+    """A router over one endpoint, with a request that it holds."""
+    world = World(lambda: 1.0, lambda: 0.0, random.Random(0))
+    config = parse_config("{discovery: {file: pods.yaml}, policy: {name: founding}}")
+    routing = Routing(config, Shut(), router_id="r", world=world)
+    routing.set_endpoints([endpoint(1)])
+    routing.pool.record_report(address(1), report(), taken_at_s=0.0)
+    routing.pool.record_models(address(1), cards("a"), now=0.0)
+    ticket = routing.router.route(request(None, model="a"), now=0.0)
+    assert isinstance(ticket, Ticket)
+    return routing, ticket
+
+
+def lose_endpoints(routing: Routing) -> None:
+    routing.set_endpoints([])
+
+
+def change_policy(routing: Routing) -> None:
+    routing.configure(parse_config("{discovery: {file: pods.yaml}, policy: {name: round_robin}}"))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(lose_endpoints, Reason.NO_ENDPOINTS), (change_policy, None)]
+)
+def test_held_requests_learn_of_a_change_at_once(
+    change: Callable[[Routing], None], reason: Reason | None
+) -> None:
+    routing, ticket = shut()
+    waits: list[float] = []
+    routing.router.queue.later = waits.append
+
+    change(routing)
+    routing.router.offer(now=1.0)
+    result = routing.router.resume(ticket, now=1.0)
+
+    assert waits == [0.0]
+    assert (result.reason if isinstance(result, Rejection) else None) == reason
+    assert isinstance(result, Pick | Rejection)

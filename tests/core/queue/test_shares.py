@@ -1,0 +1,154 @@
+"""Two routers and two tenants: what is told keeps the tenants level over both queues."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.claims import Claim, Share
+from extproc.core.costs import BYTES_PER_TOKEN
+from extproc.core.queue import HoldQueue, QueueSettings, Ticket
+from extproc.core.queue.fairness import cost
+from extproc.core.queue.plan import EXPECTED_OUTPUT_TOKENS, Plan, share_of
+from extproc.core.types import Pick, Rejection, RequestInfo, Wait
+from tests.builders import pick, request
+
+MAX_TOKENS = 400  # of a prompt
+LARGEST = cost(MAX_TOKENS, EXPECTED_OUTPUT_TOKENS)
+NUM_LITTLE = 60
+"""Requests of the tenant that sends little, at each router; the other sends ten times as many."""
+
+SIZES = st.lists(st.integers(1, MAX_TOKENS), min_size=1, max_size=7)
+PLACES = st.lists(st.integers(0, 1), max_size=NUM_LITTLE)
+"""The router that takes each place that is released, in order."""
+
+
+@dataclass
+class Team:
+    """Two queues; a dispatch of one is told to the other after `delay` more, or never."""
+
+    delay: int | None
+    sizes: list[int]  # in tokens of prompts, in turn
+    got: dict[tuple[int, str], float] = field(default_factory=dict)
+    under_way: deque[tuple[int, Share]] = field(default_factory=deque)
+    now: float = 0.0
+    num_sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.queues = [HoldQueue(QueueSettings(order="first_come")) for _ in range(2)]
+
+    def hold(self, router: int, tenant: str, num: int) -> None:
+        for number in range(num):
+            info = request(
+                request_id=f"{tenant}-{number}",
+                body_bytes=int(self.sizes[number % len(self.sizes)] * BYTES_PER_TOKEN),
+                claim=Claim(tenant=tenant),
+            )
+            assert self.queues[router].add(Ticket(info, lambda: None, inf), now=0.0) is None
+
+    def release(self, router: int) -> None:
+        """Let a router have a place, and tell the other whom it gave that to."""
+        self.now += 10.0
+        sent: list[RequestInfo] = []
+
+        def look(ticket: Ticket, now: float) -> Pick | Rejection | Wait:
+            if sent:
+                return Wait(inf)
+            sent.append(ticket.request)
+            return pick(info=ticket.request)
+
+        self.queues[router].freed(self.now)
+        self.queues[router].offer(look, now=self.now)
+        for info in sent:
+            share = share_of(info)
+            assert share is not None
+            key = router, info.claim.tenant
+            self.got[key] = self.got.get(key, 0.0) + share.tokens
+            self.under_way.append((1 - router, share))
+        while self.delay is not None and len(self.under_way) > self.delay:
+            other, share = self.under_way.popleft()
+            self.queues[other].charge_told(share)
+
+    def ahead(self, *routers: int) -> float:
+        """By how much the tenant that sends much is ahead."""
+        return sum(
+            self.got.get((each, "much"), 0) - self.got.get((each, "little"), 0) for each in routers
+        )
+
+
+@given(SIZES, PLACES, st.integers(0, 4))
+def test_what_is_told_keeps_two_tenants_level_over_both_routers(
+    sizes: list[int], places: list[int], delay: int
+) -> None:
+    """Within the request at hand and those that are under way."""
+    team = Team(delay, sizes)
+    for router in (0, 1):
+        team.hold(router, "much", 10 * NUM_LITTLE)
+        team.hold(router, "little", NUM_LITTLE)
+    for router in places:
+        team.release(router)
+        assert abs(team.ahead(0, 1)) <= (delay + 1) * LARGEST
+
+
+@given(SIZES, PLACES)
+def test_where_nothing_is_told_each_router_keeps_them_level_by_itself(
+    sizes: list[int], places: list[int]
+) -> None:
+    team = Team(None, sizes)
+    for router in (0, 1):
+        team.hold(router, "much", 10 * NUM_LITTLE)
+        team.hold(router, "little", NUM_LITTLE)
+    for router in places:
+        team.release(router)
+        assert all(abs(team.ahead(each)) <= LARGEST for each in (0, 1))
+
+
+@pytest.mark.parametrize(("delay", "ahead"), [(0, 0), (None, NUM_LITTLE // 2)])
+def test_a_tenant_that_waits_at_one_router_gets_its_half_of_both_if_they_tell(
+    delay: int | None, ahead: int
+) -> None:
+    """Alone, each router is fair by itself: it gets a quarter."""
+    team = Team(delay, [100])
+    for router in (0, 1):
+        team.hold(router, "much", 10 * NUM_LITTLE)
+    team.hold(0, "little", NUM_LITTLE)
+    for number in range(NUM_LITTLE):
+        team.release(number % 2)
+
+    one = cost(100, EXPECTED_OUTPUT_TOKENS)
+    assert team.ahead(0, 1) == pytest.approx(ahead * one, abs=2 * one)
+
+
+def test_what_others_tell_of_priorities_that_are_not_seen_here_takes_no_memory() -> None:
+    plan = Plan(QueueSettings())
+    for priority in range(100):
+        plan.charge_told(Share("r t", priority, 9.0))
+
+    assert len(plan.counters) == 0
+
+
+def test_without_fairness_nothing_that_is_told_counts() -> None:
+    plan = Plan(QueueSettings(fair=False))
+    plan.counters[0].charge("r a", 1.0)
+    plan.charge_told(Share("r t", 0, 9.0))
+
+    assert len(plan.counters[0]) == 1
+
+
+def test_a_request_of_no_route_and_no_tenant_counts_for_nobody() -> None:
+    assert share_of(request(claim=Claim(priority=3))) is None
+
+
+def test_a_share_is_what_the_request_is_charged_here() -> None:
+    claim = Claim(route="r", tenant="t", priority=3, weight=2.0)
+    info, plan = request(body_bytes=int(100 * BYTES_PER_TOKEN), claim=claim), Plan(QueueSettings())
+    share = share_of(info)
+    plan.charge(info)
+
+    assert share == Share("r t", 3, cost(100, EXPECTED_OUTPUT_TOKENS) / 2)
+    assert plan.counters[3].counter("r t") == share.tokens
