@@ -17,7 +17,7 @@ from rich.table import Table
 from extproc.commands.calibrate import calibrate_command
 from extproc.commands.failure import FAILED, failure
 from extproc.commands.hints import own_command
-from extproc.commands.labmisses import misses
+from extproc.commands.labmisses import misses, overload
 from extproc.commands.labrun import (
     DEFAULT_OUT,
     OnTrial,
@@ -36,7 +36,7 @@ from extproc.sim.trials.aim import aim_tables
 from extproc.sim.trials.report import render
 from extproc.sim.trials.suites import SuiteError
 from extproc.sim.trials.summary import speed
-from extproc.sim.trials.table import markdown
+from extproc.sim.trials.table import markdown, sweeps
 from extproc.sim.trials.trials import Trial
 
 lab_app = typer.Typer(
@@ -115,11 +115,15 @@ def table_command(
     aim: Annotated[
         str, typer.Option(help="A policy: how near it is to B3, and to every opponent.")
     ] = "",
+    swept: Annotated[
+        bool, typer.Option("--sweeps", help="What the suite's sweeps found instead.")
+    ] = False,
 ) -> None:
     """Print a run's capacities as Markdown."""
     try:
         content = read_result(result or newest(out))
-        text = aim_tables(content, aim) if aim else markdown(content)
+        table = sweeps if swept else markdown
+        text = aim_tables(content, aim) if aim else table(content)
     except (OSError, ValueError) as error:
         raise failure(error, FAILED) from error
     typer.echo(text)
@@ -181,6 +185,34 @@ def misses_command(
     except (SuiteError, OSError, ValueError) as error:
         raise failure(error, FAILED) from error
     typer.echo(table)
+
+
+@lab_app.command("overload")
+def overload_command(
+    suite: Annotated[str, typer.Argument(help="Suite to run: overload, tenants, or a file.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="Policy or variant's label; all of the suite's by default."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many of the suite's seeds.")] = 100,
+    fleet: Annotated[
+        list[str] | None, typer.Option(help="Setting of every fleet: num_routers=1.")
+    ] = None,
+    jobs: JobsOption = 0,
+) -> None:
+    """Print what is served well beyond capacity, and what tenants get beside each other."""
+    try:
+        tables = overload(
+            suite,
+            policy or (),
+            num_seeds=seeds,
+            fleet=_values(fleet or ()),
+            jobs=jobs,
+            watching=_progress(Console(stderr=True)),
+        )
+    except (SuiteError, OSError, ValueError) as error:
+        raise failure(error, FAILED) from error
+    typer.echo(tables)
 
 
 def _values(pairs: Iterable[str]) -> dict[str, Any]:

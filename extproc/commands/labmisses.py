@@ -1,4 +1,4 @@
-"""The run of policies at fixed rates, for their misses."""
+"""The run of policies at fixed rates: for their misses, and for what overload leaves of goodput."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 from extproc.commands.labrun import Watching, run_all, unwatched
 from extproc.sim.trials.misses import misses_table, plan_misses
+from extproc.sim.trials.overload import overload_tables, plan_overload
 from extproc.sim.trials.suites import read_suite
 
 
@@ -37,3 +38,23 @@ def misses(
     suite = msgspec.structs.replace(suite, seeds=seeds, num_requests=num_requests)
     trials = plan_misses(suite, places, policies, fleet=fleet, profile=profile)
     return misses_table(run_all(trials, jobs, watching))
+
+
+def overload(
+    name: str,
+    policies: Sequence[str] = (),
+    *,
+    num_seeds: int,
+    fleet: Mapping[str, Any] = MappingProxyType({}),
+    jobs: int = 0,
+    watching: Watching = unwatched,
+) -> str:
+    """Return goodput beyond capacity, and what tenants get, as Markdown; see `plan_overload`.
+
+    Raises:
+        SuiteError: The suite, a policy or a key cannot be used.
+    """
+    suite = read_suite(name)
+    suite = msgspec.structs.replace(suite, seeds=suite.seeds[:num_seeds])
+    trials = plan_overload(suite, policies, fleet=fleet)
+    return overload_tables(suite, run_all(trials, jobs, watching))

@@ -27,7 +27,7 @@ from extproc.workload.draws import (
     zipf_shares,
 )
 from extproc.workload.files import own_folder
-from extproc.workload.requests import Workload
+from extproc.workload.requests import Tenant, Workload
 from extproc.workload.slora import SloraSetting, as_in_code, as_in_paper
 from extproc.workload.synthetic import with_prefixes, zipf
 from extproc.workload.traces import Half, halved, labelled, lengths_of, read_trace, rescaled
@@ -35,6 +35,40 @@ from extproc.workload.traces import Half, halved, labelled, lengths_of, read_tra
 DATA_DIR = own_folder("data")
 MAX_TOKENS = 2000
 """Longest prompt, and longest response, of the lognormal lengths."""
+_SEEDS_APART = 1_000_003
+"""Between the seed of a workload and that of a tenant beside it, which is another workload's."""
+
+
+class TenantSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Clients beside those of a workload, for the same adapters, of which the same are popular.
+
+    Attributes:
+        times: Their rate over that of the others, which stays as it is: they come on top.
+        priority: See `Tenant`, like the two below.
+        cv: As in `WorkloadSpec`, like those below; None for the workload's.
+    """
+
+    times: float = 1.0
+    priority: int = 0
+    weight: float = 1.0
+    has_objectives: bool = True
+    cv: float | None = None
+    lengths: Literal["chat", "slora", "azure"] | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+    @property
+    def tenant(self) -> Tenant:
+        """What they claim."""
+        return Tenant(self.priority, self.weight, self.has_objectives)
+
+    def of(self, spec: WorkloadSpec) -> WorkloadSpec:
+        """Return the description of these clients, beside those of `spec`."""
+        own = {name: getattr(self, name) for name in _OWN if getattr(self, name) is not None}
+        return msgspec.structs.replace(spec, beside={}, **own)
+
+
+_OWN = "cv", "lengths", "prompt_tokens", "output_tokens"
 
 
 class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -59,6 +93,8 @@ class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
         prefix_tokens: Length of each, which lengthens the prompt.
         turns: Mean number of requests that share one until another replaces it.
         num_requests: Instead of the suite's; None for the suite's.
+        tenant: Who sends the requests; "" for nobody in particular (each of `clients` is its own).
+        beside: Further tenants. Rate and number of requests are those of the clients above.
     """
 
     kind: Literal["zipf", "slora_paper", "slora_code", "clients", "trace"] = "zipf"
@@ -78,17 +114,34 @@ class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     prefix_tokens: int = 1000
     turns: float = 1e9
     num_requests: int | None = None
+    tenant: str = ""
+    beside: dict[str, TenantSpec] = {}
 
 
 def make_workload(spec: WorkloadSpec, *, num_requests: int, rate_rps: float, seed: int) -> Workload:
-    """Make a workload of about `num_requests` requests.
+    """Make a workload of about `num_requests` requests, and those of who is beside.
+
+    Without those the same requests come at the same times.
 
     Raises:
         ValueError: Impossible parameters.
         KeyError: No such mix.
         OSError: The trace cannot be read.
     """
-    made = _make(spec, spec.num_requests or num_requests, seed)
+    num = spec.num_requests or num_requests
+    made = _made(spec, spec.tenant, num, seed)
+    own_rps, factor = made.rate_rps, rate_rps * made.duration_s / max(1, len(made.arrivals))
+    for number, (name, tenant) in enumerate(spec.beside.items(), 1):
+        own_seed = seed + _SEEDS_APART * number
+        more = _made(tenant.of(spec), name, max(1, round(num * tenant.times)), own_seed)
+        if more.rate_rps:
+            more = more.scaled(tenant.times * own_rps / more.rate_rps)
+        made = _beside(made, more, name, tenant.tenant)
+    return _shuffled(made, seed).scaled(factor)
+
+
+def _made(spec: WorkloadSpec, tenant: str, num: int, seed: int) -> Workload:
+    made = _make(spec, num, seed)
     if spec.prefixes:
         made = with_prefixes(
             made,
@@ -97,7 +150,18 @@ def make_workload(spec: WorkloadSpec, *, num_requests: int, rate_rps: float, see
             turns=spec.turns,
             seed=seed,
         )
-    return _shuffled(made, seed).scaled(rate_rps * made.duration_s / max(1, len(made.arrivals)))
+    if not tenant:
+        return made
+    arrivals = tuple(replace(arrival, tenant=tenant) for arrival in made.arrivals)
+    return replace(made, arrivals=arrivals, tenants={tenant: Tenant()})
+
+
+def _beside(workload: Workload, more: Workload, name: str, tenant: Tenant) -> Workload:
+    """Return both together, until the first one's end."""
+    added = (arrival for arrival in more.arrivals if arrival.at_s <= workload.duration_s)
+    arrivals = sorted([*workload.arrivals, *added], key=lambda arrival: arrival.at_s)
+    tenants = {**workload.tenants, name: tenant}
+    return replace(workload, arrivals=tuple(arrivals), tenants=tenants)
 
 
 def _make(spec: WorkloadSpec, num: int, seed: int) -> Workload:

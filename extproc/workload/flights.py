@@ -29,7 +29,9 @@ class Flight:
     Attributes:
         id: Unique in the run.
         router: Number of the router that it came to.
+        has_objectives: Whether it is to meet the SLO, or only to finish.
         status: HTTP status of a router's rejection, 0 without one.
+        reason: Its reason, a slug.
         pod: Address of the pod that it was sent to.
         scheduled_s: Start of the first engine step that ran it.
         first_token_s: End of the step that produced its first token.
@@ -40,8 +42,10 @@ class Flight:
     id: str
     arrival: Arrival
     router: int
+    has_objectives: bool = True
     state: FlightState = FlightState.RUNNING
     status: int = 0
+    reason: str = ""
     pod: str = ""
     pick_id: str = ""
     dispatched_s: float | None = None
@@ -99,6 +103,7 @@ class FleetResult:
         ended_s: Virtual time at the end.
         decision_s: Real seconds of each decision; empty unless the run had a clock.
         is_cut: Whether the run was given up; requests after `ended_s` are missing.
+        tenants: Those who are judged by themselves as well.
     """
 
     flights: Sequence[Flight]
@@ -107,6 +112,7 @@ class FleetResult:
     ended_s: float
     decision_s: Sequence[float] = field(default=(), compare=False)
     is_cut: bool = False
+    tenants: Sequence[str] = ()
 
     @property
     def counted(self) -> list[Flight]:

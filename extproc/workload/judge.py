@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean
 from typing import Protocol
@@ -57,6 +57,12 @@ class Slo:
     tpot_s: float = 0.05
     target: float = 0.99
 
+    def is_served_well(self, flight: Flight) -> bool:
+        """Return whether a request met the objectives, or finished if it has none."""
+        if flight.has_objectives:
+            return self.is_met(flight)
+        return flight.state is FlightState.FINISHED
+
     def is_met(self, request: Timed) -> bool:
         """Return whether a request met both objectives."""
         ttft_s, tpot_s = request.ttft_s, request.tpot_s
@@ -69,12 +75,25 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantMetrics:
+    """Measures of one tenant's requests.
+
+    Attributes:
+        longest_wait_s: Until a first token, or an end without one.
+    """
+
+    num_offered: int
+    attainment: float
+    longest_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """Measures of one run, over the requests that came after the warm-up.
 
     Attributes:
         fates: Number of requests in each state at the end.
-        attainment: Part that met the SLO.
+        attainment: Part that met the SLO, or finished if it has no objectives.
         throughput_rps: Requests that finished between the warm-up and the last arrival, per second,
             whenever they came.
         output_tokens_per_s: The tokens of those requests, per second.
@@ -89,6 +108,12 @@ class Metrics:
             count instead where there are any. Those with fewer than 30 requests are taken
             together, the rarest first, until they have 30; those left over join the last of
             these, and are judged by themselves if there is none.
+        goodput_rps: Requests served well, per second of arrivals.
+        refusals: Number of rejections by reason.
+        service_gap: The largest part of its tokens that an adapter got by the last arrival, less
+            the smallest; adapters as for `worst_adapter`, a response's tokens count twice, as in
+            VTC (OSDI 2024).
+        tenants: Of those that the workload names.
     """
 
     num_offered: int
@@ -109,7 +134,11 @@ class Metrics:
     disk_loads_per_1000: float
     queue_wait_s: float
     max_over_mean_load: float
-    worst_adapter: float = 0.0  # the default is for result files that do not have it
+    worst_adapter: float = 0.0  # defaults are for result files that do not have them
+    goodput_rps: float = 0.0
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    service_gap: float = 0.0
+    tenants: Mapping[str, TenantMetrics] = field(default_factory=dict)
 
 
 def measure(result: FleetResult, slo: Slo) -> Metrics:
@@ -132,11 +161,13 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
     ]
     num = len(flights)
     offered_s = max(flights[-1].arrival.at_s - result.warm_up_s, 1e-9)
+    num_good = sum(map(slo.is_served_well, flights))
+    groups = _groups(flights)
     return Metrics(
         num_offered=num,
         fates=dict(sorted(Counter(f.state.value for f in flights).items())),
         offered_rps=num / offered_s,
-        attainment=sum(map(slo.is_met, flights)) / num,
+        attainment=num_good / num,
         throughput_rps=len(finished) / offered_s,
         output_tokens_per_s=sum(f.arrival.output_tokens for f in finished) / offered_s,
         ttft_mean_s=_mean(ttfts_s),
@@ -151,8 +182,42 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
         disk_loads_per_1000=1000 * sum(pod.num_disk_loads for pod in result.pods) / num,
         queue_wait_s=_mean([f.queue_wait_s for f in flights if f.queue_wait_s is not None]),
         max_over_mean_load=_max_over_mean(flights, [pod.address for pod in result.pods]),
-        worst_adapter=_worst_adapter(flights, slo),
+        worst_adapter=min(_attainment(own, slo) for own in groups),
+        goodput_rps=num_good / offered_s,
+        refusals=dict(sorted(Counter(f.reason for f in flights if f.reason).items())),
+        service_gap=_gap([_part_served(own, flights[-1].arrival.at_s) for own in groups]),
+        tenants={
+            tenant: _of_tenant([f for f in flights if f.arrival.tenant == tenant], result, slo)
+            for tenant in result.tenants
+        },
     )
+
+
+def _attainment(flights: Sequence[Flight], slo: Slo) -> float:
+    return sum(map(slo.is_served_well, flights)) / max(1, len(flights))
+
+
+def _of_tenant(flights: Sequence[Flight], result: FleetResult, slo: Slo) -> TenantMetrics:
+    waits_s = (
+        next(t for t in (f.first_token_s, f.ended_s, result.ended_s) if t is not None)
+        - f.arrival.at_s
+        for f in flights
+    )
+    return TenantMetrics(len(flights), _attainment(flights, slo), max(waits_s, default=0.0))
+
+
+def _part_served(flights: Sequence[Flight], until_s: float) -> float:
+    asked = served = 0
+    for flight in flights:
+        tokens = flight.arrival.prompt_tokens + 2 * flight.arrival.output_tokens
+        asked += tokens
+        is_served = flight.state is FlightState.FINISHED and (flight.ended_s or 0.0) <= until_s
+        served += tokens if is_served else 0
+    return served / asked
+
+
+def _gap(values: Sequence[float]) -> float:
+    return max(values) - min(values)
 
 
 def attainment_at_most(
@@ -168,7 +233,9 @@ def attainment_at_most(
 
 def _is_surely_missed(flight: Flight, now: float, slo: Slo) -> bool:
     if flight.state is not FlightState.RUNNING:
-        return not slo.is_met(flight)
+        return not slo.is_served_well(flight)
+    if not flight.has_objectives:
+        return False
     if flight.first_token_s is None:
         return now - flight.arrival.at_s > slo.ttft_s + MAX_UNSEEN_S
     return flight.first_token_s - flight.arrival.at_s > slo.ttft_s
@@ -199,12 +266,13 @@ def _max_over_mean(flights: Iterable[Flight], addresses: Iterable[str]) -> float
     return max(loads_s.values()) / mean_s if mean_s else 1.0
 
 
-def _worst_adapter(flights: Iterable[Flight], slo: Slo) -> float:
-    met: defaultdict[str, list[bool]] = defaultdict(list)
+def _groups(flights: Iterable[Flight]) -> list[list[Flight]]:
+    """Return the requests of each adapter or tenant, rare ones together."""
+    by_name: defaultdict[str, list[Flight]] = defaultdict(list)
     for flight in flights:
-        met[flight.arrival.tenant or flight.arrival.adapter or ""].append(slo.is_met(flight))
-    alone, rare = [], [list[bool]()]
-    for _, own in sorted(met.items(), key=lambda item: (len(item[1]), item[0])):
+        by_name[flight.arrival.tenant or flight.arrival.adapter or ""].append(flight)
+    alone, rare = [], [list[Flight]()]
+    for _, own in sorted(by_name.items(), key=lambda item: (len(item[1]), item[0])):
         if len(own) >= MIN_ADAPTER_REQUESTS:
             alone.append(own)
             continue
@@ -216,4 +284,4 @@ def _worst_adapter(flights: Iterable[Flight], slo: Slo) -> float:
         rare[-1] += last
     elif last:
         rare = [last]
-    return min(map(fmean, alone + rare))
+    return alone + rare

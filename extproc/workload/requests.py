@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -43,6 +43,21 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenant:
+    """What all requests of a tenant claim.
+
+    Attributes:
+        priority: The higher the sooner; below 0 it is shed first.
+        weight: Its share, against those of others.
+        has_objectives: Whether it wants the SLO; otherwise whatever finishes is served well.
+    """
+
+    priority: int = 0
+    weight: float = 1.0
+    has_objectives: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """Arrivals in order, and the adapters that exist.
 
@@ -50,6 +65,7 @@ class Workload:
         name: Short, for tables and file names.
         arrivals: Sorted by `at_s`.
         adapters: Rank of each adapter, requested or not.
+        tenants: Those who claim anything. Others may send requests as well.
 
     Raises:
         ValueError: Arrivals out of order, an adapter without a rank, or impossible lengths.
@@ -58,10 +74,12 @@ class Workload:
     name: str
     arrivals: tuple[Arrival, ...]
     adapters: Mapping[str, int]
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A copy of our own; a plain dict, because workloads are pickled for other processes.
+        # Copies of our own; plain dicts, because workloads are pickled for other processes.
         object.__setattr__(self, "adapters", dict(self.adapters))
+        object.__setattr__(self, "tenants", dict(self.tenants))
         if any(first.at_s > second.at_s for first, second in pairwise(self.arrivals)):
             raise ValueError(f"workload {self.name!r}: arrivals are not in order")
         for arrival in self.arrivals:
@@ -110,7 +128,7 @@ class Workload:
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
-        head = _Head(_FORMAT, self.name, dict(self.adapters))
+        head = _Head(_FORMAT, self.name, dict(self.adapters), dict(self.tenants))
         return msgspec.json.Encoder().encode_lines([head, *map(astuple, self.arrivals)])
 
     @classmethod
@@ -129,7 +147,7 @@ class Workload:
         if head.format != _FORMAT:
             raise ValueError(f"workload format {head.format!r} is not {_FORMAT!r}")
         arrivals = tuple(Arrival(*row) for row in rows)
-        return cls(head.name, arrivals, head.adapters)
+        return cls(head.name, arrivals, head.adapters, head.tenants)
 
     def save(self, path: Path) -> None:
         """Write the file.
@@ -150,10 +168,11 @@ class Workload:
         return cls.from_bytes(path.read_bytes())
 
 
-class _Head(msgspec.Struct, forbid_unknown_fields=True):
+class _Head(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     format: str
     name: str
     adapters: dict[str, int]
+    tenants: dict[str, Tenant] = {}
 
 
 _Row = tuple[float, str | None, int, int, str, str, int]

@@ -9,6 +9,7 @@ import pytest
 from extproc.workload.flights import FleetResult, Flight, FlightState, PodTotals
 from extproc.workload.judge import (
     Slo,
+    TenantMetrics,
     attainment_at_most,
     measure,
     percentile,
@@ -23,6 +24,7 @@ def flight(
     """A finished request with 11 tokens, or a shed one where there is no TTFT."""
     who = {"adapter": fields.pop("adapter", "a"), "tenant": fields.pop("tenant", "")}
     made = Flight("0", arrival(at_s, output_tokens=11, **who), 0)
+    made.has_objectives = fields.pop("has_objectives", True)
     made.pod = fields.pop("pod", "p1")
     if ttft_s is None:
         made.end(FlightState.SHED, at_s)
@@ -166,3 +168,61 @@ def test_what_can_still_be_attained_counts_every_sure_miss_after_the_warm_up_and
     )
 
     assert at_most == pytest.approx(0.95)
+
+
+def test_a_request_without_objectives_is_served_well_once_it_finishes() -> None:
+    slow = {"ttft_s": 30.0, "tpot_s": 1.0, "has_objectives": False}
+    waiting = Flight("waiting", arrival(1.0), 0, False)
+    metrics = measure(
+        result(flight(**slow), flight(ttft_s=None, has_objectives=False), waiting), Slo()
+    )
+
+    assert metrics.attainment == pytest.approx(1 / 3)
+    assert attainment_at_most([waiting], 99.0, slo=Slo(), warm_up_s=0, num_counted=1) == 1
+
+
+def test_goodput_is_what_was_served_well_per_second_of_arrivals() -> None:
+    good = [flight(at_s / 10) for at_s in range(81)]
+    metrics = measure(result(flight(0.5, ttft_s=2.0), flight(4.0, ttft_s=None), *good), Slo())
+
+    assert metrics.goodput_rps == pytest.approx(81 / 8.0)
+
+
+def test_each_tenant_that_the_workload_names_is_judged_by_itself() -> None:
+    """The longest wait ends with the first token, with a refusal, or not at all."""
+    refused = flight(2.0, ttft_s=None, tenant="batch")
+    refused.end(FlightState.SHED, 7.0)
+    run = FleetResult(
+        [flight(tenant="people"), flight(ttft_s=3.0, tenant="batch"), refused],
+        (PodTotals("p1", 0, 0),),
+        0.0,
+        100.0,
+        tenants=("people", "batch", "nobody"),
+    )
+    metrics = measure(run, Slo())
+    held = Flight("held", arrival(40.0, tenant="batch"), 0)
+    still = measure(FleetResult([held], run.pods, 0.0, 100.0, tenants=("batch",)), Slo())
+
+    assert metrics.tenants["people"].attainment == 1.0
+    assert metrics.tenants["people"].longest_wait_s == pytest.approx(0.1)
+    assert metrics.tenants["batch"] == TenantMetrics(2, 0.0, 5.0)
+    assert metrics.tenants["nobody"] == TenantMetrics(0, 0.0, 0.0)
+    assert still.tenants["batch"].longest_wait_s == 60.0
+
+
+def test_refusals_are_counted_by_their_reason() -> None:
+    refused = [flight(ttft_s=None) for _ in range(3)]
+    for each, reason in zip(refused, ("late", "saturated", "late"), strict=True):
+        each.reason = reason
+
+    assert measure(result(flight(), *refused), Slo()).refusals == {"late": 2, "saturated": 1}
+
+
+def test_the_service_gap_is_between_the_best_and_the_worst_served_adapter() -> None:
+    """61 tokens each: half of b's, and all of a's, are there by the last arrival."""
+    served = [flight(adapter="a") for _ in range(30)] + [flight(adapter="b") for _ in range(15)]
+    late = [flight(adapter="b", ttft_s=5.0) for _ in range(15)]
+
+    assert measure(result(*served, *late, flight(4.0)), Slo()).service_gap == pytest.approx(
+        30 / 31 - 15 / 30
+    )

@@ -129,7 +129,7 @@ class LeastHarm:
     def _prices(
         self, views: Sequence[EndpointView], request: RequestInfo, snapshot: Snapshot
     ) -> list[float]:
-        """Return the price of each of some endpoints, or a part of it that is above the lowest already.
+        """Return each view's price, or a part of it that is above the lowest already.
 
         `terms` has the same as separate numbers; here most endpoints need no more than the first
         three.

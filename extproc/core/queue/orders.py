@@ -1,6 +1,7 @@
 """Orders of the tickets of one tenant: who is asked about first when there is room.
 
 - `first_come`: by arrival.
+- `last_come`: the reverse, for comparison; it cannot be configured.
 - `deadline`: the earliest deadline first, those without one last.
 - `newest`: S-LoRA's early abort. As many as can still have their first token in time go first.
 - `clusters`: S-LoRA's clusters of adapters. Requests for adapters that run anyway go first.
@@ -45,6 +46,11 @@ def first_come(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
     return sorted(tickets, key=_by_arrival)
 
 
+def last_come(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
+    """Return the tickets with the last to arrive first: what early abort is compared with."""
+    return first_come(tickets, scene)[::-1]
+
+
 def deadline(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
     """Return the tickets with the earliest deadline first, of equal ones the earliest to arrive."""
     return sorted(first_come(tickets, scene), key=_by_deadline)
@@ -74,6 +80,7 @@ def clusters(tickets: Sequence[Ticket], scene: Scene) -> list[Ticket]:
 
 ORDERS: Mapping[str, Order] = {
     "first_come": first_come,
+    "last_come": last_come,
     "deadline": deadline,
     "newest": newest,
     "clusters": clusters,

@@ -13,22 +13,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from heapq import heappop, heappush
-from itertools import count
-from math import inf
 from typing import TYPE_CHECKING
 
 from extproc.core.policies import Policy
 from extproc.core.queue import Ticket
-from extproc.core.router import Router
-from extproc.core.types import Endpoint, Pick, Rejection, RequestInfo, Wait
-from extproc.sim.engine.activity import NEVER_S
+from extproc.core.types import Pick, Rejection, RequestInfo, Wait
+from extproc.sim.fleet.agenda import Agenda
+from extproc.sim.fleet.claims import PLAIN, claim_of
 from extproc.sim.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
+from extproc.sim.fleet.knowledge import Knowledge
 from extproc.sim.fleet.pod import FleetPod, started_engine
 from extproc.sim.fleet.prefixes import BODY_BYTES_PER_TOKEN, prefix_hashes
 from extproc.sim.fleet.router import FleetRouter
 from extproc.sim.fleet.settings import FleetSettings
-from extproc.sim.fleet.telling import FleetTelling
 from extproc.workload.flights import FleetResult, Flight, FlightState
 
 if TYPE_CHECKING:
@@ -67,13 +64,16 @@ class Fleet:
     ) -> None:
         self.settings = settings
         self.workload = workload
-        self.now = 0.0
         self.pods: dict[str, FleetPod] = {}
         self.flights: dict[str, Flight] = {}
         self._tickets: dict[Flight, Ticket] = {}
         self._gone: list[FleetPod] = []
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = count()
+        self._claims = {
+            name: claim_of(tenant, settings.declared, name)
+            for name, tenant in workload.tenants.items()
+        }
+        self._plain_claim = claim_of(PLAIN, settings.declared)
+        self._agenda = Agenda()
         self._decision_s: list[float] = []
         self._clock = clock
         self._gives_up = gives_up
@@ -92,14 +92,18 @@ class Fleet:
             )
             for number in range(settings.num_routers)
         ]
-        if settings.peer_delay_s is not None:
-            for router in self.routers:
-                rng = random.Random(f"peers/{seed}/{router.id}")
-                self._let_tell(router, settings.peer_delay_s, rng)
-        self._start_routers()
-        self._at(settings.warm_up_s, self._start_measuring)
+        self._knowledge = Knowledge(settings, self._agenda, self.pods, self.routers, rng=self._rng)
+        for router in self.routers:
+            router.router.queue.later = partial(self._offer_later, router)
+        self._knowledge.start(seed)
+        self._agenda.at(settings.warm_up_s, self._start_measuring)
         for event in events:
-            self._at(event.at_s, partial(self._apply, event))
+            self._agenda.at(event.at_s, partial(self._apply, event))
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self._agenda.now
 
     def run(self) -> FleetResult:
         """Run to the end, or until it is given up.
@@ -111,20 +115,21 @@ class Fleet:
         choose_router = self._rng.randrange
         num_routers = self.settings.num_routers
         for number, arrival in enumerate(self.workload.arrivals):
-            self._run_until(arrival.at_s)
-            self.now = arrival.at_s
+            self._agenda.run_until(arrival.at_s)
+            self._agenda.now = arrival.at_s
             router = choose_router(num_routers) if num_routers > 1 else 0
             asker, router = router, router if self.settings.lead_delay_s is None else 0
-            flight = Flight(str(number), arrival, router)
+            tenant = self.workload.tenants.get(arrival.tenant, PLAIN)
+            flight = Flight(str(number), arrival, router, tenant.has_objectives)
             self.flights[flight.id] = flight
             if self.settings.patience_s is not None:
-                self._at(self.now + self.settings.patience_s, partial(self._lose_patience, flight))
+                self._agenda.after(self.settings.patience_s, partial(self._lose_patience, flight))
             decide = partial(self._decide, flight, self._info(flight))
             hop_s = self.settings.lead_delay_s
             if hop_s is None or asker == router:
                 decide()
             else:
-                self._at(self.now + hop_s, decide)
+                self._agenda.after(hop_s, decide)
             end_s = self.now + self.settings.drain_s
             if number % ARRIVALS_PER_LOOK == 0 and self._is_given_up():
                 return self._result(is_cut=True)
@@ -134,22 +139,11 @@ class Fleet:
     def _is_given_up(self) -> bool:
         return self._gives_up is not None and self._gives_up(self.flights.values(), self.now)
 
-    # --- time -------------------------------------------------------------------------------
-
-    def _at(self, at_s: float, action: Callable[[], None]) -> None:
-        heappush(self._agenda, (at_s, next(self._order), action))
-
-    def _run_until(self, until_s: float) -> None:
-        agenda = self._agenda
-        while agenda and agenda[0][0] <= until_s:
-            self.now, _, action = heappop(agenda)
-            action()
-
     def _drain(self, end_s: float) -> None:
         """Run until no request is running, or until the end."""
-        open_flights = list(self.flights.values())
-        while open_flights and self._agenda and self._agenda[0][0] <= end_s:
-            self._run_until(min(end_s, self._agenda[0][0] + 1.0))
+        agenda, open_flights = self._agenda, list(self.flights.values())
+        while open_flights and agenda.next_s <= end_s:
+            agenda.run_until(min(end_s, agenda.next_s + 1.0))
             open_flights = [f for f in open_flights if f.state is FlightState.RUNNING]
 
     # --- requests ---------------------------------------------------------------------------
@@ -164,6 +158,7 @@ class Fleet:
             body_bytes=arrival.prompt_tokens * BODY_BYTES_PER_TOKEN,
             request_id=flight.id,
             arrived_at_s=arrival.at_s,
+            claim=self._claims.get(arrival.tenant, self._plain_claim),
             prefix_hashes=prefix_hashes(arrival, flight.id) if has_hashes else (),
         )
 
@@ -179,12 +174,12 @@ class Fleet:
             self._decision_s.append(self._clock() - started_s)
         if isinstance(decision, Ticket):
             self._tickets[flight] = decision
-            self._at(decision.give_up_s, partial(self._resume, flight))
+            self._agenda.at(decision.give_up_s, partial(self._resume, flight))
         else:
             self._decided(flight, decision)
 
     def _wake(self, flight: Flight) -> None:
-        self._at(self.now, partial(self._resume, flight))
+        self._agenda.at(self.now, partial(self._resume, flight))
 
     def _resume(self, flight: Flight) -> None:
         """Take a held request's result, if it has one."""
@@ -200,7 +195,7 @@ class Fleet:
         if isinstance(decision, Pick):
             self._dispatch(flight, decision)
         elif isinstance(decision, Rejection):
-            flight.status = decision.status
+            flight.status, flight.reason = decision.status, decision.reason.value
             flight.end(FlightState.SHED, self.now)
 
     def _dispatch(self, flight: Flight, pick: Pick) -> None:
@@ -229,78 +224,14 @@ class Fleet:
                 self.routers[flight.router].ended.append(flight)
             flight.end(FlightState.ABANDONED, self.now)
 
-    # --- the routers' knowledge -------------------------------------------------------------
+    def _offer_later(self, router: FleetRouter, wait_s: float) -> None:
+        """Have an offer made then, and not when it was asked for before."""
+        router.offers_at_s = at_s = self.now + wait_s
+        self._agenda.at(at_s, partial(self._offer, router, at_s))
 
-    def _start_routers(self) -> None:
-        settings, rng = self.settings, self._rng
-        for router in self.routers:
-            router.router.queue.later = partial(self._offer_later, router.router)
-            self._set_endpoints(router)
-            phase_s = rng.uniform(0, settings.completion_flush_s)
-            self._at(self.now + phase_s, partial(self._flush, router))
-
-    def _offer_later(self, router: Router, wait_s: float) -> None:
-        if wait_s < inf:
-            self._at(self.now + wait_s, lambda: router.offer(now=self.now))
-
-    def _scrape(self, router: FleetRouter, pod: FleetPod) -> None:
-        if pod.is_alive:
-            self._read_page(router, pod)
-            again_s = self.now + self.settings.scrape_interval_s
-            self._at(again_s, partial(self._scrape, router, pod))
-        else:
-            refused = partial(router.pool.record_unreachable, pod.address)
-            self._at(self.now + self.settings.scrape_delay_s, refused)
-
-    def _read_page(self, router: FleetRouter, pod: FleetPod) -> None:
-        taken_at_s, seen_s = self.now, router.seen_s.get(pod.address, NEVER_S)
-        report, router.seen_s[pod.address] = pod.report(taken_at_s, seen_s)
-        record = partial(router.read_page, pod.address, report, taken_at_s=taken_at_s)
-        self._at(self.now + self.settings.scrape_delay_s, record)
-
-    def _flush(self, router: FleetRouter) -> None:
-        """Send Envoy's access log to a router: requests that ended since the last time."""
-        for pod in self.pods.values():
-            pod.look(self.now)
-            if pod.ended:
-                for flight in pod.take_ended():
-                    self.routers[flight.router].ended.append(flight)
-        router.read_access_log(self.now)
-        self._at(self.now + self.settings.completion_flush_s, partial(self._flush, router))
-
-    def _discover(self) -> None:
-        """Send the present endpoints to every router."""
-        for router in self.routers:
-            self._set_endpoints(router)
-
-    def _set_endpoints(self, router: FleetRouter) -> None:
-        """Set a router's endpoints and start to scrape new ones."""
-        pods = self.pods.values()
-        router.pool.set_endpoints(
-            Endpoint(p.address, f"http://{p.address}", group=p.group) for p in pods
-        )
-        router.router.queue.freed(self.now)
-        for pod in self.pods.values():
-            if pod.address not in router.known:
-                router.known.add(pod.address)
-                self._read_models(router, pod)
-                self._read_page(router, pod)  # now, and later out of phase
-                phase_s = self._rng.uniform(0, self.settings.scrape_interval_s)
-                self._at(self.now + phase_s, partial(self._scrape, router, pod))
-
-    def _read_models(self, router: FleetRouter, pod: FleetPod) -> None:
-        router.pool.record_models(pod.address, pod.models, now=self.now)
-
-    def _let_tell(self, router: FleetRouter, delay_s: float, rng: random.Random) -> None:
-        """Let a router tell the others its picks."""
-        router.pool.flights.observer = FleetTelling(
-            router.id,
-            [other for other in self.routers if other is not router],
-            later=lambda wait_s, tell: self._at(self.now + wait_s, lambda: tell(now=self.now)),
-            delay_s=delay_s,
-            loss=self.settings.peer_loss,
-            rng=rng,
-        )
+    def _offer(self, router: FleetRouter, at_s: float) -> None:
+        if router.offers_at_s == at_s:
+            router.router.offer(now=at_s)
 
     # --- the world --------------------------------------------------------------------------
 
@@ -328,10 +259,10 @@ class Fleet:
         match event:
             case PodLoss(pod=number):
                 self._kill(list(self.pods.values())[number])
-                self._at(self.now + self.settings.discovery_delay_s, self._discover)
+                self._knowledge.change()
             case PodJoin():
                 self._add_pod()
-                self._at(self.now + self.settings.discovery_delay_s, self._discover)
+                self._knowledge.change()
             case SlowPod(pod=number, factor=factor):
                 list(self.pods.values())[number].slow_down(factor, self.now)
             case AdapterRegistered(adapter=adapter):
@@ -351,9 +282,7 @@ class Fleet:
             if rank > self.settings.of(pod.group).rank_limit:
                 continue
             pod.register(adapter, self.now)
-            for router in self.routers:
-                wait_s = self._rng.uniform(0, self.settings.models_interval_s)
-                self._at(self.now + wait_s, partial(self._read_models, router, pod))
+            self._knowledge.list_models(pod)
 
     def _result(self, *, is_cut: bool = False) -> FleetResult:
         pods = sorted([*self.pods.values(), *self._gone], key=lambda pod: pod.address)
@@ -364,4 +293,5 @@ class Fleet:
             self.now,
             self._decision_s,
             is_cut,
+            tuple(self.workload.tenants),
         )

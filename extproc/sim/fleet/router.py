@@ -10,9 +10,11 @@ from extproc.core.picker import Picker
 from extproc.core.pickids import pick_ids
 from extproc.core.policies import Policy
 from extproc.core.pool import Pool, PoolSettings
+from extproc.core.queue import HoldQueue
 from extproc.core.router import Router
 from extproc.core.types import LoadReport, Outcome
 from extproc.core.verdicts import Verdict
+from extproc.sim.engine.activity import NEVER_S
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.flights import Flight, FlightState
 
@@ -27,7 +29,10 @@ _STATUSES = {Outcome.COMPLETED: 200, Outcome.FAILED: 503, Outcome.CANCELLED: 0}
 
 
 class FleetRouter:
-    """A router; `id` is the first part of its picks' ids."""
+    """A router; `id` is the first part of its picks' ids.
+
+    A policy may have its own settings for the router's queue, as `queue`.
+    """
 
     def __init__(
         self,
@@ -51,12 +56,14 @@ class FleetRouter:
             next_id=pick_ids(router_id),
             admission=AdmissionSettings(settings.max_pending),
         )
-        self.router = Router(self.pool, picker, settings.max_hold_s)
+        queue = HoldQueue(getattr(policy, "queue", settings.queue))
+        self.router = Router(self.pool, picker, settings.max_hold_s, queue)
         self.accounting = Accounting(self.pool, router_id)
         self.accounting.record_access_logs(1)
         self.known: set[str] = set()
         self.seen_s: dict[str, float] = {}  # when the page of each pod that it saw last was made
         self.ended: list[Flight] = []
+        self.offers_at_s = NEVER_S  # when room is offered next to those held
 
     def read_page(self, address: str, report: LoadReport, *, taken_at_s: float) -> None:
         """Record a scrape and end the picks that the pod no longer has."""

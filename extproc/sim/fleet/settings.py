@@ -6,8 +6,12 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from extproc.core.costs import DEFAULT, Costs
+from extproc.core.queue import QueueSettings
 from extproc.core.traits import Traits
 from extproc.sim.engine.profiles import H100_8B, EngineProfile
+from extproc.workload.judge import Slo
+
+DEFAULT_QUEUE = QueueSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ class FleetSettings:
         report_expiry_s: Age from which a report is not trusted.
         max_pending: Admission's cap per endpoint; None for none.
         max_hold_s: Longest time for which a policy may hold a request.
+        queue: Of each router, for held requests.
+        declared: The objectives that requests claim which have any; None if they claim none.
         patience_s: A client leaves without a first token after this; None for never.
         warm_up_s: Requests that come before this do not count.
         drain_s: Time after the last arrival until the run ends.
@@ -82,6 +88,8 @@ class FleetSettings:
     report_expiry_s: float = 2.0
     max_pending: int | None = None
     max_hold_s: float = 10.0
+    queue: QueueSettings = DEFAULT_QUEUE
+    declared: Slo | None = None
     patience_s: float | None = None
     warm_up_s: float = 0.0
     drain_s: float = 60.0

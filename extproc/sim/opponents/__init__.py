@@ -31,7 +31,7 @@ from extproc.sim.opponents.llmd import LoadState, LoraAffinity
 from extproc.sim.opponents.lmetric import LMetric
 from extproc.sim.opponents.loraserve import LoraServe
 from extproc.sim.opponents.scrapes import ScrapesOnly
-from extproc.sim.opponents.slora import SloraQueue
+from extproc.sim.opponents.slora import SloraRoom
 from extproc.sim.opponents.toppings import Toppings
 from extproc.sim.opponents.vllm_balancer import VllmBalancer
 
@@ -92,10 +92,10 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
         "dynamo_flow": MinCostFlow,
         "loraserve": LoraServe,
         "founding_hold_slots": _held_founding,
-        "slora_fcfs": SloraQueue,
-        "slora_lcfs": partial(SloraQueue, "lcfs"),
-        "slora_abort": partial(SloraQueue, "abort"),
-        "slora_clusters": partial(SloraQueue, cluster_size=8),
+        "slora_fcfs": SloraRoom,
+        "slora_lcfs": partial(SloraRoom, "last_come"),
+        "slora_abort": partial(SloraRoom, "newest"),
+        "slora_clusters": partial(SloraRoom, "clusters"),
     }
 )
 """Factories of policies by name. Keyword arguments override their constants."""

@@ -44,7 +44,7 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "founding_hold_slots": "`founding`, holding requests back while no adapter place is free",
         "slora_fcfs": "a queue in front of the servers, the oldest first (S-LoRA)",
         "slora_lcfs": "the same, the newest first",
-        "slora_abort": "the same, dropping what is too late; the newest first under overload",
+        "slora_abort": "the same; under overload as many of the newest as can be in time",
         "slora_clusters": "`slora_fcfs`, requests for the adapters in use first",
     }
 )

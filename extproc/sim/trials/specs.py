@@ -100,6 +100,7 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     Attributes:
         about: For people.
         num_requests: Requests per run, the warm-up's included.
+        min_run_s: Shortest run: at a high rate it has more requests.
         num_search_requests: The same for runs in search of a capacity; 0 for as many.
         min_search_s: Shortest such run: at a high rate it has more requests, else it would end
             before a queue can form.
@@ -109,7 +110,8 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
         resolution: Largest ratio of the rates around a capacity.
         baseline: The policy that the others are compared with.
         profile: Name of the engine profile.
-        fleet: Fields of `FleetSettings`.
+        fleet: Fields of `FleetSettings`; `queue` has those of `QueueSettings`, and `declares: true`
+            stands for `declared`, the suite's SLO.
         policies: Policies, with arguments or without: `founding`, `founding?threshold=8`.
         variants: Policies in changed fleets.
         bounds: `B0_pooled`, `B1_pooled_slots`, `B3_informed`, `B4_stale_<n>ms`.
@@ -122,6 +124,7 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     rates_rps: list[float]
     policies: list[str]
     scenarios: list[ScenarioSpec]
+    min_run_s: float = 0.0
     num_search_requests: int = 0
     min_search_s: float = 20.0
     warm_up: float = 0.15
@@ -133,6 +136,10 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     variants: list[VariantSpec] = []
     bounds: list[str] = []
     sweeps: list[SweepSpec] = []
+
+    def num_of_run(self, rate_rps: float) -> int:
+        """Return the number of requests of a complete run."""
+        return max(self.num_requests, round(rate_rps * self.min_run_s))
 
     def num_of_search(self, rate_rps: float) -> int:
         """Return the number of requests of a run in search of a capacity."""

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from extproc.core.queue import QueueSettings
 from extproc.sim.engine.profiles import PROFILES
 from extproc.sim.fleet.events import (
     AdapterRegistered,
@@ -123,7 +124,7 @@ def make_trial_parts(
     try:
         spec = msgspec.convert(scenario.workload, type=WorkloadSpec)
         workload = make_workload(
-            spec, num_requests=num or suite.num_requests, rate_rps=rate_rps, seed=seed
+            spec, num_requests=num or suite.num_of_run(rate_rps), rate_rps=rate_rps, seed=seed
         )
         settings = _settings(suite, scenario, workload)
     except (KeyError, OSError, TypeError, ValueError) as error:
@@ -147,6 +148,8 @@ def _settings(suite: Suite, scenario: ScenarioSpec, workload: Workload) -> Fleet
     profile = replace(named, **overrides)
     knobs = {**suite.fleet, **scenario.fleet}
     knobs["kinds"] = tuple(PodKind(**each) for each in knobs.get("kinds", ()))
+    knobs["queue"] = QueueSettings(**knobs.get("queue", {}))
+    knobs["declared"] = slo_of(suite) if knobs.pop("declares", False) else None
     settings = FleetSettings(
         **knobs, profile=profile, warm_up_s=workload.duration_s * suite.warm_up
     )

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from extproc.sim.trials.summary import is_bound
+from extproc.workload.intervals import standard_error
 
 Json = Mapping[str, Any]
 
@@ -47,6 +48,44 @@ def markdown(result: Json) -> str:
         mean = means[policy]
         lines.append(line(title(policy), *cells, "" if mean is None else f"{mean:.0%}"))
     return "\n".join(lines)
+
+
+SWEPT = {
+    "attainment": ("served well, %", 100),
+    "slora_satisfaction": ("S-LoRA satisfaction, %", 100),
+    "throughput_rps": ("finished, req/s", 1),
+    "service_gap": ("gap in service, points", 100),
+}
+"""Measures of a sweep: their titles, and what to multiply them with."""
+
+
+def sweeps(result: Json) -> str:
+    """Format what sweeps found, a line per value and policy, each figure ± its standard error."""
+    runs: dict[tuple[str, float, str], list[Json]] = {}
+    for trial in result["trials"]:
+        if trial["sweep"]:
+            key = trial["sweep"], trial["value"], trial["policy"]
+            runs.setdefault(key, []).append(trial["runs"][0])
+    lines = [
+        line("sweep", "value", "policy", *(name for name, _ in SWEPT.values())),
+        rule(len(SWEPT) + 2),
+    ]
+    for (sweep, value, policy), own in sorted(runs.items()):
+        cells = [
+            mean_cell([factor * run.get(key, 0.0) for run in own])
+            for key, (_, factor) in SWEPT.items()
+        ]
+        lines.append(line(sweep, f"{value:g}", title(policy), *cells))
+    return "\n".join(lines)
+
+
+def mean_cell(values: Sequence[float]) -> str:
+    """Format a mean with its standard error; nothing if there is no value."""
+    if not values:
+        return ""
+    if len(values) == 1:
+        return f"{values[0]:.1f}"
+    return f"{fmean(values):.1f} ± {standard_error(values):.1f}"
 
 
 def _of_informed(rows: Mapping[str, Json]) -> float | None:

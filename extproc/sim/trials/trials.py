@@ -178,7 +178,7 @@ def _run(
 ) -> tuple[FleetResult, FleetSettings, Workload]:
     suite = trial.suite
     is_short = suite.num_search_requests and not is_whole
-    num = suite.num_of_search(rate_rps) if is_short else suite.num_requests
+    num = suite.num_of_search(rate_rps) if is_short else None
     parts = make_trial_parts(suite, trial.scenario, rate_rps=rate_rps, seed=seed, num=num)
     settings, workload, events = parts
     if trial.policy in (POOLED, POOLED_SLOTS):

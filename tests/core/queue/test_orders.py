@@ -91,6 +91,12 @@ def test_first_come_is_by_arrival() -> None:
     assert arrivals(first_come([ticket(3), ticket(1), ticket(2)], Scene(5.0))) == [1, 2, 3]
 
 
+def test_last_come_is_the_reverse() -> None:
+    tickets = [ticket(1.0), ticket(3.0), ticket(2.0)]
+
+    assert ORDERS["last_come"](tickets, Scene(5.0)) == [tickets[1], tickets[2], tickets[0]]
+
+
 def test_the_earliest_deadline_is_first_then_the_earliest_arrival() -> None:
     tickets = [ticket(1), ticket(4, 1), ticket(3, 9), ticket(2, 3), ticket(0)]
 

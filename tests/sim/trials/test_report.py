@@ -17,7 +17,7 @@ from extproc.commands.labrun import run
 from extproc.sim.trials import pages
 from extproc.sim.trials.charts import Axis, Series, bar_chart, curve, heat_map, line_chart
 from extproc.sim.trials.reportpanels import curves, place_at
-from extproc.sim.trials.table import markdown
+from extproc.sim.trials.table import markdown, sweeps
 from tests.sim.trials.test_suites import suite_text, sweep
 
 VOID = {"meta", "br"}
@@ -248,3 +248,17 @@ def test_a_policy_that_ran_on_some_scenarios_only_has_empty_cells() -> None:
         "| `y` | 5.0 (96%) |  | 90% |",
         "| `x` | 5.0 (96%) | 5.0 (96%) | 50% |",
     ]
+
+
+def test_a_sweep_s_table_has_each_policy_at_each_value_over_its_seeds() -> None:
+    def trial(sweep: str, seed: int, **run: float) -> dict[str, Any]:
+        return {"sweep": sweep, "value": 8.0, "policy": "x", "seed": seed, "runs": [run]}
+
+    trials = [
+        trial("cv", 1, attainment=0.5, service_gap=0.25),
+        trial("cv", 2, attainment=0.7, service_gap=0.25),
+        trial("", 1, attainment=1.0),
+    ]
+    table = sweeps({"trials": trials}).splitlines()
+
+    assert table[2:] == ["| cv | 8 | `x` | 60.0 ± 10.0 | 0.0 ± 0.0 | 0.0 ± 0.0 | 25.0 ± 0.0 |"]

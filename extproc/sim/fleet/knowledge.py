@@ -1,0 +1,120 @@
+"""What the routers of a fleet learn of it, and when: never at once, as in production."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from extproc.core.types import Endpoint
+from extproc.sim.engine.activity import NEVER_S
+from extproc.sim.fleet.agenda import Agenda
+from extproc.sim.fleet.pod import FleetPod
+from extproc.sim.fleet.router import FleetRouter
+from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.fleet.telling import FleetTelling
+
+
+class Knowledge:
+    """Scrapes, lists of models, the access log, discovery, and what routers tell each other.
+
+    Args:
+        pods: The living ones by address, as the fleet changes them.
+        rng: The fleet's own.
+    """
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        agenda: Agenda,
+        pods: Mapping[str, FleetPod],
+        routers: Sequence[FleetRouter],
+        *,
+        rng: random.Random,
+    ) -> None:
+        self._settings, self._agenda = settings, agenda
+        self._pods, self._routers, self._rng = pods, routers, rng
+
+    def start(self, seed: int) -> None:
+        """Tell every router of the pods, and begin all that goes on."""
+        if self._settings.peer_delay_s is not None:
+            for router in self._routers:
+                self._let_tell(router, self._settings.peer_delay_s, seed)
+        for router in self._routers:
+            self._set_endpoints(router)
+            phase_s = self._rng.uniform(0, self._settings.completion_flush_s)
+            self._agenda.after(phase_s, partial(self._flush, router))
+
+    def _let_tell(self, router: FleetRouter, delay_s: float, seed: int) -> None:
+        """Let a router tell the others its picks."""
+        agenda = self._agenda
+        router.pool.flights.observer = FleetTelling(
+            router.id,
+            [other for other in self._routers if other is not router],
+            later=lambda wait_s, tell: agenda.after(wait_s, lambda: tell(now=agenda.now)),
+            delay_s=delay_s,
+            loss=self._settings.peer_loss,
+            rng=random.Random(f"peers/{seed}/{router.id}"),
+        )
+
+    # --- discovery --------------------------------------------------------------------------
+
+    def change(self) -> None:
+        """Let every router see, later, which pods there are."""
+        self._agenda.after(self._settings.discovery_delay_s, self._discover)
+
+    def _discover(self) -> None:
+        for router in self._routers:
+            self._set_endpoints(router)
+
+    def _set_endpoints(self, router: FleetRouter) -> None:
+        """Set a router's endpoints and start to scrape new ones."""
+        pods = self._pods.values()
+        router.pool.set_endpoints(
+            Endpoint(p.address, f"http://{p.address}", group=p.group) for p in pods
+        )
+        router.router.queue.freed(self._agenda.now)
+        for pod in pods:
+            if pod.address not in router.known:
+                router.known.add(pod.address)
+                self._read_models(router, pod)
+                self._read_page(router, pod)  # now, and later out of phase
+                phase_s = self._rng.uniform(0, self._settings.scrape_interval_s)
+                self._agenda.after(phase_s, partial(self._scrape, router, pod))
+
+    def list_models(self, pod: FleetPod) -> None:
+        """Let every router read, each at its own time, which models a pod lists by then."""
+        for router in self._routers:
+            wait_s = self._rng.uniform(0, self._settings.models_interval_s)
+            self._agenda.after(wait_s, partial(self._read_models, router, pod))
+
+    def _read_models(self, router: FleetRouter, pod: FleetPod) -> None:
+        router.pool.record_models(pod.address, pod.models, now=self._agenda.now)
+
+    # --- pages and the access log -----------------------------------------------------------
+
+    def _scrape(self, router: FleetRouter, pod: FleetPod) -> None:
+        if pod.is_alive:
+            self._read_page(router, pod)
+            again = partial(self._scrape, router, pod)
+            self._agenda.after(self._settings.scrape_interval_s, again)
+        else:
+            refused = partial(router.pool.record_unreachable, pod.address)
+            self._agenda.after(self._settings.scrape_delay_s, refused)
+
+    def _read_page(self, router: FleetRouter, pod: FleetPod) -> None:
+        taken_at_s, seen_s = self._agenda.now, router.seen_s.get(pod.address, NEVER_S)
+        report, router.seen_s[pod.address] = pod.report(taken_at_s, seen_s)
+        record = partial(router.read_page, pod.address, report, taken_at_s=taken_at_s)
+        self._agenda.after(self._settings.scrape_delay_s, record)
+
+    def _flush(self, router: FleetRouter) -> None:
+        """Send Envoy's access log to a router: requests that ended since the last time."""
+        now = self._agenda.now
+        for pod in self._pods.values():
+            pod.look(now)
+            if pod.ended:
+                for flight in pod.take_ended():
+                    self._routers[flight.router].ended.append(flight)
+        router.read_access_log(now)
+        self._agenda.after(self._settings.completion_flush_s, partial(self._flush, router))
