@@ -129,7 +129,11 @@ def add_queue_gauges(telemetry: Telemetry, queue: HoldQueue, clock: Callable[[],
         lambda: _held(queue, priorities),
     )
     add("held_requests_limit", "Most of them", lambda: queue.settings.max_requests)
-    add("held_bytes", "Bytes of bodies kept of requests that are held", lambda: queue.num_bytes)
+    add(
+        "held_bytes",
+        "Bytes of bodies kept of requests that are held",
+        lambda: queue.occupancy.num_bytes,
+    )
     add("held_bytes_limit", "Most bytes of them", lambda: queue.settings.max_bytes)
     add(
         "held_oldest_seconds",
@@ -152,7 +156,7 @@ def add_queue_gauges(telemetry: Telemetry, queue: HoldQueue, clock: Callable[[],
 def _held(queue: HoldQueue, priorities: CappedLabel) -> Mapping[tuple[str, str], float]:
     """Return the requests held by route and priority; one figure at least, so that sums exist."""
     counts: defaultdict[tuple[str, str], float] = defaultdict(float, {("", "0"): 0.0})
-    for (route, priority), count in queue.num_by_claim.items():
+    for (route, priority), count in queue.occupancy.num_by_claim.items():
         counts[route, priorities.cap(str(priority))] += count
     return counts
 

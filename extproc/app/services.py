@@ -96,7 +96,8 @@ class Services:
         )
         self.endings = Endings(self.accounting, routing.pool.outliers, recorder, clock, on_doubt)
         dispatcher = Dispatcher(routing.router, self.accounting, recorder, clock)
-        routing.router.queue.later = self._offer_later
+        routing.router.queue.at = self._offer_at
+        self._offer_handle: asyncio.TimerHandle | None = None
         self._tracing = tracing
         stream_settings = settings.stream_settings(config)
         self.processor = ExternalProcessor(
@@ -137,10 +138,12 @@ class Services:
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
-    def _offer_later(self, wait_s: float) -> None:
-        """Have the queue make an offer, once the work at hand is done."""
-        loop = asyncio.get_running_loop()
-        loop.call_later(wait_s, self._offer)
+    def _offer_at(self, at_s: float) -> None:
+        """Have the queue make an offer then, once the work at hand is done."""
+        if self._offer_handle is not None:
+            self._offer_handle.cancel()
+        wait_s = max(0.0, at_s - self._clock())
+        self._offer_handle = asyncio.get_running_loop().call_later(wait_s, self._offer)
 
     def _offer(self) -> None:
         self._router.offer(now=self._clock())

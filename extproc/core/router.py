@@ -65,14 +65,13 @@ class Router:
                 this call.
             num_bytes: Of its body, that are kept as long as it is held.
         """
-        self.queue.hasten(now)
-        if self.queue.is_due(now):
-            self.offer(now=now)
-        elif self.queue.is_promised(now):
+        if self.queue:
             known = self._identified(request, self.pool.snapshot(now=now))
             if isinstance(known, Rejection):
                 return known
-            return self.hold(known, Wait(now, "turn"), now=now, wake=wake, num_bytes=num_bytes)
+            turn = self._turn(known, now)
+            if turn is not None:
+                return self.hold(known, turn, now=now, wake=wake, num_bytes=num_bytes)
         known, result = self.choose(request, now=now, asking=asking)
         if isinstance(result, Pick):
             self.pool.flights.start(result, now=now)
@@ -80,6 +79,18 @@ class Router:
         elif isinstance(result, Wait) and not isinstance(result, Elsewhere):
             return self.hold(known, result, now=now, wake=wake, num_bytes=num_bytes)
         return result
+
+    def _turn(self, request: RequestInfo, now: float) -> Wait | None:
+        """Offer what is due to those that are held; return a wait for a newcomer whose turn it is
+        not yet."""
+        queue = self.queue
+        queue.hasten(now)
+        if queue.is_due(now):
+            self.offer(now=now)
+        if queue.is_promised(now):
+            return Wait(now, "turn")
+        until_s = queue.behind_until_s(request, now=now)
+        return Wait(until_s, "turn") if until_s > now else None
 
     def hold(
         self,

@@ -57,6 +57,10 @@ class Plan:
             priority = ticket.request.claim.priority
             self.counters[priority].release(flow_of(ticket.request))
 
+    def served(self, priority: int, flow: str) -> float:
+        """Return what a flow has got."""
+        return self.counters[priority].counter(flow)
+
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets."""
         share = share_of(request) if self._settings.fair else None

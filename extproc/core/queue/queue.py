@@ -21,13 +21,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil, inf
-from typing import Any
 
 from extproc.core.claims import Share
 from extproc.core.queue.endings import End, end_of, refusal
+from extproc.core.queue.levels import level
+from extproc.core.queue.occupancy import Occupancy
 from extproc.core.queue.orders import Scene, running_in_clusters
 from extproc.core.queue.pace import Pace
-from extproc.core.queue.plan import Plan
+from extproc.core.queue.plan import Plan, flow_of
+from extproc.core.queue.precedence import HOLD_UP_S, Precedence
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.tickets import Ticket
 from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Wait
@@ -55,20 +57,18 @@ class HoldQueue:
 
     Attributes:
         settings: In force.
-        later: Has `offer` called after so many seconds; too early or too often does no harm.
-        num_by_claim: Requests held by route and priority.
-        num_bytes: Of their bodies, that are kept.
+        at: Has `offer` called at a time, instead of the time that it was called with before.
+        occupancy: How much is held.
         num_ended: Requests by how their hold ended, or why it did not begin.
     """
 
     def __init__(self, settings: QueueSettings | None = None) -> None:
         self.settings = settings or QueueSettings()
         self._plan = Plan(self.settings)
-        self.later: Callable[[float], None] = _never
+        self.at: Callable[[float], None] = _never
         self._tickets: dict[Ticket, None] = {}
-        self.num_by_claim: Counter[tuple[str, int]] = Counter()
-        self._num_by_route: Counter[str] = Counter()
-        self._bytes_by_route: Counter[str] = Counter()
+        self.occupancy = Occupancy()
+        self._precedence = Precedence(self._plan.served)
         self._pace = Pace()
         self._freed_s = inf  # when room that was freed may be offered
         self._in_vain: set[object] = set()  # kinds that this sweep has asked for
@@ -77,7 +77,6 @@ class HoldQueue:
         self._arranged_s = inf
         self._late: set[Ticket] = set()
         self._spread = 0.0
-        self.num_bytes = 0
         self.num_ended: Counter[End] = Counter(dict.fromkeys(End, 0))
 
     def __len__(self) -> int:
@@ -110,14 +109,10 @@ class HoldQueue:
             return self._refused(ticket, end, now)
         self._pace.look(now, is_held=True)
         self._tickets[ticket] = None
-        claim = ticket.request.claim
-        self.num_by_claim[claim.route, claim.priority] += 1
-        self._num_by_route[claim.route] += 1
-        self._bytes_by_route[claim.route] += ticket.num_bytes
+        self.occupancy.add(ticket)
         self._plan.hold(ticket)
-        self.num_bytes += ticket.num_bytes
         self._note(ticket)
-        self._arrange(now)
+        self._arrange()
         return None
 
     def charge(self, request: RequestInfo) -> None:
@@ -143,7 +138,7 @@ class HoldQueue:
         """Record that there may be room where there was none, to be offered after so long."""
         if self._tickets:
             self._freed_s = min(self._freed_s, now + after_s)
-            self._arrange(now)
+            self._arrange()
 
     def hasten(self, now: float) -> None:
         """Have room that is to be offered soon offered now: a newcomer would take it."""
@@ -162,8 +157,15 @@ class HoldQueue:
         is_wanted = now >= min(self._freed_s, self._next_s)
         return bool(self._tickets) and is_wanted and now < self._rests_until_s
 
+    def behind_until_s(self, request: RequestInfo, *, now: float) -> float:
+        """Return until when a newcomer has to let others go first; `now` if it has not."""
+        if not self.settings.fair:
+            return now
+        priority, flow = request.claim.priority, flow_of(request)
+        return self._precedence.behind_until_s(priority, priority, flow, now=now)
+
     def offer(self, look: Look, *, now: float, endpoints: Sequence[EndpointView] = ()) -> None:
-        """Offer what room there is, in order; call it as `later` says, or whenever it is due.
+        """Offer what room there is, in order; call it as `at` says, or whenever it is due.
 
         Args:
             look: Asks the policy for one request at a time, and counts the pick.
@@ -176,7 +178,7 @@ class HoldQueue:
             num_in_vain = self._sweep(self._planned(scene), look, now)
             took_s = ORDER_S * num_held + LOOK_S * num_in_vain
             self._rests_until_s = now + REST_RATIO * took_s
-        self._arrange(now)
+        self._arrange()
 
     def adapters(self, now: float) -> list[str]:
         """Return the adapters that held requests need, each once, the next in order first."""
@@ -191,6 +193,7 @@ class HoldQueue:
         self._freed_s, self._next_s = inf if is_freed else self._freed_s, inf
         before, vain = self._in_vain, dict[object, float]()
         num_sent, is_over = 0, True
+        self._precedence.begin()
         for ticket in tickets:
             if ticket.result is not None:
                 continue
@@ -199,19 +202,23 @@ class HoldQueue:
                 continue
             kind = ticket.kind
             if kind in vain or (kind in before and len(vain) >= num_again):
-                until_s = vain.get(kind, inf)
-                ticket.look_s = until_s if ticket.look_s <= now else min(ticket.look_s, until_s)
-                self._note(ticket)
+                self._put_off(ticket, vain.get(kind, inf), now)
                 continue
             if len(vain) >= MAX_LOOKS or num_sent >= MAX_SENT:
                 is_over = False
                 break
+            behind_until_s = self._behind_until_s(ticket, now)
+            if behind_until_s > now:
+                self._put_off(ticket, behind_until_s, now)
+                continue
             result = look(ticket, now)
             if isinstance(result, Wait):
                 ticket.reason, vain[kind] = result.reason, result.until_s
                 is_late = ticket in self._late
                 ticket.look_s = self._late_look_s(now) if is_late else result.until_s
                 self._note(ticket)
+                if not is_late:
+                    self._let_go_first(ticket, now)
             else:
                 num_sent += 1
                 self.num_ended[end_of(result)] += 1
@@ -220,6 +227,26 @@ class HoldQueue:
         if not is_over:
             self._next_s = now
         return len(vain)
+
+    def _put_off(self, ticket: Ticket, until_s: float, now: float) -> None:
+        """Have a request looked at again then, or before if it has a time of its own."""
+        ticket.look_s = until_s if ticket.look_s <= now else min(ticket.look_s, until_s)
+        self._note(ticket)
+
+    def _let_go_first(self, ticket: Ticket, now: float) -> None:
+        """Have others let a request go first that was asked for in vain, for a while."""
+        ticket.vain_s = min(ticket.vain_s, now)
+        until_s = ticket.vain_s + HOLD_UP_S
+        if self.settings.fair and until_s > now:
+            where = level(ticket, now, self.settings.ageing_s)
+            self._precedence.add(where, flow_of(ticket.request), until_s)
+
+    def _behind_until_s(self, ticket: Ticket, now: float) -> float:
+        if not self.settings.fair:
+            return now
+        where, priority = level(ticket, now, self.settings.ageing_s), ticket.request.claim.priority
+        flow = flow_of(ticket.request)
+        return self._precedence.behind_until_s(where, priority, flow, now=now)
 
     def _note(self, ticket: Ticket) -> None:
         late_s = ticket.late_s if ticket.is_refusable else inf
@@ -235,12 +262,8 @@ class HoldQueue:
 
     def _drop(self, ticket: Ticket, now: float) -> None:
         del self._tickets[ticket]
-        claim = ticket.request.claim
-        _take(self.num_by_claim, (claim.route, claim.priority))
-        _take(self._num_by_route, claim.route)
-        _take(self._bytes_by_route, claim.route, ticket.num_bytes)
+        self.occupancy.remove(ticket)
         self._plan.release(ticket)
-        self.num_bytes -= ticket.num_bytes
         self._pace.look(now, is_held=bool(self._tickets))
 
     def _planned(self, scene: Scene) -> Iterator[Ticket]:
@@ -297,10 +320,10 @@ class HoldQueue:
             return End.NO_WAIT
         if now >= ticket.give_up_s:
             return End.EXPIRED
-        if self._is_route_full(ticket):
+        if self.occupancy.is_route_full(ticket):
             return End.ROUTE_FULL
         while len(self._tickets) >= settings.max_requests or (
-            self.num_bytes + ticket.num_bytes > settings.max_bytes
+            self.occupancy.num_bytes + ticket.num_bytes > settings.max_bytes
         ):
             last = self._last_below(ticket.request.claim.priority)
             if last is None:
@@ -308,17 +331,10 @@ class HoldQueue:
             self._refuse(last, End.DISPLACED, now)
         return None
 
-    def _is_route_full(self, ticket: Ticket) -> bool:
-        claim = ticket.request.claim
-        num, num_bytes = self._num_by_route[claim.route], self._bytes_by_route[claim.route]
-        is_full = claim.max_held is not None and num >= claim.max_held
-        limit = claim.max_held_bytes
-        return is_full or (limit is not None and num_bytes + ticket.num_bytes > limit)
-
     def _last_below(self, priority: int) -> Ticket | None:
         """Return the newest of the lowest priority, if that is below this one."""
-        lowest = min((each for _, each in self.num_by_claim), default=priority)
-        if lowest >= priority:
+        lowest = self.occupancy.lowest_priority
+        if lowest is None or lowest >= priority:
             return None
         return next(t for t in reversed(self._tickets) if t.request.claim.priority == lowest)
 
@@ -327,20 +343,13 @@ class HoldQueue:
     def _due_s(self) -> float:
         return max(min(self._freed_s, self._next_s), self._rests_until_s)
 
-    def _arrange(self, now: float) -> None:
+    def _arrange(self) -> None:
         """Have an offer made when it is due."""
         due_s = self._due_s() if self._tickets else inf
         if due_s < self._arranged_s:
             self._arranged_s = due_s
-            self.later(max(0.0, due_s - now))
+            self.at(due_s)
 
 
-def _take(counter: Counter[Any], key: object, num: int = 1) -> None:
-    """Count less; forget what comes to nothing, as clients may choose the keys."""
-    counter[key] -= num
-    if not counter[key]:
-        del counter[key]
-
-
-def _never(_wait_s: float) -> None:
+def _never(_at_s: float) -> None:
     """Without anybody who calls back, requests wait until somebody else makes an offer."""

@@ -20,11 +20,11 @@ def describe_queue(queue: HoldQueue, *, now: float) -> dict[str, Any]:
     "adapters": those needed next, in order, "ended": {how: requests}}`. Finding the order takes
     2 us for each request that is held.
     """
-    held = sorted(queue.num_by_claim.items(), key=lambda each: (-each[0][1], each[0][0]))
+    held = sorted(queue.occupancy.num_by_claim.items(), key=lambda each: (-each[0][1], each[0][0]))
     return {
         "num_held": len(queue),
         "max_held": queue.settings.max_requests,
-        "num_bytes": queue.num_bytes,
+        "num_bytes": queue.occupancy.num_bytes,
         "max_bytes": queue.settings.max_bytes,
         "oldest_s": round(queue.oldest_s(now), 3),
         "per_s": round(1 / queue.service_s, 3) if queue.service_s else None,

@@ -19,6 +19,7 @@ class Ticket(Struct, eq=False):
         give_up_s: When it is refused, if it is still held by then.
         deadline_s: By when its first token is wanted; infinite for whenever.
         held_at_s: When its hold began.
+        vain_s: When it was first asked for in vain, in the queue.
         rest_s: From its dispatch to its first token on an idle endpoint, by estimate.
         num_bytes: Of its body, kept as long as it is held.
         look_s: When its policy is asked again at the latest.
@@ -33,6 +34,7 @@ class Ticket(Struct, eq=False):
     give_up_s: float
     deadline_s: float = inf
     held_at_s: float = 0.0
+    vain_s: float = inf
     rest_s: float = 0.0
     num_bytes: int = 0
     look_s: float = inf

@@ -94,7 +94,7 @@ class Fleet:
         ]
         self._knowledge = Knowledge(settings, self._agenda, self.pods, self.routers, rng=self._rng)
         for router in self.routers:
-            router.router.queue.later = partial(self._offer_later, router)
+            router.router.queue.at = partial(self._offer_at, router)
         self._knowledge.start(seed)
         self._agenda.at(settings.warm_up_s, self._start_measuring)
         for event in events:
@@ -224,9 +224,9 @@ class Fleet:
                 self.routers[flight.router].ended.append(flight)
             flight.end(FlightState.ABANDONED, self.now)
 
-    def _offer_later(self, router: FleetRouter, wait_s: float) -> None:
+    def _offer_at(self, router: FleetRouter, at_s: float) -> None:
         """Have an offer made then, and not when it was asked for before."""
-        router.offers_at_s = at_s = self.now + wait_s
+        router.offers_at_s = at_s = max(at_s, self.now)
         self._agenda.at(at_s, partial(self._offer, router, at_s))
 
     def _offer(self, router: FleetRouter, at_s: float) -> None:
