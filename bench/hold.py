@@ -58,7 +58,7 @@ class HoldResult:
         p50_s: Median time to the end of the answer.
         max_s: Longest.
         rss_before_mb: The router's memory before.
-        held_mb: Its most while all are held; 0 where that was never seen.
+        held_mb: Its memory at the last such look.
         peak_mb: Its most (VmHWM), answers included.
         envoy_peak_mb: The gateway's most.
         envoy_faults: Envoy's counters of what must not happen.
@@ -172,9 +172,8 @@ def _burst(
         deadline = time.monotonic() + hold_s + _MAX_OVERTIME_S
         while burst.is_running and time.monotonic() < deadline:
             num_streams = _num_streams(stack)
-            num_held = max(num_held, num_streams)
-            if num_streams == num_requests:
-                held_bytes = max(held_bytes, memory(pid).now_bytes)
+            if num_streams >= num_held:
+                num_held, held_bytes = num_streams, memory(pid).now_bytes
             time.sleep(_SAMPLE_S)
         requests = burst.finish()
         durations = [request.duration_us / 1e6 for request in requests] or [0.0]

@@ -201,6 +201,10 @@ class BodyReader:
         prompt, reader.prompt = reader.prompt, ()
         return prompt
 
+    def forget(self) -> None:
+        """Free the reader of a body that is over and whose model is known."""
+        self._reader = None
+
     def clear(self) -> None:
         """Free the kept chunks; the whole body has been answered, or will not be."""
         self.take_prompt()

@@ -213,6 +213,10 @@ class Stream:
             return [wake]
         self._is_held = True
         self._headers = kept_headers(self._headers)
+        if isinstance(wait, Ticket):
+            self._request = wait.request  # one copy of it is enough
+        if self._incoming.comes_at_once:
+            self._incoming.reader.forget()
         if not self._incoming.has_timer:
             return [wake]
         give_up_s = self._request.arrived_at_s + self._settings.max_hold_s

@@ -67,7 +67,7 @@ def held(seconds: float, reason: str) -> str:
     return f"held {duration(seconds)}{_HELD_FOR.get(reason) or f' ({short(reason)})'}"
 
 
-_HELD_FOR = {"slot": " for a slot", "room": " for room"}
+_HELD_FOR = {"slot": " for a slot", "room": " for room", "turn": " for its turn"}
 
 
 def listed(names: Sequence[str], at_most: int = MAX_NAMED) -> str:

@@ -102,6 +102,26 @@ async def test_pods_activity_and_reasons_appear_and_a_dead_pod_is_shown() -> Non
         assert "pod-1" in await page.evaluate(text_of("#pods tr.bad th"))
 
 
+async def test_what_is_held_is_shown_with_its_adapters_as_long_as_it_is() -> None:
+    async with showing(policy="tests.e2e.room:Room") as scene:
+        page = await scene.open()
+        await page.wait_for(
+            f"{text_of('#queue-note')} === 'No request is held: there is room for all.'"
+        )
+        async with asyncio.TaskGroup() as tasks:
+            held = tasks.create_task(scene.route("customer-07"))
+            await page.wait_for(f"{text_of('#num-held')} === '1 of at most 20000'")
+            await page.wait_for(
+                f"{text_of('#queue-note')}.endsWith('Adapters needed next: customer-07.')"
+            )
+            rows = await page.evaluate(text_of("#queue tbody tr > *"))
+            held.cancel()
+        await page.wait_for(f"{text_of('#num-held')} === '0 of at most 20000'")
+
+        assert rows == "no route|0|1"
+        assert page.problems == []
+
+
 async def test_when_the_router_is_gone_it_says_so_and_recovers_by_itself() -> None:
     async with showing() as scene:
         page = await scene.open()

@@ -16,6 +16,7 @@ def test_only_what_is_too_long_is_shortened() -> None:
     [
         ("slot", "held 310 ms for a slot"),
         ("room", "held 310 ms for room"),
+        ("turn", "held 310 ms for its turn"),
         ("x", "held 310 ms (x)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A policy whose pods have room for so many requests: `tests.e2e.room:Room`."""
+"""A policy whose pods have room for so many requests, none by default: `tests.e2e.room:Room`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from extproc import Choice, RequestInfo, Snapshot, Wait
 class Room:
     """Take the pod with the fewest requests, or wait until one has fewer than `num`."""
 
-    def __init__(self, num: int) -> None:
+    def __init__(self, num: int = 0) -> None:
         self._num = num
 
     def choose(

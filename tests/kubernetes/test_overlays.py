@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from extproc.core.routes import DEFAULT_INFERENCE_PATHS
+from extproc.core.stream import HOLD_MARGIN_S
 from extproc.envoyconfig import BootstrapOptions, render
 from tests.kubernetes.manifests import (
     MANIFESTS,
@@ -169,3 +170,19 @@ def test_the_router_is_configured_for_the_cpu_cache_of_the_model_servers(overlay
     (engine,) = server["spec"]["template"]["spec"]["containers"]
 
     assert f"--max-cpu-loras={config['pods']['max_cpu_loras']}" in engine["args"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_held_request_is_answered_before_the_gateway_gives_up(overlay: str) -> None:
+    """Only with full duplex has Envoy no timer; an EnvoyExtensionPolicy cannot grant more time."""
+    text = build(MANIFESTS / "overlays" / overlay)
+    policies = [each for each in objects(text) if each["kind"] == "EnvoyExtensionPolicy"]
+    max_hold_s = router_config(text).get("request", {}).get("max_hold_s")
+    timeouts_s = [
+        float(filter_["messageTimeout"].removesuffix("s"))
+        for policy in policies
+        for filter_ in policy["spec"]["extProc"]
+    ]
+
+    assert [max_hold_s + HOLD_MARGIN_S <= each for each in timeouts_s] == [True] * len(timeouts_s)
+    assert bool(timeouts_s) == (overlay != "inference-pool")

@@ -5,9 +5,10 @@
    for one after the other. Who got no endpoint holds up nobody behind.
 2. The order: levels (priority and age), in a level the tenant that was served least, of its
    requests the configured order.
-3. An offer asks for at most `MAX_LOOKS` requests in vain, and alike ones once; the next one goes on
-   behind them, but looks at the first ones again if more room was freed. Between two offers is a
-   rest, so that they take a tenth of a core at most; newcomers stand in line meanwhile.
+3. An offer sends at most `MAX_SENT` requests, and asks for at most `MAX_LOOKS` in vain, for alike
+   ones once; the next one goes on behind them, but looks at the first ones again if more room was
+   freed. Between two offers is a rest, so that they take a tenth of a core at most, those that got
+   an endpoint aside; newcomers stand in line meanwhile.
 4. Who can have no first token in time any more is refused, if somebody set it an objective: as soon
    as the queue's own pace says so. Others that are late are looked at once a second, so that what
    is freed is there for the next who can be in time.
@@ -35,11 +36,14 @@ from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Wait
 
 MAX_LOOKS = 16
 """Requests that one offer asks for in vain, half of them the first in order."""
+MAX_SENT = 256
+"""Requests that one offer gives an endpoint: others come in between, and pods get no more new
+connections at once than they can accept."""
 LOOK_S = 100e-6
 ORDER_S = 2e-6
 """What a look, and a place in the order, take of a slow core."""
 REST_RATIO = 10
-"""The rest after an offer, over what it took."""
+"""The rest after an offer, over what it took but for those that got an endpoint."""
 LATE_LOOK_S = 1.0
 """From one look at a request that is late to the next, give or take a half."""
 MAX_RETRY_AFTER_S = 60
@@ -171,8 +175,8 @@ class HoldQueue:
         if self.is_due(now):
             num_held = len(self._tickets)
             scene = self._scene(now, endpoints)
-            num_looks = self._sweep(self._planned(scene), look, now)
-            took_s = ORDER_S * num_held + LOOK_S * num_looks
+            num_in_vain = self._sweep(self._planned(scene), look, now)
+            took_s = ORDER_S * num_held + LOOK_S * num_in_vain
             self._rests_until_s = now + REST_RATIO * took_s
         self._arrange()
 
@@ -183,12 +187,12 @@ class HoldQueue:
         return list(dict.fromkeys(name for name in names if name is not None))
 
     def _sweep(self, tickets: Iterable[Ticket], look: Look, now: float) -> int:
-        """Go through the order; return how many requests were asked for."""
+        """Go through the order; return how many requests were asked for in vain."""
         is_freed = now >= self._freed_s
         num_again = MAX_LOOKS // 2 if is_freed else 0
         self._freed_s, self._next_s = inf if is_freed else self._freed_s, inf
         before, vain = self._in_vain, dict[object, float]()
-        num_looks, is_over = 0, True
+        num_sent, is_over = 0, True
         self._precedence.begin()
         for ticket in tickets:
             if ticket.result is not None:
@@ -200,14 +204,13 @@ class HoldQueue:
             if kind in vain or (kind in before and len(vain) >= num_again):
                 self._put_off(ticket, vain.get(kind, inf), now)
                 continue
-            if len(vain) >= MAX_LOOKS:
+            if len(vain) >= MAX_LOOKS or num_sent >= MAX_SENT:
                 is_over = False
                 break
             behind_until_s = self._behind_until_s(ticket, now)
             if behind_until_s > now:
                 self._put_off(ticket, behind_until_s, now)
                 continue
-            num_looks += 1
             result = look(ticket, now)
             if isinstance(result, Wait):
                 ticket.reason, vain[kind] = result.reason, result.until_s
@@ -217,12 +220,13 @@ class HoldQueue:
                 if not is_late:
                     self._let_go_first(ticket, now)
             else:
+                num_sent += 1
                 self.num_ended[end_of(result)] += 1
                 self._settle(ticket, result, now)
         self._in_vain = set() if is_over else before | vain.keys()
         if not is_over:
             self._next_s = now
-        return num_looks
+        return len(vain)
 
     def _put_off(self, ticket: Ticket, until_s: float, now: float) -> None:
         """Have a request looked at again then, or before if it has a time of its own."""

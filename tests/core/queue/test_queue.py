@@ -19,6 +19,7 @@ from extproc.core.queue.queue import (
     LOOK_S,
     MAX_LOOKS,
     MAX_RETRY_AFTER_S,
+    MAX_SENT,
     ORDER_S,
     REST_RATIO,
 )
@@ -122,6 +123,23 @@ def test_nobody_is_asked_for_before_something_has_changed() -> None:
     scene.queue.offer(scene.look, now=5.0)
 
     assert (scene.looked, scene.calls) == ([], [])
+
+
+def test_much_room_is_offered_bit_by_bit_without_a_rest_for_those_that_get_it() -> None:
+    scene = Scene()
+    names = [str(number) for number in range(2 * MAX_SENT + 1)]
+    for name in names:
+        scene.hold(name)
+    num_at_once = len(scene.free(len(names)))
+    rest_s = REST_RATIO * ORDER_S * len(names)
+    due = [scene.queue.is_due(scene.now + rest_s * part) for part in (0.9, 1.1)]
+    for _ in range(2):
+        scene.now += REST_S
+        scene.queue.offer(scene.look, now=scene.now)
+
+    assert num_at_once == MAX_SENT
+    assert due == [False, True]
+    assert scene.sent == names
 
 
 def test_what_frees_room_has_an_offer_made_at_once_and_further_ones_after_a_rest() -> None:
