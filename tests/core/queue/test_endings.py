@@ -69,7 +69,7 @@ def test_a_client_that_leaves_is_counted_once_and_not_after_its_result() -> None
         scene.queue.remove(each, now=2.0)
 
     assert scene.ended == {"picked": 1, "left": 1}
-    assert not scene.queue.num_by_claim
+    assert not scene.queue.occupancy.num_by_claim
 
 
 def test_a_route_that_does_not_wait_says_so() -> None:
