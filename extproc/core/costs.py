@@ -13,27 +13,15 @@ BYTES_PER_TOKEN = 4
 
 
 class Decode(Struct, frozen=True, gc=False):
-    """Time per output token of a running request, as it has been lately; more run, more it takes.
+    """Time per output token of a running request, as it has been in the last second of work.
 
     Attributes:
         num_running: Running requests, on average.
         token_s: Seconds per token of each, with so many.
-        per_request_s: What one more running request adds to that; None where unknown.
     """
 
     num_running: float
     token_s: float
-    per_request_s: float | None = None
-
-    def most_running(self, tpot_s: float) -> float:
-        """Return how many requests can run with a mean of `tpot_s` per token; infinite if unknown.
-
-        Without a slope only what is too slow has a bound, the mildest one: as if a step took no
-        time but for its requests.
-        """
-        if self.per_request_s is not None:
-            return self.num_running + (tpot_s - self.token_s) / self.per_request_s
-        return self.num_running * tpot_s / self.token_s if tpot_s < self.token_s else inf
 
 
 class Costs(Struct, frozen=True):
@@ -60,9 +48,15 @@ class Costs(Struct, frozen=True):
         return self.cached_load_s if adapter in cpu_adapters else self.cold_load_s
 
     def most_running(self, tpot_s: float) -> float:
-        """Return the most requests that can run with a mean time per output token within `tpot_s`:
-        at least 1, infinite where unknown."""
-        return inf if self.decode is None else max(1.0, self.decode.most_running(tpot_s))
+        """Return how many requests can run with a mean of `tpot_s` per output token: at least 1.
+
+        Only an endpoint that is too slow has a bound, others an infinite one. It is the mildest: as
+        if a step took no time but for its requests. Held there, the endpoint settles at `tpot_s`.
+        """
+        decode = self.decode
+        if decode is None or decode.token_s <= tpot_s:
+            return inf
+        return max(1.0, decode.num_running * tpot_s / decode.token_s)
 
 
 DEFAULT = Costs()

@@ -293,7 +293,7 @@ _ENDPOINT_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]],
     ),
     (
         "endpoint_decode_seconds_per_token",
-        "Time that each running request there takes for an output token, as learned",
+        "Time that each running request there takes for an output token, lately",
         lambda view: None if view.costs.decode is None else view.costs.decode.token_s,
     ),
 )
