@@ -127,9 +127,7 @@ class Leading:
     def _decide(self, question: Question, now: float) -> Answer:
         router, result = self._router, None
         if self._is_ready():
-            if router.queue.is_due(now):
-                router.offer(now=now)
-            known, result = router.choose(question.request, now=now)
+            known, result = router.choose_in_turn(question.request, now=now)
             if isinstance(result, Pick):
                 result = self._count(question.pick_id, result, now)
                 if isinstance(result, Pick):

@@ -65,14 +65,7 @@ class Router:
                 this call.
             num_bytes: Of its body, that are kept as long as it is held.
         """
-        if self.queue:
-            known = self._identified(request, self.pool.snapshot(now=now))
-            if isinstance(known, Rejection):
-                return known
-            turn = self._turn(known, now)
-            if turn is not None:
-                return self.hold(known, turn, now=now, wake=wake, num_bytes=num_bytes)
-        known, result = self.choose(request, now=now, asking=asking)
+        known, result = self.choose_in_turn(request, now=now, asking=asking)
         if isinstance(result, Pick):
             self.pool.flights.start(result, now=now)
             self.queue.charge(known)
@@ -144,6 +137,19 @@ class Router:
     def offer(self, *, now: float) -> None:
         """Offer the room there is to those that are held, if it is time."""
         self.queue.offer(self._look, now=now, endpoints=self.pool.snapshot(now=now).endpoints)
+
+    def choose_in_turn(
+        self, request: RequestInfo, *, now: float, asking: Asking | None = None
+    ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
+        """Choose as `choose` does, after those that are held; a wait for who stands in line."""
+        if self.queue:
+            known = self._identified(request, self.pool.snapshot(now=now))
+            if isinstance(known, Rejection):
+                return request, known
+            turn = self._turn(known, now)
+            if turn is not None:
+                return known, turn
+        return self.choose(request, now=now, asking=asking)
 
     def choose(
         self, request: RequestInfo, *, now: float, asking: Asking | None = None

@@ -93,13 +93,13 @@ def test_held_requests_learn_of_a_change_at_once(
     change: Callable[[Routing], None], reason: Reason | None
 ) -> None:
     routing, ticket = shut()
-    waits: list[float] = []
-    routing.router.queue.later = waits.append
+    times: list[float] = []
+    routing.router.queue.at = times.append
 
     change(routing)
     routing.router.offer(now=1.0)
     result = routing.router.resume(ticket, now=1.0)
 
-    assert waits == [0.0]
+    assert times == [1.0]
     assert (result.reason if isinstance(result, Rejection) else None) == reason
     assert isinstance(result, Pick | Rejection)

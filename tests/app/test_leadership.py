@@ -74,13 +74,13 @@ class Decider(Peered):
         picker = Picker(self.policy, "p", rng=random.Random(0), next_id=next_id)
         self.router = Router(self.pool, picker, max_hold_s=60.0)
         later = asyncio.get_running_loop().call_later
-        self.router.queue.later = self._offer_later
+        self.router.queue.at = self._offer_at
         self.following = self.peering.lead(
             self.router, next_id, is_ready=lambda: self.is_ready, call_later=later
         )
 
-    def _offer_later(self, wait_s: float) -> None:
-        asyncio.get_running_loop().call_later(wait_s, self._offer)
+    def _offer_at(self, at_s: float) -> None:
+        asyncio.get_running_loop().call_later(at_s - time.monotonic(), self._offer)
 
     def _offer(self) -> None:
         self.router.offer(now=time.monotonic())

@@ -330,12 +330,19 @@ def test_a_tenant_whose_questions_are_answered_at_once_is_behind_in_the_queue(
     assert member.settled == ["cc-2", "bb-1"]
 
 
-def test_a_question_does_not_take_the_room_of_those_that_are_held(member: Member) -> None:
+@pytest.mark.parametrize("rest_s", [0.3, 0.0])
+def test_a_question_does_not_take_the_room_of_those_that_are_held(
+    member: Member, rest_s: float
+) -> None:
+    """Not even while the queue rests."""
     full(member)
     member.leading.ask(claiming(1, "bb"), now=1.0)
     member.router.offer(now=1.5)
-    member.pool.told.finish("bb-91", now=1.8)
-    member.leading.ask(claiming(2, "cc"), now=1.8)
+    member.router.queue.freed(1.5)
+    member.router.offer(now=1.5)  # in vain
+    member.pool.told.finish("bb-91", now=1.5 + rest_s)
+    member.leading.ask(claiming(2, "cc"), now=1.5 + rest_s)
+    member.router.offer(now=1.8)
 
     assert member.settled == ["bb-1"]
     assert member.leading.num_held == 2

@@ -18,7 +18,8 @@ The price estimates what the request costs there, itself and the requests that a
 
 Only endpoints with room are considered: where the prompts ahead take no more than half of the
 objective, where one more request leaves those that run there their time per token, if that is an
-objective, and where a slot is free or the adapter runs. Without any the request is held: in a
+objective, and where a slot is free or the adapter runs. The last free slots are for requests of
+priority 0 and above. Without any the request is held: in a
 queue it keeps its choice of what becomes free first, and its place in the queue's order.
 
 Sources: 1 and 3 are the two loads of LMetric (arXiv 2603.15202), here added in seconds; 5 and 6 are
@@ -50,6 +51,8 @@ SHARED_SLOT = 10
 """Requests that an adapter may have in each of its slots before a further one becomes cheaper."""
 ROOM_RATIO = 0.5
 """Part of the objective that prompts ahead may take at an endpoint that has room."""
+SPARE_S = 10.0
+"""For which a request of a priority below 0 leaves the last slots to others."""
 MAX_ADAPTERS_WITH_HOMES = 1024
 """Whose homes are remembered; computing them takes about a microsecond for each endpoint."""
 
@@ -112,7 +115,14 @@ class LeastHarm:
         roomy = [view for view in views if view.prompts_done_s <= latest_s]
         if tpot_s is not None:
             roomy = [view for view in roomy if view.num_pending < view.costs.most_running(tpot_s)]
-        if adapter is not None and roomy and all(_has_no_slot(view, adapter) for view in roomy):
+        if (
+            adapter is not None
+            and roomy
+            and (
+                all(_has_no_slot(view, adapter) for view in roomy)
+                or _leaves_slots(request, views, now=now)
+            )
+        ):
             reason, roomy = "slot", []
         else:
             reason = "room"
@@ -268,6 +278,22 @@ def _scarcity(views: Sequence[EndpointView]) -> float:
             num_slots += slots
             num_free += max(0, slots - len(view.pending_by_adapter))
     return exp(-num_free / sqrt(num_slots)) if num_slots else 0.0
+
+
+def _leaves_slots(request: RequestInfo, views: Sequence[EndpointView], *, now: float) -> bool:
+    """Return whether a request that can wait would take one of the last slots, which others need.
+
+    How many are in use varies by about the square root of all: so many are left, to requests of
+    priority 0 and above.
+    """
+    adapter, claim = request.adapter, request.claim
+    if claim.priority >= 0 or now - request.arrived_at_s >= SPARE_S:
+        return False
+    if any(adapter in view.pending_by_adapter for view in views):
+        return False
+    slots = [(view.max_loras, len(view.pending_by_adapter)) for view in views if view.max_loras]
+    num_free = sum(max(0, num - num_used) for num, num_used in slots)
+    return bool(slots) and num_free <= sqrt(sum(num for num, _ in slots))
 
 
 def _is_full(view: EndpointView) -> bool:

@@ -10,9 +10,11 @@ on its level the flows that were served more. Slots become free by that. It hold
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 
 HOLD_UP_S = 0.25
+
+MAX_FIRST = 16
+"""Flows that hold up others at a time: the first in order hold up the most."""
 
 
 class Precedence:
@@ -24,24 +26,32 @@ class Precedence:
 
     def __init__(self, served: Callable[[int, str], float]) -> None:
         self._served = served
-        self._first: dict[tuple[int, str], float] = {}  # level and flow, until when
+        self._first: dict[tuple[int, int, str], float] = {}  # level, priority, flow: until when
+
+    def __len__(self) -> int:
+        return len(self._first)
 
     def begin(self) -> None:
         """Forget all, before they are asked for anew."""
         self._first.clear()
 
-    def add(self, level: int, flow: str, until_s: float) -> None:
-        """Have a flow go first until then."""
-        self._first[level, flow] = max(until_s, self._first.get((level, flow), -inf))
+    def add(self, level: int, priority: int, flow: str, until_s: float) -> None:
+        """Have a flow of a priority go first until then. The first in order come first here."""
+        key = level, priority, flow
+        if key in self._first or len(self._first) < MAX_FIRST:
+            self._first[key] = max(until_s, self._first.get(key, until_s))
 
     def behind_until_s(self, level: int, priority: int, flow: str, *, now: float) -> float:
         """Return until when a request has to let others go first; `now` if it has not."""
         until_s = now
-        for (other, first), over_s in self._first.items():
+        for (other, of, first), over_s in self._first.items():
             if over_s <= until_s or other < level:
                 continue
-            if other > level or (
-                first != flow and self._served(priority, first) < self._served(priority, flow)
-            ):
+            if other > level:
+                goes_first = (of, first) != (priority, flow)
+            else:
+                served = self._served
+                goes_first = first != flow and served(priority, first) < served(priority, flow)
+            if goes_first:
                 until_s = over_s
         return until_s

@@ -18,6 +18,7 @@ from extproc.core.policies.least_harm import (
     LOAD_STALL_RATIO,
     PROMPT_STALL_RATIO,
     SHARED_SLOT,
+    SPARE_S,
     LeastHarm,
     homes,
 )
@@ -340,6 +341,22 @@ def test_an_endpoint_with_too_many_prompts_ahead_is_left_for_one_with_room() -> 
 def test_a_request_may_name_its_own_objective() -> None:
     assert isinstance(result_of(BEHIND, claim=Claim(ttft_s=1.0)), Choice)
     assert isinstance(result_of(endpoint_view(1), claim=Claim(ttft_s=1.0)), Choice)
+
+
+def test_a_request_that_can_wait_leaves_the_last_slots_to_others_for_a_while() -> None:
+    """Four slots, of which two are free: as many as vary by chance."""
+    views = [endpoint_view(number, pending_by_adapter={"b": 1}, max_loras=2) for number in (1, 2)]
+    low, aged = Claim(priority=-1), SPARE_S
+
+    assert result_of(*views, claim=low) == Wait(inf, "slot")
+    assert isinstance(result_of(*views), Choice)
+    assert isinstance(result_of(*views, adapter="b", claim=low), Choice)
+    assert isinstance(result_of(*views, adapter=None, claim=low), Choice)
+    assert isinstance(result_of(*views, endpoint_view(3, max_loras=2), claim=low), Choice)
+    assert isinstance(result_of(endpoint_view(1), claim=low), Choice)  # no slots are known
+    old = request("a", arrived_at_s=100.0 - aged, claim=low)
+    choice = LeastHarm().choose(snapshot(*views, now=100.0), old, rng=random.Random(0))
+    assert isinstance(choice, Choice)
 
 
 # --- homes -----------------------------------------------------------------------------------

@@ -1,0 +1,149 @@
+"""The way through the order of those that wait, which one offer goes or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+
+from extproc.core.queue.levels import level
+from extproc.core.queue.plan import flow_of
+from extproc.core.queue.precedence import HOLD_UP_S, Precedence
+from extproc.core.queue.settings import QueueSettings
+from extproc.core.queue.tickets import Ticket
+from extproc.core.types import Pick, Rejection, RequestInfo, Wait
+
+MAX_LOOKS = 16
+"""Requests that one offer asks for in vain, half of them the first in order."""
+MAX_SENT = 256
+"""Requests that one offer gives an endpoint: others come in between, and pods get no more new
+connections at once than they can accept."""
+LATE_LOOK_S = 1.0
+"""From one look at a request that is late to the next, give or take a half."""
+
+Look = Callable[[Ticket, float], Pick | Rejection | Wait]
+Settle = Callable[[Ticket, Pick | Rejection, float], None]
+
+
+class Sweep:
+    """Asks for one request after the other, and knows how far that went.
+
+    Attributes:
+        next_s: When the first is to be looked at again.
+
+    Args:
+        served: As `Precedence` wants it.
+    """
+
+    def __init__(self, settings: QueueSettings, served: Callable[[int, str], float]) -> None:
+        self._settings = settings
+        self.next_s = inf
+        self._precedence = Precedence(served)
+        self._in_vain: set[object] = set()  # kinds that earlier offers of this sweep asked for
+        self._late: set[Ticket] = set()
+        self._spread = 0.0
+
+    def configure(self, settings: QueueSettings) -> None:
+        """Apply other settings; nobody lets others go first until the next offer."""
+        self._settings = settings
+        self.let_all_go()
+
+    def note(self, ticket: Ticket) -> None:
+        """Have an offer made when a request is to be looked at."""
+        late_s = ticket.late_s if ticket.is_refusable else inf
+        self.next_s = min(self.next_s, ticket.look_s, late_s)
+
+    def put_last(self, late: Sequence[Ticket], now: float) -> None:
+        """Look seldom at requests that are late, and at no others."""
+        before, self._late = self._late, set(late)
+        for ticket in late:
+            if ticket not in before:
+                ticket.look_s = self._late_look_s(now)
+
+    def go(
+        self, tickets: Iterable[Ticket], look: Look, settle: Settle, *, now: float, is_freed: bool
+    ) -> int:
+        """Go through the order; return how many requests were asked for in vain.
+
+        Args:
+            tickets: In order; those that have a result are passed over.
+            settle: Takes what was found, before the next ticket is taken.
+            is_freed: The first in order are asked for again.
+        """
+        num_again = MAX_LOOKS // 2 if is_freed else 0
+        before, vain = self._in_vain, dict[object, float]()
+        self.next_s, num_sent, is_over = inf, 0, True
+        self._precedence.begin()
+        for ticket in tickets:
+            if ticket.result is not None:
+                continue
+            if ticket in self._late and now < ticket.look_s:
+                self.note(ticket)
+                continue
+            kind = ticket.kind
+            if kind in vain or (kind in before and len(vain) >= num_again):
+                self._put_off(ticket, vain.get(kind, inf), now)
+                self._hold_up_others(ticket, now)
+                continue
+            if len(vain) >= MAX_LOOKS or num_sent >= MAX_SENT:
+                is_over = False
+                break
+            behind_until_s = self._behind_until_s(ticket, now)
+            if behind_until_s > now:
+                self._put_off(ticket, behind_until_s, now)
+                continue
+            result = look(ticket, now)
+            if isinstance(result, Wait):
+                vain[kind] = result.until_s
+                self._keep(ticket, result, now)
+            else:
+                num_sent += 1
+                settle(ticket, result, now)
+        self._in_vain = set() if is_over else before | vain.keys()
+        if not is_over:
+            self.next_s = now
+        return len(vain)
+
+    def behind_until_s(self, request: RequestInfo, *, now: float) -> float:
+        """Return until when a newcomer has to let others go first; `now` if it has not."""
+        priority, flow = request.claim.priority, flow_of(request)
+        return self._precedence.behind_until_s(priority, priority, flow, now=now)
+
+    def holds_up(self, ticket: Ticket, now: float) -> bool:
+        """Return whether others may have to let a request go first."""
+        return self._settings.fair and ticket.vain_s <= now < ticket.vain_s + HOLD_UP_S
+
+    def let_all_go(self) -> None:
+        """Have nobody let others go first until the next offer."""
+        self._precedence.begin()
+
+    def _behind_until_s(self, ticket: Ticket, now: float) -> float:
+        if not self._precedence:
+            return now
+        where, priority = level(ticket, now, self._settings.ageing_s), ticket.request.claim.priority
+        return self._precedence.behind_until_s(where, priority, flow_of(ticket.request), now=now)
+
+    def _keep(self, ticket: Ticket, wait: Wait, now: float) -> None:
+        """Let a request wait that was asked for in vain."""
+        is_late = ticket in self._late
+        ticket.reason = wait.reason
+        ticket.look_s = self._late_look_s(now) if is_late else wait.until_s
+        self.note(ticket)
+        if not is_late:
+            ticket.vain_s = min(ticket.vain_s, now)
+            self._hold_up_others(ticket, now)
+
+    def _hold_up_others(self, ticket: Ticket, now: float) -> None:
+        if self.holds_up(ticket, now) and ticket not in self._late:
+            where, request = level(ticket, now, self._settings.ageing_s), ticket.request
+            until_s = ticket.vain_s + HOLD_UP_S
+            self._precedence.add(where, request.claim.priority, flow_of(request), until_s)
+
+    def _put_off(self, ticket: Ticket, until_s: float, now: float) -> None:
+        """Have a request looked at again then, or before if it has a time of its own."""
+        ticket.look_s = until_s if ticket.look_s <= now else min(ticket.look_s, until_s)
+        self.note(ticket)
+
+    def _late_look_s(self, now: float) -> float:
+        """Return when one that is late is looked at next: spread evenly, by the golden ratio."""
+        self._spread = (self._spread + 0.618034) % 1
+        return now + LATE_LOOK_S * (0.5 + self._spread)
