@@ -34,6 +34,7 @@ _MAX_OVERTIME_S = 60.0
 _HEALTH_PATH = "/grpc.health.v1.Health/Check"
 _OVERLOADED_PODS, _LONG_BODY_BYTES = 4, 4096
 """Some 90 requests a second, by the router's first estimate of how fast pods compute prompts."""
+_OVERLOAD_HOLD_S = 5.0  # as manifests/envoy-gateway has it
 _EMPTY_MESSAGE = bytes(5)  # not compressed, no bytes
 _FAULTS = (
     "http.openai.downstream_rq_5xx",
@@ -136,10 +137,8 @@ def hold(
     return _burst("hold", options, num_requests, hold_s, body_bytes)
 
 
-def overload(
-    transport: Variant, num_requests: int, max_hold_s: float, message_timeout_s: float
-) -> HoldResult:
-    """Send a burst of which most must wait, for `max_hold_s` at most.
+def overload(transport: Variant, num_requests: int, message_timeout_s: float) -> HoldResult:
+    """Send a burst of which most must wait, and many in vain.
 
     Raises:
         StackError: Something did not start.
@@ -148,9 +147,9 @@ def overload(
         transport,
         num_pods=_OVERLOADED_PODS,
         message_timeout_s=message_timeout_s,
-        router={"request": {"max_hold_s": max_hold_s}},
+        router={"request": {"max_hold_s": _OVERLOAD_HOLD_S}},
     )
-    return _burst("overload", options, num_requests, max_hold_s, _LONG_BODY_BYTES)
+    return _burst("overload", options, num_requests, _OVERLOAD_HOLD_S, _LONG_BODY_BYTES)
 
 
 def _burst(
@@ -315,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for t in args.transports
         ]
         holds += [
-            overload(t, args.requests, args.hold, args.message_timeout)
+            overload(t, args.requests, args.message_timeout)
             for t in args.transports
             if t is not Variant.CONSTANT
         ]
