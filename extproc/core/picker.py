@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import attrgetter
 
 from msgspec import Struct
@@ -77,6 +77,13 @@ class Picker:
         self.uses_cached_bytes = getattr(policy, "uses_cached_bytes", False) is True
         self._settings = settings or PickerSettings()
         self._admission = admission or AdmissionSettings()
+
+    def kind_of(self, request: RequestInfo) -> Hashable:
+        """Return what a held request has in common with those that the policy answers alike; None
+        where it may answer each as it likes."""
+        if getattr(self.policy, "waits_alike", False) is not True:
+            return None
+        return request.model, request.subset, request.session, request.claim
 
     def pick(
         self, snapshot: Snapshot, request: RequestInfo, asking: Asking | None = None

@@ -115,6 +115,7 @@ class Router:
             held_at_s=now,
             rest_s=self._least_ttft_s(request, now),
             num_bytes=num_bytes,
+            kind=self.picker.kind_of(request),
             look_s=wait.until_s,
             reason=wait.reason,
             count=count,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -17,6 +18,7 @@ from extproc.core.costs import Costs
 from extproc.core.following import Asked, Asking, Elsewhere
 from extproc.core.pool import Pool
 from extproc.core.queue import Ticket
+from extproc.core.queue.precedence import HOLD_UP_S
 from extproc.core.router import OBJECTIVE_RATIO, TOLD_WAIT_S, Router
 from extproc.core.told import ToldPick
 from extproc.core.types import (
@@ -233,6 +235,74 @@ def test_whoever_waits_comes_before_a_newcomer() -> None:
     assert isinstance(newcomer.result, Ticket)
     assert held.num_wakes == 1
     assert routed(held.resume(1.0))
+
+
+class AdapterSlots:
+    """A policy with `num` slots for adapters; one that runs takes any number of requests."""
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        (view,) = snapshot.endpoints
+        running = view.pending_by_adapter
+        is_free = request.adapter in running or len(running) < self.num
+        return Choice([view], "slot") if is_free else Wait(inf, "slot")
+
+
+def without_slot() -> tuple[Router, Pick, Held, Callable[[float], Held]]:
+    """A router with both slots taken, the pick that has the second one, a tenant that has been
+    asked for in vain, and how to ask as one that has the first."""
+    made = router()
+    made.pool.record_models(address(1), cards("greedy", "other", "modest"), now=0.0)
+    made.picker.configure(AdapterSlots(2), "slots")
+
+    def ask_as(tenant: str, now: float) -> Held:
+        return ask(made, now, model=tenant, hints=Hints(fairness_id=tenant))
+
+    ask_as("greedy", 0.0)
+    other = routed(ask_as("other", 0.0).result)
+    modest = ask_as("modest", 0.0)
+    made.queue.freed(LATER_S)
+    made.offer(now=LATER_S)
+    return made, other, modest, partial(ask_as, "greedy")
+
+
+def test_whoever_was_served_more_stands_in_line_while_another_waits_for_a_slot() -> None:
+    made, _, modest, ask_greedy = without_slot()
+    newcomer = ask_greedy(LATER_S + HOLD_UP_S / 2)
+    reason = newcomer.ticket.reason
+    made.offer(now=LATER_S + HOLD_UP_S)
+
+    assert reason == "turn"
+    assert routed(newcomer.resume(LATER_S + HOLD_UP_S))
+    assert modest.resume(LATER_S + HOLD_UP_S) is modest.ticket
+    assert routed(ask_greedy(LATER_S + HOLD_UP_S).result)
+
+
+def test_whoever_stands_in_line_goes_once_the_other_has_its_slot() -> None:
+    made, other, modest, ask_greedy = without_slot()
+    now = LATER_S + HOLD_UP_S / 2
+    newcomer = ask_greedy(now)
+    made.pool.flights.finish(other.id, now=now)
+    made.offer(now=now)
+
+    assert routed(modest.resume(now)).request.adapter == "modest"
+    assert routed(newcomer.resume(now)).request.adapter == "greedy"
+    assert routed(ask_greedy(now).result)
+
+
+def test_whoever_stands_in_line_goes_once_the_other_has_left() -> None:
+    made, _, modest, ask_greedy = without_slot()
+    now = LATER_S + HOLD_UP_S / 2
+    newcomer = ask_greedy(now)
+    made.leave(modest.ticket, now=now)
+    made.offer(now=now)
+
+    assert routed(newcomer.resume(now))
+    assert routed(ask_greedy(now).result)
 
 
 def test_a_newcomer_of_another_kind_takes_room_that_nobody_who_waits_can_use() -> None:
@@ -474,7 +544,7 @@ def test_whatever_happens_each_request_has_one_end_and_every_pick_is_counted_onc
         assert len(made.queue) == sum(held.ticket.result is None for held in waiting)
         assert all(held.num_wakes == (held.ticket.result is not None) for held in waiting)
     now += 3.0
-    for held in waiting.copy():
+    for held in tuple(waiting):
         num_over += take(held)
 
     assert num_asked == num_over + len(served)

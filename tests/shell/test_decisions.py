@@ -85,6 +85,8 @@ def test_a_pick_is_described_with_its_candidates() -> None:
             "endpoints": ["10.0.0.1:8000", "10.0.0.2:8000"],
             "policy": "founding",
             "reason": "affinity",
+            "held_seconds": None,
+            "held_for": "",
             "candidates": [
                 {
                     "address": "10.0.0.1:8000",
@@ -112,6 +114,7 @@ def test_a_rejection_is_described_with_its_reason() -> None:
         "retry_after_seconds": 2,
         "request_id": "request-2",
         "path": "/v1/completions",
+        "why": "",
     }
 
 

@@ -34,7 +34,9 @@ class Policy(Protocol):
     ) -> Choice | Wait:
         """Choose among `snapshot.endpoints` (never empty); break ties with `rng`.
 
-        Return `Wait` to hold the request and be asked again.
+        Return `Wait` to hold the request and be asked again. A policy whose waits depend on nothing
+        but model, subset, session and claim of a request says so by an attribute `waits_alike`,
+        True: when many are held, it is asked for one of a kind.
         """
         ...
 

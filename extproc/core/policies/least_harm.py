@@ -51,6 +51,9 @@ SHARED_SLOT = 10
 """Requests that an adapter may have in each of its slots before a further one becomes cheaper."""
 ROOM_RATIO = 0.5
 """Part of the objective that prompts ahead may take at an endpoint that has room."""
+TPOT_RATIO = 0.9
+"""Part of the objective for a token's time within which one more request may run: those that run
+get slower before reports show it."""
 SPARE_S = 10.0
 """For which a request of a priority below 0 leaves the last slots to others."""
 MAX_ADAPTERS_WITH_HOMES = 1024
@@ -70,6 +73,7 @@ class LeastHarm:
     """
 
     uses_cached_bytes = True
+    waits_alike = True
 
     def __init__(
         self,
@@ -114,6 +118,7 @@ class LeastHarm:
         latest_s, tpot_s = now + most_ahead_s, request.claim.tpot_s
         roomy = [view for view in views if view.prompts_done_s <= latest_s]
         if tpot_s is not None:
+            tpot_s *= TPOT_RATIO
             roomy = [view for view in roomy if view.num_pending < view.costs.most_running(tpot_s)]
         if (
             adapter is not None

@@ -79,7 +79,7 @@ class Sweep:
             if ticket in self._late and now < ticket.look_s:
                 self.note(ticket)
                 continue
-            kind = ticket.kind
+            kind = ticket if ticket.kind is None else ticket.kind
             if kind in vain or (kind in before and len(vain) >= num_again):
                 self._put_off(ticket, vain.get(kind, inf), now)
                 self._hold_up_others(ticket, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from math import inf
 
 from msgspec import Struct
@@ -22,6 +22,7 @@ class Ticket(Struct, eq=False):
         vain_s: When it was first asked for in vain, in the queue.
         rest_s: From its dispatch to its first token on an idle endpoint, by estimate.
         num_bytes: Of its body, kept as long as it is held.
+        kind: What it has in common with requests that its policy answers alike; None for nothing.
         look_s: When its policy is asked again at the latest.
         reason: Why the policy held it, a slug.
         count: Counts its pick in its own way, and returns it or why that cannot be.
@@ -39,6 +40,7 @@ class Ticket(Struct, eq=False):
     num_bytes: int = 0
     look_s: float = inf
     reason: str = ""
+    kind: Hashable = None
     count: Callable[[Pick, float], Pick | Rejection] | None = None
     result: Pick | Rejection | None = None
     error: Exception | None = None
@@ -57,9 +59,3 @@ class Ticket(Struct, eq=False):
     def is_refusable(self) -> bool:
         """Whether it is refused once it is late: somebody has set it an objective."""
         return self.request.claim.ttft_s is not None
-
-    @property
-    def kind(self) -> tuple[str, frozenset[str] | None, str | None]:
-        """What it has in common with requests that the policy would answer alike."""
-        request = self.request
-        return request.model, request.subset, request.session

@@ -51,6 +51,7 @@ class Scene:
             deadline_s=inf if goal_s is None else self.now + goal_s,
             rest_s=rest_s,
             num_bytes=num_bytes,
+            kind=request.model,
             look_s=self.until_s,
             reason="room",
         )

@@ -1,0 +1,270 @@
+"""Who lets whom go first while room is short, and for how long at most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.claims import Claim
+from extproc.core.queue import QueueSettings
+from extproc.core.queue.plan import flow_of
+from extproc.core.queue.precedence import HOLD_UP_S, MAX_FIRST, Precedence
+from extproc.core.queue.sweep import LATE_LOOK_S, MAX_LOOKS
+from extproc.core.types import RequestInfo
+from tests.core.queue.scene import Scene
+
+SHORT_S = HOLD_UP_S / 5
+"""Longer than the rest after most offers of these tests, and short of a hold-up."""
+GREEDY, MODEST = "greedy", "modest"
+UNFAIR = QueueSettings(fair=False)
+
+
+def newcomer(tenant: str, priority: int = 0) -> RequestInfo:
+    return RequestInfo("m", claim=Claim(tenant=tenant, priority=priority))
+
+
+def behind_s(scene: Scene, tenant: str, priority: int = 0) -> float:
+    """For how long a newcomer has to let others go first."""
+    request = newcomer(tenant, priority)
+    return scene.queue.behind_until_s(request, now=scene.now) - scene.now
+
+
+def waiting(settings: QueueSettings | None = None, priority: int = 0) -> Scene:
+    """The modest one has been asked for in vain just now; the greedy one was served."""
+    scene = Scene(settings or QueueSettings(), stuck=frozenset({"slot"}))
+    scene.queue.charge(newcomer(GREEDY))
+    scene.hold(MODEST, "slot", tenant=MODEST, priority=priority)
+    scene.hold("also held", "slot", tenant=GREEDY)
+    scene.free(9)
+    return scene
+
+
+# --- newcomers -------------------------------------------------------------------------------
+
+
+def test_a_newcomer_of_the_greedy_lets_the_modest_go_first_for_a_while() -> None:
+    scene = waiting()
+    at_once = behind_s(scene, GREEDY)
+    scene.now += HOLD_UP_S
+
+    assert at_once == pytest.approx(HOLD_UP_S)
+    assert behind_s(scene, GREEDY) == 0
+
+
+@pytest.mark.parametrize("tenant", [MODEST, "idle before"])
+def test_one_s_own_and_those_who_got_as_little_go_at_once(tenant: str) -> None:
+    assert behind_s(waiting(), tenant) == 0
+
+
+def test_all_of_lower_levels_let_higher_ones_go_first_and_none_of_higher_ones() -> None:
+    scene = waiting(priority=1)
+
+    assert behind_s(scene, "idle before") == pytest.approx(HOLD_UP_S)
+    assert behind_s(scene, GREEDY, 1) == behind_s(scene, GREEDY, 2) == 0
+
+
+def test_a_tenant_s_higher_priority_goes_before_its_lower_one() -> None:
+    assert behind_s(waiting(priority=1), MODEST) == pytest.approx(HOLD_UP_S)
+
+
+def test_a_flow_does_not_wait_for_its_own_requests_that_have_aged() -> None:
+    scene = Scene(QueueSettings(ageing_s=1.0), stuck=frozenset({"slot"}))
+    scene.hold("old", "slot", tenant=MODEST)
+    scene.free(9, after_s=3.0)
+
+    assert behind_s(scene, MODEST) == 0
+    assert behind_s(scene, GREEDY) == pytest.approx(HOLD_UP_S)
+
+
+def test_without_fairness_nobody_lets_others_go_first() -> None:
+    scene = waiting(UNFAIR)
+    at_first = behind_s(scene, GREEDY, -1)
+    scene = waiting()
+    scene.queue.configure(UNFAIR)
+
+    assert at_first == behind_s(scene, GREEDY, -1) == 0
+
+
+def serve(scene: Scene) -> None:
+    scene.stuck = frozenset()
+    scene.free(1, after_s=SHORT_S)
+
+
+def leave(scene: Scene) -> None:
+    scene.queue.remove(scene.tickets[MODEST], now=scene.now)
+
+
+def expire(scene: Scene) -> None:
+    scene.tickets[MODEST].give_up_s = scene.now
+    scene.queue.expire(scene.tickets[MODEST], now=scene.now)
+
+
+def displace(scene: Scene) -> None:
+    scene.queue.configure(QueueSettings(max_requests=len(scene.queue)))
+    scene.hold("higher", priority=9)
+
+
+@pytest.mark.parametrize("end", [serve, leave, expire, displace])
+def test_nobody_lets_one_go_first_that_has_gone(end: Callable[[Scene], None]) -> None:
+    scene = waiting()
+    scene.queue.remove(scene.tickets["also held"], now=scene.now)
+
+    end(scene)
+
+    assert scene.tickets[MODEST] not in scene.queue
+    assert behind_s(scene, GREEDY) == 0
+
+
+# --- those that are held ---------------------------------------------------------------------
+
+
+def test_one_that_was_put_off_is_asked_for_when_the_first_has_had_its_time() -> None:
+    scene = waiting()
+    scene.hold("more", "m", tenant=GREEDY)
+    before = scene.free(9, after_s=SHORT_S)
+    scene.now += HOLD_UP_S - SHORT_S
+    scene.queue.offer(scene.look, now=scene.calls[-1])
+
+    assert before == []
+    assert scene.calls[-1] == pytest.approx(scene.now)
+    assert scene.sent == ["more"]
+
+
+@pytest.mark.parametrize("end", [leave, expire])
+def test_one_that_was_put_off_is_asked_for_at_once_when_the_first_has_gone(
+    end: Callable[[Scene], None],
+) -> None:
+    scene = waiting()
+    scene.hold("more", "m", tenant=GREEDY)
+    scene.free(9, after_s=SHORT_S)
+    scene.now += SHORT_S
+    end(scene)
+
+    assert scene.calls[-1] == scene.now
+    scene.queue.offer(scene.look, now=scene.now)
+    assert scene.sent == ["more"]
+
+
+def test_when_one_leaves_that_held_up_nobody_no_offer_is_made() -> None:
+    scene = waiting()
+    scene.now += HOLD_UP_S
+    leave(scene)
+
+    assert scene.queue.is_due(scene.now) is False
+
+
+def test_late_ones_are_let_go_first_by_nobody() -> None:
+    scene = Scene(stuck=frozenset({"slot"}))
+    scene.queue.charge(newcomer(GREEDY))
+    scene.hold(MODEST, "slot", tenant=MODEST, goal_s=0.1)
+    scene.now = 1.0
+    scene.free(9)
+    scene.hold("more", tenant=GREEDY)
+
+    assert scene.free(9, after_s=2 * LATE_LOOK_S) == ["more"]
+    assert scene.looked == [MODEST, "more"]
+    assert behind_s(scene, GREEDY) == 0
+
+
+def test_who_was_asked_for_by_an_earlier_offer_of_the_sweep_is_still_let_go_first() -> None:
+    names = [f"stuck {number}" for number in range(MAX_LOOKS + 1)]
+    scene = Scene(stuck=frozenset(names))
+    scene.queue.charge(newcomer(GREEDY))
+    for name in names:
+        scene.hold(name, tenant=MODEST)
+    scene.free(9)
+    scene.now += SHORT_S
+    scene.queue.offer(scene.look, now=scene.now)
+    scene.queue.remove(scene.tickets[names[-1]], now=scene.now)
+    scene.now += SHORT_S
+    scene.queue.offer(scene.look, now=scene.now)
+
+    assert behind_s(scene, GREEDY) == pytest.approx(HOLD_UP_S - 2 * SHORT_S)
+
+
+def test_the_first_flows_in_order_are_remembered_and_no_more() -> None:
+    precedence = Precedence(lambda _priority, flow: float(flow == GREEDY))
+    for number in range(MAX_FIRST):
+        precedence.add(0, 0, f"{number}", 1.0)
+    precedence.add(0, 0, "0", 2.0)
+    precedence.add(0, 0, "one more", 9.0)
+
+    assert precedence.behind_until_s(0, 0, GREEDY, now=0.0) == 2.0
+
+
+# --- whatever happens ------------------------------------------------------------------------
+
+TENANTS = st.sampled_from("abcd")
+PRIORITIES = st.integers(-1, 1)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("hold"), TENANTS, PRIORITIES, st.sampled_from(["x", "y", "m", "n"])),
+        st.tuples(st.just("free"), st.integers(0, 2), st.floats(0.0, 2 * HOLD_UP_S), st.none()),
+        st.tuples(st.just("leave"), st.integers(0, 9), st.none(), st.none()),
+        st.tuples(st.just("serve"), TENANTS, PRIORITIES, st.none()),
+    ),
+    max_size=30,
+)
+
+
+def holds_up_until_s(scene: Scene, request: RequestInfo) -> float:
+    """The latest time that any of those held may hold up a request."""
+    plan, claim = scene.queue._plan, request.claim
+    until_s = scene.now
+    for ticket in scene.queue:
+        other, flow = ticket.request.claim, flow_of(ticket.request)
+        got_less = plan.served(claim.priority, flow) < plan.served(claim.priority, flow_of(request))
+        is_before = other.priority == claim.priority and got_less
+        if ticket.vain_s <= scene.now and (other.priority > claim.priority or is_before):
+            until_s = max(until_s, ticket.vain_s + HOLD_UP_S)
+    return until_s
+
+
+@given(STEPS)
+def test_only_who_is_held_of_a_higher_level_or_got_less_holds_up_another_and_not_for_long(
+    steps: list[tuple[str, object, object, object]],
+) -> None:
+    """Not for longer than `HOLD_UP_S` after its own first look in vain."""
+    settings = QueueSettings(ageing_s=1e9)
+    scene = Scene(settings, stuck=frozenset({"x", "y"}))
+    for number, (step, first, second, model) in enumerate(steps):
+        match step, first, second:
+            case "hold", str(tenant), int(priority):
+                scene.hold(f"{number}", str(model), tenant=tenant, priority=priority)
+            case "free", int(room), float(after_s):
+                scene.free(room, after_s=after_s)
+            case "serve", str(tenant), int(priority):
+                scene.queue.charge(newcomer(tenant, priority))
+            case _, int(place), _ if scene.held:
+                leaver = scene.held[place % len(scene.held)]
+                scene.queue.remove(scene.tickets[leaver], now=scene.now)
+        for tenant in "abcd":
+            for priority in (-1, 0, 1):
+                request = newcomer(tenant, priority)
+                until_s = scene.queue.behind_until_s(request, now=scene.now)
+                assert until_s <= holds_up_until_s(scene, request)
+
+
+@given(st.lists(st.tuples(TENANTS, PRIORITIES, st.booleans()), max_size=12))
+def test_whoever_there_is_room_for_goes_once_each_of_the_others_has_had_its_time(
+    requests: list[tuple[str, int, bool]],
+) -> None:
+    """However many others wait for what never comes."""
+    names = [f"{number}" for number in range(len(requests))]
+    stuck = frozenset(
+        name for name, (_, _, is_stuck) in zip(names, requests, strict=True) if is_stuck
+    )
+    scene = Scene(stuck=stuck, room=len(requests))
+    for name, (tenant, priority, _) in zip(names, requests, strict=True):
+        scene.hold(name, tenant=tenant, priority=priority)
+    scene.queue.freed(scene.now)
+    while scene.calls:
+        scene.now = scene.calls.pop()
+        scene.calls.clear()
+        scene.queue.offer(scene.look, now=scene.now)
+
+    assert set(scene.sent) == set(names) - stuck
+    assert scene.now <= len(stuck) * (HOLD_UP_S + SHORT_S)
