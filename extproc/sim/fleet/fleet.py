@@ -188,8 +188,7 @@ class Fleet:
         if ticket is None:
             return
         decision = self.routers[flight.router].router.resume(ticket, now=self.now)
-        if not isinstance(decision, Ticket):
-            del self._tickets[flight]
+        if not isinstance(decision, Ticket) and self._tickets.pop(flight, None) is not None:
             self._decided(flight, decision)
 
     def _decided(self, flight: Flight, decision: Pick | Rejection | Wait) -> None:
