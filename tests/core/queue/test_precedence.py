@@ -62,6 +62,7 @@ def test_one_s_own_and_those_who_got_as_little_go_at_once(tenant: str) -> None:
 
 def test_all_of_lower_levels_let_higher_ones_go_first_and_none_of_higher_ones() -> None:
     scene = waiting(priority=1)
+    scene.queue.charge(newcomer(GREEDY, 2))
 
     assert behind_s(scene, "idle before") == pytest.approx(HOLD_UP_S)
     assert behind_s(scene, GREEDY, 1) == behind_s(scene, GREEDY, 2) == 0
@@ -104,7 +105,7 @@ def expire(scene: Scene) -> None:
 
 
 def displace(scene: Scene) -> None:
-    scene.queue.configure(QueueSettings(max_requests=len(scene.queue)))
+    scene.queue.settings = QueueSettings(max_requests=len(scene.queue))
     scene.hold("higher", priority=9)
 
 
@@ -189,7 +190,8 @@ def test_the_first_flows_in_order_are_remembered_and_no_more() -> None:
     precedence = Precedence(lambda _priority, flow: float(flow == GREEDY))
     for number in range(MAX_FIRST):
         precedence.add(0, 0, f"{number}", 1.0)
-    precedence.add(0, 0, "0", 2.0)
+    for until_s in (2.0, 1.5):
+        precedence.add(0, 0, "0", until_s)
     precedence.add(0, 0, "one more", 9.0)
 
     assert precedence.behind_until_s(0, 0, GREEDY, now=0.0) == 2.0
