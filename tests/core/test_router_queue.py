@@ -305,6 +305,14 @@ def test_whoever_stands_in_line_goes_once_the_other_has_left() -> None:
     assert routed(ask_greedy(now).result)
 
 
+def test_a_newcomer_whose_model_nobody_has_does_not_stand_in_line() -> None:
+    made, _first = full()
+    ask(made)
+
+    assert refused(ask(made, model="unknown").result) == (404, Reason.MODEL_NOT_FOUND)
+    assert len(made.queue) == 1
+
+
 def test_a_newcomer_of_another_kind_takes_room_that_nobody_who_waits_can_use() -> None:
     made, _first = full()
     held = ask(made)

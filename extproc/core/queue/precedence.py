@@ -50,8 +50,7 @@ class Precedence:
             if other > level:
                 goes_first = (of, first) != (priority, flow)
             else:
-                served = self._served
-                goes_first = first != flow and served(priority, first) < served(priority, flow)
+                goes_first = self._served(priority, first) < self._served(priority, flow)
             if goes_first:
                 until_s = over_s
         return until_s

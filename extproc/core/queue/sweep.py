@@ -133,7 +133,7 @@ class Sweep:
             self._hold_up_others(ticket, now)
 
     def _hold_up_others(self, ticket: Ticket, now: float) -> None:
-        if self.holds_up(ticket, now) and ticket not in self._late:
+        if self.holds_up(ticket, now):
             where, request = level(ticket, now, self._settings.ageing_s), ticket.request
             until_s = ticket.vain_s + HOLD_UP_S
             self._precedence.add(where, request.claim.priority, flow_of(request), until_s)
