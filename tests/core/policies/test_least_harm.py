@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.core.claims import Claim
-from extproc.core.costs import Costs
+from extproc.core.costs import Costs, Decode
 from extproc.core.policies.least_harm import (
     LATE_RATIO,
     LOAD_STALL_RATIO,
@@ -341,6 +341,23 @@ def test_an_endpoint_with_too_many_prompts_ahead_is_left_for_one_with_room() -> 
 def test_a_request_may_name_its_own_objective() -> None:
     assert isinstance(result_of(BEHIND, claim=Claim(ttft_s=1.0)), Choice)
     assert isinstance(result_of(endpoint_view(1), claim=Claim(ttft_s=1.0)), Choice)
+
+
+def test_no_more_run_than_leaves_each_its_time_per_token() -> None:
+    """At 50 requests a token takes 60 ms; for 40 ms, less a tenth, it would be 30 requests."""
+    slow = Costs(decode=Decode(50, 0.06))
+    views = [
+        endpoint_view(number, num_pending=num, costs=slow) for number, num in ((1, 30), (2, 29))
+    ]
+    asked = Claim(tpot_s=0.04)
+
+    choice = result_of(*views, claim=asked)
+
+    assert isinstance(choice, Choice)
+    assert [each.address for each in choice.endpoints] == [address(2)]
+    assert result_of(views[0], claim=asked) == Wait(inf, "room")
+    assert isinstance(result_of(views[0]), Choice)  # nobody asked for it
+    assert isinstance(result_of(views[0], claim=Claim(tpot_s=0.07)), Choice)
 
 
 def test_a_request_that_can_wait_leaves_the_last_slots_to_others_for_a_while() -> None:
