@@ -347,7 +347,7 @@ def test_no_more_run_than_leaves_each_its_time_per_token() -> None:
     """At 50 requests a token takes 60 ms; for 40 ms, less a tenth, it would be 30 requests."""
     slow = Costs(decode=Decode(50, 0.06))
     views = [
-        endpoint_view(number, num_pending=num, costs=slow) for number, num in ((1, 30), (2, 29))
+        endpoint_view(number, num_pending=num, costs=slow) for number, num in ((1, 31), (2, 29))
     ]
     asked = Claim(tpot_s=0.04)
 
