@@ -36,7 +36,8 @@ _IN_FLIGHT_PER_POD = 8
 _DECISIONS_PER_S = 500
 _SCRAPES_PER_S = 20
 _NUM_DECISIONS = 1_000  # the first fifth does not count
-_START_S = 1.0
+_FILL_S = 4.0  # until the first prompts are computed, and adapters loaded
+_POLICY_S = 60.0  # from the start of one policy to the next's
 _BODY_BYTES = 2_000
 
 
@@ -73,17 +74,17 @@ class Fleet:
         )
 
 
-def decision_times_s(policy: str, fleet: Fleet) -> tuple[list[float], list[float]]:
+def decision_times_s(policy: str, fleet: Fleet, start_s: float) -> tuple[list[float], list[float]]:
     """Return the seconds of each decision, and of each report recorded between them, sorted."""
     pool, rng = fleet.pool, random.Random(1)
     picker = Picker(BUILT_IN[policy](), policy, rng=rng, next_id=pick_ids(policy))
     router = Router(pool, picker)
-    in_flight = deque(_fill(fleet))
+    in_flight = deque(_fill(fleet, start_s))
     decisions_s: list[float] = []
     reports_s: list[float] = []
     scraped, to_scrape = cycle(fleet.addresses), 0.0
     for number in range(_NUM_DECISIONS):
-        now = _START_S + number / _DECISIONS_PER_S
+        now = start_s + number / _DECISIONS_PER_S
         request = fleet.request(f"r{number}", now)
         began_s = process_time()
         pick = router.route(request, now=now)
@@ -104,18 +105,18 @@ def decision_times_s(policy: str, fleet: Fleet) -> tuple[list[float], list[float
     return sorted(decisions_s[_NUM_DECISIONS // 5 :]), sorted(reports_s)
 
 
-def _fill(fleet: Fleet) -> Iterator[Pick]:
+def _fill(fleet: Fleet, start_s: float) -> Iterator[Pick]:
     """Send each pod its first requests, and scrape it."""
     for address in fleet.addresses:
         for number in range(_IN_FLIGHT_PER_POD):
-            request = fleet.request(f"{address}/{number}", _START_S)
+            request = fleet.request(f"{address}/{number}", start_s - _FILL_S)
             request = replace(request, adapter=request.model)
             pick = Pick(f"first-{address}-{number}", request, (address,), "first", "first")
-            fleet.pool.flights.start(pick, now=_START_S)
+            fleet.pool.flights.start(pick, now=start_s - _FILL_S)
             fleet.active[address][request.model] += 1
             yield pick
-        report = fleet.report(address, _START_S)
-        fleet.pool.record_report(address, report, taken_at_s=_START_S)
+        report = fleet.report(address, start_s)
+        fleet.pool.record_report(address, report, taken_at_s=start_s)
 
 
 def _end(fleet: Fleet, pick: Pick, now: float) -> None:
@@ -137,8 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("|---|---|--:|--:|--:|")
     for num_pods, num_adapters in SIZES[:1] if args.quick else SIZES:
         fleet = Fleet(num_pods, num_adapters)
-        for policy in args.policies:
-            decisions_s, reports_s = decision_times_s(policy, fleet)
+        for number, policy in enumerate(args.policies, start=1):
+            decisions_s, reports_s = decision_times_s(policy, fleet, number * _POLICY_S)
             middle_us, most_us, report_us = (
                 1e6 * each[int(part * len(each))]
                 for each, part in ((decisions_s, 0.5), (decisions_s, 0.99), (reports_s, 0.5))
