@@ -12,8 +12,7 @@ Rules:
 2. The level (seconds at a number of requests) is a mean that forgets: a window `NUM_WINDOWS` ago
    counts a third of the last. Time without work teaches nothing, and makes nothing forgotten. An
    engine that stalls, for a load or a prompt, counts as two windows at most: those that it ends
-   and begins in, and each as no more than `MAX_RISE` times the mean. It is a ratio of sums: a mean
-   of the windows' ratios is too high where prompts leave some of them few tokens, by up to 45 %.
+   and begins in, and each as no more than `MAX_RISE` times the mean.
 3. A counter that falls is a process that restarted; a gap without reports says nothing of what ran.
 4. All that run get their tokens in the same steps. So how many one of them has got between two
    times of the last minutes is known too, without knowing the request.
@@ -33,7 +32,7 @@ NUM_WINDOWS = 4
 MAX_INTERVAL_S = 5.0
 """Between two reports; a longer time is a gap."""
 PROGRESS_S, NUM_PROGRESS = 1.0, 128
-"""Spans whose tokens are remembered, and how many: the longest response that can be counted."""
+"""Spans whose tokens are remembered, and how many: the longest response whose tokens can be told."""
 MIN_TOKEN_S, MAX_TOKEN_S = 1e-5, 10.0
 """A time per token beyond these bounds cannot be true, and is left out."""
 MAX_RISE = 4.0
@@ -49,7 +48,7 @@ class Decoding:
     """
 
     __slots__ = (
-        *("_at_s", "_busy_s", "_last", "_progress", "_request_s", "_sums", "_tokens"),
+        *("_at_s", "_busy_s", "_last", "_num_windows", "_progress", "_request_s", "_tokens"),
         "learned",
     )
 
@@ -60,7 +59,7 @@ class Decoding:
         self._progress: deque[tuple[float, float]] = deque(maxlen=NUM_PROGRESS)
         self._busy_s = self._request_s = 0.0  # of the window, as are the tokens
         self._tokens = 0
-        self._sums = (0.0, 0.0, 0.0)  # of these three, over the windows
+        self._num_windows = 0.0  # that are not forgotten
 
     def record(self, report: LoadReport, *, taken_at_s: float) -> None:
         """Record a report of the same endpoint, later than the last one."""
@@ -117,19 +116,17 @@ class Decoding:
         self._busy_s, self._request_s, self._tokens = 0.0, 0.0, 0
 
     def _end_window(self) -> None:
-        token_s = self._request_s / self._tokens
+        running, token_s = self._request_s / self._busy_s, self._request_s / self._tokens
         if MIN_TOKEN_S <= token_s <= MAX_TOKEN_S:
-            most_s = MAX_TOKEN_S if self.learned is None else MAX_RISE * self.learned.token_s
-            self._learn(min(1.0, most_s / token_s))
+            self._learn(running, token_s)
         self._begin_window()
 
-    def _learn(self, part: float) -> None:
-        """Add a window, and `part` of its time, to the sums."""
-        busy_s, request_s, tokens = self._sums
-        self._sums = (
-            busy_s * _KEPT + part * self._busy_s,
-            request_s * _KEPT + part * self._request_s,
-            tokens * _KEPT + self._tokens,
+    def _learn(self, running: float, token_s: float) -> None:
+        mean = self.learned or Decode(running, token_s)
+        self._num_windows = self._num_windows * _KEPT + 1
+        share = 1 / self._num_windows
+        beyond_s = min(token_s, MAX_RISE * mean.token_s) - mean.token_s
+        self.learned = Decode(
+            mean.num_running + share * (running - mean.num_running),
+            mean.token_s + share * beyond_s,
         )
-        busy_s, request_s, tokens = self._sums
-        self.learned = Decode(request_s / busy_s, request_s / tokens)
