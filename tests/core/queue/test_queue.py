@@ -379,6 +379,17 @@ def test_in_a_full_queue_the_newest_of_the_lowest_priority_makes_way(
     assert reasons(scene.result("new")) == [(429, Reason.SATURATED)]
 
 
+def test_nobody_makes_way_for_one_that_is_refused_all_the_same() -> None:
+    scene = Scene(QueueSettings(max_bytes=100))
+    scene.hold("low", priority=-1, num_bytes=10)
+    scene.hold("normal", num_bytes=90)
+
+    assert reasons(scene.hold("large", num_bytes=11)) == [(429, Reason.SATURATED)]
+    assert scene.held == ["low", "normal"]
+    assert scene.hold("fits", num_bytes=10) is None
+    assert scene.held == ["normal", "fits"]
+
+
 @pytest.mark.parametrize("limit", [{"max_held": 2}, {"max_held_bytes": 20}])
 def test_a_route_s_own_bounds_leave_the_others_room(limit: dict[str, Any]) -> None:
     scene = Scene()
