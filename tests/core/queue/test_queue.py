@@ -342,6 +342,16 @@ def test_one_that_was_held_as_long_as_it_may_is_refused() -> None:
     assert reasons(scene.hold("b", give_up_s=3.0)) == [(429, Reason.SATURATED)]
 
 
+@pytest.mark.parametrize("order", ["first_come", "deadline", "clusters"])
+def test_an_order_that_gives_up_nobody_asks_for_no_one_because_it_is_late(order: str) -> None:
+    scene = Scene(QueueSettings(order=order))
+    scene.hold("late", ttft_s=1.0)
+    scene.free(0, after_s=2.0)
+
+    assert scene.held == ["late"]
+    assert not scene.queue.is_due(99.0)
+
+
 def test_one_that_does_not_wait_is_refused_instead_of_held() -> None:
     scene = Scene()
 
