@@ -164,6 +164,7 @@ class HoldQueue:
             if is_freed:
                 self._freed_s = inf
             num_vain = self._sweep.go(tickets, look, self._found, now=now, is_freed=is_freed)
+            self._sweep.forget_gone(self._tickets)
             took_s = ORDER_S * num_held + LOOK_S * num_vain
             self._rests_until_s = now + REST_RATIO * took_s
         self._arrange()

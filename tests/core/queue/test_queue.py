@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import permutations
 from math import inf
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from hypothesis import given
@@ -135,6 +136,26 @@ def test_room_that_is_freed_meanwhile_is_offered_to_the_first_again() -> None:
     scene.stuck = frozenset(names[1:])
 
     assert scene.free(1) == [names[0]]
+
+
+def test_nothing_is_kept_of_those_that_have_gone_while_others_keep_coming() -> None:
+    class Kind:
+        pass
+
+    scene, kinds, names = Scene(QueueSettings(fair=False)), WeakSet[Kind](), list[str]()
+    for number in range(100 * MAX_LOOKS):
+        kind = Kind()
+        kinds.add(kind)
+        names.append(f"{number}")
+        scene.hold(names[-1])
+        scene.tickets[names[-1]].kind = kind
+        if len(names) == 4 * MAX_LOOKS:
+            scene.free(0)
+            for name in names[2 * MAX_LOOKS :]:
+                scene.queue.remove(scene.tickets.pop(name), now=scene.now)
+            del names[2 * MAX_LOOKS :]
+
+    assert len(kinds) <= 8 * MAX_LOOKS
 
 
 def test_one_that_left_is_not_asked_for_and_is_removed_once() -> None:
