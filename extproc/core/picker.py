@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from math import isnan
 from operator import attrgetter
 
 from msgspec import Struct
@@ -91,7 +92,8 @@ class Picker:
         """Choose an endpoint for `request`; with `asking`, the leader is asked before the policy.
 
         Raises:
-            ValueError: The policy chose nothing, or an endpoint that was not among its candidates.
+            ValueError: The policy chose nothing, or an endpoint that was not among its candidates,
+                or a wait until a time that is none.
         """
         usable = fitting(_usable(snapshot.endpoints, request), request, self._admission)
         if isinstance(usable, Rejection):
@@ -116,7 +118,7 @@ class Picker:
             if choice is None:
                 choice = self.policy.choose(asked, request, rng=self._rng)
             if isinstance(choice, Wait):
-                return choice
+                return self._check_wait(choice)
             terms = choice.terms
             if isinstance(choice, Led):
                 pick_id, leader = choice.pick_id, choice.leader
@@ -159,6 +161,12 @@ class Picker:
         if own is None:
             return None
         return [view for view in admitted if view.address == own] or None
+
+    def _check_wait(self, wait: Wait) -> Wait:
+        """Return a policy's wait; the queue reckons with its time, for all requests together."""
+        if not isinstance(wait.until_s, int | float) or isnan(wait.until_s):
+            raise ValueError(f"policy {self._policy_name} waits until {wait.until_s!r}")
+        return wait
 
     def _check(self, choice: Choice, snapshot: Snapshot) -> list[EndpointView]:
         """Return the policy's endpoints, without repetitions; raise ValueError as `pick`."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -97,6 +97,25 @@ def ask(made: Router, now: float = 0.0, **fields: Any) -> Held:
 
 
 # --- held, and offered room -------------------------------------------------------------------
+
+
+class NoTime(Slots):
+    """Waits until a time that is none."""
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        return Wait(self.until_s, "slot")
+
+
+@pytest.mark.parametrize("until_s", [None, "9", nan])
+def test_a_wait_until_a_time_that_is_none_ends_its_request_and_is_not_queued(until_s: Any) -> None:
+    made, _ = full()
+    made.picker.configure(NoTime(until_s=until_s), "no_time")
+
+    with pytest.raises(ValueError, match="policy no_time waits until"):
+        ask(made)
+    assert len(made.queue) == 0
 
 
 def test_a_request_without_room_is_held_and_gets_what_is_freed() -> None:

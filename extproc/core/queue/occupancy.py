@@ -21,6 +21,7 @@ class Occupancy:
         self.num_bytes = 0
         self._num_by_route: Counter[str] = Counter()
         self._bytes_by_route: Counter[str] = Counter()
+        self._bytes_by_priority: Counter[int] = Counter()
 
     def add(self, ticket: Ticket) -> None:
         """Count a request."""
@@ -28,6 +29,7 @@ class Occupancy:
         self.num_by_claim[claim.route, claim.priority] += 1
         self._num_by_route[claim.route] += 1
         self._bytes_by_route[claim.route] += ticket.num_bytes
+        self._bytes_by_priority[claim.priority] += ticket.num_bytes
         self.num_bytes += ticket.num_bytes
 
     def remove(self, ticket: Ticket) -> None:
@@ -36,6 +38,7 @@ class Occupancy:
         _take(self.num_by_claim, (claim.route, claim.priority))
         _take(self._num_by_route, claim.route)
         _take(self._bytes_by_route, claim.route, ticket.num_bytes)
+        _take(self._bytes_by_priority, claim.priority, ticket.num_bytes)
         self.num_bytes -= ticket.num_bytes
 
     def is_route_full(self, ticket: Ticket) -> bool:
@@ -45,6 +48,11 @@ class Occupancy:
         is_full = claim.max_held is not None and num >= claim.max_held
         limit = claim.max_held_bytes
         return is_full or (limit is not None and num_bytes + ticket.num_bytes > limit)
+
+    def below(self, priority: int) -> tuple[int, int]:
+        """Return how many are held of lower priorities, and the bytes of their bodies."""
+        num = sum(num for (_, each), num in self.num_by_claim.items() if each < priority)
+        return num, sum(num for each, num in self._bytes_by_priority.items() if each < priority)
 
     @property
     def lowest_priority(self) -> int | None:

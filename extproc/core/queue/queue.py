@@ -164,6 +164,7 @@ class HoldQueue:
             if is_freed:
                 self._freed_s = inf
             num_vain = self._sweep.go(tickets, look, self._found, now=now, is_freed=is_freed)
+            self._sweep.forget_gone(self._tickets)
             took_s = ORDER_S * num_held + LOOK_S * num_vain
             self._rests_until_s = now + REST_RATIO * took_s
         self._arrange()
@@ -236,8 +237,7 @@ class HoldQueue:
         return max(1, min(MAX_RETRY_AFTER_S, ceil(len(self._tickets) * self.service_s)))
 
     def _refusal(self, ticket: Ticket, now: float) -> End | None:
-        """Return why a newcomer is not held, if it is not; it may take the place of another."""
-        settings = self.settings
+        """Return why a newcomer is not held, if it is not; it may take the place of others."""
         if ticket.is_refusable and now > ticket.late_s:
             return End.LATE
         if not ticket.request.claim.waits:
@@ -246,21 +246,24 @@ class HoldQueue:
             return End.EXPIRED
         if self.occupancy.is_route_full(ticket):
             return End.ROUTE_FULL
-        while len(self._tickets) >= settings.max_requests or (
-            self.occupancy.num_bytes + ticket.num_bytes > settings.max_bytes
-        ):
-            last = self._last_below(ticket.request.claim.priority)
-            if last is None:
-                return End.FULL
+        num, num_bytes = self.occupancy.below(ticket.request.claim.priority)
+        if not self._has_room(ticket, num, num_bytes):
+            return End.FULL
+        while not self._has_room(ticket):
+            last = self._last()
             self._refuse(last, End.DISPLACED, now)
             self._let_others_go(last, now)
         return None
 
-    def _last_below(self, priority: int) -> Ticket | None:
-        """Return the newest of the lowest priority, if that is below this one."""
+    def _has_room(self, ticket: Ticket, num: int = 0, num_bytes: int = 0) -> bool:
+        """Return whether one more fits in, without so many others and their bytes."""
+        settings, most_bytes = self.settings, self.settings.max_bytes + num_bytes
+        is_below = len(self._tickets) < settings.max_requests + num
+        return is_below and self.occupancy.num_bytes + ticket.num_bytes <= most_bytes
+
+    def _last(self) -> Ticket:
+        """Return the newest of the lowest priority."""
         lowest = self.occupancy.lowest_priority
-        if lowest is None or lowest >= priority:
-            return None
         return next(t for t in reversed(self._tickets) if t.request.claim.priority == lowest)
 
     # --- time --------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from math import inf
 
 from extproc.core.queue.levels import level
@@ -49,7 +49,8 @@ class Sweep:
 
     def note(self, ticket: Ticket) -> None:
         """Have an offer made when a request is to be looked at."""
-        late_s = ticket.late_s if ticket.is_refusable else inf
+        gives_up = ticket.is_refusable and self._settings.order == "newest"
+        late_s = ticket.late_s if gives_up else inf
         self.next_s = min(self.next_s, ticket.look_s, late_s)
 
     def put_last(self, late: Sequence[Ticket], now: float) -> None:
@@ -79,7 +80,7 @@ class Sweep:
             if ticket in self._late and now < ticket.look_s:
                 self.note(ticket)
                 continue
-            kind = ticket if ticket.kind is None else ticket.kind
+            kind = _kind(ticket)
             if kind in vain or (kind in before and len(vain) >= num_again):
                 self._put_off(ticket, vain.get(kind, inf), now)
                 self._hold_up_others(ticket, now)
@@ -102,6 +103,12 @@ class Sweep:
         if not is_over:
             self.next_s = now
         return len(vain)
+
+    def forget_gone(self, held: Collection[Ticket]) -> None:
+        """Forget kinds of which nobody is held any more, once they are most of those that are
+        remembered: while newcomers keep coming, a sweep may never be over."""
+        if len(self._in_vain) > 2 * len(held):
+            self._in_vain &= {_kind(ticket) for ticket in held}
 
     def behind_until_s(self, request: RequestInfo, *, now: float) -> float:
         """Return until when a newcomer has to let others go first; `now` if it has not."""
@@ -147,3 +154,8 @@ class Sweep:
         """Return when one that is late is looked at next: spread evenly, by the golden ratio."""
         self._spread = (self._spread + 0.618034) % 1
         return now + LATE_LOOK_S * (0.5 + self._spread)
+
+
+def _kind(ticket: Ticket) -> Hashable:
+    """Return what stands for the policy's answer to a ticket: it alone, or all of its kind."""
+    return ticket if ticket.kind is None else ticket.kind

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import permutations
 from math import inf
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from hypothesis import given
@@ -135,6 +136,26 @@ def test_room_that_is_freed_meanwhile_is_offered_to_the_first_again() -> None:
     scene.stuck = frozenset(names[1:])
 
     assert scene.free(1) == [names[0]]
+
+
+def test_nothing_is_kept_of_those_that_have_gone_while_others_keep_coming() -> None:
+    class Kind:
+        pass
+
+    scene, kinds, names = Scene(QueueSettings(fair=False)), WeakSet[Kind](), list[str]()
+    for number in range(100 * MAX_LOOKS):
+        kind = Kind()
+        kinds.add(kind)
+        names.append(f"{number}")
+        scene.hold(names[-1])
+        scene.tickets[names[-1]].kind = kind
+        if len(names) == 4 * MAX_LOOKS:
+            scene.free(0)
+            for name in names[2 * MAX_LOOKS :]:
+                scene.queue.remove(scene.tickets.pop(name), now=scene.now)
+            del names[2 * MAX_LOOKS :]
+
+    assert len(kinds) <= 8 * MAX_LOOKS
 
 
 def test_one_that_left_is_not_asked_for_and_is_removed_once() -> None:
@@ -342,6 +363,16 @@ def test_one_that_was_held_as_long_as_it_may_is_refused() -> None:
     assert reasons(scene.hold("b", give_up_s=3.0)) == [(429, Reason.SATURATED)]
 
 
+@pytest.mark.parametrize("order", ["first_come", "deadline", "clusters"])
+def test_an_order_that_gives_up_nobody_asks_for_no_one_because_it_is_late(order: str) -> None:
+    scene = Scene(QueueSettings(order=order))
+    scene.hold("late", ttft_s=1.0)
+    scene.free(0, after_s=2.0)
+
+    assert scene.held == ["late"]
+    assert not scene.queue.is_due(99.0)
+
+
 def test_one_that_does_not_wait_is_refused_instead_of_held() -> None:
     scene = Scene()
 
@@ -377,6 +408,17 @@ def test_in_a_full_queue_the_newest_of_the_lowest_priority_makes_way(
     assert scene.hold("high", priority=1, num_bytes=10) is None
     assert scene.held == ["old", "normal", "high"]
     assert reasons(scene.result("new")) == [(429, Reason.SATURATED)]
+
+
+def test_nobody_makes_way_for_one_that_is_refused_all_the_same() -> None:
+    scene = Scene(QueueSettings(max_bytes=100))
+    scene.hold("low", priority=-1, num_bytes=10)
+    scene.hold("normal", num_bytes=90)
+
+    assert reasons(scene.hold("large", num_bytes=11)) == [(429, Reason.SATURATED)]
+    assert scene.held == ["low", "normal"]
+    assert scene.hold("fits", num_bytes=10) is None
+    assert scene.held == ["normal", "fits"]
 
 
 @pytest.mark.parametrize("limit", [{"max_held": 2}, {"max_held_bytes": 20}])
