@@ -4,7 +4,9 @@ Where an adapter runs, one more request for it needs no slot of its own. Tenants
 would keep theirs for ever, and others would find none free, whatever their turn. So whoever is
 asked for in vain holds up all who come after it, but for its own flow: those of a lower level, and
 on its level the flows that were served more. Slots become free by that. It holds them up for
-`HOLD_UP_S` at most, as what it waits for may never come.
+`HOLD_UP_S` at most, as what it waits for may never come; and its flow, if it got nothing by that,
+not again before `AGAIN_S`. Otherwise each of its requests would, one after the other, and others
+would get nothing for as long as they keep coming.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 HOLD_UP_S = 0.25
+AGAIN_S = 2 * HOLD_UP_S
+"""From the begin of one hold-up in vain to that of the flow's next."""
 
 MAX_FIRST = 16
 """Flows that hold up others at a time: the first in order hold up the most."""

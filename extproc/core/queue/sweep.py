@@ -7,7 +7,7 @@ from math import inf
 
 from extproc.core.queue.levels import level
 from extproc.core.queue.plan import flow_of
-from extproc.core.queue.precedence import HOLD_UP_S, Precedence
+from extproc.core.queue.precedence import AGAIN_S, HOLD_UP_S, Precedence
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.tickets import Ticket
 from extproc.core.types import Pick, Rejection, RequestInfo, Wait
@@ -19,7 +19,6 @@ MAX_SENT = 256
 connections at once than they can accept."""
 LATE_LOOK_S = 1.0
 """From one look at a request that is late to the next, give or take a half."""
-
 Look = Callable[[Ticket, float], Pick | Rejection | Wait]
 Settle = Callable[[Ticket, Pick | Rejection, float], None]
 
@@ -40,6 +39,7 @@ class Sweep:
         self._precedence = Precedence(served)
         self._in_vain: set[object] = set()  # kinds that earlier offers of this sweep asked for
         self._late: set[Ticket] = set()
+        self._since_s: dict[tuple[int, str], float] = {}  # when flows began to hold up others
         self._spread = 0.0
 
     def configure(self, settings: QueueSettings) -> None:
@@ -74,6 +74,8 @@ class Sweep:
         before, vain = self._in_vain, dict[object, float]()
         self.next_s, num_sent, is_over = inf, 0, True
         self._precedence.begin()
+        lasting = ((flow, at_s) for flow, at_s in self._since_s.items() if now < at_s + AGAIN_S)
+        self._since_s = dict(lasting)
         for ticket in tickets:
             if ticket.result is not None:
                 continue
@@ -98,6 +100,7 @@ class Sweep:
                 self._keep(ticket, result, now)
             else:
                 num_sent += 1
+                self._since_s.pop(_flow(ticket), None)
                 settle(ticket, result, now)
         self._in_vain = set() if is_over else before | vain.keys()
         if not is_over:
@@ -142,8 +145,10 @@ class Sweep:
     def _hold_up_others(self, ticket: Ticket, now: float) -> None:
         if self.holds_up(ticket, now):
             where, request = level(ticket, now, self._settings.ageing_s), ticket.request
-            until_s = ticket.vain_s + HOLD_UP_S
-            self._precedence.add(where, request.claim.priority, flow_of(request), until_s)
+            since_s = self._since_s.setdefault(_flow(ticket), now)
+            if now < since_s + HOLD_UP_S:
+                until_s = min(ticket.vain_s, since_s) + HOLD_UP_S
+                self._precedence.add(where, request.claim.priority, flow_of(request), until_s)
 
     def _put_off(self, ticket: Ticket, until_s: float, now: float) -> None:
         """Have a request looked at again then, or before if it has a time of its own."""
@@ -159,3 +164,7 @@ class Sweep:
 def _kind(ticket: Ticket) -> Hashable:
     """Return what stands for the policy's answer to a ticket: it alone, or all of its kind."""
     return ticket if ticket.kind is None else ticket.kind
+
+
+def _flow(ticket: Ticket) -> tuple[int, str]:
+    return ticket.request.claim.priority, flow_of(ticket.request)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from extproc.core.claims import Claim
 from extproc.core.queue import QueueSettings
 from extproc.core.queue.plan import flow_of
-from extproc.core.queue.precedence import HOLD_UP_S, MAX_FIRST, Precedence
+from extproc.core.queue.precedence import AGAIN_S, HOLD_UP_S, MAX_FIRST, Precedence
 from extproc.core.queue.sweep import LATE_LOOK_S, MAX_LOOKS
 from extproc.core.types import RequestInfo
 from tests.core.queue.scene import Scene
@@ -88,6 +88,40 @@ def test_without_fairness_nobody_lets_others_go_first() -> None:
     scene.queue.configure(UNFAIR)
 
     assert at_first == behind_s(scene, GREEDY, -1) == 0
+
+
+def behind_while_more_come(scene: Scene, num: int) -> list[bool]:
+    """Whether the greedy one lets the modest one go first, while that one's requests keep coming
+    and leaving; ten times in `AGAIN_S`."""
+    found = list[bool]()
+    for _ in range(num):
+        before = scene.tickets[MODEST]
+        scene.hold(MODEST, "slot", tenant=MODEST)
+        scene.queue.remove(before, now=scene.now)
+        scene.free(9, after_s=AGAIN_S / 10)
+        found.append(behind_s(scene, GREEDY) > 0)
+    return found
+
+
+def test_one_whose_requests_keep_coming_in_vain_lets_others_go_half_of_the_time() -> None:
+    found = behind_while_more_come(waiting(), 60)
+
+    assert 20 <= sum(found) <= 40
+    assert not any(all(found[begin : begin + 8]) for begin in range(52))
+
+
+def test_one_that_got_something_holds_up_others_at_once_again() -> None:
+    scene = waiting()
+    scene.now += HOLD_UP_S
+    scene.stuck = frozenset()
+    scene.free(1, after_s=SHORT_S)
+    scene.stuck = frozenset({"slot"})
+    scene.hold("next", "slot", tenant=MODEST)
+    for _ in range(3):
+        scene.queue.charge(newcomer(GREEDY))
+    scene.free(9, after_s=SHORT_S)
+
+    assert behind_s(scene, GREEDY) > 0
 
 
 def serve(scene: Scene) -> None:
