@@ -26,7 +26,7 @@ class QueueConfig(Section):
     )
     ageing_s: float = Field(
         10.0,
-        gt=0,
+        ge=0.1,
         le=3600,
         description="Seconds of waiting that count as one step of priority, for requests without "
         "an objective. Live.",

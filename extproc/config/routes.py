@@ -16,13 +16,13 @@ MAX_PATTERNS = 100
 _MAX_PRIORITY = 2**31 - 1
 _Model = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 _Tenant = Annotated[str, StringConstraints(min_length=1, max_length=253)]
-_Share = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
+_Share = Annotated[float, Field(ge=0.001, le=1_000_000, allow_inf_nan=False)]
 
 
 class ObjectiveConfig(Section):
     """A time, and how many of a route's requests should keep it."""
 
-    seconds: float = Field(gt=0, le=3600, allow_inf_nan=False, description="The time. Live.")
+    seconds: float = Field(ge=0.001, le=3600, allow_inf_nan=False, description="The time. Live.")
     percentile: float = Field(
         95.0,
         gt=0,
@@ -72,7 +72,7 @@ class RouteConfig(Section):
     )
     weight: float = Field(
         1.0,
-        gt=0,
+        ge=0.001,
         le=1_000_000,
         allow_inf_nan=False,
         description="Share of each of its tenants against those of other routes. Live.",

@@ -84,7 +84,8 @@ class Picker:
         where it may answer each as it likes."""
         if getattr(self.policy, "waits_alike", False) is not True:
             return None
-        return request.model, request.subset, request.session, request.claim
+        session = request.session if request.session in self._sessions else None
+        return request.model, request.subset, session, request.claim
 
     def pick(
         self, snapshot: Snapshot, request: RequestInfo, asking: Asking | None = None
