@@ -76,6 +76,7 @@ async def fleet(api_server: ApiServer, crds: Path) -> AsyncIterator[Fleet]:
     config: dict[str, Any] = {
         "discovery": {"kubernetes": {"kubeconfig": str(kubeconfig)}},
         "destination": {"num_fallbacks": 2},
+        "policy": {"name": "founding"},  # its choices do not depend on how long a load takes
         "admission": {"max_pending_per_endpoint": MAX_PENDING},
         "request": {"session_header": SESSION, "max_body_bytes": 1_000_000},
         "scrape": {"interval_s": 1.0},
