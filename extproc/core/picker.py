@@ -84,8 +84,9 @@ class Picker:
         where it may answer each as it likes."""
         if getattr(self.policy, "waits_alike", False) is not True:
             return None
-        session = request.session if request.session in self._sessions else None
-        return request.model, request.subset, session, request.claim
+        session, decides = self._session(request)
+        own = session if decides and session in self._sessions else None
+        return request.model, request.subset, own, request.claim
 
     def pick(
         self, snapshot: Snapshot, request: RequestInfo, asking: Asking | None = None

@@ -500,3 +500,23 @@ def test_a_session_does_not_stay_where_the_rank_does_not_fit() -> None:
     made.configure(Founding(), "policy", admission=AdmissionSettings(ranks=RANKS))
 
     assert picked(made.pick(snapshot(SMALL, LARGE), info)).address == address(2)
+
+
+# --- what is held ----------------------------------------------------------------------------
+
+
+def test_held_requests_are_alike_only_where_the_policy_says_so() -> None:
+    asked, other = request("a"), request("b")
+
+    assert picker(Founding()).kind_of(asked) is None
+    assert picker(LeastHarm()).kind_of(asked) == picker(LeastHarm()).kind_of(request("a"))
+    assert picker(LeastHarm()).kind_of(asked) != picker(LeastHarm()).kind_of(other)
+
+
+def test_a_session_makes_a_held_request_a_kind_of_its_own_once_it_is_known() -> None:
+    made, asked = picker(LeastHarm()), request("a", session="s")
+    assert made.kind_of(asked) == made.kind_of(request("a", session="t"))
+
+    picked(made.pick(snapshot(endpoint_view(1)), asked))
+
+    assert made.kind_of(asked) != made.kind_of(request("a", session="t"))
