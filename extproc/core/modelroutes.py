@@ -90,10 +90,6 @@ class ModelRoutes:
         routes = self._routes.values()
         return {each.name: each.ttft.percentile / 100 for each in routes if each.ttft is not None}
 
-    def route(self, name: str) -> ModelRoute | None:
-        """Return a route by its name."""
-        return self._routes.get(name)
-
     def claim(self, request: RequestInfo) -> Claim:
         """Return what a request may claim; `NO_CLAIM` where nothing is said of it."""
         claim = self.claim_of(request.model)

@@ -74,12 +74,8 @@ class Router:
         return result
 
     def _turn(self, request: RequestInfo, now: float) -> Wait | None:
-        """Offer what is due to those that are held; return a wait for a newcomer whose turn it is
-        not yet."""
+        """Return a wait for a newcomer whose turn it is not yet."""
         queue = self.queue
-        queue.hasten(now)
-        if queue.is_due(now):
-            self.offer(now=now)
         if queue.is_promised(now):
             return Wait(now, "turn")
         until_s = queue.behind_until_s(request, now=now)
@@ -143,14 +139,18 @@ class Router:
         self, request: RequestInfo, *, now: float, asking: Asking | None = None
     ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
         """Choose as `choose` does, after those that are held; a wait for who stands in line."""
-        if self.queue:
-            known = self._identified(request, self.pool.snapshot(now=now))
-            if isinstance(known, Rejection):
-                return request, known
-            turn = self._turn(known, now)
-            if turn is not None:
-                return known, turn
-        return self.choose(request, now=now, asking=asking)
+        queue = self.queue
+        if not queue:
+            return self.choose(request, now=now, asking=asking)
+        queue.hasten(now)
+        if queue.is_due(now):
+            self.offer(now=now)
+        snapshot = self.pool.snapshot(now=now)
+        known = self._identified(request, snapshot)
+        if isinstance(known, Rejection):
+            return request, known
+        turn = self._turn(known, now)
+        return known, turn or self.picker.pick(snapshot, known, asking)
 
     def choose(
         self, request: RequestInfo, *, now: float, asking: Asking | None = None

@@ -71,7 +71,6 @@ def test_a_model_without_a_route_has_no_claim() -> None:
 def test_a_route_says_all_that_a_request_without_hints_may_claim() -> None:
     assert claim("chat") == ROUTES.claim_of("chat") == OF_CHAT
     assert claim("chat", Hints(header_names=("x-slo-ttft-ms",))) == OF_CHAT
-    assert (ROUTES.route("chat"), ROUTES.route("unknown")) == (CHAT, None)
     assert ROUTES.targets == {"chat": 0.95}
 
 

@@ -180,11 +180,12 @@ class HoldQueue:
         self._settle(ticket, result, now)
 
     def _settle(self, ticket: Ticket, result: Pick | Rejection, now: float) -> None:
+        if isinstance(result, Pick):
+            self.charge(ticket.request)
         self._drop(ticket, now)
         ticket.result = result
         if isinstance(result, Pick):
             self._pace.sent()
-            self.charge(ticket.request)
         ticket.wake()
 
     def _drop(self, ticket: Ticket, now: float) -> None:
