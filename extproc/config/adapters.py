@@ -45,8 +45,8 @@ class AdaptersConfig(Section):
     roots: tuple[RootConfig, ...] = Field(
         (),
         max_length=100,
-        description=f"{RootConfig.__doc__} Adapters in them are checked before they are loaded, and "
-        "loaded again after a failure once their files have changed. Live.",
+        description=f"{RootConfig.__doc__} Adapters in them are checked before they are loaded, "
+        "and loaded again after a failure once their files have changed. Live.",
     )
     cold_wait_s: float = Field(
         20.0,

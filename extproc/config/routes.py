@@ -180,7 +180,9 @@ class RouteConfig(Section):
     def _adapter_can_be_declared(self) -> RouteConfig:
         if self.adapter is not None:
             if len(self.models) > 1 or "*" in self.models[0]:
-                raise ValueError(f"{self.name}: a route with an adapter must have one model, its name")
+                raise ValueError(
+                    f"{self.name}: a route with an adapter must have one model, its name"
+                )
             declaration_of(self.models[0], self.adapter).check()
         return self
 

@@ -53,6 +53,7 @@ class Pool:
         self.outliers = Outliers(outliers)
         self._tracked: dict[str, Tracked] = {}
         self._models = ModelIndex()
+        self._declared: Mapping[str, ModelCard] = {}
         self.told = Told(self._find)
         self.flights = Flights(
             self._find, told=self.told, beginnings=self.beginnings, outliers=self.outliers
@@ -82,6 +83,7 @@ class Pool:
         for endpoint in sorted(endpoints, key=lambda e: e.address):
             known = self._tracked.get(endpoint.address) or Tracked(endpoint, self._settings)
             known.describe(endpoint, self._settings)
+            known.set_declared(self._declared)
             tracked[endpoint.address] = known
         gone = [each for address, each in self._tracked.items() if address not in tracked]
         self._tracked = tracked
@@ -92,6 +94,17 @@ class Pool:
             each.kv_cache.lose()
             self.told.drop(each)
             self._models.replace(each.models or {}, {}, self._lists())
+
+    def declare(self, cards: Mapping[str, ModelCard], *, now: float) -> None:
+        """Replace the adapters that endpoints which look for them find by themselves, by name.
+
+        Args:
+            cards: With the base model as `parent`, "" for any; a new mapping at each change.
+        """
+        self._declared = cards
+        for tracked in self._tracked.values():
+            tracked.set_declared(cards)
+        self.on_room(now)
 
     def record_report(
         self,
