@@ -54,6 +54,7 @@ class Reason(StrEnum):
     MEMORY = "memory"
     NO_ENDPOINTS = "no_endpoints"
     RANK_TOO_HIGH = "rank_too_high"
+    ADAPTER_UNAVAILABLE = "adapter_unavailable"  # declared, and on no endpoint yet
     BODY_NOT_SENT = "body_not_sent"  # Envoy's configuration keeps the model from us
 
 
