@@ -114,6 +114,7 @@ def _folder(repository: str, revision: str) -> str:
 
 
 def _library() -> Download:
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would be in our log
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
