@@ -63,9 +63,12 @@ ARROWS_IN_SIM = {
     "trials": ("engine", "fleet", "opponents"),
 }
 
-SHELL_SHARED = ("files", "gen", "httpserver", "loops", "podhttp", "rpc", "turns", "yamltext")
-"""Modules that several shell files share: bounded reading of files and of YAML, messages, the HTTP
-listener, the loops over endpoints and HTTP to them, the transport's contract, work in turns."""
+SHELL_SHARED = (
+    *("aside", "files", "gen", "httpserver", "loops", "podhttp", "rpc", "turns", "yamltext"),
+)
+"""Modules that several shell files share: blocking calls, bounded reading of files and of YAML,
+messages, the HTTP listener, the loops over endpoints and HTTP to them, the transport's contract,
+work in turns."""
 SHELL_PAIRS = {
     ("server", "codec"),
     ("codec", "cutbody"),
