@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry
 
 from extproc import __version__
 from extproc.app import settings, transports
+from extproc.app.adapters import Adapters
 from extproc.app.discovery import Discovery
 from extproc.app.gauges import add_gauges
 from extproc.app.liveconfig import LiveConfig
@@ -116,6 +117,13 @@ class App:
             is_open=lambda: not readiness.problems(now=time.monotonic()),
             on_doubt=lambda address: self._pods.look(address),
         )
+        self._adapters = Adapters(
+            config,
+            pool=self._routing.pool,
+            router=self._routing.router,
+            poke=lambda address: self._pods.poke(address),
+            world=world,
+        )
         self._pods = Pods(
             config,
             pool=self._routing.pool,
@@ -123,7 +131,7 @@ class App:
             endings=self._services.endings,
             telemetry=self._telemetry,
             observers=self._services.observers,
-            on_asked=self._update_health,
+            on_asked=self._on_asked,
             world=world,
         )
         self._discovery = Discovery(
@@ -134,7 +142,7 @@ class App:
         )
         self._live_config: LiveConfig | None = None
         if path is not None:
-            configure = self._routing.configure
+            configure = self._configure
             self._live_config = LiveConfig(config, path, text, parse=parse, configure=configure)
         self._sides = SidePorts(
             config,
@@ -228,9 +236,18 @@ class App:
         self._readiness.set_endpoints(endpoints, now=time.monotonic())
         self._routing.set_endpoints(endpoints)
         self._pods.set_endpoints(endpoints)
+        self._adapters.set_endpoints(endpoints)
         self._services.eds.set_endpoints(endpoints)
         self._update_health()
         log.info("endpoints: %d", len(endpoints))
+
+    def _configure(self, config: Config) -> None:
+        self._routing.configure(config)
+        self._adapters.configure(config)
+
+    def _on_asked(self) -> None:
+        self._update_health()
+        self._adapters.look()
 
     def _why_not_ready(self) -> list[str]:
         """Return the reasons, for people; empty when ready."""
@@ -282,6 +299,7 @@ class App:
         yield self._upkeep()
         yield self._services.peering.run()
         yield self._discovery.run()
+        yield self._adapters.run()
         if self._live_config is not None:
             yield self._live_config.run()
 

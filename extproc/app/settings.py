@@ -17,6 +17,8 @@ from extproc.config.pods import PodTraits
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.config.routes import ObjectiveConfig
 from extproc.core.accounting import AccountingSettings, Source
+from extproc.core.adapters.catalog import CatalogSettings
+from extproc.core.adapters.states import AdapterSettings
 from extproc.core.admission import AdmissionSettings
 from extproc.core.budget import DEFAULT_MAX_BYTES, Budget
 from extproc.core.costs import BYTES_PER_TOKEN, Costs
@@ -105,6 +107,19 @@ def model_routes(config: Config) -> tuple[ModelRoute, ...]:
 
 def _objective(config: ObjectiveConfig | None) -> Objective | None:
     return None if config is None else _settings(Objective, config)
+
+
+def adapter_settings(config: Config) -> AdapterSettings:
+    """Return the limits of loading adapters."""
+    adapters = config.adapters
+    load_s, unload_s = adapters.load_timeout_s, adapters.unload_timeout_s
+    return _settings(AdapterSettings, adapters, load_s=load_s, unload_s=unload_s)
+
+
+def catalog_settings(config: Config) -> CatalogSettings:
+    """Return what becomes of requests for adapters that no pod has, or nobody declares."""
+    admits_undeclared = config.adapters.undeclared == "admit"
+    return _settings(CatalogSettings, config.adapters, admits_undeclared=admits_undeclared)
 
 
 def queue_settings(config: Config) -> QueueSettings:

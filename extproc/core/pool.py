@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from extproc.core.adapters.states import PodState
 from extproc.core.beginnings import Beginnings
 from extproc.core.cpucaches import CpuCaches
 from extproc.core.flights import Flights
@@ -25,7 +26,7 @@ from extproc.core.outliers import Outliers, OutlierSettings
 from extproc.core.speeds import Speeds
 from extproc.core.told import Told
 from extproc.core.tracked import InFlight, Tracked, is_restart
-from extproc.core.traits import PoolSettings
+from extproc.core.traits import PoolSettings, Traits
 from extproc.core.types import Endpoint, LoadReport, ModelCard, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]
@@ -164,7 +165,7 @@ class Pool:
         if models != before or tracked.models is None:
             tracked.set_models(models)
             self._models.replace(before, models, self._lists())
-        tracked.num_silences, tracked.view = 0, None
+        tracked.num_silences, tracked.view, tracked.listed_at_s = 0, None, asked_at_s
         self.on_room(now)
 
     def record_silence(self, address: str) -> None:
@@ -193,6 +194,20 @@ class Pool:
             tracked.report, kv_usage_ratio=kv_usage_ratio, num_waiting=num_waiting
         )
         tracked.view = None
+
+    def traits(self, address: str) -> Traits:
+        """Return what an endpoint's server was started with."""
+        tracked = self._tracked.get(address)
+        return self._settings.traits_of("") if tracked is None else tracked.traits
+
+    def pod_states(self, *, now: float) -> list[PodState]:
+        """Return the endpoints as those see them who load adapters."""
+        return [
+            tracked.pod_state(view)
+            for tracked, view in zip(
+                self._tracked.values(), self.snapshot(now=now).endpoints, strict=True
+            )
+        ]
 
     # --- state ------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
+from extproc.core.adapters.states import PodState
 from extproc.core.beginnings import KvCache
 from extproc.core.cachesize import MAX_BODY_BYTES
 from extproc.core.costs import Costs, Probe
@@ -56,6 +57,7 @@ class Tracked:
         group: Of `PoolSettings.groups`, "" for none; its `traits` are this endpoint's.
         models: That it lists.
         registered: The names of those, and of what it finds by itself.
+        listed_at_s: When its last list was asked for.
     """
 
     __slots__ = (
@@ -69,7 +71,15 @@ class Tracked:
             "gpu_adapters",
             "group",
         ),
-        *("is_unreachable", "is_waited_for", "kv_cache", "models", "num_loads", "num_silences"),
+        *(
+            "is_unreachable",
+            "is_waited_for",
+            "kv_cache",
+            "listed_at_s",
+            "models",
+            "num_loads",
+            "num_silences",
+        ),
         *("others", "prompts", "registered", "report", "reported_at_s", "residency"),
         *("restarted_at_s", "returned_at_s", "traits", "view", "view_expires_s"),
     )
@@ -83,6 +93,7 @@ class Tracked:
         self.models: dict[str, ModelCard] | None = None
         self.registered: frozenset[str] | None = None
         self.declared: Mapping[str, ModelCard] = {}
+        self.listed_at_s = -inf
         self.flights: dict[str, InFlight] = {}
         self.adapters: dict[str, int] = {}
         self.others: Others[Tracked] = Others()
@@ -289,6 +300,23 @@ class Tracked:
         if adapters != self.gpu_adapters:
             self.num_loads += len(set(adapters).difference(self.gpu_adapters))
             self.gpu_adapters = adapters
+
+    def pod_state(self, view: EndpointView) -> PodState:
+        """Return it as those see it who load adapters, given its view now."""
+        report, traits = self.report, self.traits
+        return PodState(
+            view.address,
+            is_up=view.is_ready and view.is_known and not view.is_unreachable,
+            models=self.models,
+            listed_at_s=self.listed_at_s,
+            max_loras=view.max_loras,
+            max_cpu_loras=traits.max_cpu_loras or view.max_loras,
+            max_rank=traits.max_lora_rank,
+            num_pending=view.num_pending + view.num_foreign,
+            pending_by_adapter=view.pending_by_adapter,
+            process=None if report is None else report.process_start_wall_s,
+            is_resolver=traits.resolver is True,
+        )
 
     def make_view(self, now: float, settings: PoolSettings, outliers: Outliers) -> EndpointView:
         """Build the view at `now`; it is kept in `view` until something changes or expires."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from extproc.core.adapters.peft import AdapterConfigError, decode_config, obstacles
-from extproc.core.adapters.results import Failure, Result
+from extproc.core.adapters.states import Failure, Result
 from extproc.shell.aside import Aside
 from extproc.shell.files import FileError, UnreadableError, read_bytes
 

@@ -21,7 +21,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from extproc.core.adapters.results import Failure, Result
+from extproc.core.adapters.states import Failure, Result
 from extproc.core.engines import EngineProfile
 from extproc.core.words import shortened
 from extproc.shell.podhttp import FAILURES, ResponseError, describe, describe_status, post

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from extproc.core.adapters.results import Failure, Result
+from extproc.core.adapters.states import Failure, Result
 from extproc.core.errors import needs_extra
 from extproc.shell.aside import Aside
 from extproc.shell.files import FileError, describe_failure

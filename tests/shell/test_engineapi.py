@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from extproc.core.adapters.results import Failure, Result
+from extproc.core.adapters.states import Failure, Result
 from extproc.core.engines import PROFILES
 from extproc.shell.engineapi import MAX_BODY_BYTES, MAX_REASON_CHARS, load, unload
 from extproc.shell.podhttp import open_session

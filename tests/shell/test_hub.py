@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from extproc.core.adapters.results import Failure, Result
+from extproc.core.adapters.states import Failure, Result
 from extproc.shell.hub import Hub
 
 SOURCE = "hf:org/repo@v1"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.core.adapters.results import Failure, Result
+from extproc.core.adapters.states import Failure, Result
 from extproc.core.engines import PROFILES
 from extproc.shell.adapterfiles import AdapterFiles, Checked, Root
 from extproc.shell.engineapi import load, unload

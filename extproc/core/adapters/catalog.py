@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,8 +11,8 @@ from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.planner import Planner
 from extproc.core.adapters.states import State
 from extproc.core.adapters.versions import owner_of
-from extproc.core.placement import Demand
 from extproc.core.picker import is_in_subset
+from extproc.core.placement import Demand
 from extproc.core.rejections import adapter_unavailable
 from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo, Wait
 
@@ -39,12 +39,14 @@ class Catalog:
     Attributes:
         planner: Has the pods load what is declared.
         demand: Work that is asked of each declared adapter, by its name.
+        on_cold: Called when a request has to wait for a pod to have its adapter.
         names: Of all that are declared, as one list of names, if any.
     """
 
     def __init__(self, settings: CatalogSettings | None = None) -> None:
         self.planner = Planner()
         self.demand = Demand()
+        self.on_cold: Callable[[], None] = lambda: None
         self._settings = settings or CatalogSettings()
         self._cards: Mapping[str, ModelCard] = {}
         self.names: tuple[frozenset[str], ...] = ()
@@ -119,7 +121,10 @@ class Catalog:
         if status is not None:
             return adapter_unavailable(name, status.reason or "", status.message)
         until_s = request.arrived_at_s + self._settings.cold_wait_s
-        return Wait(until_s, "load") if now < until_s else adapter_unavailable(name)
+        if now >= until_s:
+            return adapter_unavailable(name)
+        self.on_cold()
+        return Wait(until_s, "load")
 
     def picked(self, pick: Pick, name: str) -> None:
         """Count the work of a request for a declared adapter."""

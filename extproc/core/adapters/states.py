@@ -109,14 +109,14 @@ class Action(Struct, frozen=True):
 class Failure(StrEnum):
     """Why an adapter is not on a pod: a closed set; a metric label and a status reason."""
 
-    FILES = "files"  # there are none, or they cannot be served
-    REFUSED = "refused"  # the pod finds the request wrong
+    FILES = "files"  # missing, unreadable or incomplete
+    REFUSED = "refused"  # the engine cannot serve this adapter
     CONFLICT = "conflict"  # the pod has something else under that name
     NO_RUNTIME = "no_runtime"  # the pod loads no adapters while it runs
     UNAUTHORIZED = "unauthorized"  # the pod wants another key
     TIMEOUT = "timeout"
     UNREACHABLE = "unreachable"
-    ENGINE = "engine"  # the engine failed to load it
+    ENGINE = "engine"  # an answer that no engine gives that works
     UNVERIFIED = "unverified"  # the pod said yes, and does not list it
     UNFIT = "unfit"  # no pod has its base model, or carries its rank
 

@@ -1,0 +1,221 @@
+"""Declared adapters, kept loaded: the planner's calls are made, and it is told what came of them.
+
+Part of `app`. Every router may do so at once: what a pod has already is no failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import aiohttp
+
+from extproc.app import settings
+from extproc.app.world import World
+from extproc.config import Config
+from extproc.config.routes import declaration_of
+from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.states import Action, Failure, Kind, Result
+from extproc.core.engines import PROFILES
+from extproc.core.pool import Pool
+from extproc.core.router import Router
+from extproc.core.types import Endpoint, ModelCard
+from extproc.shell import engineapi
+from extproc.shell.adapterfiles import AdapterFiles, Root
+from extproc.shell.podhttp import base_url, open_session
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+"""Between two looks at what is to be done, where nothing new makes one at once."""
+SOURCES = "file", "llmroute", "store"
+"""Who declares: what one declares, those after it cannot declare otherwise."""
+
+
+class Adapters:
+    """Has pods load what is declared, while `run` runs.
+
+    Args:
+        config: Checked configuration.
+        pool: What pods have.
+        router: Its catalog has the planner.
+        poke: Has a pod's models listed soon.
+
+    Raises:
+        ConfigError: A file for the requests to pods cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        pool: Pool,
+        router: Router,
+        poke: Callable[[str], None],
+        world: World,
+    ) -> None:
+        self._config = config
+        self._pool, self._router, self._catalog = pool, router, router.catalog
+        self._planner = router.catalog.planner
+        self._poke = poke
+        self._clock = world.clock
+        self._access = settings.pod_access(config)
+        self._profile = PROFILES[config.pods.engine]
+        self._urls: Mapping[str, str] = {}
+        self._declared: dict[str, Sequence[Declaration]] = {}
+        self._found: Mapping[str, Declaration] = {}
+        self._shown_for: Mapping[str, ModelCard] | None = None
+        self._shown: tuple[Mapping[str, Declaration], str] = ({}, "")
+        self._wake = asyncio.Event()
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._following: asyncio.Task[None] | None = None
+        router.catalog.on_cold = self.look
+        self._follow(config)
+        self._declare_file(config)
+
+    # --- what is told -----------------------------------------------------------------------
+
+    def configure(self, config: Config) -> None:
+        """Apply the live fields of a changed configuration."""
+        before, self._config = self._config, config
+        if config.adapters.roots != before.adapters.roots:
+            self._follow(config)
+        self._declare_file(config)
+
+    def _declare_file(self, config: Config) -> None:
+        self._planner.configure(settings.adapter_settings(config))
+        self._catalog.configure(settings.catalog_settings(config))
+        declared = [
+            declaration_of(route.models[0], route.adapter)
+            for route in config.routes
+            if route.adapter is not None
+        ]
+        self.declare("file", declared)
+
+    def declare(self, source: str, declarations: Sequence[Declaration]) -> None:
+        """Replace what one of `SOURCES` declares; of two with one name the first source counts."""
+        if declarations == self._declared.get(source, ()):
+            return
+        self._declared[source] = declarations
+        found: dict[str, Declaration] = {}
+        for each in SOURCES:
+            for declaration in self._declared.get(each, ()):
+                found.setdefault(declaration.name, declaration)
+        self._found, self._shown_for = found, None
+        self._planner.declare(found.values(), now=self._clock())
+        self._files.follow(each.source for each in found.values())
+        self._show()
+        self.look()
+
+    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Replace the pods."""
+        self._urls = {each.address: base_url(each) for each in endpoints}
+        self.look()
+
+    def look(self) -> None:
+        """Have a look at what is to be done soon: something is new."""
+        self._wake.set()
+
+    # --- what is done -----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        headers, context = self._access
+        async with open_session(headers, context) as self._session, asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self._follow(self._config)
+            while True:
+                is_new = self._wake.is_set()
+                self._wake.clear()
+                if self._catalog.num_declared or self._planner.deleting():
+                    self._tick(tasks, is_new=is_new)
+                await self._rest()
+
+    async def _rest(self) -> None:
+        try:
+            async with asyncio.timeout(INTERVAL_S):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    def _tick(self, tasks: asyncio.TaskGroup, *, is_new: bool) -> None:
+        """Begin what is to be done, and offer what is there to those that wait for it."""
+        now, queue = self._clock(), self._router.queue
+        self._show()
+        held = queue.adapters(now) if queue else ()
+        pods = self._pool.pod_states(now=now)
+        rates = self._catalog.demand.rates(now)
+        for action in self._planner.tick(pods, rates, held, now=now):
+            tasks.create_task(self._carry_out(action))
+        self._planner.forgotten(now=now)
+        if is_new:
+            queue.freed(now)
+
+    async def _carry_out(self, action: Action) -> None:
+        try:
+            result = await self._call(action)
+        except Exception as error:  # ours: the others go on, and this one is tried again
+            log.exception("%s of %s on %s broke", action.kind, action.name, action.address)
+            result = Result(Failure.ENGINE, repr(error))
+        if result.failure is None:
+            log.info("%s: %s of %s", action.address, action.kind, action.name)
+        else:
+            what = f"{action.kind} of {action.name}: {result.failure}: {result.message}"
+            log.warning("%s: %s", action.address, what)
+        self._planner.finished(action, result, now=self._clock())
+        self._poke(action.address)
+        self.look()
+
+    async def _call(self, action: Action) -> Result:
+        """Make a call, or return why it need not be made."""
+        url, session = self._urls.get(action.address), self._session
+        if url is None or session is None:
+            return Result(Failure.UNREACHABLE, "the pod has gone")
+        name, timeout_s = action.name, action.timeout_s
+        if action.kind is Kind.UNLOAD:
+            return await engineapi.unload(
+                session, url, self._profile, name=name, timeout_s=timeout_s
+            )
+        traits = self._pool.traits(action.address)
+        checked = await self._files.check(action.path, max_rank=traits.max_lora_rank)
+        return checked.problem or await engineapi.load(
+            session, url, self._profile, name=name, path=action.path, timeout_s=timeout_s
+        )
+
+    # --- files ------------------------------------------------------------------------------
+
+    def _follow(self, config: Config) -> None:
+        """Follow the files in other folders."""
+        roots = [Root(str(each.pod), each.router) for each in config.adapters.roots]
+        self._files = AdapterFiles(roots, on_change=self._on_files)
+        self._files.follow(each.source for each in self._found.values())
+        if self._tasks is not None:
+            if self._following is not None:
+                self._following.cancel()
+            self._following = self._tasks.create_task(self._files.run())
+
+    def _on_files(self, path: str) -> None:
+        for name, declaration in self._found.items():
+            if declaration.source == path:
+                self._planner.files_changed(name, now=self._clock())
+        self.look()
+
+    # --- what requests see ------------------------------------------------------------------
+
+    def _show(self) -> None:
+        """Show requests what is declared, once it or what pods list has changed."""
+        registry = self._pool.registry
+        if registry is self._shown_for:
+            return
+        self._shown_for = registry
+        bases = [name for name, card in registry.items() if card.parent is None]
+        base = bases[0] if len(bases) == 1 else ""
+        if (self._found, base) == self._shown:
+            return
+        self._shown = (self._found, base)
+        self._catalog.declare(self._found, base)
+        served = {each.served_name: each for each in self._found.values()}
+        cards = {name: ModelCard(name, each.base or base) for name, each in served.items()}
+        self._pool.declare(cards, now=self._clock())
