@@ -112,8 +112,13 @@ def _objective(config: ObjectiveConfig | None) -> Objective | None:
 def adapter_settings(config: Config) -> AdapterSettings:
     """Return the limits of loading adapters."""
     adapters = config.adapters
-    load_s, unload_s = adapters.load_timeout_s, adapters.unload_timeout_s
-    return _settings(AdapterSettings, adapters, load_s=load_s, unload_s=unload_s)
+    return AdapterSettings(
+        max_loads=adapters.max_loads,
+        max_loads_per_minute=adapters.max_loads_per_minute,
+        load_s=adapters.load_timeout_s,
+        unload_s=adapters.unload_timeout_s,
+        drain_s=adapters.drain_s,
+    )
 
 
 def catalog_settings(config: Config) -> CatalogSettings:

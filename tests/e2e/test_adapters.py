@@ -1,0 +1,155 @@
+"""Adapters that are declared, on fake pods behind a real Envoy: loaded, kept, waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from extproc.envoyconfig import Mode
+from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
+from tests.e2e.conftest import router_config, running_envoy, running_pods
+from tests.e2e.harness import Client, RouterProcess, eventually
+
+PATHS = {"/adapters/a": 8, "/adapters/b": 8, "/adapters/wide": 64}
+"""What pods find on their disks, with ranks; they take up to 16."""
+
+
+@dataclass
+class Scene:
+    """Some pods without adapters, a router and an Envoy."""
+
+    client: Client
+    router: RouterProcess
+    pods: list[RunningPod]
+    http: aiohttp.ClientSession
+
+    async def listed(self, pod: RunningPod) -> set[str]:
+        """The adapters that a pod lists."""
+        async with self.http.get(f"http://{pod.address}/v1/models") as response:
+            models = (await response.json())["data"]
+        return {model["id"] for model in models if model["parent"]}
+
+    async def until_listed(self, pod: RunningPod, *names: str) -> None:
+        async def is_listed() -> bool:
+            return await self.listed(pod) >= set(names)
+
+        await eventually(is_listed)
+
+
+def route(name: str, **adapter: Any) -> dict[str, Any]:
+    """A route that declares an adapter."""
+    return {"name": name, "models": [name], "adapter": {"source": f"/adapters/{name}", **adapter}}
+
+
+@asynccontextmanager
+async def declaring(
+    http: aiohttp.ClientSession,
+    *routes: dict[str, Any],
+    num_pods: int = 2,
+    pod: dict[str, Any] | None = None,
+    **sections: Any,
+) -> AsyncIterator[Scene]:
+    configs = [
+        PodConfig(name=f"pod-{number}", ranks_by_path=PATHS, **(pod or {}))
+        for number in range(num_pods)
+    ]
+    async with running_pods(*configs) as pods:
+        scrape = {"interval_s": 0.1, "models_interval_s": 0.2}
+        config = {
+            **router_config(pods, server={"drain_timeout_s": 1}, scrape=scrape, **sections),
+            "routes": list(routes),
+        }
+        async with (
+            RouterProcess(config) as router,
+            running_envoy(Mode.ORIGINAL_DST, router, num_pods=num_pods) as gateway,
+        ):
+            yield Scene(Client(gateway.url, http), router, pods, http)
+
+
+async def test_a_declared_adapter_is_loaded_on_every_pod_without_a_request(
+    http: aiohttp.ClientSession,
+) -> None:
+    replicas = {"min": 2}
+    async with declaring(http, route("a", replicas=replicas)) as scene:
+        for pod in scene.pods:
+            await scene.until_listed(pod, "a")
+        assert (await scene.client.chat("a")).status == 200
+
+
+async def test_a_lazy_adapter_is_loaded_by_its_first_request_which_waits_for_it(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with declaring(http, route("a", load="lazy")) as scene:
+        assert [await scene.listed(pod) for pod in scene.pods] == [set(), set()]
+
+        answers = await asyncio.gather(*(scene.client.chat("a") for _ in range(20)))
+
+        assert {answer.status for answer in answers} == {200}
+
+
+async def test_models_lists_what_is_declared_whether_it_is_loaded_or_not(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with declaring(http, route("a", load="lazy")) as scene:
+        answer = await scene.client.request("GET", "/v1/models")
+        assert [model["id"] for model in answer.json["data"]] == ["base", "a"]
+        assert (await scene.client.request("GET", "/v1/models/a")).json["parent"] == "base"
+
+
+async def test_an_adapter_that_cannot_be_loaded_is_a_503_with_the_reason_and_others_are_served(
+    http: aiohttp.ClientSession,
+) -> None:
+    routes = [route("missing"), route("wide"), route("a")]
+    async with declaring(http, *routes) as scene:
+        answers = {name: await scene.client.chat(name) for name in ("missing", "wide", "a")}
+
+        assert {name: answer.status for name, answer in answers.items()} == {
+            "missing": 503,
+            "wide": 503,
+            "a": 200,
+        }
+        assert answers["missing"].error_code == "adapter_unavailable"
+        assert "(files)" in answers["missing"].json["error"]["message"]
+        assert "(refused)" in answers["wide"].json["error"]["message"]
+
+
+async def test_an_unknown_name_is_a_404(http: aiohttp.ClientSession) -> None:
+    async with declaring(http, route("a")) as scene:
+        assert (await scene.client.chat("nobody")).status == 404
+
+
+async def test_a_pod_that_restarts_gets_its_adapters_again(http: aiohttp.ClientSession) -> None:
+    async with declaring(http, route("a"), route("b"), num_pods=1) as scene:
+        [pod] = scene.pods
+        await scene.until_listed(pod, "a", "b")
+        host, _, port = pod.address.rpartition(":")
+        await pod.stop()
+        again = await start_pod(PodConfig(name="pod-0", ranks_by_path=PATHS), host, int(port))
+        try:
+            await scene.until_listed(again, "a", "b")
+
+            async def answers() -> bool:
+                return (await scene.client.chat("a")).status == 200
+
+            await eventually(answers)
+        finally:
+            await again.stop()
+
+
+async def test_undeclared_adapters_are_served_and_never_unloaded_or_refused_if_so_configured(
+    http: aiohttp.ClientSession,
+) -> None:
+    own = {"adapters": {"own": "/adapters/b"}}
+    async with declaring(http, route("a"), num_pods=1, pod=own) as scene:
+        await scene.until_listed(scene.pods[0], "a")
+        assert (await scene.client.chat("own")).status == 200
+        assert "own" in await scene.listed(scene.pods[0])
+    refusing = {"undeclared": "refuse"}
+    async with declaring(http, route("a"), num_pods=1, pod=own, adapters=refusing) as scene:
+        assert (await scene.client.chat("own")).status == 404
+        assert (await scene.client.chat("base")).status == 200
