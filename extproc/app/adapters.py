@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import aiohttp
+from msgspec import to_builtins
 
 from extproc.app import settings
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.config.routes import declaration_of
 from extproc.core.adapters.declared import Declaration
-from extproc.core.adapters.states import Action, Failure, Kind, Result
+from extproc.core.adapters.states import Action, Failure, Kind, Result, State
 from extproc.core.engines import PROFILES
 from extproc.core.pool import Pool
 from extproc.core.router import Router
@@ -24,6 +27,7 @@ from extproc.core.types import Endpoint, ModelCard
 from extproc.shell import engineapi
 from extproc.shell.adapterfiles import AdapterFiles, Root
 from extproc.shell.podhttp import base_url, open_session
+from extproc.shell.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,9 @@ INTERVAL_S = 1.0
 """Between two looks at what is to be done, where nothing new makes one at once."""
 SOURCES = "file", "llmroute", "store"
 """Who declares: what one declares, those after it cannot declare otherwise."""
+
+
+_STATES = [state for state in State if state is not State.UNKNOWN]
 
 
 class Adapters:
@@ -67,6 +74,7 @@ class Adapters:
         self._found: Mapping[str, Declaration] = {}
         self._shown_for: Mapping[str, ModelCard] | None = None
         self._shown: tuple[Mapping[str, Declaration], str] = ({}, "")
+        self._num_calls = Counter({(str(kind), "done"): 0 for kind in Kind})
         self._wake = asyncio.Event()
         self._session: aiohttp.ClientSession | None = None
         self._tasks: asyncio.TaskGroup | None = None
@@ -118,6 +126,35 @@ class Adapters:
         """Have a look at what is to be done soon: something is new."""
         self._wake.set()
 
+    def statuses(self) -> list[dict[str, Any]]:
+        """Return how each declared adapter is, as plain values."""
+        return [
+            {**to_builtins(status), "origin": self._found[status.name].origin}
+            for status in self._planner.statuses()
+        ]
+
+    def add_metrics(self, telemetry: Telemetry) -> None:
+        """Register how many adapters are how, and what was done."""
+        counts = self._planner.counts
+        telemetry.add_gauges(
+            "adapters",
+            "Declared adapters, by how they are",
+            "state",
+            lambda: {str(state): counts().by_state.get(state, 0) for state in _STATES},
+        )
+        telemetry.add_gauges(
+            "adapter_failures",
+            "Adapters that could not be loaded on a pod or unloaded, and are tried again",
+            ("endpoint", "reason"),
+            lambda: {(at, str(why)): num for (at, why), num in counts().failures.items()},
+        )
+        telemetry.add_counters(
+            "adapter_calls",
+            "Loads and unloads of adapters, by what came of them",
+            ("kind", "result"),
+            lambda: self._num_calls,
+        )
+
     # --- what is done -----------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -164,6 +201,7 @@ class Adapters:
         else:
             what = f"{action.kind} of {action.name}: {result.failure}: {result.message}"
             log.warning("%s: %s", action.address, what)
+        self._num_calls[str(action.kind), str(result.failure or "done")] += 1
         self._planner.finished(action, result, now=self._clock())
         self._poke(action.address)
         self.look()

@@ -175,6 +175,7 @@ class App:
             registry=self._registry,
             snapshot=self._routing.snapshot,
             queue=self._routing.queue,
+            adapters=self._adapters.statuses,
             decisions=self._services.decisions.recent,
             health=self._why_not_ready,
             warnings=self._pods.losses.warnings,
@@ -222,6 +223,7 @@ class App:
         )
         self._services.peering.add_metrics(self._telemetry)
         self._discovery.add_metrics(self._telemetry)
+        self._adapters.add_metrics(self._telemetry)
 
     # --- endpoints and readiness -------------------------------------------------------------
 

@@ -117,6 +117,14 @@ async def test_an_adapter_that_cannot_be_loaded_is_a_503_with_the_reason_and_oth
         assert "(files)" in answers["missing"].json["error"]["message"]
         assert "(refused)" in answers["wide"].json["error"]["message"]
 
+        page = await scene.router.admin("/debug/adapters")
+        reasons = {each["name"]: each["reason"] for each in page["adapters"]}
+        assert reasons == {"missing": "files", "wide": "refused", "a": None}
+        metrics = await scene.router.admin("/metrics")
+        assert 'extproc_adapters{state="failed"} 2.0' in metrics
+        assert 'extproc_adapters{state="ready"} 1.0' in metrics
+        assert await scene.router.counter("extproc_adapter_calls_total") >= 3
+
 
 async def test_an_unknown_name_is_a_404(http: aiohttp.ClientSession) -> None:
     async with declaring(http, route("a")) as scene:
