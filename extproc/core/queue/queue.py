@@ -7,9 +7,9 @@
 2. The order: levels (priority and age), in a level the tenant that was served least, of its
    requests the configured order.
 3. An offer sends at most `MAX_SENT` requests, and asks for at most `MAX_LOOKS` in vain, for alike
-   ones once; the next one goes on behind them, but looks at the first ones again if more room was
-   freed. Between two offers is a rest, so that they take a tenth of a core at most, those that got
-   an endpoint aside; newcomers stand in line meanwhile.
+   ones once; the next one goes on behind them, in rounds of `FLOW_LOOKS` for each flow, but looks
+   at the first ones again if more room was freed. Between two offers is a rest, so that they take a
+   tenth of a core at most, those that got an endpoint aside; newcomers stand in line meanwhile.
 4. Who can have no first token in time any more is refused, if somebody set it an objective: as soon
    as the queue's own pace says so. Others that are late are looked at once a second, so that what
    is freed is there for the next who can be in time.

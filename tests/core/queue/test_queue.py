@@ -127,6 +127,26 @@ def test_who_gets_nothing_holds_up_nobody_behind() -> None:
     assert len(scene.looked) <= num_offers * MAX_LOOKS + 1
 
 
+@pytest.mark.parametrize("num_flows", [1, MAX_LOOKS])
+def test_kinds_that_keep_coming_of_some_flows_leave_others_their_looks(num_flows: int) -> None:
+    """However many stand first and get nothing; the other one got nothing at first either."""
+    scene = Scene(QueueSettings(fair=False, order="first_come"))
+    scene.now = 1.0
+    scene.hold("other", tenant="other")
+    scene.stuck = frozenset({"other"})
+    for offer in range(10):
+        names = [f"{offer} {number}" for number in range(2 * MAX_LOOKS)]
+        scene.now = 0.0
+        for number, name in enumerate(names):
+            scene.hold(name, tenant=f"{number % num_flows}")
+        scene.now = 2.0 + offer * REST_S
+        scene.stuck |= set(names)
+        scene.free(1)
+        scene.stuck -= {"other"}
+
+    assert scene.sent == ["other"]
+
+
 def test_room_that_is_freed_meanwhile_is_offered_to_the_first_again() -> None:
     names = [f"stuck {number}" for number in range(3 * MAX_LOOKS)]
     scene = Scene(stuck=frozenset(names))
