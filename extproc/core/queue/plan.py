@@ -127,7 +127,8 @@ class Plan:
         if self._settings.order == "newest":
             kept, late = newest_in_time(flow, scene)
             return kept + late, late
-        return ORDERS[self._settings.order](flow, scene), []
+        late = [ticket for ticket in flow if ticket.is_refusable and ticket.late_s < scene.now]
+        return ORDERS[self._settings.order](flow, scene), late
 
 
 def flow_of(request: RequestInfo) -> str:

@@ -56,8 +56,7 @@ class Sweep:
 
     def note(self, ticket: Ticket) -> None:
         """Have an offer made when a request is to be looked at."""
-        gives_up = ticket.is_refusable and self._settings.order == "newest"
-        late_s = ticket.late_s if gives_up else inf
+        late_s = ticket.late_s if ticket.is_refusable else inf
         self.next_s = min(self.next_s, ticket.look_s, late_s)
 
     def put_last(self, late: Sequence[Ticket], now: float) -> None:

@@ -303,8 +303,9 @@ def test_one_that_cannot_be_in_time_is_refused_at_once() -> None:
     assert scene.held == ["b"]
 
 
-def test_one_that_is_late_meanwhile_is_refused_when_it_is() -> None:
-    scene = Scene()
+@pytest.mark.parametrize("order", ["newest", "first_come", "deadline", "clusters"])
+def test_one_that_is_late_meanwhile_is_refused_when_it_is(order: str) -> None:
+    scene = Scene(QueueSettings(order))
     scene.hold("a", ttft_s=0.5, rest_s=0.2)
     assert scene.calls == [pytest.approx(0.3)]
 
@@ -386,7 +387,7 @@ def test_one_that_was_held_as_long_as_it_may_is_refused() -> None:
 @pytest.mark.parametrize("order", ["first_come", "deadline", "clusters"])
 def test_an_order_that_gives_up_nobody_asks_for_no_one_because_it_is_late(order: str) -> None:
     scene = Scene(QueueSettings(order=order))
-    scene.hold("late", ttft_s=1.0)
+    scene.hold("late", goal_s=1.0)
     scene.free(0, after_s=2.0)
 
     assert scene.held == ["late"]
