@@ -9,7 +9,7 @@ from math import inf
 from msgspec import Struct
 
 BYTES_PER_TOKEN = 4
-"""Of a request's body."""
+"""Of a request's body, and of a response's that is not streamed."""
 
 
 class Decode(Struct, frozen=True, gc=False):

@@ -46,6 +46,7 @@ class Router:
     def __post_init__(self) -> None:
         self.pool.on_room, self.pool.on_told_room = self.queue.freed, self._freed_elsewhere
         self.pool.told.on_share = self.queue.charge_told
+        self.pool.on_output = self.queue.settle
 
     def route(
         self,

@@ -106,6 +106,10 @@ class HoldQueue:
         """Count the service that a request gets, held before or not, for its tenant."""
         self._plan.charge(request)
 
+    def settle(self, request: RequestInfo, output_tokens: float) -> None:
+        """Count the output of a request that has ended, in place of what it was charged."""
+        self._plan.settle(request, output_tokens)
+
     def charge_told(self, share: Share) -> None:
         """Count the service that a request gets of another router."""
         self._plan.charge_told(share)
