@@ -8,12 +8,13 @@ from math import inf
 
 from msgspec.structs import replace
 
+from extproc.core.address import is_in_subset
 from extproc.core.claims import NO_CLAIM
 from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.following import Asking, Elsewhere
 from extproc.core.listing import ModelListing
 from extproc.core.modelroutes import ModelRoutes
-from extproc.core.picker import Picker, is_in_subset
+from extproc.core.picker import Picker
 from extproc.core.pool import Pool
 from extproc.core.queue import HoldQueue, Ticket
 from extproc.core.rejections import model_not_found, no_endpoints

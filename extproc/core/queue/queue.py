@@ -167,7 +167,9 @@ class HoldQueue:
             tickets, is_freed = self._planned(self._scene(now, endpoints)), now >= self._freed_s
             if is_freed:
                 self._freed_s = inf
-            num_vain = self._sweep.go(tickets, look, self._found, now=now, is_freed=is_freed)
+            num_vain = self._sweep.go(
+                tickets, look, self._found, now=now, is_freed=is_freed, endpoints=endpoints
+            )
             self._sweep.forget_gone(self._tickets)
             took_s = ORDER_S * num_held + LOOK_S * num_vain
             self._rests_until_s = now + REST_RATIO * took_s

@@ -8,10 +8,10 @@ from math import inf
 
 from extproc.core.queue.levels import level
 from extproc.core.queue.plan import flow_of
-from extproc.core.queue.precedence import AGAIN_S, HOLD_UP_S, Precedence
+from extproc.core.queue.precedence import AGAIN_S, HOLD_UP_S, Precedence, Reach
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.tickets import Ticket
-from extproc.core.types import Pick, Rejection, RequestInfo, Wait
+from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Wait
 
 MAX_LOOKS = 16
 """Requests that one offer asks for in vain, half of them the first in order."""
@@ -41,7 +41,7 @@ class Sweep:
     def __init__(self, settings: QueueSettings, served: Callable[[int, str], float]) -> None:
         self._settings = settings
         self.next_s = inf
-        self._precedence = Precedence(served)
+        self._precedence, self._reach = Precedence(served), Reach()
         # Flows by the kinds that were asked for in vain, since all of a flow's had been asked for.
         self._in_vain: dict[object, _Flow] = {}
         self._looks: Counter[_Flow] = Counter()  # in vain, in this round of the flows
@@ -67,7 +67,14 @@ class Sweep:
                 ticket.look_s = self._late_look_s(now)
 
     def go(
-        self, tickets: Iterable[Ticket], look: Look, settle: Settle, *, now: float, is_freed: bool
+        self,
+        tickets: Iterable[Ticket],
+        look: Look,
+        settle: Settle,
+        *,
+        now: float,
+        is_freed: bool,
+        endpoints: Sequence[EndpointView],
     ) -> int:
         """Go through the order; return how many requests were asked for in vain.
 
@@ -75,11 +82,13 @@ class Sweep:
             tickets: In order; those that have a result are passed over.
             settle: Takes what was found, before the next ticket is taken.
             is_freed: The first in order are asked for again.
+            endpoints: As they are now.
         """
         num_again = MAX_LOOKS // 2 if is_freed else 0
         vain = dict[object, float]()
         self.next_s, num_sent = inf, 0
         self._precedence.begin()
+        self._reach = Reach(endpoints)
         lasting = ((flow, at_s) for flow, at_s in self._since_s.items() if now < at_s + AGAIN_S)
         self._since_s = dict(lasting)
         passed_over = list[Ticket]()
@@ -101,7 +110,8 @@ class Sweep:
             if len(vain) >= MAX_LOOKS or num_sent >= MAX_SENT:
                 self.next_s = now
                 break
-            behind_until_s = self._behind_until_s(ticket, now)
+            where = level(ticket, now, self._settings.ageing_s)
+            behind_until_s = self._behind_until_s(ticket.request, where, now)
             if behind_until_s > now:
                 self._put_off(ticket, behind_until_s, now)
                 continue
@@ -127,8 +137,7 @@ class Sweep:
 
     def behind_until_s(self, request: RequestInfo, *, now: float) -> float:
         """Return until when a newcomer has to let others go first; `now` if it has not."""
-        priority, flow = request.claim.priority, flow_of(request)
-        return self._precedence.behind_until_s(priority, priority, flow, now=now)
+        return self._behind_until_s(request, request.claim.priority, now)
 
     def holds_up(self, ticket: Ticket, now: float) -> bool:
         """Return whether others may have to let a request go first."""
@@ -150,11 +159,11 @@ class Sweep:
             tickets = passed_over.copy()
             passed_over.clear()
 
-    def _behind_until_s(self, ticket: Ticket, now: float) -> float:
+    def _behind_until_s(self, request: RequestInfo, where: int, now: float) -> float:
         if not self._precedence:
             return now
-        where, priority = level(ticket, now, self._settings.ageing_s), ticket.request.claim.priority
-        return self._precedence.behind_until_s(where, priority, flow_of(ticket.request), now=now)
+        priority, flow, reach = request.claim.priority, flow_of(request), self._reach.of(request)
+        return self._precedence.behind_until_s(where, priority, flow, reach, now=now)
 
     def _keep(self, ticket: Ticket, wait: Wait, now: float) -> None:
         """Let a request wait that was asked for in vain."""
@@ -172,7 +181,8 @@ class Sweep:
             since_s = self._since_s.setdefault(_flow(ticket), now)
             if now < since_s + HOLD_UP_S:
                 until_s = min(ticket.vain_s, since_s) + HOLD_UP_S
-                self._precedence.add(where, request.claim.priority, flow_of(request), until_s)
+                priority, flow = _flow(ticket)
+                self._precedence.add(where, priority, flow, until_s, self._reach.of(request))
 
     def _put_off(self, ticket: Ticket, until_s: float, now: float) -> None:
         """Have a request looked at again then, or before if it has a time of its own."""
