@@ -257,7 +257,7 @@ class HoldQueue:
         if not self._has_room(ticket, num, num_bytes):
             return End.FULL
         while not self._has_room(ticket):
-            last = self._last()
+            last = self.occupancy.last
             self._refuse(last, End.DISPLACED, now)
             self._let_others_go(last, now)
         return None
@@ -267,11 +267,6 @@ class HoldQueue:
         settings, most_bytes = self.settings, self.settings.max_bytes + num_bytes
         is_below = len(self._tickets) < settings.max_requests + num
         return is_below and self.occupancy.num_bytes + ticket.num_bytes <= most_bytes
-
-    def _last(self) -> Ticket:
-        """Return the newest of the lowest priority."""
-        lowest = self.occupancy.lowest_priority
-        return next(t for t in reversed(self._tickets) if t.request.claim.priority == lowest)
 
     # --- time --------------------------------------------------------------------------------
 
