@@ -175,7 +175,8 @@ class Router:
                 return _unknown(request.model, snapshot, request.subset)
             request = self._known(request, card)
         claim = self.routes.claim(request)
-        return request if claim is NO_CLAIM else replace(request, claim=claim)
+        is_known = claim is NO_CLAIM or claim == request.claim
+        return request if is_known else replace(request, claim=claim)
 
     def _freed_elsewhere(self, now: float) -> None:
         self.queue.freed(now, after_s=self.told_wait_s)
@@ -233,7 +234,7 @@ class Router:
         cached = self.pool.beginnings.find(request) if self.picker.uses_cached_bytes else None
         if cached:
             return replace(request, adapter=adapter, cached_bytes=cached)
-        return request if adapter is None else replace(request, adapter=adapter)
+        return request if adapter == request.adapter else replace(request, adapter=adapter)
 
     def _within_context(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
         """Add the size of the context, where the body is longer than that."""
