@@ -62,6 +62,12 @@ def add_gauges(
         "route",
         lambda: routes.targets,
     )
+    telemetry.add_gauges(
+        "tpot_target_ratio",
+        "Share of a route's streamed responses that should keep their time per output token",
+        "route",
+        lambda: routes.tpot_targets,
+    )
     add_queue_gauges(telemetry, queue, clock)
     add("endpoints", "Endpoints that should send load reports", lambda: losses.num_due)
     add("endpoints_lost", "Those that do not, or cannot be reached", lambda: losses.num_lost)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from extproc.core.cachesize import MIN_STREAM_S
+from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.orca import parse_orca
 from extproc.core.pickids import router_of
 from extproc.core.pool import InFlight, Pool
@@ -199,16 +200,26 @@ class Accounting:
             pool.record_orca(address, load)
         is_not_found = completion.status == _NOT_FOUND and completion.is_from_endpoint
         is_doubtful = is_not_found and flight.pick.request.model
-        self._judge_tpot(completion, flight, now - completion.lag_s)
+        num_tokens = self._output_tokens(completion, flight, now - completion.lag_s)
+        if num_tokens is not None:
+            pool.on_output(flight.pick.request, num_tokens)
         return Ending(flight, True, address if is_doubtful else "")
 
-    def _judge_tpot(self, completion: Completion, flight: InFlight, ended_s: float) -> None:
-        streamed_s = _streamed_s(completion, flight)
-        if streamed_s is not None:
-            further = flight.tracked.decoding.tokens_between(ended_s - streamed_s, ended_s)
-            num_tokens = None if further is None else 1 + further
-            claim, num_bytes = flight.pick.request.claim, completion.body_bytes
-            self.tpots.record(claim, num_bytes, streamed_s, num_tokens)
+    def _output_tokens(
+        self, completion: Completion, flight: InFlight, ended_s: float
+    ) -> float | None:
+        """Return the tokens of a response, None where unknown; judge and learn their time."""
+        if completion.status != _OK:
+            return 0.0
+        num_bytes, streamed_s = completion.body_bytes, _streamed_s(completion, flight)
+        if streamed_s is None:
+            return num_bytes / BYTES_PER_TOKEN if _came_at_once(completion, flight) else None
+        further = flight.tracked.decoding.tokens_between(ended_s - streamed_s, ended_s)
+        num_tokens = None if further is None else 1 + further
+        claim = flight.pick.request.claim
+        self.tpots.record(claim, num_bytes, streamed_s, num_tokens)
+        told = self.tpots.tokens_of(claim, num_bytes)
+        return num_tokens if told is None else told
 
     def finish(self, pick: Pick, outcome: Outcome, *, now: float) -> bool:
         """End a pick whose stream saw the end. Return False if it had ended before."""
@@ -238,6 +249,14 @@ def _engine_ttft_s(completion: Completion, flight: InFlight) -> float | None:
     if first_s is None or not request.is_whole or _streamed_s(completion, flight) is None:
         return None
     return first_s - (flight.started_at_s - request.arrived_at_s)
+
+
+def _came_at_once(completion: Completion, flight: InFlight) -> bool:
+    """Return whether a response is one of text that was not streamed."""
+    first_s, end_s = completion.first_body_byte_s, completion.duration_s
+    if first_s is None or end_s is None or not completion.shows_first_token:
+        return False
+    return end_s - first_s < MIN_STREAM_S and flight.pick.request.path in FIRST_TOKEN_PATHS
 
 
 def _streamed_s(completion: Completion, flight: InFlight) -> float | None:

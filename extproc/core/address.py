@@ -95,3 +95,11 @@ def _as_envoy_writes(ip: IPv4Address | IPv6Address) -> str:
     if is_mapped or (head == bytes(12) and tail[:2] != bytes(2)):
         return f"::{'ffff:' if is_mapped else ''}{IPv4Address(tail)}"
     return str(ip)
+
+
+def is_in_subset(address: str, subset: frozenset[str]) -> bool:
+    """Return whether the data plane allows `address`: `ip:port`, or a bare `ip` for every port."""
+    if address in subset:
+        return True
+    host = host_of(address)
+    return host in subset or f"[{host}]" in subset

@@ -9,7 +9,7 @@ from math import inf
 from msgspec import Struct
 
 BYTES_PER_TOKEN = 4
-"""Of a request's body."""
+"""Of a request's body, and of a response's that is not streamed."""
 
 
 class Decode(Struct, frozen=True, gc=False):
@@ -18,10 +18,12 @@ class Decode(Struct, frozen=True, gc=False):
     Attributes:
         num_running: Running requests, on average.
         token_s: Seconds per token of each, with so many.
+        alone_s: The least that one took with hardly another request; 0 as long as it is unknown.
     """
 
     num_running: float
     token_s: float
+    alone_s: float = 0.0
 
 
 class Costs(Struct, frozen=True):
@@ -57,6 +59,16 @@ class Costs(Struct, frozen=True):
         if decode is None or decode.token_s <= tpot_s:
             return inf
         return max(1.0, decode.num_running * tpot_s / decode.token_s)
+
+    def can_have(self, tpot_s: float) -> bool:
+        """Return whether an output token may take no longer than that, with no other request.
+
+        It takes as long as it was seen to, and at least its part of a step with others.
+        """
+        decode = self.decode
+        if decode is None:
+            return True
+        return tpot_s >= max(decode.alone_s, decode.token_s / decode.num_running)
 
 
 DEFAULT = Costs()

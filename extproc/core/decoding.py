@@ -36,6 +36,8 @@ MAX_INTERVAL_S = 5.0
 """Between two reports; a longer time is a gap."""
 PROGRESS_S, NUM_PROGRESS = 1.0, 128
 """Spans whose tokens are remembered, and how many: so long a response's tokens can be told."""
+MAX_ALONE = 1.5
+"""Running requests, on average, of a window that shows what a token takes alone."""
 MIN_TOKEN_S, MAX_TOKEN_S = 1e-5, 10.0
 """A time per token beyond these bounds cannot be true, and is left out."""
 MAX_RISE = 4.0
@@ -51,13 +53,23 @@ class Decoding:
     """
 
     __slots__ = (
-        *("_at_s", "_busy_s", "_last", "_num_windows", "_progress", "_request_s", "_tokens"),
+        *(
+            "_alone_s",
+            "_at_s",
+            "_busy_s",
+            "_last",
+            "_num_windows",
+            "_progress",
+            "_request_s",
+            "_tokens",
+        ),
         "learned",
     )
 
     def __init__(self) -> None:
         self.learned: Decode | None = None
         self._last: LoadReport | None = None
+        self._alone_s = inf
         self._at_s = 0.0  # of the last report
         self._progress: deque[tuple[float, float]] = deque(maxlen=NUM_PROGRESS)
         self._busy_s = self._request_s = 0.0  # of the window, as are the tokens
@@ -126,10 +138,13 @@ class Decoding:
 
     def _learn(self, running: float, token_s: float) -> None:
         mean = self.learned or Decode(running, token_s)
+        if running <= MAX_ALONE:
+            self._alone_s = min(self._alone_s, token_s)
         self._num_windows = self._num_windows * _KEPT + 1
         share = 1 / self._num_windows
         beyond_s = min(token_s, MAX_RISE * mean.token_s) - mean.token_s
         self.learned = Decode(
             mean.num_running + share * (running - mean.num_running),
             mean.token_s + share * beyond_s,
+            0.0 if self._alone_s == inf else self._alone_s,
         )

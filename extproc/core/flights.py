@@ -64,7 +64,8 @@ class Flights:
             raise KeyError(pick.address)
         adapter = tracked.adapter_of(pick)
         place = tracked.place_of(pick.request, adapter)
-        kept = with_cached(pick, pick.request.cached_bytes)
+        # Many may last long: each would keep a state of all endpoints in memory.
+        kept = replace(with_cached(pick, pick.request.cached_bytes), candidates=())
         probe = probe_of(tracked, kept.request, adapter, now=now)
         flight = InFlight(
             kept, now, tracked, adapter, place=place, group=tracked.group, probe=probe

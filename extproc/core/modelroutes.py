@@ -87,8 +87,12 @@ class ModelRoutes:
     @property
     def targets(self) -> Mapping[str, float]:
         """The share of requests that should have their first token in time, by route."""
-        routes = self._routes.values()
-        return {each.name: each.ttft.percentile / 100 for each in routes if each.ttft is not None}
+        return _shares({name: route.ttft for name, route in self._routes.items()})
+
+    @property
+    def tpot_targets(self) -> Mapping[str, float]:
+        """The share of streamed responses that should keep their time per output token."""
+        return _shares({name: route.tpot for name, route in self._routes.items()})
 
     def claim(self, request: RequestInfo) -> Claim:
         """Return what a request may claim; `NO_CLAIM` where nothing is said of it."""
@@ -125,6 +129,10 @@ class ModelRoutes:
             weight=claim.weight * share,
         )
         return claim if hinted == claim else hinted
+
+
+def _shares(objectives: Mapping[str, Objective | None]) -> Mapping[str, float]:
+    return {name: each.percentile / 100 for name, each in objectives.items() if each is not None}
 
 
 def _claim(route: ModelRoute) -> Claim:

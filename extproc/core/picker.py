@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from extproc.core.address import host_of
+from extproc.core.address import is_in_subset
 from extproc.core.admission import AdmissionSettings, admit, fitting
 from extproc.core.bounds import MAX_SLUG_CHARS, plain
 from extproc.core.following import Asking, Led
@@ -242,11 +242,3 @@ def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:
 
 def _flaws(view: EndpointView) -> tuple[bool, bool, bool]:
     return view.is_unreachable, view.is_ejected, not view.is_known
-
-
-def is_in_subset(address: str, subset: frozenset[str]) -> bool:
-    """Return whether the data plane allows `address`: `ip:port`, or a bare `ip` for every port."""
-    if address in subset:
-        return True
-    host = host_of(address)
-    return host in subset or f"[{host}]" in subset

@@ -27,7 +27,7 @@ from extproc.core.speeds import Speeds
 from extproc.core.told import Told
 from extproc.core.tracked import InFlight, Tracked, is_restart
 from extproc.core.traits import PoolSettings, Traits
-from extproc.core.types import Endpoint, LoadReport, ModelCard, Snapshot
+from extproc.core.types import Endpoint, LoadReport, ModelCard, RequestInfo, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]
 
@@ -42,6 +42,7 @@ class Pool:
         flights: Our picks there; `told` has other routers'.
         on_room: Called with the time when there may be more room than before.
         on_told_room: The same for room that another router has told of, and may take itself.
+        on_output: Called with a request of ours that has ended and its output, in tokens.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Pool:
         )
         self.on_room: Callable[[float], None] = lambda _now: None
         self.on_told_room: Callable[[float], None] = lambda _now: None
+        self.on_output: Callable[[RequestInfo, float], None] = lambda _request, _tokens: None
         self.flights.on_end, self.told.on_end = self._freed, self._freed_told
 
     # --- reports ----------------------------------------------------------------------------

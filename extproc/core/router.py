@@ -9,12 +9,13 @@ from math import inf
 from msgspec.structs import replace
 
 from extproc.core.adapters.catalog import Catalog
+from extproc.core.address import is_in_subset
 from extproc.core.claims import NO_CLAIM
 from extproc.core.costs import BYTES_PER_TOKEN
 from extproc.core.following import Asking, Elsewhere
 from extproc.core.listing import ModelListing
 from extproc.core.modelroutes import ModelRoutes
-from extproc.core.picker import Picker, is_in_subset
+from extproc.core.picker import Picker
 from extproc.core.pool import Pool
 from extproc.core.queue import HoldQueue, Ticket
 from extproc.core.rejections import model_not_found, no_endpoints
@@ -48,6 +49,7 @@ class Router:
     def __post_init__(self) -> None:
         self.pool.on_room, self.pool.on_told_room = self.queue.freed, self._freed_elsewhere
         self.pool.told.on_share = self.queue.charge_told
+        self.pool.on_output = self.queue.settle
 
     def route(
         self,
@@ -190,7 +192,8 @@ class Router:
                 return _unknown(request.model, snapshot, request.subset)
             request = self._known(request, card)
         claim = self.routes.claim(request)
-        return request if claim is NO_CLAIM else replace(request, claim=claim)
+        is_known = claim is NO_CLAIM or claim == request.claim
+        return request if is_known else replace(request, claim=claim)
 
     def _card(self, name: str) -> ModelCard | None:
         """Return what clients may ask for under a name."""
@@ -262,7 +265,7 @@ class Router:
         cached = self.pool.beginnings.find(request) if self.picker.uses_cached_bytes else None
         if cached:
             return replace(request, adapter=adapter, cached_bytes=cached)
-        return request if adapter is None else replace(request, adapter=adapter)
+        return request if adapter == request.adapter else replace(request, adapter=adapter)
 
     def _within_context(self, request: RequestInfo, card: ModelCard) -> RequestInfo:
         """Add the size of the context, where the body is longer than that."""

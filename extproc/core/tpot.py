@@ -98,17 +98,11 @@ class Tpots:
         Returns:
             None for a short response, and where the error is not known to be small.
         """
-        name = claim.route
-        if name not in self._routes and len(self._routes) >= MAX_ROUTES:
-            name = OTHER
+        name, tokens = self._name_of(claim), self.tokens_of(claim, num_bytes)
         route = self._routes.setdefault(name, _Responses())
-        size = route.size
         if num_tokens is not None and num_tokens >= MIN_TOKENS and num_bytes:
             route.record(num_bytes / num_tokens)
-        if size is None or size.error_ratio > MAX_ERROR_RATIO:
-            return None
-        tokens = num_bytes / size.num_bytes
-        if tokens < MIN_TOKENS:
+        if tokens is None or tokens < MIN_TOKENS:
             return None
         tpot_s, wanted_s = streamed_s / (tokens - 1), claim.tpot_s
         self.num_responses[
@@ -116,3 +110,16 @@ class Tpots:
         ] += 1
         self.seconds[name] = self.seconds.get(name, 0.0) + tpot_s
         return tpot_s
+
+    def tokens_of(self, claim: Claim, num_bytes: int) -> float | None:
+        """Return the tokens of a streamed response by what was learned; None where the error is not
+        known to be small."""
+        route = self._routes.get(self._name_of(claim))
+        size = None if route is None else route.size
+        if size is None or size.error_ratio > MAX_ERROR_RATIO:
+            return None
+        return num_bytes / size.num_bytes
+
+    def _name_of(self, claim: Claim) -> str:
+        is_further = claim.route not in self._routes and len(self._routes) >= MAX_ROUTES
+        return OTHER if is_further else claim.route

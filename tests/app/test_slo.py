@@ -125,7 +125,10 @@ async def test_a_route_s_requests_are_judged_by_its_objective_from_when_it_is_th
         return [await service.metric(f"{name}{{{each}}}") for each in labels]
 
     async with serving(config, path) as service:
-        objectives = {"ttft": {"seconds": 0.5, "percentile": 90}}
+        objectives = {
+            "ttft": {"seconds": 0.5, "percentile": 90},
+            "tpot": {"seconds": 0.1, "percentile": 80},
+        }
         config["routes"] = [{"name": "chat", "models": ["a"], "objectives": objectives}]
         path.write_text(yaml.safe_dump(config))
         target = 'extproc_route_slo_target_ratio{route="chat"}'
@@ -134,6 +137,7 @@ async def test_a_route_s_requests_are_judged_by_its_objective_from_when_it_is_th
             return await service.metric(target) == 0.9
 
         await eventually(is_taken_over)
+        assert await service.metric('extproc_tpot_target_ratio{route="chat"}') == 0.8
         log = clients.AccessLog(service.channel)
         for number, headers in enumerate(({}, {"x-slo-ttft-ms": "2000"}), 1):
             pick = await clients.route(service.channel, "a", **headers)

@@ -61,7 +61,7 @@ def test_a_completion_ends_its_pick_once() -> None:
     first, second = books.hear(), books.hear()
 
     assert first.flight is not None
-    assert first.flight.pick is books.pick
+    assert first.flight.pick.id == books.pick.id
     assert second == Ending(None, is_ours=True)
     assert len(books.pool.flights) == 0
 
@@ -396,22 +396,32 @@ def test_what_prompts_cost_is_not_learned_where_bytes_or_the_first_token_are_unk
     assert learned_ratio(**changes) == 1.0
 
 
-def known_tpot_s(*, info: Mapping[str, Any] = MappingProxyType({}), **changes: Any) -> float | None:
-    """The mean time per output token of streamed responses, None where it is not known.
+def watched(
+    *, info: Mapping[str, Any] = MappingProxyType({}), reports: bool = True, **changes: Any
+) -> tuple[Accounting, list[float]]:
+    """Accounting after many streamed responses, and the tokens of which it told.
 
     The endpoint makes 4 requests' tokens in steps of 25 ms.
     """
-    pool = Pool()
+    pool, told = Pool(), list[float]()
+    pool.on_output = lambda _request, num_tokens: told.append(num_tokens)
     pool.set_endpoints([endpoint(1)])
     accounting = Accounting(pool, "r")
     for tick in range(400):
         now = 0.25 * tick
-        loaded = report(num_running=4, generated_tokens=40 * tick)
-        pool.record_report(address(1), loaded, taken_at_s=now)
+        if reports:
+            loaded = report(num_running=4, generated_tokens=40 * tick)
+            pool.record_report(address(1), loaded, taken_at_s=now)
         pool.flights.start(pick(f"r-{tick}", 1, info=request(**info)), now=now - 5.0)
         times = {"first_body_byte_s": 1.0, "duration_s": 5.0, "lag_s": 0.0}
         answer = {"pick_id": f"r-{tick}", "body_bytes": 161 * 220} | times
         accounting.complete(completion(**(answer | changes)), now=now)
+    return accounting, told
+
+
+def known_tpot_s(**changes: Any) -> float | None:
+    """The mean time per output token of streamed responses, None where it is not known."""
+    accounting, _ = watched(**changes)
     tpots = accounting.tpots
     num = tpots.num_responses.total()
     return tpots.seconds[""] / num if num else None
@@ -437,3 +447,41 @@ def test_streamed_bytes_tell_the_time_per_output_token() -> None:
 )
 def test_time_per_output_token_is_not_told_by_other_responses(changes: dict[str, Any]) -> None:
     assert known_tpot_s(**changes) is None
+
+
+def test_what_a_streamed_response_has_of_tokens_is_told() -> None:
+    """By its endpoint's reports, and by its bytes once it is known what a token takes."""
+    _, told = watched()
+
+    assert len(told) > 300
+    assert told == pytest.approx([161] * len(told), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_tokens"),
+    [
+        ({"first_body_byte_s": 5.0, "body_bytes": 4_000}, 1_000),  # not streamed
+        ({"status": 503}, 0),
+        ({"status": 0, "first_body_byte_s": None, "outcome": Outcome.CANCELLED}, 0),
+    ],
+)
+def test_what_other_responses_have_of_tokens_is_told(
+    changes: dict[str, Any], num_tokens: float
+) -> None:
+    assert set(watched(**changes)[1]) == {num_tokens}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"duration_s": None},
+        {"first_body_byte_s": None},
+        {"shows_first_token": False},
+        {"reports": False},  # and bytes say nothing before reports taught what a token takes
+        {"attempts": 2},
+        {"info": {"path": "/v1/responses"}},
+        {"info": {"path": "/v1/embeddings"}, "first_body_byte_s": 5.0},
+    ],
+)
+def test_what_is_not_known_of_a_response_s_tokens_is_not_told(changes: dict[str, Any]) -> None:
+    assert watched(**changes)[1] == []

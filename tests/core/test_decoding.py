@@ -101,6 +101,18 @@ def test_only_what_is_too_slow_has_a_bound() -> None:
     assert costs.most_running(0.0001) == 1.0
 
 
+def test_what_nobody_has_even_alone_is_known_once_one_was_alone() -> None:
+    engine = Engine()
+    before, after = engine.serve([40]), engine.serve([1, 40])
+    alone_s = engine.token_s(1)
+
+    assert Costs().can_have(0.0001)
+    assert before.can_have(0.9 * alone_s)
+    assert not before.can_have(0.9 * engine.token_s(40) / 40)
+    assert after.can_have(1.1 * alone_s)
+    assert not after.can_have(0.9 * alone_s)
+
+
 @given(st.floats(0.005, 0.02), st.floats(0.0002, 0.0005), st.integers(20, 60), st.floats(1.3, 3))
 def test_an_engine_held_at_the_bound_becomes_as_fast_as_it_has_to_be(
     step_s: float, per_request_s: float, most: int, excess: float

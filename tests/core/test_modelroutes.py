@@ -72,6 +72,7 @@ def test_a_route_says_all_that_a_request_without_hints_may_claim() -> None:
     assert claim("chat") == ROUTES.claim_of("chat") == OF_CHAT
     assert claim("chat", Hints(header_names=("x-slo-ttft-ms",))) == OF_CHAT
     assert ROUTES.targets == {"chat": 0.95}
+    assert ROUTES.tpot_targets == {"chat": 0.9}
 
 
 def test_few_of_the_models_that_clients_invent_are_remembered(

@@ -1357,6 +1357,13 @@ def test_a_pick_in_flight_keeps_what_is_cached_where_it_may_go_and_no_more() -> 
     assert moved.pick.request.cached_bytes == {address(1): 1024}
 
 
+def test_a_pick_in_flight_keeps_no_state_of_the_endpoints() -> None:
+    made = pool(1)
+    made.flights.start(pick(candidates=made.snapshot(now=0.0).endpoints), now=0.0)
+
+    assert [flight.pick.candidates for flight in made.flights] == [()]
+
+
 def test_only_the_rest_of_a_prompt_is_to_be_computed() -> None:
     made = pool(1, 2)
     info = replace(BEGUN, cached_bytes={address(1): 2048})

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.accounting import Accounting
 from extproc.core.claims import Claim, Share
 from extproc.core.costs import Costs
 from extproc.core.following import Asked, Asking, Elsewhere
@@ -32,6 +33,7 @@ from extproc.core.types import (
     Wait,
 )
 from tests.builders import address, cards, endpoint, report, request
+from tests.core.test_accounting import completion
 from tests.core.test_router import refused, routed
 from tests.core.test_router import router as router_of
 
@@ -214,6 +216,18 @@ def test_what_another_router_serves_counts_for_its_tenant_here() -> None:
     made.pool.told.start(ToldPick("bb-1", address(1), "a", 0, 0.0, share), now=0.0)
     made.picker.configure(Slots(3), "slots")
     made.queue.freed(LATER_S)
+    made.offer(now=LATER_S)
+
+    assert [isinstance(each.resume(LATER_S), Pick) for each in tickets] == [False, True]
+
+
+def test_a_long_response_counts_for_its_tenant_once_it_has_ended() -> None:
+    made, tenants = router(2), ("greedy", "modest")
+    first, _ = (ask(made, hints=Hints(fairness_id=tenant)) for tenant in tenants)
+    tickets = [ask(made, hints=Hints(fairness_id=tenant)) for tenant in tenants]
+    accounting = Accounting(made.pool, "r")
+    response = {"body_bytes": 4_000, "first_body_byte_s": 1.0, "duration_s": 1.0}
+    accounting.complete(completion(pick_id=routed(first.result).id, **response), now=LATER_S)
     made.offer(now=LATER_S)
 
     assert [isinstance(each.resume(LATER_S), Pick) for each in tickets] == [False, True]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core import messages as m
+from extproc.core.errors import ProtocolError
 from extproc.core.following import Asked, Elsewhere
 from extproc.core.messages import BodyMode
 from extproc.core.ports import StreamSettings
@@ -266,3 +267,27 @@ def test_of_a_held_requests_headers_only_what_an_answer_needs_is_kept() -> None:
 
     assert set(exchange.stream._headers) == {":path", "x-request-id"}
     assert exchange.dispatcher.tickets[0].request.session is not None
+
+
+def test_no_body_that_is_kept_grows_while_its_request_is_held() -> None:
+    """In full duplex it is whole before it is held, so the queue's bound in bytes holds."""
+    exchange = begin(max_hold_s=MAX_HOLD_S, early_decision_bytes=1)
+    exchange.dispatcher.hold_s = MAX_HOLD_S
+    headers = request_headers(body_mode=BodyMode.FULL_DUPLEX_STREAMED, sends_body_early=True)
+    exchange.tell(headers, m.RequestBody(body()), m.RequestBody(b" " * 1000))
+    before = exchange.dispatcher.held_bytes.copy()
+    exchange.tell(m.RequestBody(b"", True))
+
+    assert before == []
+    assert exchange.dispatcher.held_bytes == [exchange.stream.held_bytes]
+    assert exchange.stream.held_bytes >= len(body()) + 1000
+    with pytest.raises(ProtocolError):
+        exchange.tell(m.RequestBody(b" "))
+
+
+def test_of_a_streamed_body_nothing_is_kept_while_its_request_is_held() -> None:
+    exchange, _commands = held(BodyMode.STREAMED, m.RequestBody(body()))
+
+    for _ in range(5):
+        exchange.tell(m.RequestBody(b" " * 1000))
+        assert exchange.stream.held_bytes == 0

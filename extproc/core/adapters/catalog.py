@@ -11,7 +11,7 @@ from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.planner import Planner
 from extproc.core.adapters.states import State
 from extproc.core.adapters.versions import owner_of
-from extproc.core.picker import is_in_subset
+from extproc.core.address import is_in_subset
 from extproc.core.placement import Demand
 from extproc.core.rejections import adapter_unavailable
 from extproc.core.types import ModelCard, Pick, Rejection, RequestInfo, Wait

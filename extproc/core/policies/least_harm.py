@@ -18,9 +18,9 @@ The price estimates what the request costs there, itself and the requests that a
 
 Only endpoints with room are considered: where the prompts ahead take no more than half of the
 objective, where one more request leaves those that run there their time per token, if that is an
-objective, and where a slot is free or the adapter runs. The last free slots are for requests of
-priority 0 and above. Without any the request is held: in a
-queue it keeps its choice of what becomes free first, and its place in the queue's order.
+objective that any endpoint can meet, and where a slot is free or the adapter runs. The last free
+slots are for requests of priority 0 and above. Without any the request is held: in a queue it keeps
+its choice of what becomes free first, and its place in the queue's order.
 
 Sources: 1 and 3 are the two loads of LMetric (arXiv 2603.15202), here added in seconds; 5 and 6 are
 what a gate of `max_loras` slots adds; 7 is rendezvous hashing (Thaler and Ravishankar, 1998).
@@ -117,7 +117,7 @@ class LeastHarm:
         adapter, most_ahead_s = request.adapter, ROOM_RATIO * self._objective_s(request)
         latest_s, tpot_s = now + most_ahead_s, request.claim.tpot_s
         roomy = [view for view in views if view.prompts_done_s <= latest_s]
-        if tpot_s is not None:
+        if tpot_s is not None and any(view.costs.can_have(tpot_s) for view in views):
             tpot_s *= TPOT_RATIO
             roomy = [view for view in roomy if view.num_pending < view.costs.most_running(tpot_s)]
         if (

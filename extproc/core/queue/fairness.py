@@ -6,7 +6,6 @@ its variants with weights and with predicted lengths. Who has got the least goes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
@@ -31,8 +30,9 @@ class TokenCounters:
     for a request's output kept from its start. With weights, each tenant's service is divided by
     its own, and the bound by the smallest. It holds while the tenant with the least is always the
     next to be dispatched; one whose requests cannot use the room that there is gets less. Outputs
-    that are charged at dispatch bring the bound down to 2 (w_p L + w_q times the longest output) if
-    they are foreseen exactly; if not, the errors of those that run add to it.
+    that are charged at dispatch as they are expected, and at the end by as much more or less as
+    they were, make the bound for what is charged 2 (w_p L + w_q (E + R)). E is the longest that is
+    expected, R the most by which the outputs of those that run at a time differ from it, together.
 
     Strict priorities need counters each: a tenant that waits for higher ones would hold the minimum
     down, and whoever becomes active would go before all others of the higher ones.
@@ -54,27 +54,15 @@ class TokenCounters:
         self._push(tenant)
 
     def release(self, tenant: str) -> None:
-        """Count a request that is not held any more, dispatched or not. Call after `charge`."""
+        """Count a request that is not held any more, dispatched or not. Call after `add`."""
         self._num_held[tenant] -= 1
         if not self._num_held[tenant]:
             del self._num_held[tenant]
             self._last = tenant
             self._forget()
 
-    def charge(
-        self, tenant: str, input_tokens: float, output_tokens: float = 0.0, weight: float = 1.0
-    ) -> None:
-        """Count a dispatch, with the output as it is expected to be. Weights are above 0."""
-        self.add(tenant, cost(input_tokens, output_tokens) / weight)
-
-    def settle(
-        self, tenant: str, output_tokens: float, charged_tokens: float = 0.0, weight: float = 1.0
-    ) -> None:
-        """Count the output at the end, in place of what was charged for it."""
-        self.add(tenant, cost(0.0, output_tokens - charged_tokens) / weight)
-
     def add(self, tenant: str, tokens: float) -> None:
-        """Count weighted tokens over the weight."""
+        """Count weighted tokens (`cost`) over the weight; less than 0 where too many were."""
         self._counters[tenant] = self.counter(tenant) + tokens
         if tenant in self._num_held:
             self._push(tenant)
@@ -94,10 +82,6 @@ class TokenCounters:
         """Return what it has got; the minimum for a tenant that nothing is known of."""
         known = self._counters.get(tenant)
         return self._minimum() if known is None else known
-
-    def least(self, tenants: Iterable[str]) -> str:
-        """Return the tenant to serve next, of these; the first of those that are equal."""
-        return min(tenants, key=self.counter)
 
     def __len__(self) -> int:
         return len(self._counters)

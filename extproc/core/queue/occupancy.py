@@ -22,6 +22,7 @@ class Occupancy:
         self._num_by_route: Counter[str] = Counter()
         self._bytes_by_route: Counter[str] = Counter()
         self._bytes_by_priority: Counter[int] = Counter()
+        self._by_priority: dict[int, dict[Ticket, None]] = {}
 
     def add(self, ticket: Ticket) -> None:
         """Count a request."""
@@ -30,6 +31,7 @@ class Occupancy:
         self._num_by_route[claim.route] += 1
         self._bytes_by_route[claim.route] += ticket.num_bytes
         self._bytes_by_priority[claim.priority] += ticket.num_bytes
+        self._by_priority.setdefault(claim.priority, {})[ticket] = None
         self.num_bytes += ticket.num_bytes
 
     def remove(self, ticket: Ticket) -> None:
@@ -39,6 +41,9 @@ class Occupancy:
         _take(self._num_by_route, claim.route)
         _take(self._bytes_by_route, claim.route, ticket.num_bytes)
         _take(self._bytes_by_priority, claim.priority, ticket.num_bytes)
+        del self._by_priority[claim.priority][ticket]
+        if not self._by_priority[claim.priority]:
+            del self._by_priority[claim.priority]
         self.num_bytes -= ticket.num_bytes
 
     def is_route_full(self, ticket: Ticket) -> bool:
@@ -55,9 +60,9 @@ class Occupancy:
         return num, sum(num for each, num in self._bytes_by_priority.items() if each < priority)
 
     @property
-    def lowest_priority(self) -> int | None:
-        """The lowest priority of those held; None without any."""
-        return min((priority for _, priority in self.num_by_claim), default=None)
+    def last(self) -> Ticket:
+        """The newest of the lowest priority, of one or more."""
+        return next(reversed(self._by_priority[min(self._by_priority)]))
 
 
 def _take(counter: Counter[Any], key: object, num: int = 1) -> None:

@@ -20,7 +20,7 @@ from extproc.core.queue.tickets import Ticket
 from extproc.core.types import RequestInfo
 
 EXPECTED_OUTPUT_TOKENS = 128
-"""Of a response, as a tenant is charged for it: the data plane does not count tokens."""
+"""Of a response, as a tenant is charged for it until its end."""
 
 _Flows = dict[str, list[Ticket]]
 
@@ -67,12 +67,20 @@ class Plan:
         if share is not None:
             self.counters[share.priority].add(share.flow, share.tokens)
 
+    def settle(self, request: RequestInfo, output_tokens: float) -> None:
+        """Count the output of a request that was charged, in place of what was expected."""
+        claim = request.claim
+        if self._settings.fair and share_of(request) is not None:
+            more = cost(0.0, output_tokens - EXPECTED_OUTPUT_TOKENS) / claim.weight
+            self.counters[claim.priority].add(flow_of(request), more)
+
     def charge_told(self, share: Share) -> None:
         """Count what another router served, at a priority that has been seen here.
 
         Routers order by what all of them served. What is told late makes the difference between
         two flows larger by as much as is under way; where nothing is told, each router is fair by
-        itself, and a flow that waits at more routers than another gets more.
+        itself, and a flow that waits at more routers than another gets more. Outputs are told as
+        they are expected.
         """
         if self._settings.fair and share.priority in self.counters:
             self.counters[share.priority].add_foreign(share.flow, share.tokens)
@@ -127,7 +135,8 @@ class Plan:
         if self._settings.order == "newest":
             kept, late = newest_in_time(flow, scene)
             return kept + late, late
-        return ORDERS[self._settings.order](flow, scene), []
+        late = [ticket for ticket in flow if ticket.is_refusable and ticket.late_s < scene.now]
+        return ORDERS[self._settings.order](flow, scene), late
 
 
 def flow_of(request: RequestInfo) -> str:

@@ -7,9 +7,9 @@
 2. The order: levels (priority and age), in a level the tenant that was served least, of its
    requests the configured order.
 3. An offer sends at most `MAX_SENT` requests, and asks for at most `MAX_LOOKS` in vain, for alike
-   ones once; the next one goes on behind them, but looks at the first ones again if more room was
-   freed. Between two offers is a rest, so that they take a tenth of a core at most, those that got
-   an endpoint aside; newcomers stand in line meanwhile.
+   ones once; the next one goes on behind them, in rounds of `FLOW_LOOKS` for each flow, but looks
+   at the first ones again if more room was freed. Between two offers is a rest, so that they take a
+   tenth of a core at most, those that got an endpoint aside; newcomers stand in line meanwhile.
 4. Who can have no first token in time any more is refused, if somebody set it an objective: as soon
    as the queue's own pace says so. Others that are late are looked at once a second, so that what
    is freed is there for the next who can be in time.
@@ -106,6 +106,10 @@ class HoldQueue:
         """Count the service that a request gets, held before or not, for its tenant."""
         self._plan.charge(request)
 
+    def settle(self, request: RequestInfo, output_tokens: float) -> None:
+        """Count the output of a request that has ended, in place of what it was charged."""
+        self._plan.settle(request, output_tokens)
+
     def charge_told(self, share: Share) -> None:
         """Count the service that a request gets of another router."""
         self._plan.charge_told(share)
@@ -163,7 +167,9 @@ class HoldQueue:
             tickets, is_freed = self._planned(self._scene(now, endpoints)), now >= self._freed_s
             if is_freed:
                 self._freed_s = inf
-            num_vain = self._sweep.go(tickets, look, self._found, now=now, is_freed=is_freed)
+            num_vain = self._sweep.go(
+                tickets, look, self._found, now=now, is_freed=is_freed, endpoints=endpoints
+            )
             self._sweep.forget_gone(self._tickets)
             took_s = ORDER_S * num_held + LOOK_S * num_vain
             self._rests_until_s = now + REST_RATIO * took_s
@@ -251,7 +257,7 @@ class HoldQueue:
         if not self._has_room(ticket, num, num_bytes):
             return End.FULL
         while not self._has_room(ticket):
-            last = self._last()
+            last = self.occupancy.last
             self._refuse(last, End.DISPLACED, now)
             self._let_others_go(last, now)
         return None
@@ -261,11 +267,6 @@ class HoldQueue:
         settings, most_bytes = self.settings, self.settings.max_bytes + num_bytes
         is_below = len(self._tickets) < settings.max_requests + num
         return is_below and self.occupancy.num_bytes + ticket.num_bytes <= most_bytes
-
-    def _last(self) -> Ticket:
-        """Return the newest of the lowest priority."""
-        lowest = self.occupancy.lowest_priority
-        return next(t for t in reversed(self._tickets) if t.request.claim.priority == lowest)
 
     # --- time --------------------------------------------------------------------------------
 

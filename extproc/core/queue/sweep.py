@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from math import inf
 
 from extproc.core.queue.levels import level
 from extproc.core.queue.plan import flow_of
-from extproc.core.queue.precedence import AGAIN_S, HOLD_UP_S, Precedence
+from extproc.core.queue.precedence import AGAIN_S, HOLD_UP_S, Precedence, Reach
 from extproc.core.queue.settings import QueueSettings
 from extproc.core.queue.tickets import Ticket
-from extproc.core.types import Pick, Rejection, RequestInfo, Wait
+from extproc.core.types import EndpointView, Pick, Rejection, RequestInfo, Wait
 
 MAX_LOOKS = 16
 """Requests that one offer asks for in vain, half of them the first in order."""
+FLOW_LOOKS = MAX_LOOKS // 4
+"""Of those, how many one flow has before all others had theirs: clients may make as many kinds of
+requests as they like."""
 MAX_SENT = 256
 """Requests that one offer gives an endpoint: others come in between, and pods get no more new
 connections at once than they can accept."""
@@ -21,6 +25,7 @@ LATE_LOOK_S = 1.0
 """From one look at a request that is late to the next, give or take a half."""
 Look = Callable[[Ticket, float], Pick | Rejection | Wait]
 Settle = Callable[[Ticket, Pick | Rejection, float], None]
+_Flow = tuple[int, str]  # its priority and its name
 
 
 class Sweep:
@@ -36,10 +41,12 @@ class Sweep:
     def __init__(self, settings: QueueSettings, served: Callable[[int, str], float]) -> None:
         self._settings = settings
         self.next_s = inf
-        self._precedence = Precedence(served)
-        self._in_vain: set[object] = set()  # kinds that earlier offers of this sweep asked for
+        self._precedence, self._reach = Precedence(served), Reach()
+        # Flows by the kinds that were asked for in vain, since all of a flow's had been asked for.
+        self._in_vain: dict[object, _Flow] = {}
+        self._looks: Counter[_Flow] = Counter()  # in vain, in this round of the flows
         self._late: set[Ticket] = set()
-        self._since_s: dict[tuple[int, str], float] = {}  # when flows began to hold up others
+        self._since_s: dict[_Flow, float] = {}  # when flows began to hold up others
         self._spread = 0.0
 
     def configure(self, settings: QueueSettings) -> None:
@@ -49,8 +56,7 @@ class Sweep:
 
     def note(self, ticket: Ticket) -> None:
         """Have an offer made when a request is to be looked at."""
-        gives_up = ticket.is_refusable and self._settings.order == "newest"
-        late_s = ticket.late_s if gives_up else inf
+        late_s = ticket.late_s if ticket.is_refusable else inf
         self.next_s = min(self.next_s, ticket.look_s, late_s)
 
     def put_last(self, late: Sequence[Ticket], now: float) -> None:
@@ -61,7 +67,14 @@ class Sweep:
                 ticket.look_s = self._late_look_s(now)
 
     def go(
-        self, tickets: Iterable[Ticket], look: Look, settle: Settle, *, now: float, is_freed: bool
+        self,
+        tickets: Iterable[Ticket],
+        look: Look,
+        settle: Settle,
+        *,
+        now: float,
+        is_freed: bool,
+        endpoints: Sequence[EndpointView],
     ) -> int:
         """Go through the order; return how many requests were asked for in vain.
 
@@ -69,54 +82,62 @@ class Sweep:
             tickets: In order; those that have a result are passed over.
             settle: Takes what was found, before the next ticket is taken.
             is_freed: The first in order are asked for again.
+            endpoints: As they are now.
         """
         num_again = MAX_LOOKS // 2 if is_freed else 0
-        before, vain = self._in_vain, dict[object, float]()
-        self.next_s, num_sent, is_over = inf, 0, True
+        vain = dict[object, float]()
+        self.next_s, num_sent = inf, 0
         self._precedence.begin()
+        self._reach = Reach(endpoints)
         lasting = ((flow, at_s) for flow, at_s in self._since_s.items() if now < at_s + AGAIN_S)
         self._since_s = dict(lasting)
-        for ticket in tickets:
+        passed_over = list[Ticket]()
+        for ticket in self._in_rounds(tickets, passed_over):
             if ticket.result is not None:
                 continue
             if ticket in self._late and now < ticket.look_s:
                 self.note(ticket)
                 continue
-            kind = _kind(ticket)
-            if kind in vain or (kind in before and len(vain) >= num_again):
+            kind, is_again = _kind(ticket), len(vain) < num_again
+            if kind in vain or (kind in self._in_vain and not is_again):
                 self._put_off(ticket, vain.get(kind, inf), now)
                 self._hold_up_others(ticket, now)
                 continue
+            flow = _flow(ticket)
+            if not is_again and self._looks[flow] >= FLOW_LOOKS:
+                passed_over.append(ticket)
+                continue
             if len(vain) >= MAX_LOOKS or num_sent >= MAX_SENT:
-                is_over = False
+                self.next_s = now
                 break
-            behind_until_s = self._behind_until_s(ticket, now)
+            where = level(ticket, now, self._settings.ageing_s)
+            behind_until_s = self._behind_until_s(ticket.request, where, now)
             if behind_until_s > now:
                 self._put_off(ticket, behind_until_s, now)
                 continue
             result = look(ticket, now)
             if isinstance(result, Wait):
                 vain[kind] = result.until_s
+                self._in_vain[kind] = flow
+                self._looks[flow] += 1
                 self._keep(ticket, result, now)
             else:
                 num_sent += 1
-                self._since_s.pop(_flow(ticket), None)
+                self._since_s.pop(flow, None)
                 settle(ticket, result, now)
-        self._in_vain = set() if is_over else before | vain.keys()
-        if not is_over:
-            self.next_s = now
         return len(vain)
 
     def forget_gone(self, held: Collection[Ticket]) -> None:
         """Forget kinds of which nobody is held any more, once they are most of those that are
         remembered: while newcomers keep coming, a sweep may never be over."""
         if len(self._in_vain) > 2 * len(held):
-            self._in_vain &= {_kind(ticket) for ticket in held}
+            kinds = {_kind(ticket) for ticket in held}
+            self._in_vain = {kind: flow for kind, flow in self._in_vain.items() if kind in kinds}
+            self._looks &= Counter(dict.fromkeys(self._in_vain.values(), MAX_LOOKS))
 
     def behind_until_s(self, request: RequestInfo, *, now: float) -> float:
         """Return until when a newcomer has to let others go first; `now` if it has not."""
-        priority, flow = request.claim.priority, flow_of(request)
-        return self._precedence.behind_until_s(priority, priority, flow, now=now)
+        return self._behind_until_s(request, request.claim.priority, now)
 
     def holds_up(self, ticket: Ticket, now: float) -> bool:
         """Return whether others may have to let a request go first."""
@@ -126,11 +147,23 @@ class Sweep:
         """Have nobody let others go first until the next offer."""
         self._precedence.begin()
 
-    def _behind_until_s(self, ticket: Ticket, now: float) -> float:
+    def _in_rounds(self, tickets: Iterable[Ticket], passed_over: list[Ticket]) -> Iterator[Ticket]:
+        """Yield the tickets, and those that were passed over again, until there are none."""
+        while True:
+            yield from tickets
+            self._looks.clear()
+            flows = set(map(_flow, passed_over))
+            self._in_vain = {kind: flow for kind, flow in self._in_vain.items() if flow in flows}
+            if not passed_over:
+                return
+            tickets = passed_over.copy()
+            passed_over.clear()
+
+    def _behind_until_s(self, request: RequestInfo, where: int, now: float) -> float:
         if not self._precedence:
             return now
-        where, priority = level(ticket, now, self._settings.ageing_s), ticket.request.claim.priority
-        return self._precedence.behind_until_s(where, priority, flow_of(ticket.request), now=now)
+        priority, flow, reach = request.claim.priority, flow_of(request), self._reach.of(request)
+        return self._precedence.behind_until_s(where, priority, flow, reach, now=now)
 
     def _keep(self, ticket: Ticket, wait: Wait, now: float) -> None:
         """Let a request wait that was asked for in vain."""
@@ -148,7 +181,8 @@ class Sweep:
             since_s = self._since_s.setdefault(_flow(ticket), now)
             if now < since_s + HOLD_UP_S:
                 until_s = min(ticket.vain_s, since_s) + HOLD_UP_S
-                self._precedence.add(where, request.claim.priority, flow_of(request), until_s)
+                priority, flow = _flow(ticket)
+                self._precedence.add(where, priority, flow, until_s, self._reach.of(request))
 
     def _put_off(self, ticket: Ticket, until_s: float, now: float) -> None:
         """Have a request looked at again then, or before if it has a time of its own."""
@@ -166,5 +200,5 @@ def _kind(ticket: Ticket) -> Hashable:
     return ticket if ticket.kind is None else ticket.kind
 
 
-def _flow(ticket: Ticket) -> tuple[int, str]:
+def _flow(ticket: Ticket) -> _Flow:
     return ticket.request.claim.priority, flow_of(ticket.request)

@@ -360,6 +360,19 @@ def test_no_more_run_than_leaves_each_its_time_per_token() -> None:
     assert isinstance(result_of(views[0], claim=Claim(tpot_s=0.07)), Choice)
 
 
+@pytest.mark.parametrize("decode", [Decode(50, 0.06), Decode(50, 0.06, alone_s=0.01)])
+def test_a_time_per_token_that_no_endpoint_has_even_alone_keeps_no_request_waiting(
+    decode: Decode,
+) -> None:
+    busy = endpoint_view(1, num_pending=50, costs=Costs(decode=decode))
+    alone_s = decode.alone_s or decode.token_s / decode.num_running
+    faster = endpoint_view(2, num_pending=50, costs=Costs(decode=Decode(50, 0.03)))
+
+    assert isinstance(result_of(busy, claim=Claim(tpot_s=0.99 * alone_s)), Choice)
+    assert result_of(busy, claim=Claim(tpot_s=alone_s)) == Wait(inf, "room")
+    assert result_of(busy, faster, claim=Claim(tpot_s=0.99 * alone_s)) == Wait(inf, "room")
+
+
 def test_a_request_that_can_wait_leaves_the_last_slots_to_others_for_a_while() -> None:
     """Four slots, of which two are free: as many as vary by chance."""
     views = [endpoint_view(number, pending_by_adapter={"b": 1}, max_loras=2) for number in (1, 2)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 from extproc.core.claims import Claim
 from extproc.core.queue import HoldQueue, QueueSettings, Ticket
-from extproc.core.types import Pick, Reason, Rejection, RequestInfo, Wait
+from extproc.core.types import EndpointView, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import pick
 
 REST_S = 1.0
@@ -27,6 +28,7 @@ class Scene:
     woken: list[str] = field(default_factory=list)
     sent: list[str] = field(default_factory=list)
     now: float = 0.0
+    endpoints: Sequence[EndpointView] = ()
     calls: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -39,10 +41,15 @@ class Scene:
         ttft_s = fields.pop("ttft_s", None)
         rest_s, num_bytes = fields.pop("rest_s", 0.0), fields.pop("num_bytes", 0)
         give_up_s, goal_s = fields.pop("give_up_s", inf), fields.pop("goal_s", ttft_s)
-        adapter = fields.pop("adapter", None)
+        adapter, subset = fields.pop("adapter", None), fields.pop("subset", None)
         claim = Claim(ttft_s=ttft_s, **fields)
         request = RequestInfo(
-            model or name, adapter, request_id=name, arrived_at_s=self.now, claim=claim
+            model or name,
+            adapter,
+            request_id=name,
+            subset=subset,
+            arrived_at_s=self.now,
+            claim=claim,
         )
         ticket = Ticket(
             request,
@@ -71,7 +78,7 @@ class Scene:
         self.now += after_s
         self.room, before = room, len(self.sent)
         self.queue.freed(self.now)
-        self.queue.offer(self.look, now=self.now)
+        self.queue.offer(self.look, now=self.now, endpoints=self.endpoints)
         return self.sent[before:]
 
     @property

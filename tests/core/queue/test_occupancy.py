@@ -46,7 +46,9 @@ def test_the_counts_are_those_of_what_is_held(gone: list[Ticket], held: list[Tic
     claims = [each.request.claim for each in held]
     assert occupancy.num_by_claim == Counter((each.route, each.priority) for each in claims)
     assert occupancy.num_bytes == sum(each.num_bytes for each in held)
-    assert occupancy.lowest_priority == min((each.priority for each in claims), default=None)
+    if held:
+        *_, last = sorted(held, key=lambda each: -each.request.claim.priority)
+        assert occupancy.last is last
 
 
 def test_what_is_not_held_any_more_takes_no_memory() -> None:

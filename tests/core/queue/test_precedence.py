@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.claims import Claim
-from extproc.core.queue import QueueSettings
+from extproc.core.queue import QueueSettings, precedence
 from extproc.core.queue.plan import flow_of
-from extproc.core.queue.precedence import AGAIN_S, HOLD_UP_S, MAX_FIRST, Precedence
+from extproc.core.queue.precedence import AGAIN_S, HOLD_UP_S, MAX_FIRST, Precedence, Reach
 from extproc.core.queue.sweep import LATE_LOOK_S, MAX_LOOKS
 from extproc.core.types import RequestInfo
+from tests.builders import endpoint_view
 from tests.core.queue.scene import Scene
 
 SHORT_S = HOLD_UP_S / 5
@@ -221,14 +222,57 @@ def test_who_was_asked_for_by_an_earlier_offer_of_the_sweep_is_still_let_go_firs
 
 
 def test_the_first_flows_in_order_are_remembered_and_no_more() -> None:
-    precedence = Precedence(lambda _priority, flow: float(flow == GREEDY))
+    first = Precedence(lambda _priority, flow: float(flow == GREEDY))
     for number in range(MAX_FIRST):
-        precedence.add(0, 0, f"{number}", 1.0)
+        first.add(0, 0, f"{number}", 1.0, 1)
     for until_s in (2.0, 1.5):
-        precedence.add(0, 0, "0", until_s)
-    precedence.add(0, 0, "one more", 9.0)
+        first.add(0, 0, "0", until_s, 1)
+    first.add(0, 0, "one more", 9.0, 1)
 
-    assert precedence.behind_until_s(0, 0, GREEDY, now=0.0) == 2.0
+    assert first.behind_until_s(0, 0, GREEDY, 1, now=0.0) == 2.0
+
+
+# --- where they may go -----------------------------------------------------------------------
+
+PODS = [
+    endpoint_view(1, registered=frozenset({"slot", "also here"})),
+    endpoint_view(2, registered=frozenset({"elsewhere", "also here"})),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "subset", "is_behind"),
+    [
+        ("slot", None, True),
+        ("also here", None, True),
+        ("elsewhere", None, False),
+        ("also here", frozenset({PODS[1].address}), False),
+        ("also here", frozenset({pod.address for pod in PODS}), True),
+        ("unknown", None, True),
+    ],
+)
+def test_only_who_may_go_where_the_first_wants_to_lets_it_go_first(
+    model: str, subset: frozenset[str] | None, is_behind: bool
+) -> None:
+    scene = Scene(stuck=frozenset({"slot"}), endpoints=PODS)
+    scene.queue.charge(newcomer(GREEDY))
+    scene.hold(MODEST, "slot", tenant=MODEST)
+    scene.hold("more", model, tenant=GREEDY, subset=subset)
+    scene.free(9)
+    arrival = RequestInfo(model, subset=subset, claim=Claim(tenant=GREEDY))
+
+    assert scene.sent == ([] if is_behind else ["more"])
+    assert (scene.queue.behind_until_s(arrival, now=scene.now) > scene.now) is is_behind
+
+
+def test_where_many_requests_may_go_is_remembered_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precedence, "MAX_KNOWN", 2)
+    reach = Reach(PODS)
+
+    for _ in range(2):
+        for model, bits in (("slot", 1), ("elsewhere", 2), ("also here", 3), ("unknown", -1)):
+            assert reach.of(RequestInfo(model)) == bits
+            assert len(reach._known) <= 2
 
 
 # --- whatever happens ------------------------------------------------------------------------

@@ -127,6 +127,26 @@ def test_who_gets_nothing_holds_up_nobody_behind() -> None:
     assert len(scene.looked) <= num_offers * MAX_LOOKS + 1
 
 
+@pytest.mark.parametrize("num_flows", [1, MAX_LOOKS])
+def test_kinds_that_keep_coming_of_some_flows_leave_others_their_looks(num_flows: int) -> None:
+    """However many stand first and get nothing; the other one got nothing at first either."""
+    scene = Scene(QueueSettings(fair=False, order="first_come"))
+    scene.now = 1.0
+    scene.hold("other", tenant="other")
+    scene.stuck = frozenset({"other"})
+    for offer in range(10):
+        names = [f"{offer} {number}" for number in range(2 * MAX_LOOKS)]
+        scene.now = 0.0
+        for number, name in enumerate(names):
+            scene.hold(name, tenant=f"{number % num_flows}")
+        scene.now = 2.0 + offer * REST_S
+        scene.stuck |= set(names)
+        scene.free(1)
+        scene.stuck -= {"other"}
+
+    assert scene.sent == ["other"]
+
+
 def test_room_that_is_freed_meanwhile_is_offered_to_the_first_again() -> None:
     names = [f"stuck {number}" for number in range(3 * MAX_LOOKS)]
     scene = Scene(stuck=frozenset(names))
@@ -283,8 +303,9 @@ def test_one_that_cannot_be_in_time_is_refused_at_once() -> None:
     assert scene.held == ["b"]
 
 
-def test_one_that_is_late_meanwhile_is_refused_when_it_is() -> None:
-    scene = Scene()
+@pytest.mark.parametrize("order", ["newest", "first_come", "deadline", "clusters"])
+def test_one_that_is_late_meanwhile_is_refused_when_it_is(order: str) -> None:
+    scene = Scene(QueueSettings(order))
     scene.hold("a", ttft_s=0.5, rest_s=0.2)
     assert scene.calls == [pytest.approx(0.3)]
 
@@ -366,7 +387,7 @@ def test_one_that_was_held_as_long_as_it_may_is_refused() -> None:
 @pytest.mark.parametrize("order", ["first_come", "deadline", "clusters"])
 def test_an_order_that_gives_up_nobody_asks_for_no_one_because_it_is_late(order: str) -> None:
     scene = Scene(QueueSettings(order=order))
-    scene.hold("late", ttft_s=1.0)
+    scene.hold("late", goal_s=1.0)
     scene.free(0, after_s=2.0)
 
     assert scene.held == ["late"]

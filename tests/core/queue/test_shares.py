@@ -134,7 +134,7 @@ def test_what_others_tell_of_priorities_that_are_not_seen_here_takes_no_memory()
 
 def test_without_fairness_nothing_that_is_told_counts() -> None:
     plan = Plan(QueueSettings(fair=False))
-    plan.counters[0].charge("r a", 1.0)
+    plan.counters[0].add("r a", 1.0)
     plan.charge_told(Share("r t", 0, 9.0))
 
     assert len(plan.counters[0]) == 1
@@ -152,3 +152,26 @@ def test_a_share_is_what_the_request_is_charged_here() -> None:
 
     assert share == Share("r t", 3, cost(100, EXPECTED_OUTPUT_TOKENS) / 2)
     assert plan.counters[3].counter("r t") == share.tokens
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1000])
+def test_at_its_end_a_request_has_been_charged_for_the_output_that_it_had(num_tokens: int) -> None:
+    claim = Claim(route="r", tenant="t", priority=3, weight=2.0)
+    info, plan = request(body_bytes=int(100 * BYTES_PER_TOKEN), claim=claim), Plan(QueueSettings())
+    plan.charge(info)
+    plan.settle(info, num_tokens)
+
+    assert plan.counters[3].counter("r t") == cost(100, num_tokens) / 2
+
+
+@pytest.mark.parametrize(
+    ("claim", "settings"),
+    [(Claim(), QueueSettings()), (Claim(tenant="t"), QueueSettings(fair=False))],
+)
+def test_an_output_counts_for_nobody_where_nobody_was_charged(
+    claim: Claim, settings: QueueSettings
+) -> None:
+    plan = Plan(settings)
+    plan.settle(request(claim=claim), 1000)
+
+    assert not plan.counters
