@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from extproc.config.base import Section
 
@@ -44,6 +44,20 @@ class ObjectivesConfig(Section):
     )
 
 
+class TargetConfig(Section):
+    """A model that requests of a route are sent for."""
+
+    model: _Model = Field(description="Name that pods know, adapter or base model. Live.")
+    weight: float | None = Field(
+        None,
+        ge=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="Share of the requests, against those of the other targets. If none has one, "
+        "all are equal; if some do, those without get nothing, as with 0. Live.",
+    )
+
+
 class RouteConfig(Section):
     """Models whose requests belong together, in the order in which their patterns are tried."""
 
@@ -57,6 +71,13 @@ class RouteConfig(Section):
         description="What clients write in `model`: names, and patterns in which `*` stands for "
         "anything. A name counts before all patterns, and the first pattern that matches counts; "
         f"at most {MAX_PATTERNS} patterns in all routes. Live.",
+    )
+    targets: tuple[TargetConfig, ...] = Field(
+        (),
+        max_length=100,
+        description="What pods read in place of what clients write: aliases and canaries. For "
+        "models listed by name, or for `*` alone: that is every model without a route of its own "
+        "with targets, and bodies without a `model`. Live.",
     )
     priority: int | None = Field(
         None,
@@ -112,6 +133,20 @@ class RouteConfig(Section):
             if model != model.strip() or "**" in model:
                 raise ValueError(f"{model!r}: must have no blanks at its ends and no ** in it")
         return value
+
+    @model_validator(mode="after")
+    def _targets_fit(self) -> RouteConfig:
+        targets = self.targets
+        if not targets:
+            return self
+        if any("*" in model for model in self.models) and self.models != ("*",):
+            raise ValueError("targets: need models listed by name, or * alone")
+        if any("*" in target.model for target in targets):
+            raise ValueError("targets: a target must be the name of a model, without *")
+        weights = [target.weight for target in targets]
+        if not any(weights) and weights != [None] * len(weights):
+            raise ValueError("targets: one must have a weight above 0")
+        return self
 
 
 def check_routes(routes: Iterable[RouteConfig]) -> None:

@@ -54,8 +54,8 @@ def read_hints(headers: Mapping[str, str], trusted: Collection[str]) -> Hints:
         _name(headers, FAIRNESS_ID) if "fairness_id" in trusted else "",
         _milliseconds(headers, SLO_TTFT_MS) if with_slo else None,
         _milliseconds(headers, SLO_TPOT_MS) if with_slo else None,
-        _model(headers) if "model_rewrite" in trusted else "",
         tuple(sorted(CONTROL_HEADERS.intersection(headers))),
+        _model(headers) if "model_rewrite" in trusted else "",
     )
 
 

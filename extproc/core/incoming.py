@@ -7,7 +7,7 @@ once where the body waits for it (BUFFERED, BUFFERED_PARTIAL).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
 from extproc.core import messages as m
@@ -21,7 +21,7 @@ from extproc.core.messages import BodyMode
 from extproc.core.openai import check_model
 from extproc.core.ports import StreamSettings
 from extproc.core.routes import GENERATING_PATHS, Route, RouteKind, RouteTable, match_without_path
-from extproc.core.types import Pick, Rejection, RequestInfo
+from extproc.core.types import Pick, Reason, Rejection, RequestInfo
 
 _AT_ONCE = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
 _IN_CHUNKS = (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
@@ -48,12 +48,19 @@ class Incoming:
     """A request to be routed; raises RequestError if its headers alone are wrong."""
 
     __slots__ = (
-        *("_arrived_at_s", "_has_body", "_has_trailers", "_hints", "_is_complete", "_mode"),
+        *("_arrived_at_s", "_has_body", "_has_length", "_has_trailers", "_hints"),
+        *("_is_complete", "_may_rewrite", "_mode", "_new_body", "_written"),
         *("_request_id", "_route", "_session", "_subset", "reader"),
     )
 
     def __init__(
-        self, event: m.RequestHeaders, route: Route, settings: StreamSettings, now: float
+        self,
+        event: m.RequestHeaders,
+        route: Route,
+        settings: StreamSettings,
+        now: float,
+        *,
+        may_rewrite: bool = False,
     ) -> None:
         headers, name = event.headers, settings.session_header
         session = None if name is None else headers.get(name) or None
@@ -62,6 +69,12 @@ class Incoming:
         self._has_body = not event.end_of_stream and self._mode is not BodyMode.NONE
         self._is_complete = event.end_of_stream
         self._has_trailers = False
+        self._hints = read_hints(headers, settings.trusted_headers)
+        is_named = route.kind is not RouteKind.STORED_RESPONSE
+        self._may_rewrite = is_named and (may_rewrite or bool(self._hints.model_rewrite))
+        self._new_body: bytes | None = None
+        self._written = ""
+        self._has_length = "content-length" in headers
         self.reader = BodyReader(
             route,
             headers.get("content-type", ""),
@@ -71,7 +84,6 @@ class Incoming:
             is_echoed=self._mode is BodyMode.FULL_DUPLEX_STREAMED,
         )
         _check_length(headers.get("content-length", ""), settings.max_body_bytes)
-        self._hints = read_hints(headers, settings.trusted_headers)
         if route.kind is RouteKind.STORED_RESPONSE:
             if session is None:
                 raise RequestError(rejections.STORED_RESPONSE)
@@ -110,8 +122,14 @@ class Incoming:
                 raise RequestError(rejections.BODY_NOT_SENT)
             self._mode, self._has_body = BodyMode.BUFFERED, True
             keeps_response = settings.uses_response_phases
-            return [m.ContinueHeaders(ask_for_body=True, keeps_response=keeps_response)]
-        return [m.ContinueHeaders()] if self._mode in _AT_ONCE else []
+            answer: list[m.Command] = [
+                m.ContinueHeaders(ask_for_body=True, keeps_response=keeps_response)
+            ]
+        else:
+            answer = [m.ContinueHeaders()] if self._mode in _AT_ONCE else []
+        if self._may_rewrite and self._mode is not BodyMode.STREAMED:
+            self.reader.keep()
+        return answer
 
     # --- body --------------------------------------------------------------------------------
 
@@ -162,8 +180,39 @@ class Incoming:
     def model(self) -> str | None:
         """Return the model, once all chunks so far are read; None where more have to come.
 
-        Raises RequestError if there is none, or the body is malformed.
+        "" for a stored response, and for a body without one that may get one: see `rewrite`.
+        Raises RequestError for any other without one, or if the body is malformed.
         """
+        try:
+            return self._model()
+        except RequestError as error:
+            if self._may_rewrite and error.rejection.reason is Reason.MISSING_MODEL:
+                return ""
+            raise
+
+    def rewrite(self, model: str, target_of: Callable[[str, str], str]) -> str:
+        """Return the model for the pod, which its body names from now on.
+
+        Args:
+            model: Of `model` or `model_of_headers`.
+            target_of: Returns the model for the pod, given the client's and the header's.
+
+        Raises:
+            RequestError: 500 if the body is not ours to change; 400 without any model.
+        """
+        if not self._may_rewrite:
+            return model
+        target = target_of(model, self._hints.model_rewrite)
+        if target == model:
+            self.reader.leave()
+            return target or check_model(None)
+        has_all = self._is_complete or self._mode is not BodyMode.BUFFERED_PARTIAL
+        if not (self._has_body and has_all) or self._mode is BodyMode.STREAMED:
+            raise RequestError(rejections.NOT_REWRITABLE)
+        self._written, self._new_body = model, self.reader.rewrite(target)
+        return target
+
+    def _model(self) -> str | None:
         reader, mode = self.reader, self._mode
         if mode is BodyMode.BUFFERED_PARTIAL and not self._is_complete:
             return reader.model_of_part()
@@ -175,7 +224,10 @@ class Incoming:
         return reader.model() if self.is_over else None
 
     def info(self, model: str, *, with_hashes: bool = False) -> RequestInfo:
-        """Return the facts for the choice of an endpoint; takes the prompt from the reader."""
+        """Return the facts for the choice of an endpoint; takes the prompt from the reader.
+
+        `model` is the pod's, as `rewrite` returns it.
+        """
         prompt, path = self.reader.take_prompt(), self._route.path
         with_hashes = with_hashes and path in GENERATING_PATHS
         return RequestInfo(
@@ -189,6 +241,7 @@ class Incoming:
             arrived_at_s=self._arrived_at_s,
             hints=self._hints,
             prefix_hashes=prefix_hashes(model, b"".join(prompt)) if with_hashes else (),
+            written=self._written,
         )
 
     # --- answers -----------------------------------------------------------------------------
@@ -204,13 +257,15 @@ class Incoming:
         """Let the parts so far go on to the pick's endpoint."""
         if not self._has_body:
             return [m.ContinueHeaders(pick), *self._trailers()]
+        body, self._new_body = self._new_body, None
+        length = None if body is None or not self._has_length else len(body)
         if self._mode in _AT_ONCE:
-            return [m.ContinueBody(pick), *self._trailers()]
+            return [m.ContinueBody(pick, body, length), *self._trailers()]
         if self._mode is BodyMode.STREAMED:
             return [m.ContinueHeaders(pick), *self.release_read()]
         is_last = not self._has_trailers
         echo = [m.EchoBody(data, last and is_last) for data, last in self.reader.pieces()]
-        return [m.ContinueHeaders(pick), *echo, *self._trailers()]
+        return [m.ContinueHeaders(pick, length), *echo, *self._trailers()]
 
     def release_read(self) -> list[m.Command]:
         """Let the chunks read so far go on, and the trailers once all are read."""

@@ -119,14 +119,17 @@ class ContinueHeaders(Struct, frozen=True):
     """Let the request's headers go on: to the pick's endpoint, or undecided (None)."""
 
     pick: Pick | None = None  # sets the destination header and metadata
+    content_length: int | None = None  # of a body that we change; None leaves the header alone
     ask_for_body: bool = False  # override the body mode to BUFFERED for this request
     keeps_response: bool = False  # with `ask_for_body`: the response phases are still wanted
 
 
 class ContinueBody(Struct, frozen=True):
-    """Let a body message go on unchanged; with a pick, its destination is set now."""
+    """Let a body message go on; with a pick, its destination is set now."""
 
     pick: Pick | None = None
+    body: bytes | None = None  # goes on in its place; only with a pick
+    content_length: int | None = None  # as in `ContinueHeaders`
 
 
 class EchoBody(Struct, frozen=True):

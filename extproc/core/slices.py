@@ -64,7 +64,8 @@ class SliceReader:
 
 def with_values(data: bytes, places: Sequence[Place], value: bytes) -> bytes:
     """Return a body with another value at each of these places, which are in order."""
-    pieces, at = [], 0
+    pieces: list[bytes] = []
+    at = 0
     for begin, end in places:
         pieces += (data[at:begin], value)
         at = end

@@ -149,7 +149,9 @@ class Stream:
                 return self._reject(answer, now)
             return self._reply(answer, now)
         self._tells_modes = event.body_mode is not None
-        incoming = self._incoming = Incoming(event, route, self._settings, now)
+        may_rewrite = self._dispatcher.may_rewrite
+        incoming = Incoming(event, route, self._settings, now, may_rewrite=may_rewrite)
+        self._incoming = incoming
         model = incoming.model_of_headers(event.model)
         if model is not None:
             return self._decide(model, now)
@@ -184,8 +186,9 @@ class Stream:
         return None, []
 
     def _decide(self, model: str, now: float) -> _Step:
-        with_hashes = self._dispatcher.uses_prefix_hashes
-        self._request = self._incoming.info(model, with_hashes=with_hashes)
+        incoming, dispatcher = self._incoming, self._dispatcher
+        model = incoming.rewrite(model, dispatcher.target_of)
+        self._request = incoming.info(model, with_hashes=dispatcher.uses_prefix_hashes)
         return self._ask(now)
 
     def _ask(self, now: float) -> _Step:

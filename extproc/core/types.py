@@ -55,6 +55,7 @@ class Reason(StrEnum):
     NO_ENDPOINTS = "no_endpoints"
     RANK_TOO_HIGH = "rank_too_high"
     BODY_NOT_SENT = "body_not_sent"  # Envoy's configuration keeps the model from us
+    NOT_REWRITABLE = "model_not_rewritable"  # it lets us read the model, and not rewrite it
 
 
 class Endpoint(Struct, frozen=True):
@@ -189,8 +190,8 @@ class Hints(Struct, frozen=True):
     fairness_id: str = ""  # the tenant that the request counts for
     slo_ttft_ms: float | None = None  # wanted time to the first token; None where not given
     slo_tpot_ms: float | None = None  # wanted time per output token; None where not given
-    model_rewrite: str = ""  # the model that pods shall read, where no rule says one
     header_names: tuple[str, ...] = ()  # the control headers present; no endpoint sees them
+    model_rewrite: str = ""  # the model that pods shall read, where no rule says one
 
 
 NO_HINTS = Hints()

@@ -76,15 +76,28 @@ class Encoder:
 
     def _continue_headers(self, command: m.ContinueHeaders) -> bytes:
         if command.pick is not None:
-            return self._routed(m.ContinueHeaders, command.pick)
+            text = self._routed(m.ContinueHeaders, command.pick)
+            if command.content_length is None:
+                return text
+            response = pb.ProcessingResponse.FromString(text)
+            _set_length(response.request_headers.response, command.content_length)
+            return _encoded(response)
         if command.ask_for_body:
             return _ask_for_body(command)
         return _PLAIN_HEADERS
 
     def _continue_body(self, command: m.ContinueBody) -> bytes:
-        if command.pick is not None:
-            return self._routed(m.ContinueBody, command.pick)
-        return _PLAIN_BODY
+        if command.pick is None:
+            return _PLAIN_BODY
+        text = self._routed(m.ContinueBody, command.pick)
+        if command.body is None:
+            return text
+        response = pb.ProcessingResponse.FromString(text)
+        common = response.request_body.response
+        common.body_mutation.body = command.body
+        if command.content_length is not None:
+            _set_length(common, command.content_length)
+        return _encoded(response)
 
     def _routed(self, kind: type, pick: Pick) -> bytes:
         """Encode a response that sets a destination.
@@ -159,6 +172,10 @@ def _set_header(mutation: pb.HeaderMutation, name: str, value: bytes) -> None:
     option = mutation.set_headers.add()
     option.header.key, option.header.raw_value = name, value
     option.append_action = _OVERWRITE
+
+
+def _set_length(common: pb.CommonResponse, content_length: int) -> None:
+    _set_header(common.header_mutation, "content-length", b"%d" % content_length)
 
 
 def _ask_for_body(command: m.ContinueHeaders) -> bytes:

@@ -77,12 +77,15 @@ PLACES = [
     (b'{"model":1,"model":"a"}', b'{"model":"b","model":"b"}'),
     (b'{"model":[1,{"model":2}],"model":"a"}', b'{"model":"b","model":"b"}'),
     (b'{"model":"' + 2000 * b"x" + b'","model":"a"}', b'{"model":"b","model":"b"}'),
-    (b'{"x":{"model":"c"},"y":"model","model":"a"}', b'{"x":{"model":"c"},"y":"model","model":"b"}'),
+    (
+        b'{"x":{"model":"c"},"y":"model","model":"a"}',
+        b'{"x":{"model":"c"},"y":"model","model":"b"}',
+    ),
     (b'{"model":null}', b'{"model":"b"}'),
     (b'{"model":"","x":NaN}', b'{"model":"b","x":NaN}'),
     (b'{"x":1}', b'{"model":"b","x":1}'),
     (b'{"x":"\\u0000"}', b'{"model":"b","x":"\\u0000"}'),
-    (b' { } ', b' {"model":"b" } '),
+    (b" { } ", b' {"model":"b" } '),
     (b'\xef\xbb\xbf{"x":{"model":"a"}}', b'\xef\xbb\xbf{"model":"b","x":{"model":"a"}}'),
 ]
 
