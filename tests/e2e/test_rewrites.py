@@ -48,8 +48,7 @@ class Gateway:
 
     @property
     def is_epp(self) -> bool:
-        """Whether responses name what the client wrote, and the header that names a model counts.
-        """
+        """Whether responses name what the client wrote, and its header counts."""
         return self.kind == "epp"
 
 
