@@ -17,14 +17,13 @@ from extproc.core.body import BodyReader
 from extproc.core.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.core.errors import ProtocolError, RequestError
 from extproc.core.hints import read_hints
-from extproc.core.messages import BodyMode
+from extproc.core.messages import IN_CHUNKS, BodyMode
 from extproc.core.openai import check_model
 from extproc.core.ports import StreamSettings
 from extproc.core.routes import GENERATING_PATHS, Route, RouteKind, RouteTable, match_without_path
 from extproc.core.types import Pick, Reason, Rejection, RequestInfo
 
 _AT_ONCE = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
-_IN_CHUNKS = (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
 
 def match_route(event: m.RequestHeaders, routes: RouteTable) -> Route | Rejection:
@@ -168,7 +167,7 @@ class Incoming:
 
         Raises ProtocolError if the request was complete, and RequestError as `add`.
         """
-        is_possible = self._mode in _IN_CHUNKS or isinstance(part, m.RequestTrailers)
+        is_possible = self._mode in IN_CHUNKS or isinstance(part, m.RequestTrailers)
         if self._is_complete or self._has_trailers or not is_possible:
             raise ProtocolError("more of a request that is complete")
         self.add(part)

@@ -27,6 +27,9 @@ class BodyMode(Enum):
     FULL_DUPLEX_STREAMED = 4
 
 
+IN_CHUNKS = (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+"""Modes in which a body comes in several messages."""
+
 # --- events ---------------------------------------------------------------------------------
 
 
@@ -73,6 +76,8 @@ class ResponseHeaders(Struct, frozen=True):
     end_of_stream: bool = False  # the response has no body
     served_by: str | None = None  # the address that served, where the data plane reports it
     body_mode: BodyMode | None = None  # of the response, where this is the stream's first event
+    content_type: str = ""
+    content_encoding: str = ""
 
 
 class ResponseBody(Struct, frozen=True):
@@ -144,11 +149,15 @@ class ContinueTrailers(Struct, frozen=True):
 
 
 class ContinueResponseHeaders(Struct, frozen=True):
-    """Let the response's headers go on unchanged."""
+    """Let the response's headers go on."""
+
+    drops_length: bool = False  # without `content-length`: we change the body
 
 
 class ContinueResponseBody(Struct, frozen=True):
-    """Let a response body message go on unchanged."""
+    """Let a response body message go on."""
+
+    body: bytes | None = None  # goes on in its place
 
 
 class EchoResponseBody(Struct, frozen=True):
