@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -47,9 +48,9 @@ class Gateway:
     client: Client
 
     @property
-    def is_epp(self) -> bool:
-        """Whether responses name what the client wrote, and its header counts."""
-        return self.kind == "epp"
+    def restores(self) -> bool:
+        """Whether responses name what the client wrote."""
+        return self.kind in ("epp", "full-duplex")
 
 
 SMOKE = [pytest.param(kind, marks=pytest.mark.smoke) for kind in ("buffered", "epp")]
@@ -72,7 +73,7 @@ async def gateway(
             envoy = await stack.enter_async_context(EnvoyProcess(text))
             await eventually(lambda: has_checked(envoy))
         else:
-            router = RouterProcess(config(pods, allow_mode_override=asks))
+            router = RouterProcess(config(pods, allow_mode_override=asks, restore_model=True))
             await stack.enter_async_context(router)
             mode = Mode.FULL_DUPLEX if kind == "full-duplex" else Mode.ORIGINAL_DST
             body = RequestBody.STREAMED_STRICT if asks else RequestBody(kind)
@@ -102,7 +103,7 @@ async def test_an_alias_is_served_by_its_target_and_the_length_is_right(
     answer = await gateway.client.chat(alias, padding_bytes=padding_bytes)
 
     assert (answer.status, answer.served_by) == (200, "pod-1")
-    assert answer.json["model"] == (alias if gateway.is_epp else "only-1")
+    assert answer.json["model"] == (alias if gateway.restores else "only-1")
     new_length = len(chat("only-1", padding_bytes=padding_bytes))
     assert seen_by(pods[1]).get("content-length", str(new_length)) == str(new_length)
 
@@ -133,6 +134,33 @@ async def test_other_models_go_on_as_they_are(gateway: Gateway) -> None:
 
     assert [answer.served_by for answer in answers] == ["pod-0", "pod-2"]
     assert [answer.json["model"] for answer in answers] == ["only-0", "only-2"]
+
+
+MODELS = re.compile(rb'"model": ?"([^"]*)"')
+
+
+@pytest.mark.parametrize(
+    ("path", "question"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+    ],
+)
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_responses_differ_from_the_pod_s_own_in_their_model_alone(
+    gateway: Gateway, path: str, question: dict[str, Any], is_streamed: bool
+) -> None:
+    body = {**question, "max_tokens": 20, "stream": is_streamed}
+    answers = [
+        await gateway.client.request("POST", path, json.dumps({**body, "model": model}).encode())
+        for model in ("only-1", LONG)
+    ]
+
+    plain, alias = (set(MODELS.findall(answer.body)) for answer in answers)
+    assert plain == {b"only-1"}
+    assert alias == ({LONG.encode()} if gateway.restores else {b"only-1"})
+    assert len({len(answer.body.splitlines()) for answer in answers}) == 1
 
 
 @pytest.mark.parametrize("gateway", SMOKE, indirect=True)
@@ -171,7 +199,7 @@ async def test_a_header_rewrites_where_it_is_trusted_and_no_pod_sees_it(
     answer = await gateway.client.chat("only-0", headers=REWRITE)
     by_rule = await gateway.client.chat("s", headers=REWRITE)
 
-    expected = "pod-2" if gateway.is_epp else "pod-0"
+    expected = "pod-2" if gateway.kind == "epp" else "pod-0"
     assert (answer.served_by, by_rule.served_by) == (expected, "pod-1")
     assert not seen_by(pods[1]).keys() & REWRITE.keys()
     assert answer.json["model"] == "only-0"
