@@ -55,6 +55,10 @@ class Dispatcher:
         """Whether there are rules, or versions of adapters."""
         return self.rewrites.is_active
 
+    def concerns(self, model: str) -> bool:
+        """Return whether a model has a rule or another name on pods."""
+        return self.rewrites.concerns(model)
+
     def target_of(self, model: str, hinted: str) -> str:
         """Return the model that the pod shall read."""
         return self.rewrites.target(model, hinted)

@@ -8,7 +8,7 @@ buffers; the rest must then name the same model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import Raw
 
@@ -49,7 +49,7 @@ class BodyReader:
 
     __slots__ = (
         *("_allows_stored", "_at", "_content_type", "_early_bytes", "_is_echoed", "_is_gathering"),
-        *("_finds_places", "_is_kept"),
+        *("_concerns", "_is_kept"),
         *(
             "_kept",
             "_max_bytes",
@@ -80,7 +80,7 @@ class BodyReader:
         self._early_bytes = early_bytes
         self._is_echoed = is_echoed
         self._is_kept = is_echoed
-        self._finds_places = False
+        self._concerns: Callable[[str], bool] | None = None
         self._reader: JsonReader | FormReader | None = None
         self._unread: list[bytes | memoryview] = []
         self._at = 0  # how much of the first unread chunk has been read
@@ -97,9 +97,12 @@ class BodyReader:
         """Whether all that came has been read."""
         return not self._unread
 
-    def keep(self) -> None:
-        """Keep the body, of which nothing has come yet, until `rewrite` or `leave`."""
-        self._is_kept = self._finds_places = True
+    def keep(self, concerns: Callable[[str], bool]) -> None:
+        """Keep the body, of which nothing has come yet, until `rewrite` or `leave`.
+
+        `concerns` returns whether `rewrite` may come, for a model; "" stands for none.
+        """
+        self._is_kept, self._concerns = True, concerns
 
     def add(self, data: bytes | memoryview) -> None:
         """Add a chunk for `read`; raise RequestError (413) if it exceeds the limit."""
@@ -246,11 +249,7 @@ class BodyReader:
     def _made_reader(self) -> JsonReader | FormReader:
         if self._reader is None:
             is_form = self._route.kind is RouteKind.INFERENCE_FORM
-            self._reader = (
-                FormReader(self._content_type)
-                if is_form
-                else JsonReader(finds_places=self._finds_places)
-            )
+            self._reader = FormReader(self._content_type) if is_form else JsonReader(self._concerns)
         return self._reader
 
     def _model_if_seen(self) -> str | None:

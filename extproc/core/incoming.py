@@ -44,11 +44,15 @@ def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 class Incoming:
-    """A request to be routed; raises RequestError if its headers alone are wrong."""
+    """A request to be routed; raises RequestError if its headers alone are wrong.
+
+    Args:
+        concerns: Returns whether a model, "" for none, may be rewritten; None: no model may.
+    """
 
     __slots__ = (
         *("_arrived_at_s", "_has_body", "_has_length", "_has_trailers", "_hints"),
-        *("_is_complete", "_may_rewrite", "_mode", "_new_body", "_written"),
+        *("_concerns", "_is_complete", "_mode", "_new_body", "_written"),
         *("_request_id", "_route", "_session", "_subset", "reader"),
     )
 
@@ -59,7 +63,7 @@ class Incoming:
         settings: StreamSettings,
         now: float,
         *,
-        may_rewrite: bool = False,
+        concerns: Callable[[str], bool] | None = None,
     ) -> None:
         headers, name = event.headers, settings.session_header
         session = None if name is None else headers.get(name) or None
@@ -69,8 +73,9 @@ class Incoming:
         self._is_complete = event.end_of_stream
         self._has_trailers = False
         self._hints = read_hints(headers, settings.trusted_headers)
-        is_named = route.kind is not RouteKind.STORED_RESPONSE
-        self._may_rewrite = is_named and (may_rewrite or bool(self._hints.model_rewrite))
+        self._concerns = _every if self._hints.model_rewrite else concerns
+        if route.kind is RouteKind.STORED_RESPONSE:
+            self._concerns = None
         self._new_body: bytes | None = None
         self._written = ""
         self._has_length = "content-length" in headers
@@ -126,8 +131,8 @@ class Incoming:
             ]
         else:
             answer = [m.ContinueHeaders()] if self._mode in _AT_ONCE else []
-        if self._may_rewrite and self._mode is not BodyMode.STREAMED:
-            self.reader.keep()
+        if self._concerns is not None and self._mode is not BodyMode.STREAMED:
+            self.reader.keep(self._concerns)
         return answer
 
     # --- body --------------------------------------------------------------------------------
@@ -185,7 +190,7 @@ class Incoming:
         try:
             return self._model()
         except RequestError as error:
-            if self._may_rewrite and error.rejection.reason is Reason.MISSING_MODEL:
+            if self._concerns is not None and error.rejection.reason is Reason.MISSING_MODEL:
                 return ""
             raise
 
@@ -199,7 +204,7 @@ class Incoming:
         Raises:
             RequestError: 500 if the body is not ours to change; 400 without any model.
         """
-        if not self._may_rewrite:
+        if self._concerns is None:
             return model
         target = target_of(model, self._hints.model_rewrite)
         if target == model:
@@ -273,6 +278,10 @@ class Incoming:
 
     def _trailers(self) -> list[m.Command]:
         return [m.ContinueTrailers()] if self._has_trailers else []
+
+
+def _every(_model: str) -> bool:
+    return True
 
 
 def _check_length(content_length: str, limit: int) -> None:

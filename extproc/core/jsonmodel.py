@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import astuple
@@ -92,8 +93,8 @@ class JsonReader(SliceReader):
     """One body, slice by slice. Keeps at most one unfinished key or model name of it.
 
     Args:
-        finds_places: `places` and `rewritten` are wanted; a small body with several keys `model`
-            is then read in slices.
+        needs_places: Returns whether `places` and `rewritten` are wanted of a small body with this
+            model, "" for none; one with several keys `model` is then read in slices. None: never.
         enters: Keys of objects whose members count as top-level ones.
 
     Attributes:
@@ -116,10 +117,13 @@ class JsonReader(SliceReader):
     _behind_skipped: State
 
     def __init__(
-        self, *, finds_places: bool = False, enters: frozenset[bytes] = frozenset()
+        self,
+        needs_places: Callable[[str], bool] | None = None,
+        *,
+        enters: frozenset[bytes] = frozenset(),
     ) -> None:
         self._read = JsonReader._start
-        self._finds_places = finds_places
+        self._needs_places = needs_places
         self._enters = enters
         self.places: list[Place] = []
 
@@ -172,9 +176,11 @@ class JsonReader(SliceReader):
         except (ValueError, RecursionError):
             return False
         self.prompt = astuple(members)[2:]
-        if self._finds_places and not self._found_place(data, members.model):
+        model, needs_places = members.model, self._needs_places
+        is_needed = needs_places is not None and needs_places(model or "")
+        if is_needed and not self._found_place(data, model):
             return False
-        self._model = members.model
+        self._model = model
         if members.previous_response_id is not None:
             self.refers_back = True
         self.is_whole = True

@@ -24,6 +24,9 @@ class Dispatcher(Protocol):
     def may_rewrite(self) -> bool:
         """Whether `target_of` may return another model for a request without a header for it."""
 
+    def concerns(self, model: str) -> bool:
+        """Return whether it may do so for this model, "" for none."""
+
     def target_of(self, model: str, hinted: str) -> str:
         """Return the model that the pod shall read; once for each request.
 

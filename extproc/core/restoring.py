@@ -64,7 +64,7 @@ class JsonRestorer:
     def __init__(self, served: str, written: str) -> None:
         self._served = served
         self.value = msgspec.json.encode(written)
-        self._reader = JsonReader(finds_places=True, enters=_ENTERED)
+        self._reader = JsonReader(lambda _model: True, enters=_ENTERED)
         self._num_bytes = self._num_places = 0
         self._kept = b""
         self.place: Place | None = None

@@ -78,6 +78,12 @@ class Rewrites:
         """Whether a request without a header of its own may be rewritten."""
         return bool(self._exact) or self._generic is not None or self.serving is not None
 
+    def concerns(self, model: str) -> bool:
+        """Return whether `target` may return another name, for a request without a header."""
+        if model in self._exact or self._generic is not None:
+            return True
+        return bool(model) and self.serving is not None and self.serving(model) != model
+
     def target(self, model: str, hinted: str = "") -> str:
         """Return the name for the pod; to be asked once for each request, as it may be drawn.
 

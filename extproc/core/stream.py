@@ -160,8 +160,8 @@ class Stream:
                 return self._reject(answer, now)
             return self._reply(answer, now)
         self._tells_modes = event.body_mode is not None
-        may_rewrite = self._dispatcher.may_rewrite
-        incoming = Incoming(event, route, self._settings, now, may_rewrite=may_rewrite)
+        concerns = self._dispatcher.concerns if self._dispatcher.may_rewrite else None
+        incoming = Incoming(event, route, self._settings, now, concerns=concerns)
         self._incoming = incoming
         model = incoming.model_of_headers(event.model)
         if model is not None:

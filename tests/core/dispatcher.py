@@ -45,6 +45,9 @@ class FakeDispatcher:
     def may_rewrite(self) -> bool:
         return bool(self.targets)
 
+    def concerns(self, model: str) -> bool:
+        return model in self.targets
+
     def target_of(self, model: str, hinted: str) -> str:
         self.asked_targets.append((model, hinted))
         return self.targets.get(model, hinted or model)

@@ -148,6 +148,14 @@ def test_the_usual_stream_is_read_once_and_then_known_by_its_beginning() -> None
     assert made._beginning == f'data: {BEFORE}"p"'.encode()
 
 
+def test_a_part_of_a_known_event_is_read_like_any() -> None:
+    made = EventRestorer("p", "c")
+    event = f'data: {BEFORE}"p","x":1}}\n\n'.encode()
+    parts = [made.feed(event), made.feed(event[:-1]), made.feed(event[-1:])]
+
+    assert parts[0] == parts[1] + parts[2] == event.replace(b'"p"', b'"c"')
+
+
 def test_bytes_go_on_as_they_come_but_for_a_part_of_the_model() -> None:
     made: Restorer = EventRestorer("p", "c")
     assert made.feed(b'data: {"x":1,"mo') == b'data: {"x":1,"mo'

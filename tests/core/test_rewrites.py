@@ -107,6 +107,16 @@ def test_versions_alone_make_it_active() -> None:
     assert plain.is_active
 
 
+def test_what_it_concerns_is_known_without_drawing() -> None:
+    named, every, served = rewrites(alias("x", "a")), rewrites(alias("x")), rewrites()
+    served.serving = lambda name: "a@2" if name == "a" else name
+    models = ("a", "b", "")
+
+    assert [named.concerns(model) for model in models] == [True, False, False]
+    assert [every.concerns(model) for model in models] == [True, True, True]
+    assert [served.concerns(model) for model in models] == [True, False, False]
+
+
 def test_new_rules_replace_the_old_ones() -> None:
     rules = rewrites(alias("x", "a"), alias("y"))
     rules.configure([alias("z", "b")])
@@ -137,4 +147,6 @@ def test_the_target_is_one_of_the_first_fitting_rule(
     generic = [rule for rule in fitting if not rule.models]
     first = (exact or generic or [alias(model, model)])[0]
 
-    assert rewrites(*rules, seed=seed).target(model) in dict(first.shares())
+    made = rewrites(*rules, seed=seed)
+    assert made.target(model) in dict(first.shares())
+    assert made.concerns(model) == bool(exact or generic)

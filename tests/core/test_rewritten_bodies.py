@@ -22,7 +22,7 @@ TARGETS = st.sampled_from(["b", "org/adapter@2", "日本", 'say "b"\\', "x" * 25
 
 def rewritten(body: bytes, target: str, cuts: list[int] | None = None) -> bytes | None:
     """The body with another model; None where it is refused, but not for want of one."""
-    reader = JsonReader(finds_places=True)
+    reader = JsonReader(lambda _model: True)
     return by(reader, body, target, cuts)
 
 
@@ -99,7 +99,7 @@ def test_every_top_level_model_is_rewritten_or_one_is_put_in(body: bytes, expect
 
 
 def test_the_usual_small_body_is_rewritten_without_reading_it_twice() -> None:
-    reader = JsonReader(finds_places=True)
+    reader = JsonReader(lambda _model: True)
     body = b'{"messages":[{"role":"user","content":"say \\"model\\""}],"model":"a"}'
 
     assert by(reader, body, "b") == body.replace(b'"a"', b'"b"')
@@ -108,7 +108,7 @@ def test_the_usual_small_body_is_rewritten_without_reading_it_twice() -> None:
 
 
 def test_a_small_body_that_is_read_twice_keeps_its_prompt() -> None:
-    reader = JsonReader(finds_places=True)
+    reader = JsonReader(lambda _model: True)
     by(reader, b'{"prompt":"p","model":"a","x":{"model":1}}', "b")
 
     assert reader.work > 0

@@ -94,6 +94,17 @@ def test_a_model_without_another_name_goes_on_as_it_is() -> None:
     assert (asked.model, asked.written, asked.client_model) == ("b", "", "b")
 
 
+def test_a_full_duplex_body_without_another_name_is_echoed() -> None:
+    exchange = begin()
+    exchange.tell(request_headers(body_mode=DUPLEX, headers=LENGTH))
+
+    assert exchange.tell(m.RequestBody(body("b"), True)) == [
+        m.ContinueHeaders(PICK),
+        m.EchoBody(body("b"), True),
+        m.End(),
+    ]
+
+
 def test_a_body_without_a_model_gets_one_where_a_rule_has_one_for_it() -> None:
     exchange = begin()
     exchange.tell(request_headers(), m.RequestBody(b'{"prompt":"p"}', True))
