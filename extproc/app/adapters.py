@@ -22,6 +22,7 @@ from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.states import Action, Failure, Kind, Result, State
 from extproc.core.engines import PROFILES
 from extproc.core.pool import Pool
+from extproc.core.rewrites import Rewrites
 from extproc.core.router import Router
 from extproc.core.types import Endpoint, ModelCard
 from extproc.shell import engineapi
@@ -47,6 +48,7 @@ class Adapters:
         config: Checked configuration.
         pool: What pods have.
         router: Its catalog has the planner.
+        rewrites: Learns which adapters pods have under the name of a version.
         poke: Has a pod's models listed soon.
 
     Raises:
@@ -59,12 +61,14 @@ class Adapters:
         *,
         pool: Pool,
         router: Router,
+        rewrites: Rewrites,
         poke: Callable[[str], None],
         world: World,
     ) -> None:
         self._config = config
         self._pool, self._router, self._catalog = pool, router, router.catalog
         self._planner = router.catalog.planner
+        self._rewrites = rewrites
         self._poke = poke
         self._clock = world.clock
         self._access = settings.pod_access(config)
@@ -254,6 +258,9 @@ class Adapters:
             return
         self._shown = (self._found, base)
         self._catalog.declare(self._found, base)
+        self._rewrites.versioned = frozenset(
+            name for name, each in self._found.items() if each.version
+        )
         served = {each.served_name: each for each in self._found.values()}
         cards = {name: ModelCard(name, each.base or base) for name, each in served.items()}
         self._pool.declare(cards, now=self._clock())

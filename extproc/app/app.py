@@ -121,6 +121,7 @@ class App:
             config,
             pool=self._routing.pool,
             router=self._routing.router,
+            rewrites=self._routing.rewrites,
             poke=lambda address: self._pods.poke(address),
             world=world,
         )

@@ -18,6 +18,7 @@ from extproc.core.policies import Policy
 from extproc.core.pool import Pool
 from extproc.core.queue import HoldQueue
 from extproc.core.queue.status import describe_queue
+from extproc.core.rewrites import Rewrites
 from extproc.core.router import Router
 from extproc.core.types import Endpoint, Snapshot
 from extproc.plugins import PolicyError, load_policy
@@ -52,6 +53,7 @@ class Routing:
             admission=settings.admission_settings(config),
         )
         self.routes = ModelRoutes(settings.model_routes(config), config.admission.priorities)
+        self.rewrites = Rewrites(settings.rewrite_rules(config), rng=world.rng)
         self.router = Router(
             self.pool,
             self._picker,
@@ -74,6 +76,7 @@ class Routing:
             settings.admission_settings(config),
         )
         self.routes.configure(settings.model_routes(config), config.admission.priorities)
+        self.rewrites.configure(settings.rewrite_rules(config))
         self.router.queue.configure(settings.queue_settings(config))
         self.pool.configure(settings.pool_settings(config), settings.outlier_settings(config))
         self.attainment.ttft_s = config.admin.slo_ttft_s

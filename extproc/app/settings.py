@@ -29,6 +29,7 @@ from extproc.core.picker import PickerSettings
 from extproc.core.ports import StreamSettings
 from extproc.core.queue import QueueSettings
 from extproc.core.ranks import Ranks
+from extproc.core.rewrites import Rule
 from extproc.core.routes import RouteTable
 from extproc.core.traits import PoolSettings, Traits
 from extproc.shell.files import describe_failure, read_key
@@ -102,6 +103,19 @@ def model_routes(config: Config) -> tuple[ModelRoute, ...]:
             waits=route.on_unavailable == "wait",
         )
         for route in config.routes
+    )
+
+
+def rewrite_rules(config: Config) -> tuple[Rule, ...]:
+    """Return the rules by which models are rewritten; of a route for all models, a generic one."""
+    return tuple(
+        Rule(
+            route.name,
+            () if route.models == ("*",) else route.models,
+            tuple((target.model, target.weight) for target in route.targets),
+        )
+        for route in config.routes
+        if route.targets
     )
 
 

@@ -101,6 +101,20 @@ class AdapterConfig(Section):
     )
 
 
+class TargetConfig(Section):
+    """A model that requests of a route are sent for."""
+
+    model: _Model = Field(description="Name that pods know, adapter or base model. Live.")
+    weight: float | None = Field(
+        None,
+        ge=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="Share of the requests, against those of the other targets. If none has one, "
+        "all are equal; if some do, those without get nothing, as with 0. Live.",
+    )
+
+
 class RouteConfig(Section):
     """Models whose requests belong together, in the order in which their patterns are tried."""
 
@@ -114,6 +128,13 @@ class RouteConfig(Section):
         description="What clients write in `model`: names, and patterns in which `*` stands for "
         "anything. A name counts before all patterns, and the first pattern that matches counts; "
         f"at most {MAX_PATTERNS} patterns in all routes. Live.",
+    )
+    targets: tuple[TargetConfig, ...] = Field(
+        (),
+        max_length=100,
+        description="What pods read in place of what clients write: aliases and canaries. For "
+        "models listed by name, or for `*` alone: that is every model without a route of its own "
+        "with targets, and bodies without a `model`. Live.",
     )
     priority: int | None = Field(
         None,
@@ -183,7 +204,23 @@ class RouteConfig(Section):
                 raise ValueError(
                     f"{self.name}: a route with an adapter must have one model, its name"
                 )
+            if self.targets:
+                raise ValueError(f"{self.name}: a route has an adapter or targets, not both")
             declaration_of(self.models[0], self.adapter).check()
+        return self
+
+    @model_validator(mode="after")
+    def _targets_fit(self) -> RouteConfig:
+        targets = self.targets
+        if not targets:
+            return self
+        if any("*" in model for model in self.models) and self.models != ("*",):
+            raise ValueError("targets: need models listed by name, or * alone")
+        if any("*" in target.model for target in targets):
+            raise ValueError("targets: a target must be the name of a model, without *")
+        weights = [target.weight for target in targets]
+        if not any(weights) and weights != [None] * len(weights):
+            raise ValueError("targets: one must have a weight above 0")
         return self
 
 

@@ -42,6 +42,15 @@ BODY_NOT_SENT = Rejection(
     "send_body_without_waiting_for_header_response, or allow_mode_override here and there.",
 )
 
+NOT_REWRITABLE = Rejection(
+    500,
+    Reason.NOT_REWRITABLE,
+    "The gateway does not send the request body in a way in which `model` can be rewritten. Its "
+    "ext_proc filter needs request_body_mode BUFFERED or FULL_DUPLEX_STREAMED.",
+    param="model",
+)
+"""Pods know its model by another name, and the body is not ours to change."""
+
 STORED_RESPONSE = Rejection(
     400,
     Reason.STORED_RESPONSE,

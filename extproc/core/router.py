@@ -189,7 +189,7 @@ class Router:
         if request.model:
             card = self._card(request.model)
             if card is None:
-                return _unknown(request.model, snapshot, request.subset)
+                return _unknown(request.client_model, snapshot, request.subset)
             request = self._known(request, card)
         claim = self.routes.claim(request)
         is_known = claim is NO_CLAIM or claim == request.claim
@@ -212,7 +212,7 @@ class Router:
             _, result = self.choose(ticket.request, now=now)
         except Exception as error:  # the policy's: it ends this request, and no other one
             ticket.error = error
-            return no_endpoints(ticket.request.model)
+            return no_endpoints(ticket.request.client_model)
         if not isinstance(result, Pick):
             return result
         result = replace(result, held_s=now - ticket.held_at_s, held_for=ticket.reason)

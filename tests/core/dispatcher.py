@@ -38,6 +38,23 @@ class FakeDispatcher:
     tickets: list[Ticket] = field(default_factory=list)
     held_bytes: list[int] = field(default_factory=list)
     left: list[Ticket] = field(default_factory=list)
+    targets: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    asked_targets: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def may_rewrite(self) -> bool:
+        return bool(self.targets or self.versions)
+
+    def concerns(self, model: str) -> bool:
+        return model in self.targets or model in self.versions
+
+    def is_versioned(self, model: str) -> bool:
+        return model in self.versions
+
+    def target_of(self, model: str, hinted: str) -> str:
+        self.asked_targets.append((model, hinted))
+        return self.targets.get(model, hinted or model)
 
     def route(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int

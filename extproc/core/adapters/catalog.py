@@ -116,13 +116,16 @@ class Catalog:
             if holders:
                 own = request.subset
                 subset = holders if own is None else _of_both(holders, own)
-                return replace(request, model=served, adapter=served, subset=subset)
+                written = request.written or ("" if served == name else name)
+                return replace(
+                    request, model=served, adapter=served, subset=subset, written=written
+                )
         status = planner.status(name) if planner.state(name) is State.FAILED else None
         if status is not None:
-            return adapter_unavailable(name, status.reason or "", status.message)
+            return adapter_unavailable(request.client_model, status.reason or "", status.message)
         until_s = request.arrived_at_s + self._settings.cold_wait_s
         if now >= until_s:
-            return adapter_unavailable(name)
+            return adapter_unavailable(request.client_model)
         self.on_cold()
         return Wait(until_s, "load")
 
