@@ -76,7 +76,7 @@ async def test_a_policy_and_envoys_own_balancer_get_the_same_requests_in_turns()
 async def test_a_target_that_dies_is_reported_and_the_others_go_on() -> None:
     specs = parse_targets(["envoy:round_robin", "envoy:least_request"])
     block = small_block(36)
-    async with running_targets(specs, block.settings, block.workload.adapters, {}) as targets:
+    async with running_targets(specs, block, {}) as targets:
 
         async def kill() -> None:
             await asyncio.sleep(1)
@@ -99,9 +99,7 @@ async def test_a_target_that_dies_is_reported_and_the_others_go_on() -> None:
 @pytest.mark.timeout(240)
 async def test_a_run_that_is_given_up_leaves_its_fleet_idle() -> None:
     block = small_block(36)
-    async with running_targets(
-        parse_targets(["envoy:round_robin"]), block.settings, block.workload.adapters, {}
-    ) as (target,):
+    async with running_targets(parse_targets(["envoy:round_robin"]), block, {}) as (target,):
         cut = await run_block(target, block, lambda records, now_s: now_s > 1)
         whole = await run_block(target, block)
 
@@ -116,9 +114,7 @@ async def test_a_target_without_a_program_is_one_line(monkeypatch: pytest.Monkey
     block = small_block()
 
     with pytest.raises(TargetError, match="round_robin: /nosuch/envoy: .*No such file"):
-        async with running_targets(
-            parse_targets(["envoy:round_robin"]), block.settings, block.workload.adapters, {}
-        ):
+        async with running_targets(parse_targets(["envoy:round_robin"]), block, {}):
             pass
 
 

@@ -37,11 +37,16 @@ def plan_overload(
     Raises:
         SuiteError: A policy or a key is unknown.
     """
-    alone = [_alone(scenario) for scenario in suite.scenarios if _has_tenants(scenario)]
-    suite = replace(suite, scenarios=[*suite.scenarios, *alone])
+    suite = with_alone(suite)
     places = [f"{each.name}@{rate:g}" for each in suite.scenarios for rate in suite.rates_of(each)]
     names = policies or [*suite.policies, *(variant.label for variant in suite.variants)]
     return plan_misses(suite, places, names, fleet=fleet, profile={})
+
+
+def with_alone(suite: Suite) -> Suite:
+    """Return the suite with the scenarios in which those of its scenarios with others are alone."""
+    alone = [_alone(scenario) for scenario in suite.scenarios if _has_tenants(scenario)]
+    return replace(suite, scenarios=[*suite.scenarios, *alone])
 
 
 def _has_tenants(scenario: ScenarioSpec) -> bool:
