@@ -74,7 +74,7 @@ async def test_a_policy_and_envoys_own_balancer_get_the_same_requests_in_turns()
 CROWDED = """
 name: crowded
 about: One slow server with one slot, and more adapters.
-num_requests: 24
+num_requests: 12
 warm_up: 0
 seeds: [1]
 rates_rps: [12]
