@@ -141,7 +141,7 @@ def remarks(labels: Sequence[str], rounds: Sequence[Round]) -> list[str]:
             told.append(f"{label}: nothing was measured")
         elif added_s is not None and added_s > MAX_ADDED_S:
             told.append(
-                f"{label}: {added_words(added_s)}: requests were held, or a busy machine distorts this"
+                f"{label}: {added_words(added_s)}: held requests, or a busy machine"
             )
     return told
 
