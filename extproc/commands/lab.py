@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from rich.table import Table
 from extproc.commands.calibrate import calibrate_command
 from extproc.commands.failure import FAILED, failure
 from extproc.commands.hints import own_command
-from extproc.commands.labmisses import misses, overload
+from extproc.commands.labmisses import load_test_tables, misses, overload
 from extproc.commands.labrun import (
     DEFAULT_OUT,
     OnTrial,
@@ -30,6 +30,7 @@ from extproc.commands.labrun import (
 )
 from extproc.loadtest.report.page import page_of
 from extproc.loadtest.results import FORMAT as LOADTEST_FORMAT
+from extproc.loadtest.results import load
 from extproc.plugins import PolicyError
 from extproc.sim.opponents import TUNABLE
 from extproc.sim.trials.aim import aim_tables
@@ -119,11 +120,9 @@ def table_command(
         bool, typer.Option("--sweeps", help="What the suite's sweeps found instead.")
     ] = False,
 ) -> None:
-    """Print a run's capacities as Markdown."""
+    """Print a run's capacities as Markdown; of a load test, what is served well and to whom."""
     try:
-        content = read_result(result or newest(out))
-        table = sweeps if swept else markdown
-        text = aim_tables(content, aim) if aim else table(content)
+        text = _table(result or newest(out), aim, sweeps if swept else markdown)
     except (OSError, ValueError) as error:
         raise failure(error, FAILED) from error
     typer.echo(text)
@@ -242,11 +241,21 @@ def report(result: Path | None = None, *, out: Path = DEFAULT_OUT) -> Path:
     """
     result = result or newest(out)
     page = result.with_suffix(".html")
-    content = read_json(result)
-    is_real = isinstance(content, dict) and content.get("format") == LOADTEST_FORMAT
-    text = page_of(result) if is_real else render(read_result(result))
+    text = page_of(result) if _is_load_test(result) else render(read_result(result))
     page.write_text(text, encoding="utf-8")
     return page
+
+
+def _table(path: Path, aim: str, table: Callable[[dict[str, Any]], str]) -> str:
+    if _is_load_test(path):
+        return load_test_tables(load(path))
+    content = read_result(path)
+    return aim_tables(content, aim) if aim else table(content)
+
+
+def _is_load_test(path: Path) -> bool:
+    content = read_json(path)
+    return isinstance(content, dict) and content.get("format") == LOADTEST_FORMAT
 
 
 def _progress(console: Console) -> Watching:

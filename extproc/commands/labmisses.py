@@ -1,17 +1,20 @@
-"""The run of policies at fixed rates: for their misses, and for what overload leaves of goodput."""
+"""Policies at fixed rates: for their misses, and for what overload leaves of goodput."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from extproc.commands.labrun import Watching, run_all, unwatched
+from extproc.loadtest.results import LoadResult
 from extproc.sim.trials.misses import misses_table, plan_misses
 from extproc.sim.trials.overload import overload_tables, plan_overload
 from extproc.sim.trials.suites import read_suite
+from extproc.sim.trials.trials import TrialResult
 
 
 def misses(
@@ -58,3 +61,23 @@ def overload(
     suite = msgspec.structs.replace(suite, seeds=suite.seeds[:num_seeds])
     trials = plan_overload(suite, policies, fleet=fleet)
     return overload_tables(suite, run_all(trials, jobs, watching))
+
+
+def load_test_tables(result: LoadResult) -> str:
+    """Return the tables of `overload` about a load test: its real runs, then their virtual twins.
+
+    Raises:
+        ValueError: It has no suite.
+    """
+    if result.suite is None:
+        raise ValueError(f"{result.name}: a load test without a suite")
+    tables = list[str]()
+    for kind in ("real", "virtual"):
+        results = [
+            TrialResult(
+                run.scenario, run.policy, run.seed, "", run.rate_rps, runs=[asdict(run.metrics)]
+            )
+            for run in result.of_kind(kind)
+        ]
+        tables.append(f"{kind}:\n\n{overload_tables(result.suite, results)}")
+    return "\n".join(tables)

@@ -41,7 +41,8 @@ from extproc.loadtest.loads import (
 from extproc.loadtest.report.page import render
 from extproc.loadtest.results import LoadResult, RunResult, describe_machine, save
 from extproc.loadtest.screen import print_comparison, remarks
-from extproc.loadtest.targets import parse_targets
+from extproc.loadtest.targets import parse_targets, suite_targets
+from extproc.sim.trials.overload import with_alone
 from extproc.sim.trials.pages import check_libraries
 from extproc.sim.trials.specs import SloSpec
 
@@ -75,7 +76,10 @@ def run_command(
     ],
     policies: Annotated[
         list[str] | None,
-        typer.Option("--policy", help="Policy to run, not the suite's; may be repeated."),
+        typer.Option(
+            "--policy",
+            help="Policy or variant's label to run, not all the suite's; may be repeated.",
+        ),
     ] = None,
     rates: RatesOption = None,
     seeds: SeedsOption = None,
@@ -85,8 +89,8 @@ def run_command(
     """Run a whole suite with real requests and in virtual time; write JSON and an HTML page."""
     with refusing():
         check_libraries()
-        found = read_suite(suite)
-        specs = parse_targets([f"policy:{policy}" for policy in policies or found.policies])
+        found = with_alone(read_suite(suite))
+        specs = suite_targets(found, policies or ())
         chosen = scenarios_of(found, scenarios or ())
         blocks = plan_suite(found, chosen, rates_rps=rates or (), seeds=seeds or ())
     console, began = Console(), _now()

@@ -9,7 +9,7 @@ from extproc.loadtest.measures import summarize_records
 from extproc.loadtest.results import RunResult
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.trials.specs import ScenarioSpec, Suite
-from extproc.sim.trials.suites import make_trial_parts, slo_of
+from extproc.sim.trials.suites import in_fleet, make_trial_parts, slo_of, variant_of
 from extproc.workload.exchange import RequestRecord
 from extproc.workload.flights import FleetResult, Flight, FlightState
 from extproc.workload.judge import measure
@@ -27,7 +27,7 @@ def virtual_run(
     seed: int,
     num_requests: int | None = None,
 ) -> RunResult:
-    """Run a scenario of a suite with a policy in virtual time.
+    """Run a scenario of a suite with a policy, or a variant, in virtual time.
 
     `num_requests` replaces the suite's number.
 
@@ -35,20 +35,23 @@ def virtual_run(
         SuiteError: The scenario cannot be run.
         PolicyError: The policy cannot be loaded.
     """
+    variant, slo = variant_of(suite, policy), slo_of(suite)
+    changed = in_fleet(scenario, variant.fleet)
     settings, workload, events = make_trial_parts(
-        suite, scenario, rate_rps=rate_rps, seed=seed, num=num_requests
+        suite, changed, rate_rps=rate_rps, seed=seed, num=num_requests
     )
+    make, tenants = make_policy(variant.policy), workload.tenants
     result = Fleet(
-        settings, workload, make_policy(policy), seed=seed, events=events, policy_name=policy
+        settings, workload, make, seed=seed, events=events, policy_name=variant.policy
     ).run()
-    slo = slo_of(suite)
+    records = records_of(result)
     return RunResult(
         target=f"{PREFIX}{policy}",
         scenario=scenario.name,
         rate_rps=rate_rps,
         seed=seed,
         kind="virtual",
-        summary=summarize_records(records_of(result), slo=slo, warm_up_s=settings.warm_up_s),
+        summary=summarize_records(records, slo=slo, warm_up_s=settings.warm_up_s, tenants=tenants),
         metrics=measure(result, slo),
         knows_pods=True,
     )
@@ -116,5 +119,6 @@ def _record(index: int, flight: Flight) -> RequestRecord:
         prompt_tokens=arrival.prompt_tokens,
         status=200 if is_finished else flight.status,
         error="" if is_finished else refused,
+        code=flight.reason,
         served_by=flight.pod,
     )

@@ -6,8 +6,8 @@ to every target, and targets are compared block by block: differences between bl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import inf
 from typing import TypeVar
@@ -32,6 +32,7 @@ class Block:
     Attributes:
         rate_rps: The nominal rate.
         settings: The fleet of targets that are started here, and the warm-up.
+        variants: Other fleets, by the labels of the targets that have them.
     """
 
     scenario: str
@@ -40,6 +41,11 @@ class Block:
     workload: Workload
     settings: FleetSettings
     slo: Slo
+    variants: Mapping[str, FleetSettings] = field(default_factory=dict)
+
+    def settings_of(self, label: str) -> FleetSettings:
+        """Return the fleet of a target."""
+        return self.variants.get(label, self.settings)
 
     @property
     def name(self) -> str:
@@ -76,7 +82,8 @@ def by_fleet(blocks: Sequence[Block]) -> list[list[Block]]:
     """Group consecutive blocks that can use the same running fleet."""
 
     def fleet(block: Block) -> object:
-        return replace(block.settings, warm_up_s=0.0), block.workload.adapters
+        workload = block.workload
+        return replace(block.settings, warm_up_s=0.0), workload.adapters, workload.tenants
 
     return [list(group) for _, group in groupby(blocks, key=fleet)]
 

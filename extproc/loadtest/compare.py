@@ -88,9 +88,7 @@ async def run_rounds(
     for group in by_fleet(blocks):
         here = [spec for spec in specs if spec.label not in gone]
         watch.on_stage(f"starting {', '.join(spec.label for spec in here)}")
-        first = group[0]
-        fleet = running_targets(here, first.settings, first.workload.adapters, headers)
-        async with fleet as targets:
+        async with running_targets(here, group[0], headers) as targets:
             for block in group:
                 for _ in range(1 + num_repeats):
                     turn = [t for t in rotated(targets, number) if t.label not in gone]

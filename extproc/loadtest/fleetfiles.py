@@ -11,15 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from extproc.core.address import Address
 from extproc.core.costs import BYTES_PER_TOKEN, Costs
+from extproc.core.hints import TRUSTABLE
 from extproc.core.policies import BUILT_IN
 from extproc.envoyconfig import BootstrapOptions, render
 from extproc.sim.fakepod.config import PodConfig
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.sim.opponents import OPPONENTS, opponent
+from extproc.workload.requests import NO_TENANTS, Tenant
 
 BALANCERS: Mapping[str, str] = {"round_robin": "ROUND_ROBIN", "least_request": "LEAST_REQUEST"}
 """Envoy's load balancers as targets, and their names in `lb_policy`."""
@@ -64,13 +67,19 @@ def discovery_section(settings: FleetSettings, pods: Sequence[str]) -> dict[str,
     return {"static": static}
 
 
-def router_config(policy: str, settings: FleetSettings) -> dict[str, Any]:
+def router_config(
+    policy: str, settings: FleetSettings, tenants: Mapping[str, Tenant] = NO_TENANTS
+) -> dict[str, Any]:
     """Return the router's configuration without endpoints and ports.
+
+    It trusts the headers of `claims.claim_headers`. Weights are a route's: no header has them.
 
     Raises:
         ValueError: The policy's arguments are not numbers.
         TypeError: The policy has no such argument.
     """
+    priorities = {name: tenant.priority for name, tenant in tenants.items() if tenant.priority}
+    weights = {name: tenant.weight for name, tenant in tenants.items() if tenant.weight != 1}
     return {
         "policy": policy_section(policy),
         "pods": {
@@ -91,8 +100,13 @@ def router_config(policy: str, settings: FleetSettings) -> dict[str, Any]:
             "models_interval_s": settings.models_interval_s,
             "expiry_s": settings.report_expiry_s,
         },
-        "admission": {"max_pending_per_endpoint": settings.max_pending},
-        "request": {"max_hold_s": settings.max_hold_s},
+        "admission": {
+            "max_pending_per_endpoint": settings.max_pending,
+            "priorities": priorities,
+        },
+        "request": {"max_hold_s": settings.max_hold_s, "trusted_headers": list(TRUSTABLE)},
+        "queue": msgspec.structs.asdict(settings.queue),
+        "routes": [{"name": "all", "models": ["*"], "tenants": weights}] if weights else [],
     }
 
 

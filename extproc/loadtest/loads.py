@@ -19,6 +19,7 @@ from extproc.sim.trials.specs import ScenarioSpec, Suite
 from extproc.sim.trials.suites import (
     SuiteError,
     find_suite,
+    in_fleet,
     make_trial_parts,
     parse_suite,
     slo_of,
@@ -61,7 +62,14 @@ class SuiteLoad:
         if events:
             kinds = ", ".join(sorted({type(event).__name__ for event in events}))
             raise PlanError(f"scenario {self.scenario.name}: {kinds}: in virtual time only")
-        return Block(self.scenario.name, rate_rps, seed, workload, settings, slo_of(self.suite))
+        variants = {
+            variant.label: make_trial_parts(
+                self.suite, in_fleet(scenario, variant.fleet), rate_rps=rate_rps, seed=seed
+            )[0]
+            for variant in self.suite.variants
+        }
+        slo = slo_of(self.suite)
+        return Block(self.scenario.name, rate_rps, seed, workload, settings, slo, variants)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ their times. Requests of the warm-up do not count; all later ones do, failed or 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import fmean
 
@@ -18,7 +18,7 @@ from extproc.loadtest.replay import MAX_MEDIAN_DELAY_S
 from extproc.workload.exchange import RequestRecord, as_fleet_result
 from extproc.workload.flights import FleetResult, Flight, PodTotals
 from extproc.workload.judge import Slo, measure, percentile, satisfaction
-from extproc.workload.requests import Arrival
+from extproc.workload.requests import NO_TENANTS, Arrival, Tenant
 
 BASE = "(base model)"
 """The group of the requests for the base model."""
@@ -78,7 +78,7 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         num_requests: Requests offered.
-        num_met: Requests that met the SLO.
+        num_met: Requests that met the SLO, or finished if they have no objectives.
         duration_s: From the end of the warm-up to the last request's sending.
         offered_rps: 0 if all requests came at once.
         throughput_rps: Requests that finished within `duration_s`, whenever they came, per second.
@@ -123,14 +123,20 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize_records(
-    records: Sequence[RequestRecord], *, slo: Slo, warm_up_s: float = 0.0
+    records: Sequence[RequestRecord],
+    *,
+    slo: Slo,
+    warm_up_s: float = 0.0,
+    tenants: Mapping[str, Tenant] = NO_TENANTS,
 ) -> LoadSummary:
     """Measure a load test, from records in any order, of any number of generators.
+
+    Tenants are those of the workload.
 
     Raises:
         ValueError: No request was sent after the warm-up.
     """
-    result = fleet_result_of(records, warm_up_s=warm_up_s)
+    result = fleet_result_of(records, warm_up_s=warm_up_s, tenants=tenants)
     metrics = measure(result, slo)
     counted = [record for record in records if record.sent_s >= warm_up_s]
     flights = result.counted
@@ -140,7 +146,7 @@ def summarize_records(
     pairs = list(zip(flights, sorted(counted, key=_order), strict=True))
     return LoadSummary(
         num_requests=len(flights),
-        num_met=sum(map(slo.is_met, flights)),
+        num_met=sum(map(slo.is_served_well, flights)),
         duration_s=duration_s,
         offered_rps=metrics.offered_rps if duration_s else 0.0,
         throughput_rps=metrics.throughput_rps if duration_s else 0.0,
@@ -169,6 +175,7 @@ def fleet_result_of(
     warm_up_s: float = 0.0,
     overhead_s: float = 0.0,
     pods: Sequence[PodTotals] = (),
+    tenants: Mapping[str, Tenant] = NO_TENANTS,
 ) -> FleetResult:
     """Return records in the form of a virtual run; see `as_fleet_result`.
 
@@ -181,6 +188,7 @@ def fleet_result_of(
         warm_up_s=warm_up_s,
         overhead_s=overhead_s,
         pods=pods,
+        tenants=tenants,
     )
 
 
@@ -215,7 +223,7 @@ def _group(pairs: Sequence[tuple[Flight, RequestRecord]], slo: Slo) -> GroupSumm
     satisfied = (0.0 if f.ttft_s is None else satisfaction(f.ttft_s) for f in flights)
     return GroupSummary(
         num_requests=len(pairs),
-        num_met=sum(map(slo.is_met, flights)),
+        num_met=sum(map(slo.is_served_well, flights)),
         num_errors=sum(bool(record.error) for _, record in pairs),
         output_tokens=sum(record.num_tokens for _, record in pairs),
         satisfaction=sum(satisfied) / len(pairs),

@@ -154,7 +154,7 @@ async def run_ramp(
             if last is None or len(by_fleet([last, block])) > 1:
                 await stack.aclose()
                 on_stage(f"starting {spec.label}")
-                fleet = running_targets([spec], block.settings, block.workload.adapters, headers)
+                fleet = running_targets([spec], block, headers)
                 targets = await stack.enter_async_context(fleet)
             on_stage(f"{rate_rps:.2f} requests/s for {block.workload.duration_s:.0f} s")
             step = await _step(targets[0], block, ramp.target)

@@ -15,7 +15,14 @@ from typing import Any
 
 import aiohttp
 
-from extproc.workload.exchange import RequestForm, RequestRecord, StreamMeter, encode_body, error_of
+from extproc.workload.exchange import (
+    RequestForm,
+    RequestRecord,
+    StreamMeter,
+    code_of,
+    encode_body,
+    error_of,
+)
 from extproc.workload.requests import Arrival, Workload
 
 MAX_MEDIAN_DELAY_S = 0.005
@@ -31,6 +38,7 @@ _HEADERS = {
     "user-agent": "extproc-loadtest",
 }
 _SERVED_BY = "x-served-by"
+_MAX_FAILURE_BYTES = 64 * 1024
 _STREAM = "text/event-stream"
 
 
@@ -44,6 +52,7 @@ class ReplaySettings:
         headers: Sent with every request, e.g. `Authorization`.
         timeout_s: Longest time for a whole response.
         patience_s: The client leaves without a first token after this; None for never.
+        claims: Headers of each tenant's requests by its name; "" stands for all others.
     """
 
     url: str
@@ -51,6 +60,7 @@ class ReplaySettings:
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 120.0
     patience_s: float | None = None
+    claims: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 async def replay(
@@ -158,7 +168,9 @@ class Sender:
         response = _Response()
         sent_s = self.now()
         self.on_sent(sent_s)
-        error = await self._error_of(response, body, sent_s)
+        claims = self._settings.claims
+        headers = claims.get(arrival.tenant, claims.get("", {}))
+        error = await self._error_of(response, body, headers, sent_s)
         times_s = response.meter.times_s
         return RequestRecord(
             index=index,
@@ -174,10 +186,13 @@ class Sender:
             prompt_tokens=arrival.prompt_tokens,
             status=response.status,
             error=error,
+            code=code_of(response.failure),
             served_by=response.served_by,
         )
 
-    async def _error_of(self, response: _Response, body: bytes, sent_s: float) -> str:
+    async def _error_of(
+        self, response: _Response, body: bytes, headers: Mapping[str, str], sent_s: float
+    ) -> str:
         """Exchange one request and return the kind of error, "" for none."""
         settings = self._settings
         first_s = settings.timeout_s if settings.patience_s is None else settings.patience_s
@@ -189,7 +204,7 @@ class Sender:
                     limit.reschedule(ends_s)
                     self.on_first_token(sent_s)
 
-                await self._exchange(response, body, on_first_token)
+                await self._exchange(response, body, headers, on_first_token)
         except TimeoutError:
             is_abandoned = settings.patience_s is not None and not response.meter.times_s
             return "abandoned" if is_abandoned else "timeout"
@@ -202,15 +217,23 @@ class Sender:
         return response.error
 
     async def _exchange(
-        self, response: _Response, body: bytes, on_first_token: Callable[[], None]
+        self,
+        response: _Response,
+        body: bytes,
+        headers: Mapping[str, str],
+        on_first_token: Callable[[], None],
     ) -> None:
         meter = response.meter
-        async with self._session.post(self._url, data=body, allow_redirects=False) as received:
+        async with self._session.post(
+            self._url, data=body, headers=headers, allow_redirects=False
+        ) as received:
             response.status = received.status
             response.served_by = received.headers.get(_SERVED_BY, "")
             response.is_stream = received.content_type == _STREAM
             is_waiting = True
             async for data in received.content.iter_any():
+                if response.status != 200 and len(response.failure) < _MAX_FAILURE_BYTES:
+                    response.failure += data
                 meter.feed(data, now=self.now())
                 if is_waiting and meter.times_s:
                     is_waiting = False
@@ -225,6 +248,7 @@ class _Response:
     status: int = 0
     served_by: str = ""
     is_stream: bool = False
+    failure: bytes = b""
 
     @property
     def error(self) -> str:

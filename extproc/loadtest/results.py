@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from extproc.sim.trials.specs import SloSpec, Suite
 from extproc.workload.exchange import RequestRecord
 from extproc.workload.flights import PodTotals
 from extproc.workload.judge import Metrics, Slo, measure
+from extproc.workload.requests import NO_TENANTS, Tenant
 
 FORMAT = "extproc-loadtest-2"
 NUM_DIGITS = 5
@@ -114,16 +115,20 @@ def real_run(
     slo: Slo,
     warm_up_s: float = 0.0,
     pods: Sequence[PodTotals] = (),
+    tenants: Mapping[str, Tenant] = NO_TENANTS,
 ) -> RunResult:
     """Measure a run of real requests.
 
-    `pods` are the pods' totals after the warm-up, if known, by the names in `x-served-by`.
+    Args:
+        records: One per request.
+        pods: Their totals after the warm-up, if known, by the names in `x-served-by`.
+        tenants: The workload's.
 
     Raises:
         ValueError: No request was sent after the warm-up.
     """
-    metrics = measure(
-        fleet_result_of(records, warm_up_s=warm_up_s, pods=_named(pods, records)), slo
+    result = fleet_result_of(
+        records, warm_up_s=warm_up_s, pods=_named(pods, records), tenants=tenants
     )
     return RunResult(
         target=target,
@@ -131,8 +136,8 @@ def real_run(
         rate_rps=rate_rps,
         seed=seed,
         kind="real",
-        summary=summarize_records(records, slo=slo, warm_up_s=warm_up_s),
-        metrics=metrics,
+        summary=summarize_records(records, slo=slo, warm_up_s=warm_up_s, tenants=tenants),
+        metrics=measure(result, slo),
         knows_pods=bool(pods),
     )
 

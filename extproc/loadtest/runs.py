@@ -111,7 +111,7 @@ async def run_block(
             is_hopeless = gives_up(records, loop.time() - started_s)
 
     async with asyncio.TaskGroup() as group:
-        sent = group.create_task(replay(block.workload, target.replay_settings(settings), keep))
+        sent = group.create_task(replay(block.workload, target.replay_settings(block), keep))
         warm = group.create_task(_read_pods(target, after_s=settings.warm_up_s))
         died, left = group.create_task(target.died()), group.create_task(leave_off())
         await asyncio.wait({sent, died, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -160,6 +160,7 @@ def _judged(
             PodTotals(name, int(pod.num_loads), int(pod.num_disk_loads))
             for name, pod in pods.items()
         ],
+        tenants=block.workload.tenants,
     )
     summary = result.summary
     if sum(summary.errors.values()) == summary.num_requests:

@@ -140,9 +140,7 @@ def remarks(labels: Sequence[str], rounds: Sequence[Round]) -> list[str]:
         if not _runs(rounds, label):
             told.append(f"{label}: nothing was measured")
         elif added_s is not None and added_s > MAX_ADDED_S:
-            told.append(
-                f"{label}: {added_words(added_s)}: the machine was busy, which distorts the ratios"
-            )
+            told.append(f"{label}: {added_words(added_s)}: held requests, or a busy machine")
     return told
 
 

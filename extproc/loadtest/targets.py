@@ -15,9 +15,11 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from extproc.loadtest.blocks import Block
+from extproc.loadtest.claims import claim_headers
 from extproc.loadtest.fleetfiles import (
     BALANCERS,
     balancer_bootstrap,
@@ -32,6 +34,8 @@ from extproc.loadtest.replay import ReplaySettings, replay
 from extproc.plugins import PolicyError, load_policy
 from extproc.sim.fleet.fleet import BASE_MODEL
 from extproc.sim.fleet.settings import FleetSettings
+from extproc.sim.trials.specs import Suite
+from extproc.sim.trials.suites import variant_of
 from extproc.stack.processes import ChildProcess, StackError, free_port
 from extproc.stack.stack import Stack
 from extproc.workload.exchange import RequestForm, RequestRecord
@@ -54,7 +58,8 @@ class TargetSpec:
     Attributes:
         kind: One of `KINDS`.
         name: A policy with its arguments, one of `BALANCERS`, or a base URL.
-        label: The target's name in tables; unique among the targets compared.
+        label: The target's name in tables; unique among the targets compared. A policy in a
+            suite's variant has the variant's.
     """
 
     kind: str
@@ -64,7 +69,7 @@ class TargetSpec:
     @property
     def text(self) -> str:
         """The target's name in results."""
-        return f"{self.kind}:{self.label if self.kind == 'url' else self.name}"
+        return f"{self.kind}:{self.name if self.kind == 'envoy' else self.label}"
 
 
 def parse_target(text: str) -> TargetSpec:
@@ -99,7 +104,29 @@ def parse_targets(texts: Sequence[str]) -> list[TargetSpec]:
     Raises:
         TargetError: One is not valid, or two have the same label.
     """
-    specs = [parse_target(text) for text in texts]
+    return _distinct([parse_target(text) for text in texts])
+
+
+def suite_targets(suite: Suite, labels: Sequence[str]) -> list[TargetSpec]:
+    """Return a suite's policies and variants as targets.
+
+    Args:
+        suite: The suite.
+        labels: Policies, its own or others, and labels of its variants; none for all of its own.
+
+    Raises:
+        TargetError: One is unknown, or is named twice.
+    """
+    own = [*suite.policies, *(variant.label for variant in suite.variants)]
+    specs = []
+    for label in labels or own:
+        policy = variant_of(suite, label).policy
+        _check_policy(policy)
+        specs.append(TargetSpec("policy", policy, label))
+    return _distinct(specs)
+
+
+def _distinct(specs: list[TargetSpec]) -> list[TargetSpec]:
     labels = [spec.label for spec in specs]
     twice = {label for label in labels if labels.count(label) > 1}
     if twice:
@@ -157,14 +184,16 @@ class Target:
                 wait.cancel()
         return ", ".join(f"{waits[end]} ended with status {end.result()}" for end in done)
 
-    def replay_settings(self, settings: FleetSettings) -> ReplaySettings:
-        """Return the settings of requests to it."""
+    def replay_settings(self, block: Block) -> ReplaySettings:
+        """Return the settings of a block's requests to it."""
+        settings = block.settings_of(self.label)
         return ReplaySettings(
             self.url,
             RequestForm(base_model=self.base_model),
             self.headers,
             timeout_s=settings.drain_s,
             patience_s=settings.patience_s,
+            claims=claim_headers(block.workload.tenants, settings.declared),
         )
 
 
@@ -173,17 +202,13 @@ class Target:
 
 @asynccontextmanager
 async def running_targets(
-    specs: Sequence[TargetSpec],
-    settings: FleetSettings,
-    adapters: Mapping[str, int],
-    headers: Mapping[str, str],
+    specs: Sequence[TargetSpec], block: Block, headers: Mapping[str, str]
 ) -> AsyncIterator[list[Target]]:
     """Start all targets, and warm them up in the same way.
 
     Args:
         specs: The targets.
-        settings: The fleet of targets that are started here.
-        adapters: Rank of each of their adapters.
+        block: The first that they get; it has the fleet of targets that are started here.
         headers: Sent to targets that are running already.
 
     Raises:
@@ -195,25 +220,23 @@ async def running_targets(
             if spec.kind == "url":
                 targets.append(await found_target(spec, headers))
             else:
-                started = _started(spec, settings, adapters)
+                started = _started(spec, block)
                 targets.append(await stack.enter_async_context(started))
         try:
             async with asyncio.TaskGroup() as group:
                 for target in targets:
-                    group.create_task(_warm_up(target, settings, sorted(adapters)))
+                    group.create_task(_warm_up(target, block))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
         yield targets
 
 
 @asynccontextmanager
-async def _started(
-    spec: TargetSpec, settings: FleetSettings, adapters: Mapping[str, int]
-) -> AsyncIterator[Target]:
+async def _started(spec: TargetSpec, block: Block) -> AsyncIterator[Target]:
     stack = Stack()
     try:
         try:
-            await _start(stack, spec, settings, adapters)
+            await _start(stack, spec, block)
         except StackError as error:
             raise TargetError(f"{spec.label}: {error}") from error
         yield Target(
@@ -227,9 +250,9 @@ async def _started(
         await stack.close()
 
 
-async def _start(
-    stack: Stack, spec: TargetSpec, settings: FleetSettings, adapters: Mapping[str, int]
-) -> None:
+async def _start(stack: Stack, spec: TargetSpec, block: Block) -> None:
+    settings, workload = block.settings_of(spec.label), block.workload
+    adapters = workload.adapters
     configs = pod_configs(settings, adapters, BASE_MODEL)
     await stack.start_pods({config.name: config for config in configs})
     if spec.kind == "envoy":
@@ -238,7 +261,7 @@ async def _start(
     else:
         addresses = [pod.address for pod in stack.pods.values()]
         discovery = discovery_section(settings, addresses)
-        config = {**router_config(spec.name, settings), "discovery": discovery}
+        config = {**router_config(spec.name, settings, workload.tenants), "discovery": discovery}
         for number, section in enumerate(_addresses(settings)):
             await stack.start_router({**config, **section}, f"router-{number}")
         bootstrap = gateway_bootstrap([each.address for each in stack.routers], settings)
@@ -255,16 +278,17 @@ def _addresses(settings: FleetSettings) -> list[dict[str, Any]]:
     return [{"server": {**server, "address": each}, "peers": peers} for each in addresses]
 
 
-async def _warm_up(target: Target, settings: FleetSettings, adapters: Sequence[str]) -> None:
+async def _warm_up(target: Target, block: Block) -> None:
     """Send a few short requests: they open connections, load code and reveal mistakes."""
-    asked: list[str | None] = [None, *adapters[: _NUM_WARM_UP - 1]]
+    asked: list[str | None] = [None, *sorted(block.workload.adapters)[: _NUM_WARM_UP - 1]]
     arrivals = tuple(
         Arrival(_WARM_UP_GAP_S * number, model, _WARM_UP_TOKENS, _WARM_UP_TOKENS)
         for number, model in enumerate(asked)
     )
-    workload = Workload("warm-up", arrivals, dict.fromkeys(adapters, 1))
+    workload = Workload("warm-up", arrivals, block.workload.adapters)
     records: list[RequestRecord] = []
-    await replay(workload, target.replay_settings(settings), records.append)
+    settings = replace(target.replay_settings(block), claims={})
+    await replay(workload, settings, records.append)
     if errors := Counter(record.error for record in records if record.error):
         kinds = ", ".join(f"{count} {kind}" for kind, count in errors.items())
         raise TargetError(f"{target.label}: of {len(records)} requests to warm it up: {kinds}")

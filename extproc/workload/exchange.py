@@ -6,7 +6,7 @@ it reads to a `StreamMeter` and makes a `RequestRecord` of both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from extproc.workload.flights import FleetResult, Flight, FlightState, PodTotals
-from extproc.workload.requests import Arrival
+from extproc.workload.requests import NO_TENANTS, PLAIN, Arrival, Tenant
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -52,6 +52,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             first token in time), `http_` and the status, `cut` (the stream ended early),
             `in_stream` (an error within the stream), `not_a_stream`, `stopped` (the test was
             stopped meanwhile).
+        code: Of the error in the body, e.g. `late` or `saturated` where the router refuses.
         served_by: The header `x-served-by` of fake pods, "" without.
     """
 
@@ -68,6 +69,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int = 0
     status: int = 0
     error: str = ""
+    code: str = ""
     served_by: str = ""
 
     @property
@@ -228,6 +230,26 @@ def error_of(status: int, meter: StreamMeter) -> str:
     return meter.error or ("" if meter.is_done else "cut")
 
 
+class _Error(msgspec.Struct):
+    code: str | int | None = None
+
+
+class _Failure(msgspec.Struct):
+    error: _Error = msgspec.field(default_factory=_Error)
+
+
+def code_of(body: bytes) -> str:
+    """Return the code of the error that a response's body tells in OpenAI's form, "" for none.
+
+    vLLM repeats the status there, which is no such code.
+    """
+    try:
+        code = msgspec.json.decode(body, type=_Failure).error.code
+    except msgspec.DecodeError:
+        return ""
+    return code if isinstance(code, str) else ""
+
+
 def save_records(records: Iterable[RequestRecord], path: Path) -> None:
     """Write records as JSON lines.
 
@@ -257,6 +279,7 @@ def as_fleet_result(
     overhead_s: float = 0.0,
     warm_up_s: float = 0.0,
     pods: Sequence[PodTotals] = (),
+    tenants: Mapping[str, Tenant] = NO_TENANTS,
 ) -> FleetResult:
     """Convert a replay to the form of a run in virtual time, so that the same measures apply.
 
@@ -269,22 +292,28 @@ def as_fleet_result(
             subtracted from the times of responses.
         warm_up_s: Requests sent before this do not count.
         pods: The pods' totals, if known; named as in `x-served-by`.
+        tenants: The workload's.
     """
     ordered = sorted(records, key=lambda record: (record.sent_s, record.index))
-    flights = [_flight(arrivals[record.index], record, overhead_s) for record in ordered]
+    flights = [
+        _flight(arrivals[record.index], record, overhead_s, tenants.get(record.tenant, PLAIN))
+        for record in ordered
+    ]
     ended_s = max((record.ended_s for record in ordered), default=0.0)
     totals = pods or [PodTotals(p, 0, 0) for p in sorted({f.pod for f in flights if f.pod})]
-    return FleetResult(flights, totals, warm_up_s, ended_s)
+    return FleetResult(flights, totals, warm_up_s, ended_s, tenants=tuple(tenants))
 
 
-def _flight(arrival: Arrival, record: RequestRecord, overhead_s: float) -> Flight:
-    sent_s, first_s = record.sent_s, record.first_token_s
+def _flight(arrival: Arrival, record: RequestRecord, overhead_s: float, tenant: Tenant) -> Flight:
+    sent_s, first_s, state = record.sent_s, record.first_token_s, _state(record)
     return Flight(
         str(record.index),
         replace(arrival, at_s=sent_s),
         router=0,
-        state=_state(record),
+        has_objectives=tenant.has_objectives,
+        state=state,
         status=record.status,
+        reason=record.code if state is FlightState.SHED else "",
         pod=record.served_by,
         dispatched_s=sent_s if record.served_by else None,
         first_token_s=None if first_s is None else max(sent_s, first_s - overhead_s),

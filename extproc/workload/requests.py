@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -55,6 +56,11 @@ class Tenant:
     priority: int = 0
     weight: float = 1.0
     has_objectives: bool = True
+
+
+PLAIN = Tenant()
+"""What is taken of tenants that a workload says nothing of."""
+NO_TENANTS: Mapping[str, Tenant] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

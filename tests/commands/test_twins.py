@@ -10,10 +10,11 @@ from extproc.core.policies import LeastPending
 from extproc.loadtest.measures import fleet_result_of
 from extproc.sim.fleet.fleet import Fleet
 from extproc.sim.fleet.settings import FleetSettings
-from extproc.sim.trials.suites import make_trial_parts
+from extproc.sim.trials.suites import make_trial_parts, parse_suite
 from extproc.workload.judge import measure
 from extproc.workload.synthetic import zipf
 from tests.loadtest.loads import SLO, run, suite
+from tests.sim.trials.test_suites import suite_text
 
 
 @pytest.mark.parametrize("max_pending", [None, 3])
@@ -33,6 +34,7 @@ def test_a_virtual_run_as_records_measures_the_same(max_pending: int | None) -> 
     told = fleet_result_of(records_of(result), warm_up_s=1.0, pods=result.pods)
 
     real, virtual = measure(told, SLO), measure(result, SLO)
+    assert real.refusals == virtual.refusals
     for name in ("attainment", "slora_satisfaction", "ttft_p99_s", "tpot_mean_s", "fates"):
         assert getattr(real, name) == getattr(virtual, name), name
     assert real.throughput_rps == virtual.throughput_rps
@@ -51,6 +53,35 @@ def test_a_virtual_run_sends_what_the_suite_says() -> None:
     assert one.summary.prompt_tokens == sum(a.prompt_tokens for a in counted)
     assert (one.target, one.kind, one.knows_pods) == ("policy:founding", "virtual", True)
     assert one == virtual_run(small, small.scenarios[0], "founding", rate_rps=20.0, seed=1)
+
+
+def test_a_variant_s_twin_has_the_variant_s_fleet() -> None:
+    changed = {"label": "capped", "policy": "founding", "fleet": {"max_pending": 1}}
+    capped = parse_suite(suite_text(variants=[changed], rates_rps=[16], seeds=[1]))
+    real = [
+        msgspec.structs.replace(run(f"policy:{name}", rate_rps=16), scenario="z")
+        for name in ("founding", "capped")
+    ]
+
+    plain, twin = twins_of(capped, real)
+
+    assert (plain.policy, plain.metrics.refusals) == ("founding", {})
+    assert twin.policy == "capped"
+    assert twin.metrics.refusals["saturated"]
+
+
+def test_a_twin_is_judged_by_what_its_tenants_want() -> None:
+    batch = {"has_objectives": False, "output_tokens": 200}
+    workload = {"num_adapters": 12, "tenant": "people", "beside": {"batch": batch}}
+    suite = parse_suite(
+        suite_text(scenarios=[{"name": "t", "workload": workload}], slo={"tpot_s": 0.0001})
+    )
+
+    twin = virtual_run(suite, suite.scenarios[0], "founding", rate_rps=8, seed=1)
+
+    assert twin.metrics.tenants["batch"].attainment == 1
+    assert twin.summary.by_tenant["batch"].attainment == 1
+    assert twin.summary.by_tenant["people"].attainment < 1
 
 
 def test_every_real_run_of_a_policy_has_a_twin_and_lines_have_more_points() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.loadtest.blocks import PlanError, by_fleet, rotated, sliced
+from extproc.workload.requests import Tenant
 from tests.loadtest.builders import block
 
 
@@ -62,3 +64,10 @@ def test_a_running_fleet_is_used_again_as_long_as_it_is_the_same() -> None:
     ]
 
     assert [len(group) for group in by_fleet(blocks)] == [2, 1, 1]
+
+
+def test_other_tenants_get_another_fleet_because_routers_know_their_claims() -> None:
+    plain = block()
+    urgent = replace(plain.workload, tenants={"people": Tenant(priority=1)})
+
+    assert len(by_fleet([plain, replace(plain, workload=urgent)])) == 2

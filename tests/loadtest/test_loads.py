@@ -18,7 +18,9 @@ from extproc.loadtest.loads import (
     scenarios_of,
     workload_load,
 )
+from extproc.workload.judge import Slo
 from extproc.workload.requests import Workload
+from tests.sim.trials.test_suites import tiny
 
 TWO_SCENARIOS = """
 name: two
@@ -52,6 +54,18 @@ def test_a_suite_is_planned_scenario_by_scenario_seed_by_seed_at_every_rate(
         *(("small", 1, 5), ("small", 1, 10), ("small", 2, 5), ("small", 2, 10)),
         *(("large", 1, 20), ("large", 2, 20)),
     ]
+
+
+def test_a_block_has_the_fleet_of_each_variant() -> None:
+    fleet = {"declares": True, "queue": {"fair": False}}
+    suite = tiny(variants=[{"label": "unfair", "policy": "least_harm", "fleet": fleet}])
+
+    (block,) = plan_suite(suite, suite.scenarios, rates_rps=[8], seeds=[1])
+
+    plain, changed = block.settings_of("founding"), block.settings_of("unfair")
+    assert (plain.declared, plain.queue.fair) == (None, True)
+    assert (changed.declared, changed.queue.fair) == (Slo(), False)
+    assert changed.warm_up_s == plain.warm_up_s
 
 
 def test_rates_and_seeds_can_be_chosen(suite_path: str) -> None:

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from extproc.commands.loadtest import loadtest_app
 from extproc.loadtest.blocks import Block, sliced
 from extproc.loadtest.compare import Round, Watch, run_rounds
-from extproc.loadtest.loads import SuiteLoad
+from extproc.loadtest.loads import SuiteLoad, plan_suite
 from extproc.loadtest.results import load
 from extproc.loadtest.runs import run_block
-from extproc.loadtest.targets import TargetError, parse_targets, running_targets
+from extproc.loadtest.targets import TargetError, parse_targets, running_targets, suite_targets
 from extproc.sim.fakepod.pod import PodConfig, start_pod
 from extproc.sim.trials.suites import parse_suite
 from tests.commandline import Command, commands
@@ -71,12 +71,52 @@ async def test_a_policy_and_envoys_own_balancer_get_the_same_requests_in_turns()
     assert set(balanced.summary.by_pod) == {"pod-0", "pod-1"}
 
 
+CROWDED = """
+name: crowded
+about: One slow server with one slot, and more adapters.
+num_requests: 12
+warm_up: 0
+seeds: [1]
+rates_rps: [12]
+policies: [least_harm]
+variants: [{label: declared, policy: least_harm, fleet: {declares: true}}]
+slo: {ttft_s: 0.3, tpot_s: 1}
+fleet: {num_pods: 1, max_loras: 1, max_hold_s: 60, scrape_interval_s: 0.2}
+scenarios:
+  - name: two
+    workload:
+      {num_adapters: 6, exponent: 0, output_tokens: 4, sigma: 0.1, tenant: people,
+       beside: {batch: {has_objectives: false}}}
+    profile: {step_s: 0.05}
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+async def test_what_real_requests_claim_decides_and_refusals_are_counted() -> None:
+    suite = parse_suite(CROWDED)
+    rounds: list[Round] = []
+    blocks = plan_suite(suite, suite.scenarios)
+
+    await run_rounds(suite_targets(suite, ()), blocks, rounds, headers={}, watch=Watch())
+
+    ((plain, declared),) = ({run.label: run for run in round_}.values() for round_ in rounds)
+    assert plain.result
+    assert declared.result
+    assert plain.result.metrics.refusals == plain.result.summary.errors == {}
+    num_late = declared.result.metrics.refusals["late"]
+    assert declared.result.summary.errors == {"http_429": num_late}
+    assert declared.result.metrics.fates["finished"] == len(blocks[0].workload.arrivals) - num_late
+    tenants = declared.result.metrics.tenants
+    assert tenants["batch"].attainment == 1 > tenants["people"].attainment
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
 async def test_a_target_that_dies_is_reported_and_the_others_go_on() -> None:
     specs = parse_targets(["envoy:round_robin", "envoy:least_request"])
     block = small_block(36)
-    async with running_targets(specs, block.settings, block.workload.adapters, {}) as targets:
+    async with running_targets(specs, block, {}) as targets:
 
         async def kill() -> None:
             await asyncio.sleep(1)
@@ -99,9 +139,7 @@ async def test_a_target_that_dies_is_reported_and_the_others_go_on() -> None:
 @pytest.mark.timeout(240)
 async def test_a_run_that_is_given_up_leaves_its_fleet_idle() -> None:
     block = small_block(36)
-    async with running_targets(
-        parse_targets(["envoy:round_robin"]), block.settings, block.workload.adapters, {}
-    ) as (target,):
+    async with running_targets(parse_targets(["envoy:round_robin"]), block, {}) as (target,):
         cut = await run_block(target, block, lambda records, now_s: now_s > 1)
         whole = await run_block(target, block)
 
@@ -116,9 +154,7 @@ async def test_a_target_without_a_program_is_one_line(monkeypatch: pytest.Monkey
     block = small_block()
 
     with pytest.raises(TargetError, match="round_robin: /nosuch/envoy: .*No such file"):
-        async with running_targets(
-            parse_targets(["envoy:round_robin"]), block.settings, block.workload.adapters, {}
-        ):
+        async with running_targets(parse_targets(["envoy:round_robin"]), block, {}):
             pass
 
 

@@ -142,6 +142,30 @@ async def test_an_answer_that_is_an_error_has_its_status() -> None:
     assert (one.error, one.status, one.num_tokens) == ("http_404", 404, 0)
 
 
+async def test_a_refusal_has_the_code_that_its_body_tells() -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "Too late.", "code": "late"}}, status=429)
+
+    async with server(refuse) as url:
+        (one,) = await sent(workload(arrival(0.0)), url)
+
+    assert (one.error, one.code) == ("http_429", "late")
+
+
+async def test_a_tenant_s_requests_have_its_claims_and_others_have_theirs() -> None:
+    seen: dict[str, str] = {}
+
+    async def look(request: web.Request) -> web.StreamResponse:
+        seen[(await request.json())["model"]] = request.headers.get("x-claim", "")
+        return web.Response(text="data: [DONE]\n\n")
+
+    claims = {"": {"x-claim": "nobody"}, "a": {"x-claim": "gold"}, "b": {}}
+    async with server(look) as url:
+        await sent(workload(*(arrival(0.0, name) for name in "abc")), url, claims=claims)
+
+    assert seen == {"a": "gold", "b": "", "c": "nobody"}
+
+
 async def test_a_client_without_a_first_token_leaves_and_the_pod_aborts_the_request() -> None:
     profile = replace(INSTANT, step_s=0.05, step_per_prefill_token_s=1.0)
     pod = await start_pod(PodConfig(adapters=["a"], profile=profile))

@@ -29,11 +29,13 @@ from extproc.loadtest.targets import (
     listed_models,
     parse_target,
     parse_targets,
+    suite_targets,
 )
 from extproc.plugins import load_policy
 from extproc.sim.fakepod.pod import PodConfig, start_pod
 from extproc.sim.fleet.settings import FleetSettings, PodKind
 from extproc.sim.opponents import OPPONENTS, opponent
+from tests.sim.trials.test_suites import tiny
 
 SETTINGS = FleetSettings(
     num_pods=3,
@@ -86,6 +88,20 @@ def test_what_is_no_target_is_refused_with_what_is_allowed(text: str, message: s
 def test_two_targets_have_two_names() -> None:
     with pytest.raises(TargetError, match="two targets are called x"):
         parse_targets(["url:http://a:1=x", "url:http://b:1=x"])
+
+
+def test_a_suite_s_variants_are_targets_by_their_labels() -> None:
+    changed = {"label": "fair", "policy": "least_harm", "fleet": {"declares": True}}
+    suite = tiny(policies=["founding"], variants=[changed])
+    fair = TargetSpec("policy", "least_harm", "fair")
+
+    assert suite_targets(suite, ()) == [TargetSpec("policy", *["founding"] * 2), fair]
+    assert suite_targets(suite, ["fair"]) == [fair]
+    assert fair.text == "policy:fair"
+    with pytest.raises(TargetError, match="policy unfair: unknown"):
+        suite_targets(suite, ["unfair"])
+    with pytest.raises(TargetError, match="two targets are called fair"):
+        suite_targets(suite, ["fair", "fair"])
 
 
 @pytest.mark.parametrize("policy", [*OPPONENTS, "founding?threshold=8", "toppings?load_s=0.5"])

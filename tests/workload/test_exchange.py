@@ -21,6 +21,7 @@ from extproc.workload.exchange import (
     RequestRecord,
     StreamMeter,
     as_fleet_result,
+    code_of,
     encode_body,
     load_records,
     prompt_text,
@@ -28,6 +29,7 @@ from extproc.workload.exchange import (
 )
 from extproc.workload.flights import FlightState
 from extproc.workload.judge import Slo, measure
+from extproc.workload.requests import Tenant
 from tests.sim.lab import arrival
 
 
@@ -218,6 +220,45 @@ def test_a_replay_is_measured_like_a_virtual_run() -> None:
     assert metrics.tpot_mean_s == pytest.approx(0.05)
     assert [pod.address for pod in result.pods] == ["pod-1"]
     assert len(as_fleet_result(arrivals, records, warm_up_s=0.4).counted) == 1
+
+
+def test_a_replay_is_judged_by_what_its_tenants_want() -> None:
+    arrivals = [arrival(float(n), tenant=name) for n, name in enumerate(["batch", "people"])]
+    records = [
+        record(n, tenant=each.tenant, sent_s=each.at_s, first_token_s=9.0, ended_s=10.0)
+        for n, each in enumerate(arrivals)
+    ]
+    tenants = {"people": Tenant(), "batch": Tenant(has_objectives=False)}
+    metrics = measure(as_fleet_result(arrivals, records, tenants=tenants), Slo())
+
+    attained = {name: of.attainment for name, of in metrics.tenants.items()}
+    assert attained == {"people": 0.0, "batch": 1.0}
+    assert metrics.tenants["people"].longest_wait_s == 8.0
+
+
+def test_refusals_of_a_replay_are_counted_by_their_code() -> None:
+    refused = [record(n, error="http_429", status=429, code="late") for n in range(2)]
+    failed = record(2, error="http_404", status=404, code="gone", served_by="pod-1")
+    result = as_fleet_result([arrival(0.0)] * 3, [*refused, failed])
+
+    assert measure(result, Slo()).refusals == {"late": 2}
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"error": {"message": "m", "code": "late"}}', "late"),
+        (b'{"error": {"message": "m", "code": 404}}', ""),
+        (b'{"error": {"code": null}}', ""),
+        (b'{"error": "gone"}', ""),
+        (b'{"detail": []}', ""),
+        (b"upstream connect error", ""),
+        (b'{"error": {"code": "la', ""),
+        (b"", ""),
+    ],
+)
+def test_the_code_of_an_error_is_read_where_there_is_one(body: bytes, code: str) -> None:
+    assert code_of(body) == code
 
 
 @pytest.mark.parametrize(

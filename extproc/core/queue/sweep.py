@@ -186,6 +186,8 @@ class Sweep:
 
     def _put_off(self, ticket: Ticket, until_s: float, now: float) -> None:
         """Have a request looked at again then, or before if it has a time of its own."""
+        if ticket in self._late:  # not looked at for what is freed, so it needs a time
+            until_s = min(until_s, self._late_look_s(now))
         ticket.look_s = until_s if ticket.look_s <= now else min(ticket.look_s, until_s)
         self.note(ticket)
 

@@ -6,9 +6,6 @@ from extproc.core.claims import Claim
 from extproc.workload.judge import Slo
 from extproc.workload.requests import Tenant
 
-PLAIN = Tenant()
-"""What is taken of tenants that a workload says nothing of."""
-
 
 def claim_of(tenant: Tenant, declared: Slo | None, name: str = "") -> Claim:
     """Return the claim of a tenant's requests.

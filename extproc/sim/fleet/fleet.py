@@ -19,7 +19,7 @@ from extproc.core.policies import Policy
 from extproc.core.queue import Ticket
 from extproc.core.types import Pick, Rejection, RequestInfo, Wait
 from extproc.sim.fleet.agenda import Agenda
-from extproc.sim.fleet.claims import PLAIN, claim_of
+from extproc.sim.fleet.claims import claim_of
 from extproc.sim.fleet.events import AdapterRegistered, FleetEvent, PodJoin, PodLoss, SlowPod
 from extproc.sim.fleet.knowledge import Knowledge
 from extproc.sim.fleet.pod import FleetPod, started_engine
@@ -27,6 +27,7 @@ from extproc.sim.fleet.prefixes import BODY_BYTES_PER_TOKEN, prefix_hashes
 from extproc.sim.fleet.router import FleetRouter
 from extproc.sim.fleet.settings import FleetSettings
 from extproc.workload.flights import FleetResult, Flight, FlightState
+from extproc.workload.requests import PLAIN
 
 if TYPE_CHECKING:
     from extproc.workload.requests import Workload

@@ -18,6 +18,7 @@ from extproc.sim.trials.suites import (
     check_policies,
     in_fleet,
     make_trial_parts,
+    variant_of,
 )
 from extproc.sim.trials.summary import is_bound
 from extproc.sim.trials.table import line, rule
@@ -47,27 +48,25 @@ def plan_misses(
     Raises:
         SuiteError: A place, a policy or a key is unknown.
     """
-    variants = {variant.label: variant for variant in suite.variants}
-    check_policies(name for name in policies if name not in variants and not is_bound(name))
+    variants = [variant_of(suite, name) for name in policies]
+    check_policies(each.policy for each in variants if not is_bound(each.policy))
     trials = []
     for place in places:
         scenario, rate_rps = _at(suite, place)
         scenario = replace(scenario, profile={**scenario.profile, **profile})
-        for name in policies:
-            variant = variants.get(name)
-            changed = in_fleet(scenario, {**fleet, **(variant.fleet if variant else {})})
+        for variant in variants:
+            changed = in_fleet(scenario, {**fleet, **variant.fleet})
             make_trial_parts(suite, changed, rate_rps=rate_rps, seed=0, num=10)
-            policy = variant.policy if variant else name
             trials += [
                 Trial(
                     suite,
                     changed,
-                    policy,
+                    variant.policy,
                     (seed,),
                     (rate_rps,),
                     sweep=SWEEP,
                     value=rate_rps,
-                    label=name,
+                    label=variant.label,
                 )
                 for seed in suite.seeds
             ]

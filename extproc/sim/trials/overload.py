@@ -37,11 +37,16 @@ def plan_overload(
     Raises:
         SuiteError: A policy or a key is unknown.
     """
-    alone = [_alone(scenario) for scenario in suite.scenarios if _has_tenants(scenario)]
-    suite = replace(suite, scenarios=[*suite.scenarios, *alone])
+    suite = with_alone(suite)
     places = [f"{each.name}@{rate:g}" for each in suite.scenarios for rate in suite.rates_of(each)]
     names = policies or [*suite.policies, *(variant.label for variant in suite.variants)]
     return plan_misses(suite, places, names, fleet=fleet, profile={})
+
+
+def with_alone(suite: Suite) -> Suite:
+    """Return the suite with the scenarios in which those of its scenarios with others are alone."""
+    alone = [_alone(scenario) for scenario in suite.scenarios if _has_tenants(scenario)]
+    return replace(suite, scenarios=[*suite.scenarios, *alone])
 
 
 def _has_tenants(scenario: ScenarioSpec) -> bool:
@@ -54,21 +59,27 @@ def _alone(scenario: ScenarioSpec) -> ScenarioSpec:
 
 
 def overload_tables(suite: Suite, results: Sequence[TrialResult]) -> str:
-    """Format goodput, and what tenants get, as Markdown, each figure ± its standard error."""
+    """Format goodput, and what tenants get, as Markdown, each figure ± its standard error.
+
+    Scenarios without a result are left out, and so are rates and policies.
+    """
     runs: dict[tuple[str, str, float], dict[int, Json]] = {}
     for result in results:
         own = runs.setdefault((result.scenario, result.policy, result.value), {})
         own[result.seed] = result.runs[0]
     policies = list(dict.fromkeys(result.policy for result in results))
     goodput, tenants = list[str](), list[str]()
-    for scenario in suite.scenarios:
+    shown = [scenario for scenario in suite.scenarios if not scenario.name.endswith(ALONE)]
+    for scenario in shown:
         first, *_ = rates = suite.rates_of(scenario)
+        whole = runs.get((scenario.name, policies[0], first), {})
         for rate in rates:
-            whole = runs[scenario.name, policies[0], first]
             for policy in policies:
+                if (scenario.name, policy, rate) not in runs:
+                    continue
                 place, own = f"{scenario.name}@{rate:g}", runs[scenario.name, policy, rate]
                 if _has_tenants(scenario):
-                    alone = runs[scenario.name + ALONE, policy, rate]
+                    alone = runs.get((scenario.name + ALONE, policy, rate), {})
                     tenants += _tenant_lines((place, f"`{policy}`"), own, alone)
                 else:
                     cells = place, f"{rate / first:.3g}", f"`{policy}`", *_goodput(own, whole)
@@ -92,7 +103,11 @@ def _with_head(lines: Sequence[str], head: Sequence[str]) -> list[str]:
 
 def _goodput(own: Runs, whole: Runs) -> Sequence[str]:
     """Format what is served well, in parts of the whole as well, and what is refused."""
-    parts = [100 * own[seed]["goodput_rps"] / max(1e-9, whole[seed]["goodput_rps"]) for seed in own]
+    parts = [
+        100 * run["goodput_rps"] / max(1e-9, whole[seed]["goodput_rps"])
+        for seed, run in own.items()
+        if seed in whole
+    ]
     return mean_cell([run["goodput_rps"] for run in own.values()]), mean_cell(parts), _refused(own)
 
 
@@ -116,7 +131,7 @@ def _less(of: Runs, alone: Runs, tenant: str) -> list[float]:
     return [
         100 * (each["attainment"] - alone[seed]["tenants"][tenant]["attainment"])
         for seed, each in of.items()
-        if tenant in alone[seed]["tenants"]
+        if seed in alone and tenant in alone[seed]["tenants"]
     ]
 
 

@@ -26,7 +26,7 @@ from extproc.sim.fleet.events import (
 )
 from extproc.sim.fleet.settings import FleetSettings, PodKind
 from extproc.sim.opponents import opponent
-from extproc.sim.trials.specs import EventSpec, ScenarioSpec, Suite, SweepSpec
+from extproc.sim.trials.specs import EventSpec, ScenarioSpec, Suite, SweepSpec, VariantSpec
 from extproc.workload.clientele import WorkloadSpec, make_workload
 from extproc.workload.files import own_folder
 from extproc.workload.judge import Slo
@@ -99,6 +99,12 @@ def check_policies(labels: Iterable[str]) -> None:
         raise SuiteError(f"policies: {error}") from error
     if unknown:
         raise SuiteError(f"unknown policies: {', '.join(unknown)}")
+
+
+def variant_of(suite: Suite, label: str) -> VariantSpec:
+    """Return a suite's variant by its label; other names are policies in its own fleet."""
+    named = {variant.label: variant for variant in suite.variants}
+    return named.get(label) or VariantSpec(label=label, policy=label, fleet={})
 
 
 def in_fleet(scenario: ScenarioSpec, fleet: Mapping[str, Any]) -> ScenarioSpec:

@@ -342,6 +342,17 @@ def test_what_is_freed_is_left_to_those_in_time_for_a_while() -> None:
     assert scene.free(1, after_s=2 * LATE_LOOK_S) == ["late"]
 
 
+def test_all_alike_that_are_late_are_looked_at_again_though_one_was_asked_for_in_vain() -> None:
+    scene = Scene()
+    for name in "abc":
+        scene.hold(name, model="alike", goal_s=0.1)
+    scene.free(0)
+    scene.free(0, after_s=2 * LATE_LOOK_S)
+    assert len(scene.looked) == 1
+
+    assert sorted(scene.free(3, after_s=2 * LATE_LOOK_S)) == ["a", "b", "c"]
+
+
 def test_newcomers_stand_in_line_while_what_is_freed_is_still_to_be_offered() -> None:
     scene = Scene()
     scene.hold("a")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from extproc.commands.lab import lab_app
 from extproc.commands.labrun import make_policy
-from extproc.sim.trials.overload import overload_tables, plan_overload
+from extproc.commands.twins import virtual_run
+from extproc.loadtest.results import LoadResult, save
+from extproc.sim.trials.overload import overload_tables, plan_overload, with_alone
 from extproc.sim.trials.suites import SuiteError
 from extproc.sim.trials.trials import TrialResult, run_trial
 from tests.sim.trials.test_suites import suite_text, tiny
@@ -74,6 +78,51 @@ def test_a_tenant_is_compared_with_itself_alone_seed_by_seed() -> None:
 
     assert cells(table, "t@8", "`ours`", "people")[:3] == ["85.0 ± 5.0", "-10.0 ± 5.0", "8.5 ± 0.5"]
     assert cells(table, "t@8", "`ours`", "batch")[:3] == ["60.0 ± 10.0", "", "6.0 ± 1.0"]
+
+
+def test_what_did_not_run_is_left_out() -> None:
+    suite = tiny(scenarios=[{"name": "z", "workload": {}}, TENANTS], rates_rps=[8, 16])
+    some = [
+        result("z", "ours", 8, 1, goodput_rps=4.0),
+        result("z", "ours", 16, 1, goodput_rps=6.0),
+        result("z", "ours", 16, 2, goodput_rps=7.0),
+        result("z", "theirs", 16, 1, goodput_rps=2.0),
+        result("t", "ours", 8, 1, tenants=tenants(people=0.5)),
+    ]
+    table = overload_tables(suite, some)
+
+    assert len([line for line in table.splitlines() if "@" in line]) == 4
+    assert cells(table, "z@16", "2", "`ours`")[:2] == ["6.5 ± 0.5", "150.0"]
+    assert cells(table, "z@16", "2", "`theirs`")[:2] == ["2.0", "50.0"]
+    assert cells(table, "t@8", "`ours`", "people")[:2] == ["50.0", ""]
+
+
+def test_a_load_test_s_real_runs_are_shown_apart_from_their_twins(tmp_path: Path) -> None:
+    suite = with_alone(tiny(scenarios=[TENANTS], rates_rps=[8], seeds=[1]))
+    twins = [
+        virtual_run(suite, scenario, "founding", rate_rps=8, seed=1) for scenario in suite.scenarios
+    ]
+    lucky = dataclasses.replace(twins[1].metrics.tenants["people"], attainment=0.5)
+    beside = dataclasses.replace(twins[0].metrics, tenants={"people": lucky})
+    real = [
+        msgspec.structs.replace(twins[0], kind="real", metrics=beside),
+        msgspec.structs.replace(twins[1], kind="real"),
+    ]
+    path = tmp_path / "result.json"
+    save(LoadResult(name="t", suite=suite, runs=[*real, *twins]), path)
+
+    found = CliRunner().invoke(lab_app, ["table", str(path)]).stdout
+    without = tmp_path / "without.json"
+    save(LoadResult(name="t", runs=real), without)
+    refused = CliRunner().invoke(lab_app, ["table", str(without)])
+
+    shown, predicted = found.split("virtual:")
+    assert shown.startswith("real:")
+    of_twin = 100 * twins[0].metrics.tenants["people"].attainment
+    assert cells(shown, "t@8", "`founding`", "people")[0] == "50.0"
+    assert cells(predicted, "t@8", "`founding`", "people")[0] == f"{of_twin:.1f}"
+    assert "alone@" not in found
+    assert "a load test without a suite" in refused.output + refused.stderr
 
 
 def test_those_alone_send_what_they_send_beside_others() -> None:
