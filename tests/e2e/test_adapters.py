@@ -13,9 +13,9 @@ import aiohttp
 from extproc.envoyconfig import Mode
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
 from tests.e2e.conftest import router_config, running_envoy, running_pods
-from tests.e2e.harness import Client, RouterProcess, eventually
+from tests.e2e.harness import Answer, Client, RouterProcess, eventually
 
-PATHS = {"/adapters/a": 8, "/adapters/b": 8, "/adapters/wide": 64}
+PATHS = {"/adapters/a": 8, "/adapters/a-2": 8, "/adapters/b": 8, "/adapters/wide": 64}
 """What pods find on their disks, with ranks; they take up to 16."""
 
 
@@ -161,3 +161,34 @@ async def test_undeclared_adapters_are_served_and_never_unloaded_or_refused_if_s
     async with declaring(http, route("a"), num_pods=1, pod=own, adapters=refusing) as scene:
         assert (await scene.client.chat("own")).status == 404
         assert (await scene.client.chat("base")).status == 200
+
+
+async def test_a_new_version_takes_over_without_a_failed_request_and_the_old_one_goes(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with declaring(http, route("a", version="1"), num_pods=2) as scene:
+        assert served_model(await scene.client.chat("a")) == "a@1"
+        scene.router.change_config(routes=[route("a", source="/adapters/a-2", version="2")])
+        seen: list[str] = []
+
+        async def is_new() -> bool:
+            answers = await asyncio.gather(*(scene.client.chat("a") for _ in range(5)))
+            assert {answer.status for answer in answers} == {200}
+            seen.extend(served_model(answer) for answer in answers)
+            return seen[-1] == "a@2"
+
+        await eventually(is_new)
+        assert set(seen) <= {"a@1", "a@2"}
+
+        async def is_gone() -> bool:
+            lists = [await scene.listed(pod) for pod in scene.pods]
+            return not any("a@1" in each for each in lists)
+
+        await eventually(is_gone)
+        answer = await scene.client.request("GET", "/v1/models")
+        assert [model["id"] for model in answer.json["data"]] == ["base", "a"]
+
+
+def served_model(answer: Answer) -> str:
+    """The name that the pod read."""
+    return answer.headers["x-served-model"]
