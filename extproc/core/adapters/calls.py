@@ -58,8 +58,8 @@ def next_s(book: Book, *, now: float) -> float:
     """Return when more may be due than changes tell; inf for never."""
     settings = book.settings
     times = [book.fleet.due_s(), *[deleted.until_s for deleted in book.deleted.values()]]
-    if not book.wanted.is_settled:
-        times.append(now)
+    if book.later or not book.wanted.is_settled:
+        return now
     waits = settings.grace_s, settings.drain_s
     times += [since_s + wait_s for since_s in book.old.values() for wait_s in waits]
     if book.open:

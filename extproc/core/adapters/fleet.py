@@ -68,6 +68,12 @@ class Fleet:
                 coming.add(address)
         return coming
 
+    def coming(self) -> set[str]:
+        """Return the served names of all of these."""
+        calls = [call.action for call in self._calls.values()]
+        names = {action.name for action in calls if action.kind is Kind.LOAD}
+        return names.union(*[pod.verifying for pod in self.pods.values()])
+
     def due_s(self) -> float:
         """Return when something is due that no call tells; inf for never."""
         times = [until_s for pod in self.pods.values() for until_s in pod.verifying.values()]
@@ -181,7 +187,7 @@ class Fleet:
         else:
             self._unlist(action.address, pod.listed.keys() & {action.name})
             pod.unloaded(action.name, now=now)
-            self.attempts.succeed(action.address, action.name)
+            self.attempts.forget(action.address, action.name)
 
 
 def _shape(pod: Pod) -> tuple[object, ...]:
