@@ -110,7 +110,7 @@ def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> None:
     """Find the pods that should have an adapter."""
     good: list[str] = []
     failed_s: list[float] = []
-    num_bad = 0
+    num_bad = num_untried = 0
     kept.trouble, kept.spares = None, ()
     is_urgent = name in book.held and not kept.holders
     limit = num + NUM_SPARES if is_urgent else num
@@ -118,17 +118,17 @@ def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> None:
         pod = book.fleet.pods[address]
         if not _fits(kept, pod):
             continue
-        if not pod.state.is_resolver:
-            problem = _problem(book, kept, pod)
-            if problem is not None:
-                failure, message, next_s = problem
-                kept.trouble = kept.trouble or (failure, address, message)
-                if next_s > now:
-                    failed_s.append(next_s)
-                    num_bad += failure not in PASSING
-                    if num_bad > NUM_SPARES and not kept.holders:
-                        break
-                    continue
+        problem = _problem(book, kept, pod)
+        num_untried += problem is None
+        if problem is not None:
+            failure, message, next_s = problem
+            kept.trouble = kept.trouble or (failure, address, message)
+            if next_s > now:
+                failed_s.append(next_s)
+                num_bad += failure not in PASSING
+                if num_bad > NUM_SPARES and not kept.holders:
+                    break
+                continue
         good.append(address)
         if len(good) >= limit:
             break
@@ -141,14 +141,20 @@ def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> None:
         message = f"a new source needs a new version: pods have {kept.served} from elsewhere"
         kept.trouble = Failure.CONFLICT, min(kept.earlier_holders), message
     kept.num_desired = min(num, len(good) + len(failed_s)) or num
-    kept.retry_s = min(failed_s, default=-inf) if not good else -inf
-    if not good and not failed_s:
+    if num_untried:
+        kept.retry_s = -inf
+    elif good or failed_s:
+        # A request makes no difference to what is loaded anyway.
+        kept.retry_s = inf if kept.is_eager else -inf if good else min(failed_s)
+    else:
         kept.trouble = _why_nowhere(book, kept)
         kept.retry_s = -inf if kept.trouble is None else inf
 
 
 def _problem(book: Book, kept: Kept, pod: Pod) -> tuple[Failure, str, float] | None:
-    """Return why an adapter is not on a pod, and when that may be otherwise."""
+    """Return why an adapter is not on a pod, and when that may be otherwise; None for no reason."""
+    if pod.state.is_resolver:
+        return None
     address, root = pod.state.address, pod.listed.get(kept.served)
     if root is not None and not kept.has(root):
         return Failure.CONFLICT, f"the pod has {root} under that name", inf
