@@ -211,12 +211,20 @@ class Book:
     def _is_in_use(self, served: str) -> bool:
         return any(served in pod.state.pending_by_adapter for pod in self.fleet.pods.values())
 
+    def ended(self, served: str, *, now: float) -> None:
+        """Remember a deleted adapter on: a load that was given up may arrive later."""
+        name = owner_of(served, self.deleted)
+        if name is not None:
+            self.deleted[name].until_s = now + self.settings.load_s + self.settings.verify_s
+
     def forgotten(self, *, now: float) -> list[str]:
         """Forget deleted adapters that no pod has any more; return their names."""
         done = [
             name
             for name, deleted in self.deleted.items()
-            if now >= deleted.until_s and not any(self._left_of(name))
+            if now >= deleted.until_s
+            and not any(self._left_of(name))
+            and not self.fleet.coming_to(deleted.kept.served)
         ]
         for name in done:
             del self.deleted[name]

@@ -107,6 +107,8 @@ class Fleet:
             self.changed.update(self.attempts.forget_pod(address))
         elif seen.is_back:
             self.changed.update(self.attempts.forget_passing(address))
+        for name in seen.left:
+            self.attempts.forget(address, name)
         for name in seen.lied:
             result = Result(Failure.UNVERIFIED, "it is unloaded, and still listed")
             self._fail(pod, name, Kind.UNLOAD, result, settings=settings, now=now)
@@ -187,7 +189,6 @@ class Fleet:
         else:
             self._unlist(action.address, pod.listed.keys() & {action.name})
             pod.unloaded(action.name, now=now)
-            self.attempts.forget(action.address, action.name)
 
 
 def _shape(pod: Pod) -> tuple[object, ...]:

@@ -19,6 +19,7 @@ from extproc.core.adapters.states import (
     AdapterSettings,
     AdapterStatus,
     Counts,
+    Kind,
     PodState,
     Result,
     State,
@@ -100,6 +101,8 @@ class Planner:
     def finished(self, action: Action, result: Result, *, now: float) -> None:
         """Take what came of a call; `tick` says what follows."""
         self._book.fleet.finished(action, result, settings=self._book.settings, now=now)
+        if action.kind is Kind.LOAD:
+            self._book.ended(action.name, now=now)
         self.next_s = now
 
     def files_changed(self, name: str, *, now: float) -> None:

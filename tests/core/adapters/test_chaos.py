@@ -24,7 +24,7 @@ class Chaos:
     """What goes wrong, by a seed."""
 
     def __init__(self, seed: int, *, num_planners: int, tells_process: bool) -> None:
-        self.rng = Random(seed)  # noqa: S311
+        self.rng = Random(seed)
         fleet = pods(4, max_cpu_loras=16, process=1.0 if tells_process else None)
         fleet[0].models["own"] = "/own"
         self.world = World(

@@ -277,7 +277,6 @@ class World:
     def loads_of(self, served: str) -> int:
         return sum(action.kind is Kind.LOAD and action.name == served for _, action in self.log)
 
-
     @property
     def planner(self) -> Planner:
         return self.planners[0]
