@@ -58,10 +58,10 @@ class Chaos:
                     del pod.pending[name]
         for name in self.versions:
             served, holders = world.planner.serving(name), sorted(world.planner.holders(name))
-            if served is not None and rng.random() < 0.7:
-                pod = world.pods[rng.choice(holders)] if holders else None
-                if pod is not None and pod.is_up:
-                    pod.pending[served] += 1
+            if served is not None and holders and rng.random() < 0.7:
+                chosen = world.pods[rng.choice(holders)]
+                if chosen.is_up:
+                    chosen.pending[served] += 1
         world.at(world.now + 1, self.requests)
 
     def trouble(self) -> None:
@@ -111,9 +111,11 @@ class Chaos:
                     found.append(f"{each.name} is {planner.state(each.name)}")
                 if planner.serving(each.name) != each.served_name:
                     found.append(f"{each.name} is served as {planner.serving(each.name)}")
-        for each in self.declared:
-            if len(world.having(each.served_name)) < each.min_replicas:
-                found.append(f"{each.served_name} on {world.having(each.served_name)}")
+        found += [
+            f"{each.served_name} on {world.having(each.served_name)}"
+            for each in self.declared
+            if len(world.having(each.served_name)) < each.min_replicas
+        ]
         names = {each.served_name: each.source for each in self.declared} | {"own": "/own"}
         for pod in world.pods.values():
             found += [

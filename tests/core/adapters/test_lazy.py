@@ -75,6 +75,18 @@ def test_what_is_wanted_by_demand_alone_pushes_nothing_out() -> None:
     assert set(world.pods[ONE].models) == {"a5", "a1"}
 
 
+def test_what_is_wanted_by_demand_alone_waits_for_a_place_where_it_belongs() -> None:
+    homes = {f"a{number}": at_home(f"a{number}") for number in range(20)}
+    first, second, third = [name for name, home in homes.items() if home == ONE][:3]
+    world = crowded(num_pods=2)
+    load(world, first)
+    load(world, second)
+    world.demand = {third: 0.01}
+    world.run(20)
+
+    assert set(world.pods[ONE].models) == {first, second}
+
+
 def test_adapters_with_requests_and_those_just_loaded_stay() -> None:
     world = crowded()
     load(world, "a0")

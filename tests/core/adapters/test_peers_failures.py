@@ -1,4 +1,4 @@
-"""What failed elsewhere: each test is named after what it promises, and says where it was broken."""
+"""What failed elsewhere: tests are named after what they promise, and say where it was broken."""
 
 from __future__ import annotations
 

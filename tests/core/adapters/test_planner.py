@@ -185,7 +185,7 @@ def test_a_new_version_serves_once_enough_pods_have_it() -> None:
     world.run(10)
     world.pods[ONE].load_s = world.pods[TWO].load_s = world.pods[THREE].load_s = 4
     world.declare(Declaration("a", "/a/2", "2", min_replicas=2))
-    seen = []
+    seen: list[tuple[int, str | None]] = []
     while not seen or seen[-1] != (2, "a@2"):
         world.run(0.2)
         state = len(world.having("a@2")), world.planner.serving("a")
@@ -370,17 +370,15 @@ def test_an_unload_that_changed_nothing_is_tried_ever_less() -> None:
 
 
 def test_no_request_is_sent_to_a_pod_for_what_it_is_unloading() -> None:
-    world = World(pods(1))
-    world.declare(Declaration("a", "/a", min_replicas=1), Declaration("b", "/b", max_replicas=1))
-    world.run(5)
-    planner = Planner()
-    states = world.states()
-    planner.declare([Declaration("c", "/a")], now=0.0, deleted=[Declaration("a", "/a")])
-    planner.tick(states, {}, now=0.0)
-    (action,) = [
-        each for each in planner.tick(states, {}, now=5.0) if each.kind is Kind.UNLOAD
-    ] or [Action(Kind.UNLOAD, ONE, "a", timeout_s=10.0)]
-    assert action == Action(Kind.UNLOAD, ONE, "a", timeout_s=10.0)
+    world = World(pods(2))
+    world.declare(Declaration("a", "/a", min_replicas=2))
+    world.run(10)
+    assert world.planner.holders("a") == {ONE, TWO}
+
+    world.declare(Declaration("a", "/a", max_replicas=1))
+
+    assert world.having("a") == [ONE, TWO]
+    assert len(world.planner.holders("a")) == 1
 
 
 def test_the_end_of_a_call_that_nobody_made_changes_nothing() -> None:
@@ -493,3 +491,47 @@ def test_calm_pods_come_first() -> None:
     world.declare(*adapters(1, min_replicas=6))
 
     assert [action.address[7] for _, action in world.log[:4]] == ["6", "5", "4", "3"]
+
+
+def test_an_adapter_that_is_bad_is_not_tried_on_every_pod_of_many() -> None:
+    world = World(pods(12, broken={"/adapters/a0": Result(Failure.ENGINE, "unknown module")}))
+    world.run(2)
+    world.declare(*adapters(1, min_replicas=12))
+    world.run(100)
+
+    assert len({action.address for _, action in world.log}) < 12
+
+
+def test_a_pod_that_leaves_takes_its_failures_along() -> None:
+    world = World(pods(2, broken={"/adapters/a0": Result(Failure.ENGINE, "unknown module")}))
+    world.declare(*adapters(1))
+    world.run(10)
+    del world.pods[ONE], world.views[0][ONE]
+    world.run(2)
+
+    assert world.planner.counts().failures == {(TWO, Failure.ENGINE): 1}
+
+
+def test_what_is_deleted_while_it_is_yet_to_be_judged_is_gone() -> None:
+    planner, pod = Planner(), FakePod(ONE, max_cpu_loras=None)
+    state = PodState(ONE, models=pod.listing(), listed_at_s=0.0)
+    planner.declare(adapters(2500), now=0.0)
+    planner.tick([state], {}, now=0.0)
+    planner.declare(adapters(1), now=0.0)
+    planner.tick([state], {}, now=0.1)
+
+    assert planner.counts().by_state == {State.LOADING: 1}
+
+
+def test_a_version_that_pods_have_again_is_not_gone() -> None:
+    world = World(pods(1))
+    world.declare(Declaration("a", "/a/1", "1"))
+    world.run(5)
+    world.declare(Declaration("a", "/a/2", "2"))
+    world.run(10)
+    world.pods[ONE].models["a@1"] = "/a/1"
+    world.run(2)
+
+    assert not any(each.removable for each in world.status("a").versions)
+    world.run(10)
+    assert not world.having("a@1")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
@@ -119,7 +120,7 @@ class World:
         self._in_flight: list[set[str]] = [set() for _ in self.planners]
         self._loading: list[int] = [0 for _ in self.planners]
         for number in range(num_planners):
-            self.at(self.now + 0.1 * number, lambda number=number: self._poll(number))
+            self.at(self.now + 0.1 * number, partial(self._poll, number))
 
     # --- time -------------------------------------------------------------------------------
 
