@@ -117,7 +117,7 @@ class Book:
             owner = self.owner(name)
             if owner is not None and rate > 0:
                 rates[owner] = rates.get(owner, 0.0) + rate
-        self.dirty |= rates.keys() ^ self.rates.keys()
+        self.later.update(dict.fromkeys(rates.keys() ^ self.rates.keys()))
         self.rates = rates
 
     def files_changed(self, name: str) -> None:

@@ -9,21 +9,25 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.states import State
 from tests.core.adapters.world import FakePod, World, adapters, pods
 
 TROUBLE_S = 600.0
-LAST_SLOW_S = 500.0
-"""A load that is slow from then on would be a fault that lasts beyond the others."""
+SLOW_S = 100.0
+"""Before the end: a load that is slow from then on would be trouble that lasts longer."""
 CONVERGED_S = 30.0
 
 
 class Chaos:
     """What goes wrong, by a seed."""
 
-    def __init__(self, seed: int, *, num_planners: int, tells_process: bool) -> None:
+    def __init__(
+        self, seed: int, *, num_planners: int, tells_process: bool, for_s: float = TROUBLE_S
+    ) -> None:
         self.rng = Random(seed)
         fleet = pods(4, max_cpu_loras=16, process=1.0 if tells_process else None)
         fleet[0].models["own"] = "/own"
@@ -31,8 +35,8 @@ class Chaos:
             fleet, num_planners=num_planners, lag_s=lambda: self.rng.choice((0.01, 0.05, 1.7))
         )
         self.versions = dict.fromkeys((each.name for each in adapters(12)), 0)
-        self.end_s = self.world.now + TROUBLE_S
-        self.slow_until_s = self.world.now + LAST_SLOW_S
+        self.end_s = self.world.now + for_s
+        self.slow_until_s = self.end_s - SLOW_S
         self.declare()
         self.world.at(self.world.now + 5, self.trouble)
         self.world.at(self.world.now, self.requests)
@@ -139,3 +143,13 @@ def test_thirty_seconds_after_the_last_trouble_all_is_as_declared(
 
     assert took_s <= CONVERGED_S
     assert chaos.world.pods["10.0.0.1:8000"].models["own"] == "/own"
+
+
+@given(seed=st.integers(0, 2**32), num_planners=st.integers(1, 3), tells_process=st.booleans())
+def test_after_any_trouble_all_is_as_declared(
+    seed: int, num_planners: int, tells_process: bool
+) -> None:
+    chaos = Chaos(seed, num_planners=num_planners, tells_process=tells_process, for_s=60.0)
+    chaos.world.run(60.0)
+
+    chaos.world.until(lambda: not chaos.wrong(), CONVERGED_S)
