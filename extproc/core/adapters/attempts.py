@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
 
@@ -50,10 +50,6 @@ class Attempts:
         """Return what failed, None if nothing did."""
         return self._by_address.get(address, {}).get(served)
 
-    def at(self, address: str) -> Mapping[str, Attempt]:
-        """Return what failed on a pod."""
-        return self._by_address.get(address, {})
-
     def next_s(self, address: str, served: str, kind: Kind) -> float:
         """Return when the next try may be; -inf for at any time."""
         attempt = self.of(address, served)
@@ -89,6 +85,10 @@ class Attempts:
     def succeed(self, address: str, served: str) -> None:
         """Forget what failed: the pod holds it, and so is not in trouble."""
         self._troubled.pop(address, None)
+        self.forget(address, served)
+
+    def forget(self, address: str, served: str) -> None:
+        """Forget what failed."""
         self._by_address.get(address, {}).pop(served, None)
 
     def forget_name(self, served: str) -> None:

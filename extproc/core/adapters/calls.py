@@ -58,8 +58,8 @@ def next_s(book: Book, *, now: float) -> float:
     """Return when more may be due than changes tell; inf for never."""
     settings = book.settings
     times = [book.fleet.due_s(), *[deleted.until_s for deleted in book.deleted.values()]]
-    if not book.wanted.is_settled:
-        times.append(now)
+    if book.later or not book.wanted.is_settled:
+        return now
     waits = settings.grace_s, settings.drain_s
     times += [since_s + wait_s for since_s in book.old.values() for wait_s in waits]
     if book.open:
@@ -107,11 +107,14 @@ def _surplus(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[Action
     """Yield the unloads of adapters that more pods have than may."""
     for name in book.surplus:
         kept = book.kept[name]
-        for address in sorted(kept.holders, key=kept.targets.__contains__)[: kept.num_surplus]:
-            pod = free.get(address)
-            if pod is not None and _is_idle(book, pod, kept.served, now=now):
-                del free[address]
-                yield _unload(book, address, kept.served)
+        pods = [book.fleet.pods[address] for address in sorted(kept.holders)]
+        pods.sort(key=lambda pod: pod.state.address in kept.targets)
+        num = kept.num_surplus - sum(pod.leaving == kept.served for pod in pods)
+        pods = [pod for pod in pods if pod.state.address in free]
+        idle = [pod for pod in pods if _is_idle(book, pod, kept.served, now=now)]
+        for pod in idle[: max(0, num)]:
+            del free[pod.state.address]
+            yield _unload(book, pod.state.address, kept.served)
 
 
 def _may_unload(book: Book, address: str, served: str, *, now: float) -> bool:
@@ -134,17 +137,14 @@ def _is_idle(book: Book, pod: Pod, served: str, *, now: float) -> bool:
 
 def _loads(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[_Load]:
     """Yield the loads that may start; one on a pod, which is then not free any more."""
-    waiting = [name for name in book.held if name in book.open]
-    rates, held = book.rates, book.held
-    others = sorted(book.open - held.keys())
+    kept_of, rates = book.kept, book.rates
+    waiting = [name for name in book.held if name in book.open and not kept_of[name].holders]
+    others = sorted(book.open.difference(waiting))
     others.sort(key=lambda name: -rates.get(name, 0.0))
     for name in waiting:
         if not free:
             return
-        kept = book.kept[name]
-        if kept.holders:
-            others.insert(0, name)
-            continue
+        kept = kept_of[name]
         load = _first(book, kept, free, now=now)
         if load is not None:
             yield load
@@ -152,7 +152,7 @@ def _loads(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[_Load]:
     for name in others:
         if not free:
             return
-        kept = book.kept[name]
+        kept = kept_of[name]
         if not has_place and not kept.is_eager and not kept.ready:
             continue
         for address in kept.missing:
@@ -183,8 +183,6 @@ def _first(book: Book, kept: Kept, free: dict[str, Pod], *, now: float) -> _Load
 def _load(book: Book, kept: Kept, pod: Pod, *, is_urgent: bool, now: float) -> Action | None:
     """Return the call that brings an adapter to a pod, or makes room there; None for not now."""
     address = pod.state.address
-    if book.fleet.attempts.next_s(address, kept.served, Kind.LOAD) > now:
-        return None
     is_next_version = any(name in pod.listed for name in kept.ready if name != kept.served)
     if pod.has_place() or is_next_version:
         return Action(Kind.LOAD, address, kept.served, kept.path, book.settings.load_s)

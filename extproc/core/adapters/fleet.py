@@ -68,6 +68,12 @@ class Fleet:
                 coming.add(address)
         return coming
 
+    def coming(self) -> set[str]:
+        """Return the served names of all of these."""
+        calls = [call.action for call in self._calls.values()]
+        names = {action.name for action in calls if action.kind is Kind.LOAD}
+        return names.union(*[pod.verifying for pod in self.pods.values()])
+
     def due_s(self) -> float:
         """Return when something is due that no call tells; inf for never."""
         times = [until_s for pod in self.pods.values() for until_s in pod.verifying.values()]
@@ -101,6 +107,8 @@ class Fleet:
             self.changed.update(self.attempts.forget_pod(address))
         elif seen.is_back:
             self.changed.update(self.attempts.forget_passing(address))
+        for name in seen.left:
+            self.attempts.forget(address, name)
         for name in seen.lied:
             result = Result(Failure.UNVERIFIED, "it is unloaded, and still listed")
             self._fail(pod, name, Kind.UNLOAD, result, settings=settings, now=now)
@@ -181,7 +189,6 @@ class Fleet:
         else:
             self._unlist(action.address, pod.listed.keys() & {action.name})
             pod.unloaded(action.name, now=now)
-            self.attempts.succeed(action.address, action.name)
 
 
 def _shape(pod: Pod) -> tuple[object, ...]:

@@ -13,11 +13,13 @@ from math import inf
 from extproc.core.adapters.book import Book
 from extproc.core.adapters.calls import calls, next_s
 from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.judging import judge
 from extproc.core.adapters.states import (
     Action,
     AdapterSettings,
     AdapterStatus,
     Counts,
+    Kind,
     PodState,
     Result,
     State,
@@ -89,7 +91,7 @@ class Planner:
         book, self._now = self._book, now
         book.fleet.see(pods, settings=book.settings, now=now)
         book.hear(demand, held)
-        book.judge(now=now)
+        judge(book, now=now)
         found = calls(book, now=now) if is_leading else []
         for action in found:
             book.fleet.begin(action, now=now)
@@ -99,6 +101,8 @@ class Planner:
     def finished(self, action: Action, result: Result, *, now: float) -> None:
         """Take what came of a call; `tick` says what follows."""
         self._book.fleet.finished(action, result, settings=self._book.settings, now=now)
+        if action.kind is Kind.LOAD:
+            self._book.ended(action.name, now=now)
         self.next_s = now
 
     def files_changed(self, name: str, *, now: float) -> None:
@@ -124,17 +128,20 @@ class Planner:
 
     def state(self, name: str) -> State:
         """Return how an adapter is, as of the last `tick`."""
-        kept = self._book.kept.get(name)
-        return State.UNKNOWN if kept is None else state_of(self._book, kept, now=self._now)
+        book, kept = self._book, self._book.kept.get(name)
+        if kept is None:
+            return State.UNKNOWN
+        return state_of(book, kept, book.fleet.coming(), now=self._now)
 
     def status(self, name: str) -> AdapterStatus | None:
         """Return all about an adapter; None where it is not declared."""
-        kept = self._book.kept.get(name)
-        return None if kept is None else status_of(self._book, kept, now=self._now)
+        book, kept = self._book, self._book.kept.get(name)
+        return None if kept is None else status_of(book, kept, book.fleet.coming(), now=self._now)
 
     def statuses(self) -> list[AdapterStatus]:
         """Return all about all adapters, in the order of their declarations."""
-        return [status_of(self._book, each, now=self._now) for each in self._book.kept.values()]
+        book, coming = self._book, self._book.fleet.coming()
+        return [status_of(book, each, coming, now=self._now) for each in book.kept.values()]
 
     def deleting(self) -> list[str]:
         """Return the names that are declared no longer, and that pods may have."""
@@ -146,8 +153,8 @@ class Planner:
 
     def counts(self) -> Counts:
         """Return how many there are."""
-        book = self._book
-        states = [state_of(book, each, now=self._now) for each in book.kept.values()]
+        book, coming = self._book, self._book.fleet.coming()
+        states = [state_of(book, each, coming, now=self._now) for each in book.kept.values()]
         return Counts(
             Counter(states),
             book.fleet.attempts.counts(),

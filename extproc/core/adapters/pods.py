@@ -28,11 +28,13 @@ class Seen(Struct, frozen=True):
 
     Attributes:
         changed: Names that it lists anew, no longer, or with another root; all if it went or came.
-        lied: Names that it lists although it said that they are unloaded.
+        left: Names that it said are unloaded, and lists no longer.
+        lied: Those that it lists all the same.
         is_back: It is up again, or new.
     """
 
     changed: set[str]
+    left: list[str]
     lied: list[str]
     is_restarted: bool
     is_back: bool
@@ -117,13 +119,15 @@ class Pod:
         is_restarted = _is_restart(before.process, state.process)
         if is_restarted:
             self._forget()
+        left: list[str] = []
         lied: list[str] = []
         if state.models is None:
             self.listed, self.is_known, self._models = {}, False, None
         elif state.listed_at_s > self._listed_at_s or (
             state.listed_at_s == self._listed_at_s and not is_restarted
         ):
-            lied = self._settle(state.models, state.listed_at_s)
+            for name in self._settled(state.listed_at_s):
+                (lied if name in state.models else left).append(name)
             is_restarted |= self._read(state.models, now=now)
         is_full = state.max_loras is not None and len(state.pending_by_adapter) >= state.max_loras
         self.full_since_s = min(self.full_since_s, now) if is_full else inf
@@ -132,16 +136,16 @@ class Pod:
             changed = {name for name, _ in names.items() ^ self.listed.items()}
         if self.is_usable is not was_usable:
             changed |= self.listed.keys()
-        return Seen(changed, lied, is_restarted, self.is_usable and not was_usable)
+        return Seen(changed, left, lied, is_restarted, self.is_usable and not was_usable)
 
-    def _settle(self, models: Mapping[str, ModelCard], asked_at_s: float) -> list[str]:
-        """Believe a listing about what was unloaded before it; return what it still shows."""
+    def _settled(self, asked_at_s: float) -> list[str]:
+        """Return what was unloaded before a listing, which is believed about it from now on."""
         self._listed_at_s = asked_at_s
         settled = [name for name, since_s in self._unloaded.items() if asked_at_s >= since_s]
         for name in settled:
             del self._unloaded[name]
             self._models = None  # to be read again
-        return [name for name in settled if name in models]
+        return settled
 
     def _read(self, models: Mapping[str, ModelCard], *, now: float) -> bool:
         """Take a listing; return whether it alone shows that the pod has restarted."""

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from extproc.core.adapters.book import Book
 from extproc.core.adapters.states import AdapterStatus, State, VersionState, VersionStatus
 from extproc.core.adapters.versions import Kept
 
 
-def state_of(book: Book, kept: Kept, *, now: float) -> State:
-    """Return how an adapter is."""
+def state_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> State:
+    """Return how an adapter is, if these served names are being loaded."""
     name = kept.declaration.name
     if kept.is_ready:
         return State.READY
     if kept.retry_s > now:
         return State.FAILED
-    if kept.is_eager or name in book.held or book.fleet.coming_to(kept.served):
+    if kept.is_eager or name in book.held or kept.served in coming:
         return State.LOADING
     return State.COLD
 
 
-def status_of(book: Book, kept: Kept, *, now: float) -> AdapterStatus:
+def status_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> AdapterStatus:
     """Return all about an adapter."""
     reason, message = None, ""
     if kept.trouble is not None:
@@ -29,7 +29,7 @@ def status_of(book: Book, kept: Kept, *, now: float) -> AdapterStatus:
         message = f"{address}: {text}" if address else text
     return AdapterStatus(
         kept.declaration.name,
-        state_of(book, kept, now=now),
+        state_of(book, kept, coming, now=now),
         reason,
         message,
         tuple(_versions(book, kept)),

@@ -111,9 +111,8 @@ class Kept:
 
     def forget(self, served: str) -> None:
         """No pod has a version any more."""
-        if served != self.served:
-            others = [name for name in self.removed if name != served]
-            self.removed = (*others, served)[-MAX_REMOVED:]
+        others = [name for name in self.removed if name != served]
+        self.removed = (*others, served)[-MAX_REMOVED:]
 
 
 def owner_of(served: str, names: Container[str]) -> str | None:

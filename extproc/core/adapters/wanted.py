@@ -75,7 +75,7 @@ class Wanted:
         for key, group in groups.items():
             places = [each.max_cpu_loras for each in group.capacities]
             num_places = sum([inf if each is None else each for each in places])
-            group.fits = num_wanted[key] <= num_places
+            group.fits = not places or num_wanted[key] <= num_places
 
     def update(self, rates: Mapping[str, float], *, now: float) -> set[str]:
         """Place by this demand, in seconds of work per second; return whose homes have changed."""

@@ -66,7 +66,7 @@ class Placement:
         return list(self.walk(adapter))
 
     def walk(self, adapter: str) -> Iterator[str]:
-        """Yield the same one by one; the first few cost little with any number of endpoints."""
+        """Yield the same one by one: the first few cost little among however many endpoints."""
         homes = self.homes.get(adapter, ())
         yield from homes
         for address in self._orders.walk(adapter):

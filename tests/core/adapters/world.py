@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
@@ -17,15 +18,19 @@ from extproc.core.adapters.planner import Planner
 from extproc.core.adapters.states import (
     Action,
     AdapterSettings,
+    AdapterStatus,
     Failure,
     Kind,
     PodState,
     Result,
+    State,
 )
 from extproc.core.types import ModelCard
 
 BASE = "base"
 SETTINGS = AdapterSettings()
+MAX_WATCHED = 50
+"""Adapters whose versions are followed, to know when each served last."""
 
 
 @dataclass
@@ -54,7 +59,6 @@ class FakePod:
     num_base: int = 0
     process: float | None = 1.0
     loads: list[float] = field(default_factory=list)
-    num_loading: int = 0
     generation: int = 0
 
     def call(self, action: Action) -> Result:
@@ -72,8 +76,7 @@ class FakePod:
         return Result()
 
     def listing(self) -> dict[str, ModelCard]:
-        cards = {BASE: ModelCard(self.base, None, f"/models/{self.base}")}
-        cards[self.base] = cards.pop(BASE)
+        cards = {self.base: ModelCard(self.base, None, f"/models/{self.base}")}
         for name, root in self.models.items():
             cards[name] = ModelCard(name, self.base, root)
         return cards
@@ -107,16 +110,17 @@ class World:
         self.leading = set(range(num_planners))
         self.log: list[tuple[float, Action]] = []
         self.demand: dict[str, float] = {}
+        self.names: list[str] = []
         self.held: list[str] = []
         self.static = {pod.address: dict(pod.models) for pod in self.pods.values()}
-        self.old_since: dict[tuple[str, str], float] = {}
+        self.served_at: dict[str, float] = {}
         self._lag_s, self._poll_s = lag_s, poll_s
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._in_flight: list[set[str]] = [set() for _ in self.planners]
         self._loading: list[int] = [0 for _ in self.planners]
         for number in range(num_planners):
-            self.at(self.now + 0.1 * number, lambda number=number: self._poll(number))
+            self.at(self.now + 0.1 * number, partial(self._poll, number))
 
     # --- time -------------------------------------------------------------------------------
 
@@ -192,6 +196,8 @@ class World:
             now=self.now,
             is_leading=number in self.leading,
         )
+        for name in self.names:
+            self.served_at[planner.serving(name) or ""] = self.now
         for action in actions:
             self._start(number, action)
 
@@ -201,6 +207,7 @@ class World:
         pod = self.pods[action.address]
         self.log.append((self.now, action))
         self._check(number, action, pod)
+        assert action.path or action.kind is Kind.UNLOAD
         self._in_flight[number].add(action.address)
         is_load = action.kind is Kind.LOAD
         self._loading[number] += is_load
@@ -241,12 +248,13 @@ class World:
             return
         assert action.name not in self.static[action.address], "unloaded what nobody declared"
         if pod.pending[action.name]:
-            since_s = self.old_since.get(("", action.name), self.now)
+            since_s = self.served_at.get(action.name, self.now)
             assert self.now - since_s >= self.settings.drain_s, "unloaded under requests"
 
     # --- what people do ---------------------------------------------------------------------
 
     def declare(self, *declarations: Declaration) -> None:
+        self.names = [each.name for each in declarations][:MAX_WATCHED]
         for planner in self.planners:
             planner.declare(declarations, now=self.now)
         for number in range(len(self.planners)):
@@ -269,6 +277,18 @@ class World:
 
     def loads_of(self, served: str) -> int:
         return sum(action.kind is Kind.LOAD and action.name == served for _, action in self.log)
+
+    @property
+    def planner(self) -> Planner:
+        return self.planners[0]
+
+    def state(self, name: str) -> State:
+        return self.planner.state(name)
+
+    def status(self, name: str) -> AdapterStatus:
+        status = self.planner.status(name)
+        assert status is not None
+        return status
 
 
 def pods(num: int, **fields: object) -> list[FakePod]:
