@@ -100,7 +100,8 @@ def test_an_object_of_anything_else_is_not_ours(pool: Any) -> None:
         (rule("a") | {"targets": None}, "Expected `array`"),
         (rule(x=1) | {"matches": [{"model": {"type": "Prefix", "value": "a"}}]}, "Prefix"),
         ({"matches": [{}], "targets": [{"modelRewrite": "x"}]}, "missing required field `model`"),
-        *((each, "Expected `object`") for each in (7, None, "x", [])),
+        *((number, "Expected `object`") for number in (7, -1.5)),
+        *(("x", "Expected `object`"), ([], "Expected `object`"), (None, "Expected `object`")),
     ],
 )
 def test_an_object_with_one_bad_rule_gives_none(bad: Any, why: str) -> None:
