@@ -28,7 +28,7 @@ from extproc.core.kubernetes.objects import (
     route_queries,
 )
 from extproc.core.kubernetes.rewrites import read_rewrite
-from extproc.core.kubernetes.status import AdapterState, Finding, Part, parts
+from extproc.core.kubernetes.status import AdapterReport, Finding, Part, parts
 
 D = TypeVar("D", bound=DeclaringObject)
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class Declarations:
             tasks.create_task(self._routes.run())
 
     def report(
-        self, lost: Mapping[str, Loss], states: Mapping[str, AdapterState] | None = None
+        self, lost: Mapping[str, Loss], states: Mapping[str, AdapterReport] | None = None
     ) -> None:
         """Say what became of what was handed on last; what is news is written.
 

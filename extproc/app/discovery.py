@@ -18,7 +18,7 @@ from extproc.app.kubernetes import KubernetesDiscovery
 from extproc.app.world import World
 from extproc.config import Config
 from extproc.core.adapters.precedence import Loss
-from extproc.core.kubernetes.status import AdapterState
+from extproc.core.kubernetes.status import AdapterReport
 from extproc.core.types import Endpoint
 from extproc.shell.discovery.file import make_endpoints, parse_endpoints
 from extproc.shell.filewatch import FileWatch
@@ -88,7 +88,7 @@ class Discovery:
         )
 
     def report(
-        self, lost: Mapping[str, Loss], states: Mapping[str, AdapterState] | None = None
+        self, lost: Mapping[str, Loss], states: Mapping[str, AdapterReport] | None = None
     ) -> None:
         """Say what became of what the cluster declares; see `Declarations.report`."""
         self._kubernetes.report(lost, states)

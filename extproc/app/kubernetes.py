@@ -12,7 +12,7 @@ from extproc.app.world import World
 from extproc.config.discovery import KubernetesConfig
 from extproc.core.adapters.precedence import Loss
 from extproc.core.kubernetes.objects import PoolRef
-from extproc.core.kubernetes.status import AdapterState
+from extproc.core.kubernetes.status import AdapterReport
 from extproc.shell.discovery.kubewatch import WatchTimes
 from extproc.shell.telemetry import Telemetry
 
@@ -71,7 +71,7 @@ class KubernetesDiscovery:
         return self._pool.why_not_ready() if self._pool is not None else []
 
     def report(
-        self, lost: Mapping[str, Loss], states: Mapping[str, AdapterState] | None = None
+        self, lost: Mapping[str, Loss], states: Mapping[str, AdapterReport] | None = None
     ) -> None:
         """Say what became of what is declared; see `Declarations.report`."""
         if self._declarations is not None:

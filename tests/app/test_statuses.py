@@ -13,7 +13,7 @@ import pytest
 from extproc.app.statuses import Statuses
 from extproc.core.kubernetes.declaring import Reading
 from extproc.core.kubernetes.objects import LLMRoute, route_queries
-from extproc.core.kubernetes.status import AdapterState, Finding, Part, parts
+from extproc.core.kubernetes.status import AdapterReport, Finding, Part, parts
 from extproc.core.kubernetes.store import ApiError, error_of
 from tests.core.kubernetes.declared import item, listed
 from tests.virtualtime import in_virtual_time
@@ -127,7 +127,7 @@ async def test_an_undefined_kind_has_no_status() -> None:
 async def test_each_field_manager_writes_its_own_part() -> None:
     written = Written()
     written.know(item({}, "a"))
-    found = Finding(state=AdapterState(True), knows_state=True)
+    found = Finding(state=AdapterReport(True), knows_state=True)
     written.statuses.want({origin("a"): parts(Reading[Any]("", 1, "x"), found)})
     await written.after(5.0)
 

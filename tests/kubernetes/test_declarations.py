@@ -19,7 +19,7 @@ from extproc.app.declarations import Declarations
 from extproc.core.adapters.precedence import Merged, Offer, RuleSet, merge
 from extproc.core.kubernetes.declaring import Reading
 from extproc.core.kubernetes.objects import ROUTE_GROUP, PoolRef
-from extproc.core.kubernetes.status import AdapterState, VersionState
+from extproc.core.kubernetes.status import AdapterReport, VersionReport
 from extproc.core.modelroutes import Objective
 from extproc.core.rewrites import Rewrites
 from extproc.shell.discovery.kubewatch import WatchTimes
@@ -42,7 +42,7 @@ class Router:
     def __init__(self, kubernetes: Kubernetes) -> None:
         self.kubernetes = kubernetes
         self.configured: Sequence[Offer] = ()
-        self.states: Mapping[str, AdapterState] | None = None
+        self.states: Mapping[str, AdapterReport] | None = None
         self.rules: Sequence[Reading[RuleSet]] | None = None
         self.offers: Sequence[Reading[Offer]] | None = None
         self.merged: Merged = merge()
@@ -399,9 +399,9 @@ async def test_an_api_server_refuses_what_cannot_be_served(cluster: Cluster) -> 
 
 # --- status -------------------------------------------------------------------------------------
 
-SERVED = AdapterState(
+SERVED = AdapterReport(
     True,
-    versions=(VersionState("a@1", "draining", 0, 1), VersionState("a@2", "ready", 2, 2, False)),
+    versions=(VersionReport("a@1", "draining", 0, 1), VersionReport("a@2", "ready", 2, 2, False)),
 )
 
 
@@ -420,7 +420,9 @@ async def test_how_an_adapter_is_served_is_in_its_status(
             {"name": "a@1", "state": "draining", "desired": 0, "ready": 1, "removable": False},
             {"name": "a@2", "state": "ready", "desired": 2, "ready": 2, "removable": False},
         ]
-        router.states = {"a": AdapterState(False, "no files", (VersionState("a@2", "failed", 2),))}
+        router.states = {
+            "a": AdapterReport(False, "no files", (VersionReport("a@2", "failed", 2),))
+        }
         router.answer()
         degraded = {"Degraded": ("True", "FewerThanDesired")}
         lost = ("False", "NotServing")

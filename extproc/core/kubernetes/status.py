@@ -38,12 +38,12 @@ class Condition(Struct, rename="camel", frozen=True):
     observed_generation: int = 0
 
 
-class VersionState(Struct, frozen=True):
+class VersionReport(Struct, frozen=True):
     """Where one version of an adapter is.
 
     Attributes:
         name: Under which pods have it.
-        state: A word: `ready`, `loading`, `draining`, `failed`, `gone`.
+        state: A word, such as `serving` or `draining`.
         desired: Pods that should have it.
         ready: Pods that do.
         removable: Its files are needed no longer.
@@ -56,7 +56,7 @@ class VersionState(Struct, frozen=True):
     removable: bool = False
 
 
-class AdapterState(Struct, frozen=True):
+class AdapterReport(Struct, frozen=True):
     """How an adapter is served.
 
     Attributes:
@@ -66,7 +66,7 @@ class AdapterState(Struct, frozen=True):
 
     is_ready: bool
     why: str = ""
-    versions: tuple[VersionState, ...] = ()
+    versions: tuple[VersionReport, ...] = ()
 
 
 class Finding(Struct, frozen=True):
@@ -79,7 +79,7 @@ class Finding(Struct, frozen=True):
     """
 
     loss: Loss | None = None
-    state: AdapterState | None = None
+    state: AdapterReport | None = None
     knows_state: bool = False
 
 
@@ -88,7 +88,7 @@ class Part(Struct, frozen=True):
 
     manager: str
     conditions: tuple[Condition, ...]
-    versions: tuple[VersionState, ...] = ()
+    versions: tuple[VersionReport, ...] = ()
 
 
 class _Timed(Condition, rename="camel", frozen=True):
@@ -97,7 +97,7 @@ class _Timed(Condition, rename="camel", frozen=True):
 
 class _Status(Struct):
     conditions: tuple[_Timed, ...] | None = None
-    versions: tuple[VersionState, ...] | None = None
+    versions: tuple[VersionReport, ...] | None = None
 
 
 _statuses = msgspec.json.Decoder(_Status | None)
@@ -154,12 +154,13 @@ def _verdict(reading: Reading[Any], loss: Loss | None) -> Part:
     return Part(VERDICT, (accepted, noted))
 
 
-def _state(reading: Reading[Any], found: AdapterState | None) -> Part:
+def _state(reading: Reading[Any], found: AdapterReport | None) -> Part:
     """Return how an adapter is served; of an unknown one nothing, so what was said goes."""
     if found is None:
         return Part(STATE, ())
     generation = reading.generation
-    versions = tuple(sorted(found.versions, key=_name_of)[:MAX_VERSIONS])
+    kept = sorted(found.versions, key=_is_nowhere)[:MAX_VERSIONS]
+    versions = tuple(sorted(kept, key=_name_of))
     is_short = any(each.ready < each.desired for each in versions)
     reason = "Serving" if found.is_ready else "NotServing"
     why = "" if found.is_ready else found.why
@@ -182,7 +183,11 @@ def _type_of(each: Condition) -> str:
     return each.type
 
 
-def _name_of(each: VersionState) -> str:
+def _is_nowhere(each: VersionReport) -> bool:
+    return not (each.desired or each.ready)
+
+
+def _name_of(each: VersionReport) -> str:
     return each.name
 
 

@@ -15,10 +15,10 @@ from extproc.core.kubernetes.status import (
     MAX_VERSIONS,
     STATE,
     VERDICT,
-    AdapterState,
+    AdapterReport,
     Finding,
     Part,
-    VersionState,
+    VersionReport,
     parts,
     patch,
 )
@@ -34,8 +34,8 @@ PENDING = {
     "type": "Accepted",
 }
 """As the inference extension's definitions set it."""
-READY = AdapterState(
-    True, versions=(VersionState("a@2", "ready", 2, 2), VersionState("a@1", "gone"))
+READY = AdapterReport(
+    True, versions=(VersionReport("a@2", "ready", 2, 2), VersionReport("a@1", "gone"))
 )
 
 
@@ -49,7 +49,7 @@ def source(status: Any = None) -> LLMRoute:
     return made
 
 
-def state_of(found: AdapterState | None) -> Part:
+def state_of(found: AdapterReport | None) -> Part:
     return parts(READING, Finding(state=found, knows_state=True))[1]
 
 
@@ -106,19 +106,19 @@ def test_a_verdict_says_whether_an_object_counts_and_what_of_it_does_not(
     [
         (READY, ("True", "Serving", ""), ("False", "AsDesired", "")),
         (
-            AdapterState(True, "pod-2: files", (VersionState("a", "ready", 3, 2),)),
+            AdapterReport(True, "pod-2: files", (VersionReport("a", "ready", 3, 2),)),
             ("True", "Serving", ""),
             ("True", "FewerThanDesired", "pod-2: files"),
         ),
         (
-            AdapterState(False, "no files", (VersionState("a", "failed", 1, 0),)),
+            AdapterReport(False, "no files", (VersionReport("a", "failed", 1, 0),)),
             ("False", "NotServing", "no files"),
             ("True", "FewerThanDesired", "no files"),
         ),
     ],
 )
 def test_a_state_says_whether_and_how_well_an_adapter_is_served(
-    found: AdapterState, ready: tuple[str, ...], degraded: tuple[str, ...]
+    found: AdapterReport, ready: tuple[str, ...], degraded: tuple[str, ...]
 ) -> None:
     part = state_of(found)
 
@@ -126,11 +126,14 @@ def test_a_state_says_whether_and_how_well_an_adapter_is_served(
     assert said(part) == {"Ready": ready, "Degraded": degraded}
 
 
-def test_versions_are_in_the_order_of_their_names_and_not_very_many() -> None:
-    many = tuple(VersionState(f"a@{number:03}") for number in reversed(range(100)))
-    part = state_of(AdapterState(True, versions=many))
+def test_of_very_many_versions_those_that_pods_have_are_said_in_the_order_of_their_names() -> None:
+    old = tuple(VersionReport(f"a@{number:03}") for number in reversed(range(100)))
+    new = VersionReport("a@z", desired=1), VersionReport("a@y", ready=1)
+    part = state_of(AdapterReport(True, versions=(*old, *new)))
 
-    assert part.versions == tuple(reversed(many))[:MAX_VERSIONS]
+    assert len(part.versions) == MAX_VERSIONS
+    assert part.versions == tuple(sorted(part.versions, key=lambda each: each.name))
+    assert set(new) < set(part.versions)
 
 
 def test_a_very_long_message_is_cut() -> None:
@@ -210,7 +213,7 @@ def test_what_is_no_longer_so_is_taken_back() -> None:
 
 def test_a_version_that_changes_is_written_with_its_conditions() -> None:
     written = after(None, state_of(READY))
-    newer = AdapterState(True, versions=(VersionState("a@1", removable=True), READY.versions[0]))
+    newer = AdapterReport(True, versions=(VersionReport("a@1", removable=True), READY.versions[0]))
     patched = patch(written, state_of(newer), wall_time="T2")
 
     assert patched is not None
