@@ -16,6 +16,10 @@ import yaml
 
 from extproc.app.apiserver import Kubernetes
 from extproc.app.declarations import Declarations
+from extproc.app.kubernetes import KubernetesDiscovery
+from extproc.app.world import World
+from extproc.config.discovery import KubernetesConfig
+from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.precedence import Merged, Offer, RuleSet, merge
 from extproc.core.kubernetes.declaring import Reading
 from extproc.core.kubernetes.objects import ROUTE_GROUP, PoolRef
@@ -303,9 +307,7 @@ async def test_the_configuration_counts_before_an_llmroute(
     await put_route(cluster, "r", "a")
     async with routing(kubeconfig) as router:
         await conditions_become(cluster, route_path("r"), Accepted=ACCEPTED)
-        configured = router.merged.offers["a"]
-        declaration = type(configured.declaration)("a", source="/elsewhere")
-        router.configured = [Offer(declaration)]
+        router.configured = [Offer(Declaration("a", source="/elsewhere"))]
         router.answer()
         lost = ("False", "Conflicted")
         found = await conditions_become(cluster, route_path("r"), Accepted=lost)
@@ -526,3 +528,48 @@ async def test_a_role_without_status_costs_one_warning(
     assert len(refused) <= 2 + taken_s / 2.0
     [line] = [each for each in warnings(caplog) if "two API groups" not in each]
     assert line.startswith("status not written: 403:")
+
+
+# --- as the router is configured ----------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("definition")
+@pytest.mark.parametrize(
+    ("source", "ref"),
+    [
+        ({"inference_pool": "pods"}, {"name": "pods"}),
+        ({"service": "pods"}, {"group": "", "kind": "Service", "name": "pods"}),
+    ],
+    ids=["pool", "service"],
+)
+async def test_what_is_declared_for_the_source_of_endpoints_is_handed_on_and_answered(
+    cluster: Cluster, kubeconfig: Path, source: dict[str, str], ref: dict[str, str]
+) -> None:
+    spec = {"backendRefs": [ref], "adapter": {"name": "a"}}
+    await cluster.put(ROUTES, "LLMRoute", "r", spec)
+    seen: list[str] = []
+
+    def on_offers(offers: Sequence[Reading[Offer]]) -> None:
+        seen[:] = [each.origin for each in offers]
+        discovery.report({}, {"a": SERVED})
+
+    discovery = KubernetesDiscovery(
+        KubernetesConfig(kubeconfig=kubeconfig, **source),
+        on_endpoints=lambda _: None,
+        on_priorities=lambda _: None,
+        scheme="http",
+        engine="vllm",
+        world=World(clock=time.monotonic, wall_clock=time.time, rng=Random(1)),
+        on_rules=lambda _: None,
+        on_offers=on_offers,
+    )
+    task = asyncio.ensure_future(discovery.run())
+    try:
+        expected = {"Accepted": ACCEPTED, "Ready": ("True", "Serving")}
+        expected["Degraded"] = ("False", "AsDesired")
+        await conditions_become(cluster, route_path("r"), **expected)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    assert seen == [f"llmroute {cluster.namespace}/r"]
