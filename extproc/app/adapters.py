@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import aiohttp
@@ -17,8 +17,8 @@ from msgspec import to_builtins
 from extproc.app import settings
 from extproc.app.world import World
 from extproc.config import Config
-from extproc.config.routes import declaration_of
 from extproc.core.adapters.declared import Declaration
+from extproc.core.adapters.precedence import Offer
 from extproc.core.adapters.states import Action, Failure, Kind, Result, State
 from extproc.core.engines import PROFILES
 from extproc.core.pool import Pool
@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 """Between two looks at what is to be done, where nothing new makes one at once."""
-SOURCES = "file", "llmroute", "store"
-"""Who declares: what one declares, those after it cannot declare otherwise."""
 
 
 _STATES = [state for state in State if state is not State.UNKNOWN]
@@ -74,10 +72,9 @@ class Adapters:
         self._access = settings.pod_access(config)
         self._profile = PROFILES[config.pods.engine]
         self._urls: Mapping[str, str] = {}
-        self._declared: dict[str, Sequence[Declaration]] = {}
-        self._found: Mapping[str, Declaration] = {}
+        self._offers: Mapping[str, Offer] = {}
         self._shown_for: Mapping[str, ModelCard] | None = None
-        self._shown: tuple[Mapping[str, Declaration], str] = ({}, "")
+        self._shown: tuple[Mapping[str, Offer], str] = ({}, "")
         self._num_calls = Counter({(str(kind), "done"): 0 for kind in Kind})
         self._wake = asyncio.Event()
         self._session: aiohttp.ClientSession | None = None
@@ -85,7 +82,7 @@ class Adapters:
         self._following: asyncio.Task[None] | None = None
         router.catalog.on_cold = self.look
         self._follow(config)
-        self._declare_file(config)
+        self._apply(config)
 
     # --- what is told -----------------------------------------------------------------------
 
@@ -94,32 +91,25 @@ class Adapters:
         before, self._config = self._config, config
         if config.adapters.roots != before.adapters.roots:
             self._follow(config)
-        self._declare_file(config)
+        self._apply(config)
 
-    def _declare_file(self, config: Config) -> None:
+    def _apply(self, config: Config) -> None:
         self._planner.configure(settings.adapter_settings(config))
         self._catalog.configure(settings.catalog_settings(config))
-        declared = [
-            declaration_of(route.models[0], route.adapter)
-            for route in config.routes
-            if route.adapter is not None
-        ]
-        self.declare("file", declared)
 
-    def declare(self, source: str, declarations: Sequence[Declaration]) -> None:
-        """Replace what one of `SOURCES` declares; of two with one name the first source counts."""
-        if declarations == self._declared.get(source, ()):
+    def declare(self, offers: Mapping[str, Offer]) -> None:
+        """Replace all that is declared, by the name that clients write."""
+        if offers == self._offers:
             return
-        self._declared[source] = declarations
-        found: dict[str, Declaration] = {}
-        for each in SOURCES:
-            for declaration in self._declared.get(each, ()):
-                found.setdefault(declaration.name, declaration)
-        self._found, self._shown_for = found, None
-        self._planner.declare(found.values(), now=self._clock())
-        self._files.follow(each.source for each in found.values())
+        self._offers, self._shown_for = offers, None
+        declarations = self._declarations()
+        self._planner.declare(declarations, now=self._clock())
+        self._files.follow(each.source for each in declarations)
         self._show()
         self.look()
+
+    def _declarations(self) -> list[Declaration]:
+        return [offer.declaration for offer in self._offers.values()]
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the pods."""
@@ -133,7 +123,7 @@ class Adapters:
     def statuses(self) -> list[dict[str, Any]]:
         """Return how each declared adapter is, as plain values."""
         return [
-            {**to_builtins(status), "origin": self._found[status.name].origin}
+            {**to_builtins(status), "origin": self._offers[status.name].declaration.origin}
             for status in self._planner.statuses()
         ]
 
@@ -232,16 +222,16 @@ class Adapters:
         """Follow the files in other folders."""
         roots = [Root(str(each.pod), each.router) for each in config.adapters.roots]
         self._files = AdapterFiles(roots, on_change=self._on_files)
-        self._files.follow(each.source for each in self._found.values())
+        self._files.follow(each.source for each in self._declarations())
         if self._tasks is not None:
             if self._following is not None:
                 self._following.cancel()
             self._following = self._tasks.create_task(self._files.run())
 
     def _on_files(self, path: str) -> None:
-        for name, declaration in self._found.items():
+        for declaration in self._declarations():
             if declaration.source == path:
-                self._planner.files_changed(name, now=self._clock())
+                self._planner.files_changed(declaration.name, now=self._clock())
         self.look()
 
     # --- what requests see ------------------------------------------------------------------
@@ -254,13 +244,15 @@ class Adapters:
         self._shown_for = registry
         bases = [name for name, card in registry.items() if card.parent is None]
         base = bases[0] if len(bases) == 1 else ""
-        if (self._found, base) == self._shown:
+        if (self._offers, base) == self._shown:
             return
-        self._shown = (self._found, base)
-        self._catalog.declare(self._found, base)
+        self._shown = (self._offers, base)
+        self._catalog.declare(self._offers, base)
         self._rewrites.versioned = frozenset(
-            name for name, each in self._found.items() if each.version
+            name
+            for name, offer in self._offers.items()
+            if offer.declaration.version or offer.fallback
         )
-        served = {each.served_name: each for each in self._found.values()}
+        served = {each.served_name: each for each in self._declarations()}
         cards = {name: ModelCard(name, each.base or base) for name, each in served.items()}
         self._pool.declare(cards, now=self._clock())

@@ -119,15 +119,17 @@ class Dispatcher:
         """Move a pick to the endpoint that served it according to the data plane."""
         self.router.pool.flights.move(pick.id, address, now=now)
 
-    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
+    def models_body(
+        self, subset: frozenset[str] | None, tenant: str, *, now: float
+    ) -> bytes | Rejection:
         """Return the body of `GET /v1/models`."""
-        return self.router.models_body(subset, now=now)
+        return self.router.models_body(subset, tenant, now=now)
 
     def model(
-        self, name: str, subset: frozenset[str] | None, *, now: float
+        self, name: str, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> ModelCard | Rejection:
         """Return the model `name` as an endpoint in the subset has registered it."""
-        return self.router.model(name, subset, now=now)
+        return self.router.model(name, subset, tenant, now=now)
 
 
 def new_stream_of(

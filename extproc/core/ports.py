@@ -67,11 +67,13 @@ class Dispatcher(Protocol):
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Record the error that the client of the request with `headers` gets."""
 
-    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
+    def models_body(
+        self, subset: frozenset[str] | None, tenant: str, *, now: float
+    ) -> bytes | Rejection:
         """Return the body of `GET /v1/models`: the models of the endpoints in `subset`."""
 
     def model(
-        self, name: str, subset: frozenset[str] | None, *, now: float
+        self, name: str, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> ModelCard | Rejection:
         """Return the model registered under `name` on them."""
 

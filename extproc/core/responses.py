@@ -36,7 +36,8 @@ def restorer(
 
 def may_restore(request: RequestInfo, mode: BodyMode, settings: StreamSettings) -> bool:
     """Return whether the response may have to name another model than the pod's."""
-    return bool(request.written) and settings.restore_model and mode is not BodyMode.NONE
+    is_wanted = settings.restore_model if request.restores is None else request.restores
+    return bool(request.written) and is_wanted and mode is not BodyMode.NONE
 
 
 def release_body(
@@ -81,13 +82,18 @@ def refusal(rejection: Rejection) -> m.Reply:
 
 
 def models(
-    route: Route, subset: frozenset[str] | None, dispatcher: Dispatcher, *, now: float
+    route: Route,
+    subset: frozenset[str] | None,
+    dispatcher: Dispatcher,
+    *,
+    tenant: str = "",
+    now: float,
 ) -> m.Reply | Rejection:
-    """Return the list of models, or the one that the path names."""
+    """Return the list of models that a tenant may use, or the one that the path names."""
     if route.kind is RouteKind.LIST_MODELS:
-        body = dispatcher.models_body(subset, now=now)
+        body = dispatcher.models_body(subset, tenant, now=now)
     else:
         name = shortened(route.resource, MAX_MODEL_BYTES)
-        card = dispatcher.model(name, subset, now=now)
+        card = dispatcher.model(name, subset, tenant, now=now)
         body = card if isinstance(card, Rejection) else model_body(card)
     return body if isinstance(body, Rejection) else m.Reply(200, body)

@@ -173,7 +173,7 @@ class Router:
         catalog = self.catalog
         if not catalog.num_declared or catalog.card(request.model) is None:
             return self.picker.pick(snapshot, request, asking)
-        found = catalog.find(request, now=snapshot.now)
+        found = catalog.find(request, self.pool.registry, now=snapshot.now)
         if not isinstance(found, RequestInfo):
             return found
         result = self.picker.pick(snapshot, found, asking)
@@ -187,7 +187,7 @@ class Router:
         An empty model (a stored response) goes to the session's endpoint.
         """
         if request.model:
-            card = self._card(request.model)
+            card = self._card(request.model, request.hints.fairness_id)
             if card is None:
                 return _unknown(request.client_model, snapshot, request.subset)
             request = self._known(request, card)
@@ -195,8 +195,10 @@ class Router:
         is_known = claim is NO_CLAIM or claim == request.claim
         return request if is_known else replace(request, claim=claim)
 
-    def _card(self, name: str) -> ModelCard | None:
-        """Return what clients may ask for under a name."""
+    def _card(self, name: str, tenant: str) -> ModelCard | None:
+        """Return what a tenant may ask for under a name."""
+        if not self.catalog.may_use(name, tenant):
+            return None
         declared = self.catalog.card(name)
         if declared is not None:
             return declared
@@ -233,9 +235,11 @@ class Router:
             default=0.0,
         )
 
-    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
+    def models_body(
+        self, subset: frozenset[str] | None, tenant: str = "", *, now: float
+    ) -> bytes | Rejection:
         """Return the body of `GET /v1/models`: the models of the endpoints that a request may get,
-        and all adapters that are declared.
+        and all adapters that are declared, but for those of other tenants.
 
         Where it may get none, or none has listed its models, the rejection that a request gets.
         """
@@ -244,13 +248,19 @@ class Router:
         if not lists:
             return no_endpoints()
         registry = self.catalog.registry(self.pool.registry)
-        return self._listing.body(registry, [*lists, *self.catalog.names])
+        lists += self.catalog.names
+        hidden = self.catalog.hidden(tenant)
+        if not hidden:
+            return self._listing.body(registry, lists)
+        # Not kept: there may be as many lists as tenants.
+        seen = {name: card for name, card in registry.items() if name not in hidden}
+        return ModelListing().body(seen, lists)
 
     def model(
-        self, name: str, subset: frozenset[str] | None, *, now: float
+        self, name: str, subset: frozenset[str] | None, tenant: str = "", *, now: float
     ) -> ModelCard | Rejection:
         """Return the model registered under `name` on an endpoint that a request may get."""
-        snapshot, card = self.pool.snapshot(now=now), self._card(name)
+        snapshot, card = self.pool.snapshot(now=now), self._card(name, tenant)
         if card is None:
             return _unknown(name, snapshot, subset)
         if self.catalog.card(name) is not None:

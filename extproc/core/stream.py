@@ -21,6 +21,7 @@ from extproc.core import messages as m
 from extproc.core import rejections, responses
 from extproc.core.errors import ProtocolError, RequestError
 from extproc.core.following import Asked
+from extproc.core.hints import read_hints
 from extproc.core.incoming import Incoming, kept_headers, match_route
 from extproc.core.messages import BodyMode
 from extproc.core.ports import Dispatcher, StreamSettings
@@ -155,7 +156,8 @@ class Stream:
         if isinstance(route, Rejection):
             return self._reject(route, now)
         if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
-            answer = responses.models(route, event.subset, self._dispatcher, now=now)
+            tenant = read_hints(event.headers, self._settings.trusted_headers).fairness_id
+            answer = responses.models(route, event.subset, self._dispatcher, tenant=tenant, now=now)
             if isinstance(answer, Rejection):
                 return self._reject(answer, now)
             return self._reply(answer, now)
@@ -247,7 +249,8 @@ class Stream:
         # A full-duplex response's body passes through us: ending the RPC would lose parts of it.
         mode, settings = self._response_body_mode, self._settings
         is_duplex = mode is BodyMode.FULL_DUPLEX_STREAMED
-        is_ours = is_duplex or responses.may_restore(self._request, mode, settings)
+        request = self._request if self.pick is None else self.pick.request
+        is_ours = is_duplex or responses.may_restore(request, mode, settings)
         if settings.uses_response_phases or is_ours:
             return Turn.ANSWERED, commands
         return Turn.OVER, [*commands, m.End()]

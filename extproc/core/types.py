@@ -217,6 +217,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
             keeps the body to itself.
         claim: By its route and its trusted headers.
         written: What the client wrote in `model`, if that is another name; "" too if it wrote none.
+        restores: Its response names what the client wrote; None leaves that to the settings.
     """
 
     model: str  # the `model` field, as the engine will read it
@@ -234,6 +235,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
     is_whole: bool = True
     claim: Claim = NO_CLAIM
     written: str = ""
+    restores: bool | None = None
 
     @property
     def client_model(self) -> str:

@@ -84,12 +84,14 @@ class FakeDispatcher:
         self.rejections.append(rejection)
         self.rejected_headers.append(headers)
 
-    def models_body(self, subset: frozenset[str] | None, *, now: float) -> bytes | Rejection:
+    def models_body(
+        self, subset: frozenset[str] | None, tenant: str, *, now: float
+    ) -> bytes | Rejection:
         self.subsets.append(subset)
         return self.result if isinstance(self.result, Rejection) else models_body(self.cards)
 
     def model(
-        self, name: str, subset: frozenset[str] | None, *, now: float
+        self, name: str, subset: frozenset[str] | None, tenant: str, *, now: float
     ) -> ModelCard | Rejection:
         self.subsets.append(subset)
         return next((card for card in self.cards if card.id == name), model_not_found(name))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from extproc.core.adapters.declared import Declaration
 from extproc.core.adapters.planner import Planner
+from extproc.core.adapters.precedence import Offer, ResponseModel
 from extproc.core.adapters.states import State
 from extproc.core.adapters.versions import owner_of
 from extproc.core.address import is_in_subset
@@ -48,7 +48,9 @@ class Catalog:
         self.demand = Demand()
         self.on_cold: Callable[[], None] = lambda: None
         self._settings = settings or CatalogSettings()
+        self._offers: Mapping[str, Offer] = {}
         self._cards: Mapping[str, ModelCard] = {}
+        self._of_tenants: Mapping[str, frozenset[str]] = {}
         self.names: tuple[frozenset[str], ...] = ()
         self._listed: tuple[Mapping[str, ModelCard], Mapping[str, ModelCard]] = ({}, {})
 
@@ -57,18 +59,20 @@ class Catalog:
         self._settings = settings
         self._listed = ({}, {})
 
-    def declare(self, declarations: Mapping[str, Declaration], base: str) -> None:
-        """Replace the cards of what is declared.
+    def declare(self, offers: Mapping[str, Offer], base: str) -> None:
+        """Replace what is declared.
 
         Args:
-            declarations: By name.
+            offers: By the name that clients write.
             base: The base model of those that name none, where all pods have the same; else "".
         """
+        self._offers = offers
         self._cards = {
-            name: ModelCard(name, each.base or base, each.source)
-            for name, each in declarations.items()
+            name: ModelCard(name, offer.declaration.base or base, offer.declaration.source)
+            for name, offer in offers.items()
         }
-        self.names = (frozenset(declarations),) if declarations else ()
+        self._of_tenants = {name: each.tenants for name, each in offers.items() if each.tenants}
+        self.names = (frozenset(offers),) if offers else ()
         self._listed = ({}, {})
 
     @property
@@ -79,6 +83,17 @@ class Catalog:
     def card(self, name: str) -> ModelCard | None:
         """Return a declared adapter."""
         return self._cards.get(name)
+
+    def may_use(self, name: str, tenant: str) -> bool:
+        """Return whether a tenant may ask for a model; for others there is no such model."""
+        if not self._of_tenants:
+            return True
+        tenants = self._of_tenants.get(owner_of(name, self._cards) or name)
+        return tenants is None or tenant in tenants
+
+    def hidden(self, tenant: str) -> frozenset[str]:
+        """Return the declared names that a tenant does not see."""
+        return frozenset(name for name, each in self._of_tenants.items() if tenant not in each)
 
     def registry(self, listed: Mapping[str, ModelCard]) -> Mapping[str, ModelCard]:
         """Return all that clients may ask for, given what pods list, whose versions do not show.
@@ -104,30 +119,61 @@ class Catalog:
             return True
         return owner_of(name, self._cards) is not None
 
-    def find(self, request: RequestInfo, *, now: float) -> RequestInfo | Wait | Rejection:
+    def find(
+        self, request: RequestInfo, listed: Mapping[str, ModelCard], *, now: float
+    ) -> RequestInfo | Wait | Rejection:
         """Return a request for a declared adapter as pods are to get it, or why not yet.
 
         It is for the pods alone that have what is declared, and for the version that serves now.
+
+        Args:
+            listed: What pods list.
         """
         name, planner = request.model, self.planner
-        served = planner.serving(name)
-        if served is not None:
-            holders = planner.holders(name)
-            if holders:
-                own = request.subset
-                subset = holders if own is None else _of_both(holders, own)
-                written = request.written or ("" if served == name else name)
-                return replace(
-                    request, model=served, adapter=served, subset=subset, written=written
-                )
+        found = self._served(request, name)
+        if found is not None:
+            return found
         status = planner.status(name) if planner.state(name) is State.FAILED else None
-        if status is not None:
-            return adapter_unavailable(request.client_model, status.reason or "", status.message)
         until_s = request.arrived_at_s + self._settings.cold_wait_s
-        if now >= until_s:
-            return adapter_unavailable(request.client_model)
-        self.on_cold()
-        return Wait(until_s, "load")
+        if status is None and now < until_s:
+            self.on_cold()
+            return Wait(until_s, "load")
+        found = self._by_fallback(request, listed)
+        if found is not None:
+            return found
+        reason, message = ("", "") if status is None else (status.reason or "", status.message)
+        return adapter_unavailable(request.client_model, reason, message)
+
+    def _served(self, request: RequestInfo, name: str) -> RequestInfo | None:
+        """Return a request for the pods that have a declared adapter; None where there are none."""
+        served = self.planner.serving(name)
+        holders = frozenset[str]() if served is None else self.planner.holders(name)
+        if served is None or not holders:
+            return None
+        own = request.subset
+        response_model = self._offers[request.model].response_model
+        return replace(
+            request,
+            model=served,
+            adapter=served,
+            subset=holders if own is None else _of_both(holders, own),
+            written=request.written or ("" if served == request.model else request.model),
+            restores=None if response_model is None else response_model is ResponseModel.REQUESTED,
+        )
+
+    def _by_fallback(
+        self, request: RequestInfo, listed: Mapping[str, ModelCard]
+    ) -> RequestInfo | None:
+        """Return a request for the model that serves where nothing else is left."""
+        fallback = self._offers[request.model].fallback
+        if fallback in self._cards:
+            return self._served(request, fallback)
+        card = listed.get(fallback)
+        if card is None:
+            return None
+        adapter = None if card.parent is None else fallback
+        written = request.written or request.model
+        return replace(request, model=fallback, adapter=adapter, written=written)
 
     def picked(self, pick: Pick, name: str) -> None:
         """Count the work of a request for a declared adapter."""

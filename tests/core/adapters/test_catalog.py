@@ -10,13 +10,14 @@ import pytest
 
 from extproc.core.adapters.catalog import Catalog, CatalogSettings
 from extproc.core.adapters.declared import Declaration, LoadMode
+from extproc.core.adapters.precedence import Offer, ResponseModel
 from extproc.core.adapters.states import Action, Failure, Result
 from extproc.core.picker import Picker
 from extproc.core.policies import BUILT_IN
 from extproc.core.pool import Pool
 from extproc.core.queue import Ticket
 from extproc.core.router import Router
-from extproc.core.types import ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
+from extproc.core.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, base_card, endpoint, report, request
 
 SQL = Declaration("sql", "/adapters/sql")
@@ -25,7 +26,9 @@ SQL = Declaration("sql", "/adapters/sql")
 class Scene:
     """A router over pods that list what they are told to, and its planner."""
 
-    def __init__(self, *declared: Declaration, num_pods: int = 2, **settings: object) -> None:
+    def __init__(
+        self, *declared: Declaration | Offer, num_pods: int = 2, **settings: object
+    ) -> None:
         self.now = 0.0
         pool = Pool()
         pool.set_endpoints(endpoint(number) for number in range(1, num_pods + 1))
@@ -43,9 +46,10 @@ class Scene:
             self.lists(number)
         self.declare(*declared)
 
-    def declare(self, *declared: Declaration) -> None:
-        self.catalog.planner.declare(declared, now=self.now)
-        self.catalog.declare({each.name: each for each in declared}, BASE)
+    def declare(self, *declared: Declaration | Offer) -> None:
+        offers = [each if isinstance(each, Offer) else Offer(each) for each in declared]
+        self.catalog.planner.declare([each.declaration for each in offers], now=self.now)
+        self.catalog.declare({each.declaration.name: each for each in offers}, BASE)
         self.begun = self.tick()
 
     def lists(self, number: int, *adapters: tuple[str, str]) -> None:
@@ -75,8 +79,8 @@ class Scene:
         assert isinstance(result, Pick)
         return result
 
-    def listed(self) -> list[str]:
-        body = self.router.models_body(None, now=self.now)
+    def listed(self, tenant: str = "") -> list[str]:
+        body = self.router.models_body(None, tenant, now=self.now)
         assert isinstance(body, bytes)
         return [model["id"] for model in json.loads(body)["data"]]
 
@@ -202,3 +206,56 @@ def test_without_declarations_pods_alone_say_what_there_is() -> None:
 def test_the_pool_says_what_was_configured_of_a_pod() -> None:
     pool = Scene().router.pool
     assert pool.traits(address(1)) == pool.traits("unknown")
+
+
+def test_other_tenants_find_no_such_model_in_no_version() -> None:
+    private = Offer(Declaration("sql", "/adapters/sql-2", "2"), tenants=frozenset({"acme"}))
+    scene = Scene(private)
+    scene.lists(1, ("sql@2", "/adapters/sql-2"), ("own", "/own"))
+    scene.tick()
+
+    assert isinstance(scene.ask("sql", hints=Hints(fairness_id="acme")), Pick)
+    for name in ("sql", "sql@2"):
+        assert refusal(scene.ask(name)) == (404, Reason.MODEL_NOT_FOUND)
+    assert isinstance(scene.ask("own"), Pick)
+    assert (scene.listed(), scene.listed("acme")) == ([BASE, "own"], [BASE, "own", "sql"])
+    assert refusal(scene.router.model("sql", None, now=scene.now))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("fallback", "found"), [(BASE, (BASE, None)), ("own", ("own", "own")), ("b", ("b", "b"))]
+)
+def test_a_fallback_serves_where_nothing_else_is_left(
+    fallback: str, found: tuple[str, str | None]
+) -> None:
+    other = Declaration("b", "/adapters/b")
+    scene = Scene(Offer(SQL, fallback=fallback), Offer(other), cold_wait_s=5.0)
+    scene.lists(2, ("own", "/own"), ("b", "/adapters/b"))
+    scene.tick()
+
+    assert isinstance(scene.ask("sql"), Ticket)
+    result = scene.ask_at(-5.0)
+
+    assert isinstance(result, Pick)
+    assert (result.request.model, result.request.adapter) == found
+    assert result.request.client_model == "sql"
+
+
+@pytest.mark.parametrize("fallback", ["nobody", "cold"])
+def test_a_fallback_that_no_pod_has_is_none(fallback: str) -> None:
+    cold = Declaration("cold", "/adapters/cold")
+    scene = Scene(Offer(SQL, fallback=fallback), Offer(cold), cold_wait_s=5.0)
+    assert refusal(scene.ask_at(-5.0)) == (503, Reason.ADAPTER_UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("response_model", "restores"),
+    [(None, None), (ResponseModel.REQUESTED, True), (ResponseModel.SERVED, False)],
+)
+def test_an_offer_says_which_name_its_responses_show(
+    response_model: ResponseModel | None, restores: bool | None
+) -> None:
+    scene = Scene(Offer(SQL, response_model=response_model))
+    scene.lists(1, ("sql", "/adapters/sql"))
+    scene.tick()
+    assert scene.picked("sql").request.restores is restores
