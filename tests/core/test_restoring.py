@@ -73,15 +73,13 @@ def test_nothing_else_is_changed_in_json(body: bytes) -> None:
 def test_a_json_body_differs_in_one_model_alone_however_it_is_cut(
     text: str, cuts: list[int]
 ) -> None:
-    """The names that the documents have: one of them is the pod's."""
     body = text.encode()
     new = restored(body, cuts=cuts, served="a")
 
     if new != body:
-        pairs = [json.loads(each, object_pairs_hook=list) for each in (body, new)]
-        assert json.dumps(pairs[0]).replace('["model", "a"]', '["model", "c"]', 1) == json.dumps(
-            pairs[1]
-        )
+        before, after = (json.loads(each, object_pairs_hook=list) for each in (body, new))
+        before[before.index(("model", "a"))] = ("model", "c")
+        assert json.dumps(before) == json.dumps(after)  # NaN is not equal to itself
     assert new == restored(body, served="a")
 
 

@@ -13,7 +13,7 @@ from extproc.core.errors import RequestError
 from extproc.core.jsonmodel import JsonReader
 from extproc.core.multipart import FormReader
 from extproc.core.types import Reason
-from tests.core.json_documents import documents
+from tests.core.json_documents import documents, requests
 from tests.core.test_jsonmodel import cut
 
 FORM_TYPE = "multipart/form-data; boundary=b"
@@ -66,6 +66,18 @@ def test_a_rewritten_object_differs_in_model_alone_and_in_each_of_them(
     missing = [] if "model" in keys else [("model", target)]
 
     assert members(new) == missing + wanted
+
+
+@given(requests(), TARGETS, st.lists(st.integers(0, 500), max_size=5))
+def test_every_byte_outside_of_the_value_stays(
+    request: tuple[str, str, int], target: str, cuts: list[int]
+) -> None:
+    text, model, end = request
+    body, token = text.encode(), json.dumps(model).encode()
+    value = json.dumps(target, ensure_ascii=False).encode()
+
+    new = rewritten(body, target, cuts)
+    assert new in (None, body[: end - len(token)] + value + body[end:])
 
 
 PLACES = [
