@@ -18,10 +18,10 @@ seen. Then we write back what we know: a declaration is not lost as long as one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from redis import exceptions
 from redis.asyncio import Redis as Client
@@ -31,6 +31,8 @@ from extproc.shell.stores.medium import StoreError, StoreFullError
 
 TIMEOUT_S = 2.0
 """For connecting, and for each answer."""
+
+T = TypeVar("T")
 
 # KEYS: contents, version, changes, floor, and for one more the lease.
 _SWAP = """
@@ -103,62 +105,34 @@ class Redis:
 
     async def read(self) -> Mapping[str, bytes | StoreError]:
         """Return all contents by name; see `Medium`."""
-        try:
-            return await self._read()
-        except (exceptions.RedisError, OSError) as error:
-            raise self._described(error) from error
+        return await self._ask(self._read())
 
     async def get(self, name: str) -> bytes | None:
         """Return the content about one adapter; see `Medium`."""
-        try:
-            async with self._client.pipeline(transaction=True) as pipe:
-                pipe.get(self._keys[1])
-                pipe.hget(self._key, name)
-                version, content = await pipe.execute()
-                if int(version or 0) < self._version:
-                    await self._write_back()
-                    content = await self._client.hget(self._key, name)
-        except (exceptions.RedisError, OSError) as error:
-            raise self._described(error) from error
-        found: bytes | None = content
-        return found
+        return await self._ask(self._get(name))
 
     async def swap(self, name: str, old: bytes | None, new: bytes | None) -> bool:
         """Replace a content if it is `old`; see `Medium`."""
-        try:
-            args = [name, old or b"", new or b"", MAX_DECLARATIONS]
-            done = await self._swap(keys=self._keys, args=args)
-        except (exceptions.RedisError, OSError) as error:
-            raise self._described(error) from error
+        args = [name, old or b"", new or b"", MAX_DECLARATIONS]
+        done = await self._ask(self._swap(keys=self._keys, args=args))
         if done == -1:
             raise StoreFullError(f"{self._url}: {MAX_DECLARATIONS} declarations are there")
         return bool(done)
 
     async def lease(self, holder: str, *, ttl_s: float) -> bool:
         """Take or renew the lease; see `Medium`."""
-        try:
-            args = [holder, int(ttl_s * 1000)]
-            return bool(await self._take(keys=[f"{self._key}:lease"], args=args))
-        except (exceptions.RedisError, OSError) as error:
-            raise self._described(error) from error
+        args = [holder, int(ttl_s * 1000)]
+        return bool(await self._ask(self._take(keys=[f"{self._key}:lease"], args=args)))
 
     async def release(self, holder: str) -> None:
         """Give the lease up; see `Medium`."""
-        try:
-            await self._give_back(keys=[f"{self._key}:lease"], args=[holder])
-        except (exceptions.RedisError, OSError) as error:
-            raise self._described(error) from error
+        await self._ask(self._give_back(keys=[f"{self._key}:lease"], args=[holder]))
 
     async def changed(self) -> None:
         """Wait for a message, at most for the interval."""
         try:
-            if not self._pubsub.subscribed:
-                await self._pubsub.subscribe(self._keys[2])
-            if await self._pubsub.get_message(timeout=self._interval_s) is None:
-                return
-            while await self._pubsub.get_message(timeout=0) is not None:
-                pass  # one read answers all that are there
-        except (exceptions.RedisError, OSError):
+            await self._ask(self._message())
+        except StoreError:
             await asyncio.sleep(self._interval_s)  # the next read says what is wrong
 
     async def aclose(self) -> None:
@@ -166,6 +140,46 @@ class Redis:
         with suppress(exceptions.RedisError, OSError):
             await self._pubsub.aclose()
             await self._client.aclose()
+
+    async def _ask(self, question: Awaitable[T]) -> T:
+        """Wait for the server's answer.
+
+        Raises:
+            StoreError: There is none, or it is an error.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        num_cancelled = task.cancelling()
+        try:
+            return await question
+        except (exceptions.RedisError, OSError) as error:
+            is_full = isinstance(error, exceptions.OutOfMemoryError)
+            kind = StoreFullError if is_full else StoreError
+            raise kind(f"{self._url}: {error}") from error
+        finally:
+            # The library waits with `wait_for`, which before Python 3.12 forgets that its task was
+            # cancelled where an answer comes at the same moment.
+            if task.cancelling() > num_cancelled:
+                raise asyncio.CancelledError
+
+    async def _message(self) -> None:
+        if not self._pubsub.subscribed:
+            await self._pubsub.subscribe(self._keys[2])
+        if await self._pubsub.get_message(timeout=self._interval_s) is None:
+            return
+        while await self._pubsub.get_message(timeout=0) is not None:
+            pass  # one read answers all that are there
+
+    async def _get(self, name: str) -> bytes | None:
+        async with self._client.pipeline(transaction=True) as pipe:
+            pipe.get(self._keys[1])
+            pipe.hget(self._key, name)
+            version, content = await pipe.execute()
+        if int(version or 0) < self._version:
+            await self._write_back()
+            content = await self._client.hget(self._key, name)
+        found: bytes | None = content
+        return found
 
     async def _read(self) -> Mapping[str, bytes | StoreError]:
         if self._contents is None:
@@ -205,10 +219,6 @@ class Redis:
             for part in (name, content)
         ]
         await self._restore(keys=self._keys, args=[self._version, *pairs])
-
-    def _described(self, error: Exception) -> StoreError:
-        is_full = isinstance(error, exceptions.OutOfMemoryError)
-        return (StoreFullError if is_full else StoreError)(f"{self._url}: {error}")
 
 
 def _text(name: bytes) -> str:
