@@ -10,12 +10,14 @@ newer router may have written them. Its tag is a hash of these bytes, the same i
 from __future__ import annotations
 
 import hashlib
-from typing import TypeVar
+from enum import Enum
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from extproc.core.adapters.declared import Declaration, DeclarationError, LoadMode
+from extproc.core.errors import ExtprocError
 
 MAX_CONTENT_BYTES = 64 * 1024
 """Of one declaration: a name and a path of the longest kind have 4.4 KB."""
@@ -35,6 +37,33 @@ class Stored(Struct, frozen=True):
     declaration: Declaration
     tag: str
     is_deleted: bool = False
+
+
+class ConflictError(ExtprocError):
+    """Another content is there than the writer expected.
+
+    Attributes:
+        tag: Of what is there; "" where nothing is.
+    """
+
+    def __init__(self, message: str, tag: str) -> None:
+        super().__init__(message)
+        self.tag = tag
+
+
+class Change(Enum):
+    """What a put did."""
+
+    NONE = "none"
+    CREATED = "created"
+    REPLACED = "replaced"
+
+
+class Put(Struct, frozen=True):
+    """What is there after a put: its tag, and whether the put brought it."""
+
+    tag: str
+    change: Change
 
 
 class _Replicas(Struct, forbid_unknown_fields=True):
@@ -88,6 +117,19 @@ def encode(declaration: Declaration, *, is_deleted: bool = False) -> bytes:
     if len(content) > MAX_CONTENT_BYTES:
         raise DeclarationError(f"larger than {MAX_CONTENT_BYTES} bytes")
     return content
+
+
+def as_json(declaration: Declaration) -> dict[str, Any]:
+    """Return a declaration as values of JSON, with all fields but `origin`."""
+    return {
+        "name": declaration.name,
+        "source": declaration.source,
+        "version": declaration.version,
+        "base": declaration.base,
+        "rank": declaration.rank,
+        "replicas": {"min": declaration.min_replicas, "max": declaration.max_replicas},
+        "load": declaration.load.value,
+    }
 
 
 def decode(content: bytes) -> Stored:

@@ -154,7 +154,12 @@ class Directory:
         path, known = self._path / file_name, self._files.get(file_name)
         try:
             status = os.stat(path)
-            stamp = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+            stamp: tuple[int, ...] = (
+                status.st_mtime_ns,
+                status.st_ctime_ns,
+                status.st_size,
+                status.st_ino,
+            )
             if known is not None and known.stamp == stamp:
                 if known.num_reads >= _NUM_READS:
                     return known

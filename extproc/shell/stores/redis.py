@@ -113,7 +113,7 @@ class Redis:
 
     async def swap(self, name: str, old: bytes | None, new: bytes | None) -> bool:
         """Replace a content if it is `old`; see `Medium`."""
-        args = [name, old or b"", new or b"", MAX_DECLARATIONS]
+        args: list[bytes | str | int] = [name, old or b"", new or b"", MAX_DECLARATIONS]
         done = await self._ask(self._swap(keys=self._keys, args=args))
         if done == -1:
             raise StoreFullError(f"{self._url}: {MAX_DECLARATIONS} declarations are there")
@@ -121,7 +121,7 @@ class Redis:
 
     async def lease(self, holder: str, *, ttl_s: float) -> bool:
         """Take or renew the lease; see `Medium`."""
-        args = [holder, int(ttl_s * 1000)]
+        args: list[str | int] = [holder, int(ttl_s * 1000)]
         return bool(await self._ask(self._take(keys=[f"{self._key}:lease"], args=args)))
 
     async def release(self, holder: str) -> None:
@@ -138,7 +138,7 @@ class Redis:
     async def aclose(self) -> None:
         """Close the connections."""
         with suppress(exceptions.RedisError, OSError):
-            await self._pubsub.aclose()
+            await self._pubsub.aclose()  # type: ignore[no-untyped-call]
             await self._client.aclose()
 
     async def _ask(self, question: Awaitable[T]) -> T:
@@ -225,7 +225,8 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def _bounded(content: bytes | None) -> bytes | StoreError:
+def _bounded(content: Any) -> bytes | StoreError:
     if content is None:
         return StoreError("gone")  # since its name was read: the next read has no such name
-    return content if len(content) <= MAX_CONTENT_BYTES else StoreError("too large")
+    found: bytes = content
+    return found if len(found) <= MAX_CONTENT_BYTES else StoreError("too large")

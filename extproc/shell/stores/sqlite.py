@@ -1,4 +1,4 @@
-"""Contents in an SQLite database, for routers on one host: its write-ahead log needs shared memory."""
+"""Contents in an SQLite database, for routers on one host: its log needs shared memory."""
 
 from __future__ import annotations
 

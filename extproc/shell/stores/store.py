@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from enum import Enum
 from types import MappingProxyType
 
 from msgspec import Struct
 
 from extproc.core.adapters.declared import Declaration, DeclarationError
-from extproc.core.errors import ExtprocError
-from extproc.shell.stores.content import MAX_DECLARATIONS, Stored, decode, encode, tag_of
+from extproc.shell.stores.content import (
+    MAX_DECLARATIONS,
+    Change,
+    ConflictError,
+    Put,
+    Stored,
+    decode,
+    encode,
+    tag_of,
+)
 from extproc.shell.stores.medium import Medium, StoreError
 
 ANY_TAG = "*"
@@ -25,33 +32,6 @@ MAX_ATTEMPTS = 20
 SETTLED_AFTER = 3
 """Looks at the same unusable content before it counts as bad: whoever writes a file in place has
 it half written in between."""
-
-
-class ConflictError(ExtprocError):
-    """Another content is there than the writer expected.
-
-    Attributes:
-        tag: Of what is there; "" where nothing is.
-    """
-
-    def __init__(self, message: str, tag: str) -> None:
-        super().__init__(message)
-        self.tag = tag
-
-
-class Change(Enum):
-    """What a put did."""
-
-    NONE = "none"
-    CREATED = "created"
-    REPLACED = "replaced"
-
-
-class Put(Struct, frozen=True):
-    """What is there after a put: its tag, and whether the put brought it."""
-
-    tag: str
-    change: Change
 
 
 class _Kept(Struct):
@@ -239,9 +219,7 @@ class Store:
         self._read = contents
         self._kept = {key: self._look_at(key, content) for key, content in contents.items()}
         problems = {
-            key: f"{key}: {kept.problem}"
-            for key, kept in self._kept.items()
-            if kept.is_bad
+            key: f"{key}: {kept.problem}" for key, kept in self._kept.items() if kept.is_bad
         }
         entries: dict[str, Stored] = {}
         for key, kept in self._kept.items():

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from extproc.shell.stores import directory
+from extproc.shell.stores.content import ConflictError
 from extproc.shell.stores.directory import Directory
 from extproc.shell.stores.medium import StoreError, StoreFullError
-from extproc.shell.stores.store import SETTLED_AFTER, ConflictError, Store
+from extproc.shell.stores.store import SETTLED_AFTER, Store
 from tests.shell.stores.media import Opened, Watched, declared, is_root, opened, shown
 
 
@@ -311,7 +312,7 @@ async def test_a_full_disk_refuses_writes_and_keeps_what_is_there(
         return written(descriptor, bytes(data[:10]))
 
     with monkeypatch.context() as patched:
-        patched.setattr(directory.os, "write", write)
+        patched.setattr(os, "write", write)
         for name in ("org/a", "b"):
             with pytest.raises(StoreFullError, match="No space left"):
                 await store.put(declared(name, "/new"), if_match="*" if name == "org/a" else None)
@@ -323,26 +324,26 @@ async def test_a_full_disk_refuses_writes_and_keeps_what_is_there(
     assert not list(tmp_path.glob(".new-*"))
 
 
-@pytest.mark.skipif(not is_root(), reason="only root mounts")
-async def test_a_real_full_disk_does_the_same(tmp_path: Path) -> None:
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True).returncode:
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)]
+    if not is_root() or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("nothing can be mounted here")
-    try:
-        async with opened("directory", tmp_path, None) as media:
-            store = await media.store()
-            await store.put(declared())
-            (tmp_path / "filler").write_bytes(b"")
-            with suppress(OSError), (tmp_path / "filler").open("wb", buffering=0) as filler:
-                while filler.write(b"x" * 512):
-                    pass
-            with pytest.raises(StoreFullError):
-                await store.put(declared("b", "/" + "b" * 4000))
-            (tmp_path / "filler").unlink()
-            await store.put(declared("c"))
-            await store.look()
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+async def test_a_real_full_disk_does_the_same(small_disk: Path) -> None:
+    async with opened("directory", small_disk, None) as media:
+        store = await media.store()
+        await store.put(declared())
+        with suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+            while filler.write(b"x" * 512):
+                pass
+        with pytest.raises(StoreFullError):
+            await store.put(declared("b"))
+        (small_disk / "filler").unlink()
+        await store.put(declared("c"))
 
     assert shown(store).keys() == {"org/a", "c"}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from msgspec import structs
 
 from extproc.core.adapters.declared import DeclarationError
+from extproc.shell.stores.content import Change, ConflictError
 from extproc.shell.stores.medium import StoreError
-from extproc.shell.stores.store import ANY_TAG, MAX_ATTEMPTS, SETTLED_AFTER, Change, ConflictError
+from extproc.shell.stores.store import ANY_TAG, MAX_ATTEMPTS, SETTLED_AFTER
 from tests.shell.stores.media import Opened, declared, following, shown, until
 
 NAMES = ("a", "A", "org/name", ".", "..", "-", "CON", "a b", "ü", "*", "x" * 256, "ü" * 128)
@@ -256,7 +256,3 @@ async def test_who_never_gets_a_turn_is_told() -> None:
         await Store(medium).put(declared())  # type: ignore[arg-type]
 
     assert medium.num_swaps == MAX_ATTEMPTS
-
-
-def test_origin_is_no_part_of_the_content() -> None:
-    assert structs.replace(declared(), origin="x").check() is None
