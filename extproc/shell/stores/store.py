@@ -83,6 +83,11 @@ class Store:
         self._failures: frozenset[str] = frozenset()
         self._turn = asyncio.Lock()  # a read that began before a write must not hide it
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the medium has been read: until then no entries does not mean that it is empty."""
+        return self._read is not None
+
     async def run(self) -> None:
         """Follow the medium until cancelled."""
         while True:
@@ -193,7 +198,7 @@ class Store:
                 if new is None:
                     return old
                 if await self._medium.swap(name, content, new or None):
-                    if self._read is not None:  # else nobody follows, or does not know all yet
+                    if self.is_known:  # else nobody follows, or does not know all yet
                         await self._look()
                     return old
             raise StoreError(f"{name}: others keep writing it")
