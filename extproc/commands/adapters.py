@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -69,7 +69,9 @@ def import_adapters(
     from extproc.shell.stores.store import ANY_TAG
 
     declarations = []
-    for number, line in enumerate(_lines(), start=1):
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        if not line.strip():
+            continue
         try:
             stored = decode(line)
         except ValueError as error:
@@ -94,10 +96,6 @@ def import_adapters(
     typer.echo(f"{len(declarations)} adapters: {num_changed} changed, {len(refused)} refused")
     if refused:
         raise failure("\n".join(refused), FAILED)
-
-
-def _lines() -> Iterator[bytes]:
-    return (line for line in sys.stdin.buffer if line.strip())
 
 
 async def _read(store: Store) -> None:

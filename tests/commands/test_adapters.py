@@ -60,7 +60,7 @@ def test_one_wrong_line_imports_nothing(config: Path) -> None:
     result = invoke(config, "import", given=LINES + '\n{"name": "c", "source": "s3://c"}\n')
 
     assert result.exit_code == 2
-    assert result.stderr.startswith("extproc: line 3: source 's3://c': ")
+    assert result.stderr.startswith("extproc: line 4: source 's3://c': ")
     assert invoke(config, "export").stdout == ""
 
 

@@ -25,12 +25,17 @@ from typing import Any, TypeVar
 
 from redis import exceptions
 from redis.asyncio import Redis as Client
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff
 
 from extproc.shell.stores.content import MAX_CONTENT_BYTES, MAX_DECLARATIONS
 from extproc.shell.stores.medium import StoreError, StoreFullError
 
 TIMEOUT_S = 2.0
 """For connecting, and for each answer."""
+NUM_RETRIES, RETRY_S = 2, 0.05
+"""Of a question whose connection was cut, as all are when the server restarts. A script that ran
+already does no harm when it runs again."""
 
 T = TypeVar("T")
 
@@ -89,7 +94,11 @@ class Redis:
         if ca_file is not None:
             options["ssl_ca_certs"] = str(ca_file)
         self._client = Client.from_url(
-            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, **options
+            url,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            retry=Retry(ConstantBackoff(RETRY_S), NUM_RETRIES),
+            **options,
         )
         self._url = url.rpartition("@")[2]  # without user and password
         self._key = key
@@ -145,14 +154,14 @@ class Redis:
         """Wait for the server's answer.
 
         Raises:
-            StoreError: There is none, or it is an error.
+            StoreError: There is none, or it is an error, or somebody else wrote into our keys.
         """
         task = asyncio.current_task()
         assert task is not None
         num_cancelled = task.cancelling()
         try:
             return await question
-        except (exceptions.RedisError, OSError) as error:
+        except (exceptions.RedisError, OSError, ValueError) as error:
             is_full = isinstance(error, exceptions.OutOfMemoryError)
             kind = StoreFullError if is_full else StoreError
             raise kind(f"{self._url}: {error}") from error

@@ -85,7 +85,7 @@ class Store:
 
     @property
     def is_known(self) -> bool:
-        """Whether the medium has been read: until then no entries does not mean that it is empty."""
+        """Whether the medium has been read. Until then it may have entries that are not here."""
         return self._read is not None
 
     async def run(self) -> None:

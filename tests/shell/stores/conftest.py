@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,14 +31,8 @@ def server(kind: str, request: pytest.FixtureRequest) -> RedisServer | None:
     if kind != "redis":
         return None
     server: RedisServer = request.getfixturevalue("running_server")
-    empty(server)
+    server.empty()
     return server
-
-
-def empty(server: RedisServer) -> None:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", server.port), 60) as link:
-        link.sendall(b"FLUSHALL\r\n")
-        assert link.recv(3) == b"+OK"
 
 
 @pytest.fixture

@@ -81,6 +81,11 @@ class RedisServer:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
+    def empty(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.port), 60) as link:
+            link.sendall(b"FLUSHALL\r\n")
+            assert link.recv(3) == b"+OK"
+
     def kill(self, *, loses_data: bool = False) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
