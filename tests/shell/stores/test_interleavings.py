@@ -199,5 +199,6 @@ def test_no_interleaving_of_two_routers_loses_a_declaration(
     kind: str, server: RedisServer | None
 ) -> None:
     run_state_machine_as_test(
-        lambda: TwoRouters(kind, server), settings=settings(stateful_step_count=15)
+        lambda: TwoRouters(kind, server),  # type: ignore[arg-type]
+        settings=settings(stateful_step_count=15),
     )
