@@ -1,18 +1,20 @@
-"""The store of declarations that `adapters.store` names. Part of `app`."""
+"""The store that `adapters.store` names, and registration in it. Part of `app`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from extproc.config.adapters import RedisStoreConfig, StoreConfig
+from extproc.config.adapters import RedisStoreConfig, RegistrationConfig, StoreConfig
 from extproc.config.file import ConfigError
 from extproc.core.errors import needs_extra
 from extproc.shell.files import check_readable, describe_failure, read_key
+from extproc.shell.registration import Registration, Status, Wait
 from extproc.shell.stores.content import Stored
 from extproc.shell.stores.directory import Directory
 from extproc.shell.stores.medium import Medium
 from extproc.shell.stores.sqlite import Sqlite
 from extproc.shell.stores.store import Store
+from extproc.shell.tokens import Tokens, read_tokens
 
 
 def make_store(
@@ -33,6 +35,36 @@ def make_store(
         on_entries=on_entries,
         on_failure=on_failure,
         on_recovery=on_recovery,
+    )
+
+
+def make_registration(
+    config: RegistrationConfig,
+    store: Store,
+    *,
+    clock: Callable[[], float],
+    status: Status,
+    wait_until_ready: Wait,
+    on_failure: Callable[[str], None],
+) -> Registration:
+    """Return what `AdminServer` adds to its paths; the arguments are those of `Registration`.
+
+    Raises:
+        ConfigError: The file of tokens cannot be used.
+    """
+    path = config.token_file
+    try:
+        read_tokens(path)
+    except OSError as error:
+        why = describe_failure(error)
+        raise ConfigError(f"adapters.registration.token_file: {path}: {why}") from error
+    tokens = Tokens(path, max_per_s=config.max_per_s, clock=clock, on_failure=on_failure)
+    return Registration(
+        store,
+        tokens,
+        status=status,
+        wait_until_ready=wait_until_ready,
+        ready_s=config.ready_s,
     )
 
 

@@ -1,7 +1,7 @@
 """The admin port: metrics, health and the router's state, over HTTP.
 
-Read-only and without authentication, so it listens on loopback unless configured otherwise. On
-loopback it also requires a loopback name in `Host`: otherwise a web page in a browser on this
+Read-only and without authentication, apart from the paths of `registration`, so it listens on
+loopback unless configured otherwise. On loopback it also requires a loopback name in `Host`: otherwise a web page in a browser on this
 machine could read it through a name of its own that resolves to 127.0.0.1 (DNS rebinding).
 
 | path | response |
@@ -131,6 +131,8 @@ class AdminServer(MetricsServer):
         health: Returns the reasons, for people, why requests should not be sent here.
         warnings: Returns what is wrong elsewhere, for people: another router would not do better.
         add_page: Adds the page at `/`.
+        add_registration: Adds the paths that change something, for holders of a token; None for
+            none.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class AdminServer(MetricsServer):
         health: Callable[[], Sequence[str]],
         warnings: Callable[[], Sequence[str]] = tuple,
         add_page: Callable[[web.Application], None],
+        add_registration: Callable[[web.Application], None] | None = None,
         limits: HttpLimits = DEFAULT_HTTP_LIMITS,
         dropped: Counter[HttpLimit] | None = None,
     ) -> None:
@@ -155,11 +158,14 @@ class AdminServer(MetricsServer):
         self._health = health
         self._warnings = warnings
         self._add_page = add_page
+        self._add_registration = add_registration
         self._debugging = Turns()
 
     def _app(self) -> web.Application:
         app = super()._app()
         self._add_page(app)
+        if self._add_registration is not None:
+            self._add_registration(app)
         app.router.add_get("/healthz", self._get_health)
         app.router.add_get("/debug/snapshot", self._get_snapshot)
         app.router.add_get("/debug/decisions", self._get_decisions)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from extproc.app.stores import make_store
-from extproc.config.adapters import StoreConfig
+from extproc.app.stores import make_registration, make_store
+from extproc.config.adapters import RegistrationConfig, StoreConfig
 from extproc.config.file import ConfigError
 from extproc.core.adapters.declared import Declaration
 
@@ -46,6 +46,24 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, field: str) -> None
     section = {"url": "rediss://127.0.0.1:1/0", field: tmp_path / "none"}
     with pytest.raises(ConfigError, match=rf"adapters.store.redis.{field}: .*none: No such file"):
         store({"redis": section})
+
+
+@pytest.mark.parametrize("content", ["", "two words\n"])
+async def test_a_token_file_that_cannot_be_used_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokens").write_text(content)
+
+    async def is_ready(name: str, timeout_s: float) -> bool:
+        return True
+
+    with pytest.raises(ConfigError, match="adapters.registration.token_file: .*tokens: "):
+        make_registration(
+            RegistrationConfig(token_file=tmp_path / "tokens"),
+            store({"directory": {"path": tmp_path}}),
+            clock=lambda: 0.0,
+            status=lambda name: {},
+            wait_until_ready=is_ready,
+            on_failure=lambda message: None,
+        )
 
 
 def test_without_its_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

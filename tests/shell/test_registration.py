@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
@@ -110,10 +109,6 @@ class Port:
             ready_s=60,
         )
 
-        def add(app: web.Application) -> None:
-            if has_token_file:
-                registration.add_to(app)
-
         self.server = AdminServer(
             "127.0.0.1",
             0,
@@ -122,7 +117,8 @@ class Port:
             queue=dict,
             decisions=lambda limit: [],
             health=tuple,
-            add_page=add,
+            add_page=lambda app: None,
+            add_registration=registration.add_to if has_token_file else None,
             limits=limits,
         )
 
