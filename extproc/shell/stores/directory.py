@@ -79,6 +79,7 @@ class Directory:
 
     def __init__(self, path: Path, *, interval_s: float, clock: Callable[[], float]) -> None:
         self._path = path
+        self._path_text = str(path)  # paths are slow to put together, and thousands are each second
         self._interval_s = interval_s
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "store")
@@ -151,7 +152,7 @@ class Directory:
 
     def _look_at(self, file_name: str) -> _File | None:
         """Return a file as it is now; None if it is gone."""
-        path, known = self._path / file_name, self._files.get(file_name)
+        path, known = f"{self._path_text}/{file_name}", self._files.get(file_name)
         try:
             status = os.stat(path)
             stamp: tuple[int, ...] = (
@@ -166,7 +167,7 @@ class Directory:
                 num_reads = known.num_reads + 1
             else:
                 num_reads = 1
-            content: bytes | StoreError = read_bytes(path, max_bytes=MAX_CONTENT_BYTES)
+            content: bytes | StoreError = read_bytes(Path(path), max_bytes=MAX_CONTENT_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
