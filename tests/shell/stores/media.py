@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,12 @@ class RedisServer:
                     return
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+    def for_others(self) -> RedisServer:
+        """Return what another process needs to use the server."""
+        other = copy(self)
+        other._process = None
+        return other
 
     def empty(self) -> None:
         with socket.create_connection(("127.0.0.1", self.port), 60) as link:
