@@ -178,3 +178,14 @@ async def test_garbage_in_the_keys_is_a_failure(media: Opened) -> None:
 
     assert lost == shown(store) == there
     assert len(store.failures) == 1
+
+
+async def test_following_ends_when_it_is_cancelled_whenever_that_is(media: Opened) -> None:
+    store = await media.store()
+    for each in range(60):
+        running = asyncio.ensure_future(store.run())
+        await asyncio.sleep(0.0005 * each)
+        running.cancel()
+        done, _ = await asyncio.wait([running], timeout=10)
+
+        assert done
