@@ -65,10 +65,11 @@ ARROWS_IN_SIM = {
 
 SHELL_SHARED = (
     *("aside", "files", "gen", "httpserver", "loops", "podhttp", "rpc", "turns", "yamltext"),
+    *("stores.content", "stores.medium"),
 )
 """Modules that several shell files share: blocking calls, bounded reading of files and of YAML,
 messages, the HTTP listener, the loops over endpoints and HTTP to them, the transport's contract,
-work in turns."""
+work in turns; what stores keep, and where."""
 SHELL_PAIRS = {
     ("server", "codec"),
     ("codec", "cutbody"),
@@ -79,6 +80,7 @@ SHELL_PAIRS = {
     ("peers", "questions"),
     ("peers", "tidings"),
     ("podcheck", "podprobes"),
+    ("registration", "tokens"),
     ("telemetry", "counters"),
     ("wire", "tlsbytes"),
 }

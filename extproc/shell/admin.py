@@ -1,8 +1,9 @@
 """The admin port: metrics, health and the router's state, over HTTP.
 
-Read-only and without authentication, so it listens on loopback unless configured otherwise. On
-loopback it also requires a loopback name in `Host`: otherwise a web page in a browser on this
-machine could read it through a name of its own that resolves to 127.0.0.1 (DNS rebinding).
+Read-only and without authentication, apart from the paths of `registration`, so it listens on
+loopback unless configured otherwise. On loopback it also requires a loopback name in `Host`:
+otherwise a web page in a browser on this machine could read it through a name of its own that
+resolves to 127.0.0.1 (DNS rebinding).
 
 | path | response |
 |---|---|
@@ -133,6 +134,8 @@ class AdminServer(MetricsServer):
         warnings: Returns what is wrong elsewhere, for people: another router would not do better.
         adapters: Returns how declared adapters are, as plain values.
         add_page: Adds the page at `/`.
+        add_registration: Adds the paths that change something, for holders of a token; None for
+            none.
     """
 
     def __init__(
@@ -148,6 +151,7 @@ class AdminServer(MetricsServer):
         warnings: Callable[[], Sequence[str]] = tuple,
         adapters: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
         add_page: Callable[[web.Application], None],
+        add_registration: Callable[[web.Application], None] | None = None,
         limits: HttpLimits = DEFAULT_HTTP_LIMITS,
         dropped: Counter[HttpLimit] | None = None,
     ) -> None:
@@ -159,11 +163,14 @@ class AdminServer(MetricsServer):
         self._health = health
         self._warnings = warnings
         self._add_page = add_page
+        self._add_registration = add_registration
         self._debugging = Turns()
 
     def _app(self) -> web.Application:
         app = super()._app()
         self._add_page(app)
+        if self._add_registration is not None:
+            self._add_registration(app)
         app.router.add_get("/healthz", self._get_health)
         app.router.add_get("/debug/snapshot", self._get_snapshot)
         app.router.add_get("/debug/decisions", self._get_decisions)
