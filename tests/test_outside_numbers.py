@@ -161,7 +161,7 @@ class Service:
             assert 0 <= view["num_pending"] <= 3 * MAX_COUNT
             assert 0 <= view["kv_usage_ratio"] <= 1
         assert is_sound(json.loads(self.feed.compose()))
-        assert self.dispatcher.models_body(None, now=self.now)
+        assert self.dispatcher.models_body(None, "", now=self.now)
         for family in text_string_to_metric_families(
             generate_latest(self.telemetry.registry).decode()
         ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -36,6 +36,13 @@ INTERVAL_S = 1.0
 """Between two looks at what is to be done, where nothing new makes one at once."""
 
 
+OnTicked = Callable[[Sequence[str]], Awaitable[None]]
+
+
+async def _nothing(_forgotten: Sequence[str]) -> None:
+    """Nobody remembers what was deleted."""
+
+
 _STATES = [state for state in State if state is not State.UNKNOWN]
 
 
@@ -48,6 +55,11 @@ class Adapters:
         router: Its catalog has the planner.
         rewrites: Learns which adapters pods have under the name of a version.
         poke: Has a pod's models listed soon.
+
+    Attributes:
+        planner: Knows what is to be done.
+        is_leading: Whether calls are to be made by this router.
+        on_ticked: Told of deleted adapters that no pod has any more, after each look.
 
     Raises:
         ConfigError: A file for the requests to pods cannot be used.
@@ -65,7 +77,11 @@ class Adapters:
     ) -> None:
         self._config = config
         self._pool, self._router, self._catalog = pool, router, router.catalog
-        self._planner = router.catalog.planner
+        self._planner = self.planner = router.catalog.planner
+        self.is_leading: Callable[[], bool] = lambda: True
+        self.on_ticked: OnTicked = _nothing
+        self._deleted: Sequence[Declaration] = ()
+        self._waiting: set[asyncio.Event] = set()
         self._rewrites = rewrites
         self._poke = poke
         self._clock = world.clock
@@ -103,10 +119,37 @@ class Adapters:
             return
         self._offers, self._shown_for = offers, None
         declarations = self._declarations()
-        self._planner.declare(declarations, now=self._clock())
+        self._planner.declare(declarations, deleted=self._deleted, now=self._clock())
         self._files.follow(each.source for each in declarations)
         self._show()
         self.look()
+
+    def set_deleted(self, deleted: Sequence[Declaration]) -> None:
+        """Replace what was declared once, as far as it is remembered elsewhere."""
+        if deleted != self._deleted:
+            self._deleted = deleted
+            self._planner.declare(self._declarations(), deleted=deleted, now=self._clock())
+
+    async def wait_until_ready(self, name: str, timeout_s: float) -> bool:
+        """Wait until as many pods as should have an adapter; return whether they do in time."""
+        ticked = asyncio.Event()
+        self._waiting.add(ticked)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._is_ready(name):
+                    await ticked.wait()
+                    ticked.clear()
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(ticked)
+        return True
+
+    def _is_ready(self, name: str) -> bool:
+        status, offer = self._planner.status(name), self._offers.get(name)
+        if status is None or offer is None:
+            return False
+        return status.versions[0].ready >= max(1, offer.declaration.min_replicas)
 
     def _declarations(self) -> list[Declaration]:
         return [offer.declaration for offer in self._offers.values()]
@@ -161,7 +204,7 @@ class Adapters:
                 is_new = self._wake.is_set()
                 self._wake.clear()
                 if self._catalog.num_declared or self._planner.deleting():
-                    self._tick(tasks, is_new=is_new)
+                    await self.on_ticked(self._tick(tasks, is_new=is_new))
                 await self._rest()
 
     async def _rest(self) -> None:
@@ -171,18 +214,24 @@ class Adapters:
         except TimeoutError:
             pass
 
-    def _tick(self, tasks: asyncio.TaskGroup, *, is_new: bool) -> None:
-        """Begin what is to be done, and offer what is there to those that wait for it."""
+    def _tick(self, tasks: asyncio.TaskGroup, *, is_new: bool) -> list[str]:
+        """Begin what is to be done, and offer what is there to those that wait for it.
+
+        Return which deleted adapters no pod has any more.
+        """
         now, queue = self._clock(), self._router.queue
         self._show()
         held = queue.adapters(now) if queue else ()
         pods = self._pool.pod_states(now=now)
         rates = self._catalog.demand.rates(now)
-        for action in self._planner.tick(pods, rates, held, now=now):
+        is_leading = self.is_leading()
+        for action in self._planner.tick(pods, rates, held, now=now, is_leading=is_leading):
             tasks.create_task(self._carry_out(action))
-        self._planner.forgotten(now=now)
         if is_new:
             queue.freed(now)
+        for ticked in self._waiting:
+            ticked.set()
+        return self._planner.forgotten(now=now)
 
     async def _carry_out(self, action: Action) -> None:
         try:

@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
 
 from extproc import __version__
 from extproc.app import settings, transports
-from extproc.app.adapters import Adapters
+from extproc.app.adapterservice import AdapterService
 from extproc.app.discovery import Discovery
 from extproc.app.gauges import add_gauges
 from extproc.app.liveconfig import LiveConfig
@@ -117,12 +117,12 @@ class App:
             is_open=lambda: not readiness.problems(now=time.monotonic()),
             on_doubt=lambda address: self._pods.look(address),
         )
-        self._adapters = Adapters(
+        self._adapters = AdapterService(
             config,
-            pool=self._routing.pool,
-            router=self._routing.router,
-            rewrites=self._routing.rewrites,
+            self._routing,
             poke=lambda address: self._pods.poke(address),
+            report=lambda lost, states: self._discovery.report(lost, states),
+            router_id=self._router_id,
             world=world,
         )
         self._pods = Pods(
@@ -139,6 +139,8 @@ class App:
             config,
             on_endpoints=self._on_endpoints,
             on_priorities=self._routing.routes.set_objectives,
+            on_rules=self._adapters.set_rules,
+            on_offers=self._adapters.set_offers,
             world=world,
         )
         self._live_config: LiveConfig | None = None
@@ -177,6 +179,7 @@ class App:
             snapshot=self._routing.snapshot,
             queue=self._routing.queue,
             adapters=self._adapters.statuses,
+            add_registration=self._adapters.add_registration,
             decisions=self._services.decisions.recent,
             health=self._why_not_ready,
             warnings=self._pods.losses.warnings,

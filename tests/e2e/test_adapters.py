@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from extproc.envoyconfig import Mode
 from extproc.sim.fakepod.pod import PodConfig, RunningPod, start_pod
@@ -33,6 +35,16 @@ class Scene:
         async with self.http.get(f"http://{pod.address}/v1/models") as response:
             models = (await response.json())["data"]
         return {model["id"] for model in models if model["parent"]}
+
+    async def until_answered(self, model: str) -> Answer:
+        """The first answer to a model that is about to be declared."""
+
+        async def answer() -> Answer | None:
+            found = await self.client.chat(model)
+            return found if found.status == 200 else None
+
+        found: Answer = await eventually(answer)
+        return found
 
     async def until_listed(self, pod: RunningPod, *names: str) -> None:
         async def is_listed() -> bool:
@@ -192,3 +204,125 @@ async def test_a_new_version_takes_over_without_a_failed_request_and_the_old_one
 def served_model(answer: Answer) -> str:
     """The name that the pod read."""
     return answer.headers["x-served-model"]
+
+
+# --- declared over HTTP -----------------------------------------------------------------------
+
+TOKEN = {"authorization": "Bearer secret"}
+
+
+@asynccontextmanager
+async def registering(
+    http: aiohttp.ClientSession, folder: Path, store: dict[str, Any], **options: Any
+) -> AsyncIterator[Scene]:
+    """A gateway whose adapters are declared over HTTP, and kept in a store."""
+    tokens = folder / "tokens"
+    tokens.write_text("secret\n")
+    section = {"store": store, "registration": {"token_file": str(tokens), "max_per_s": 100}}
+    async with declaring(http, adapters=section, **options) as scene:
+        yield scene
+
+
+STORES = ["directory", "sqlite"]
+
+
+def store_in(folder: Path, kind: str) -> dict[str, Any]:
+    path = folder / "store"
+    if kind == "sqlite":
+        return {"sqlite": {"file": str(path), "interval_s": 0.1}}
+    path.mkdir()
+    return {"directory": {"path": str(path), "interval_s": 0.1}}
+
+
+async def post(scene: Scene, path: str, **body: Any) -> tuple[int, str]:
+    url = f"{scene.router.admin_url}{path}"
+    async with scene.http.post(url, json=body, headers=TOKEN) as response:
+        return response.status, await response.text()
+
+
+@pytest.mark.parametrize("kind", STORES)
+async def test_an_adapter_is_registered_used_rolled_and_removed_over_http(
+    http: aiohttp.ClientSession, tmp_path: Path, kind: str
+) -> None:
+    async with registering(http, tmp_path, store_in(tmp_path, kind)) as scene:
+        assert (await scene.client.chat("a")).status == 404
+        body = {"name": "a", "source": "/adapters/a", "version": "1"}
+        assert (await post(scene, "/v1/adapters", **body))[0] == 201
+        assert served_model(await scene.until_answered("a")) == "a@1"
+
+        url = f"{scene.router.admin_url}/v1/adapters/a"
+        async with http.get(url, headers=TOKEN) as response:
+            tag = response.headers["etag"]
+        second = {**body, "source": "/adapters/a-2", "version": "2"}
+        assert (await post(scene, "/v1/adapters", **second))[0] == 409
+        headers = {**TOKEN, "if-match": tag}
+        rolled = f"{scene.router.admin_url}/v1/adapters"
+        async with http.post(rolled, json=second, headers=headers) as response:
+            assert response.status == 200
+
+        async def is_rolled() -> bool:
+            return served_model(await scene.client.chat("a")) == "a@2"
+
+        await eventually(is_rolled)
+        async with http.delete(url, headers=TOKEN) as response:
+            assert response.status < 300
+
+        async def is_unknown() -> bool:
+            return (await scene.client.chat("a")).status == 404
+
+        await eventually(is_unknown)
+
+        async def is_unloaded() -> bool:
+            lists = [await scene.listed(pod) for pod in scene.pods]
+            return not any(lists)
+
+        await eventually(is_unloaded)
+
+
+async def test_vllms_own_path_answers_once_a_pod_lists_the_adapter(
+    http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with registering(http, tmp_path, store_in(tmp_path, "directory")) as scene:
+        load = {"lora_name": "a", "lora_path": "/adapters/a"}
+        status, text = await post(scene, "/v1/load_lora_adapter", **load)
+        assert (status, text) == (200, "Success: LoRA adapter 'a' added successfully.")
+        assert any([await scene.listed(pod) for pod in scene.pods])
+        assert (await scene.client.chat("a")).status == 200
+
+
+async def test_a_router_that_restarts_knows_what_was_declared_and_what_was_deleted(
+    http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with registering(http, tmp_path, store_in(tmp_path, "sqlite")) as scene:
+        for name in ("a", "b"):
+            await post(
+                scene, "/v1/load_lora_adapter", lora_name=name, lora_path=f"/adapters/{name}"
+            )
+        await scene.router.kill()
+        await scene.router.start()
+        assert (await scene.until_answered("a")).status == 200
+        assert (await post(scene, "/v1/unload_lora_adapter", lora_name="b"))[0] == 200
+
+        async def is_unloaded() -> bool:
+            lists = [await scene.listed(pod) for pod in scene.pods]
+            return not any("b" in each for each in lists)
+
+        await eventually(is_unloaded)
+
+
+async def test_nobody_declares_without_a_token_nor_through_the_gateway(
+    http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with registering(http, tmp_path, store_in(tmp_path, "directory")) as scene:
+        url = f"{scene.router.admin_url}/v1/adapters"
+        async with http.post(url, json={"name": "a"}) as response:
+            assert response.status == 401
+        body = b'{"lora_name": "a", "lora_path": "/adapters/a"}'
+        headers = {**TOKEN, "content-type": "application/json"}
+        for path in ("/v1/adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            answer = await scene.client.request("POST", path, body, headers=headers)
+            assert answer.status == 404
+    async with declaring(http, route("a")) as scene:
+        url = f"{scene.router.admin_url}/v1/adapters"
+        async with http.post(url, json={"name": "a"}, headers=TOKEN) as response:
+            assert response.status == 404
